@@ -1,0 +1,1 @@
+"""asyncpar: collectives, actors and parallel training as coroutines."""

@@ -1,0 +1,85 @@
+"""Every exception that asyncpar raises on purpose, sorted by who must act.
+
+``UsageError``: the caller.  ``ProtocolError``: whoever runs the other end of a connection.  ``PeerError``: the operator
+of the named rank.  ``StaleGeneration``: nobody, a newer world exists.  ``RemoteError``: the author of the remote code.
+"""
+
+from __future__ import annotations
+
+
+class AsyncparError(Exception):
+    """Base of every error raised by asyncpar."""
+
+
+class UsageError(AsyncparError, ValueError):
+    """An argument, option or setting is wrong; the message names it, what was expected and what was given."""
+
+
+class OperationMismatch(UsageError):  # noqa: N818
+    """Two ranks issued different operations at the same place; the message names both ranks and both operations."""
+
+
+class ProtocolError(AsyncparError):
+    """Bytes from a connection break the protocol; the connection is closed."""
+
+
+class AuthenticationError(ProtocolError):
+    """The other end could not prove that it holds the job secret."""
+
+
+class LaunchError(AsyncparError):
+    """The launcher could not start or keep the job; the message says what to change."""
+
+
+class StaleGeneration(AsyncparError):  # noqa: N818
+    """Something belongs to an older generation of the world than the one in force."""
+
+
+class PeerError(AsyncparError):
+    """Another rank is the cause.
+
+    ``rank`` is the culprit in world numbering (None when unknown), ``host`` where it ran, ``operation`` what this rank
+    was doing, ``cause`` what was seen of the failure.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        rank: int | None = None,
+        host: str | None = None,
+        operation: str | None = None,
+        cause: str | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.rank = rank
+        self.host = host
+        self.operation = operation
+        self.cause = cause
+
+
+class PeerLost(PeerError):  # noqa: N818
+    """A rank is gone: its connection closed or it stopped answering."""
+
+
+class PeerTimeout(PeerError, TimeoutError):  # noqa: N818
+    """A rank did not do its part in time; the message says who is missing and where it was last heard of."""
+
+
+class PeerCancelled(PeerError):  # noqa: N818
+    """Another rank cancelled the operation (or failed inside it); the group stays usable."""
+
+
+class RemoteError(AsyncparError):
+    """An exception was raised inside a remote actor.
+
+    ``type_name`` and ``message`` describe it, ``remote_traceback`` is its formatted traceback as text, never code.
+    """
+
+    def __init__(self, message: str, *, rank: int, type_name: str, remote_traceback: str) -> None:
+        quoted = "\n".join(f"  | {line}" for line in remote_traceback.rstrip().splitlines())
+        super().__init__(f"rank {rank}: {type_name}: {message}" + (f"\n{quoted}" if quoted else ""))
+        self.rank = rank
+        self.type_name = type_name
+        self.message = message
+        self.remote_traceback = remote_traceback

@@ -1,0 +1,267 @@
+"""A link: everything that goes between this rank and one other, over the lane that was negotiated."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections.abc import Callable
+
+from asyncpar.errors import OperationMismatch, PeerLost, ProtocolError
+from asyncpar.transport.inbox import Inbox, Referee
+from asyncpar.transport.lane import Lane, Sending
+from asyncpar.transport.messages import MessageInbox, OnMessage
+from asyncpar.transport.outbox import Outbox, SendNow, check_grant
+from asyncpar.wire.header import MESSAGE_GROUP, FrameHeader, FrameKind, Key
+
+_U64 = struct.Struct("<Q")
+CONTROL_LIMIT = 64 * 1024
+"""Most bytes of a control frame's payload."""
+
+_LENGTH_KINDS = frozenset({FrameKind.REQUEST, FrameKind.GRANT, FrameKind.CREDIT})
+_PAYLOAD_KINDS = frozenset({FrameKind.EAGER, FrameKind.BULK})
+
+
+class _Deferred(Sending):
+    """A send that waits for its grant, or for the lane to come up."""
+
+    __slots__ = ("_dropped", "_inner", "fingerprint", "payload")
+
+    def __init__(self, fingerprint: int, payload: memoryview, done: asyncio.Future[None]) -> None:
+        self.fingerprint = fingerprint
+        self.payload = payload
+        self.done = done
+        self._inner: Sending | None = None
+        self._dropped = False
+
+    def begin(self, send: Callable[[], Sending | None]) -> None:
+        """Start the real send, and end as it ends."""
+        if self._dropped:
+            return
+        try:
+            self._inner = send()
+        except (PeerLost, OperationMismatch) as error:
+            self.done.set_exception(error)
+            return
+        if self._inner is None:
+            self.done.set_result(None)
+        else:
+            self._inner.done.add_done_callback(self._finish)
+
+    def release(self) -> None:
+        self._dropped = True
+        if self._inner is not None:
+            self._inner.release()
+        self.payload = memoryview(b"")
+        self.done.cancel()
+
+    def _finish(self, inner: asyncio.Future[None]) -> None:
+        error = None if inner.cancelled() else inner.exception()
+        if self.done.done():
+            return
+        if inner.cancelled():
+            self.done.cancel()
+        elif error is not None:
+            self.done.set_exception(error)
+        else:
+            self.done.set_result(None)
+
+
+class Link:
+    """Sends, receives and control frames to and from one peer.  One event loop, never blocks.
+
+    Order between different keys is not promised; a key is used once.  When the peer is lost, everything pending ends
+    with ``PeerLost`` and everything new raises it.
+    """
+
+    def __init__(
+        self,
+        *,
+        peer: int,
+        generation: int,
+        referee: Referee,
+        on_control: Callable[[int, FrameHeader, bytes], None],
+        on_lost: Callable[[int, str], PeerLost],
+        on_message: OnMessage,
+        max_message_bytes: int,
+        message_budget: int,
+    ) -> None:
+        self.peer = peer
+        self.error: PeerLost | None = None
+        self._generation = generation
+        self._loop = asyncio.get_running_loop()
+        self._referee = referee
+        self._on_control = on_control
+        self._on_lost = on_lost
+        self._lane: Lane | None = None
+        self._backlog: list[Callable[[], None]] = []
+        self._inbox = Inbox(referee=referee, emit=self._emit)
+        self._outbox = Outbox(referee=referee)
+        self._messages = MessageInbox(
+            deliver=on_message, emit=self._emit, max_bytes=max_message_bytes, budget=message_budget
+        )
+        self._waiting: dict[Key, _Deferred] = {}
+        self._control_payload = bytearray()
+        self._next_message = 0
+
+    # -- the caller's side ---------------------------------------------------------------------------------------
+
+    @property
+    def lane(self) -> Lane | None:
+        """The lane in use, None until the link is up."""
+        return self._lane
+
+    def attach(self, lane: Lane) -> None:
+        """Put the negotiated lane into service and send what has been waiting for it."""
+        assert self._lane is None, f"the link to rank {self.peer} already has a lane"
+        self._lane = lane
+        lane.start(self)
+        backlog, self._backlog = self._backlog, []
+        for send in backlog:
+            if self.error is None:
+                send()
+
+    def post(self, key: Key, fingerprint: int, buffer: memoryview) -> asyncio.Future[None] | None:
+        """Receive into ``buffer`` what the peer sends for ``key``; None if it is already there.
+
+        Cancelling the future, or ``withdraw``, gives the memory back at once.
+        """
+        if self.error is not None:
+            raise self.error
+        waiter: asyncio.Future[None] = self._loop.create_future()
+        return None if self._inbox.post(key, fingerprint, buffer, waiter) else waiter
+
+    def withdraw(self, key: Key) -> None:
+        """Take back a posted receive: its memory is not written any more once this returns."""
+        if self._inbox.withdraw(key) and self._lane is not None:
+            self._lane.divert()
+
+    def send(self, key: Key, fingerprint: int, payload: memoryview) -> Sending | None:
+        """Send ``payload`` (contiguous bytes, format ``B``) to the receive that the peer posts for ``key``."""
+        if self.error is not None:
+            raise self.error
+        if self._lane is None:
+            return self._send_later(key, fingerprint, payload)
+        expected = self._outbox.grant_fingerprint(key)
+        if expected is not None and expected != fingerprint:
+            self._referee.mismatch(self._header(FrameKind.GRANT, key, expected, 8))
+        decision = self._outbox.admit(key, len(payload))
+        if isinstance(decision, SendNow):
+            return self._lane.send(self._header(decision.kind, key, fingerprint, len(payload)), payload)
+        pending = _Deferred(fingerprint, payload, self._loop.create_future())
+        self._waiting[key] = pending
+        if decision.ask:
+            self._emit(FrameKind.REQUEST, key, fingerprint, len(payload))
+        return pending
+
+    def send_message(self, payload: memoryview) -> Sending | None:
+        """Send an actor message; messages to one peer are delivered in order."""
+        key = Key(MESSAGE_GROUP, self._next_message, 0)
+        self._next_message += 1
+        return self.send(key, 0, payload)
+
+    def control(self, kind: FrameKind, key: Key, payload: bytes = b"") -> None:
+        """Send a control frame; never waits, and is dropped when the peer is lost."""
+        if self.error is not None:
+            return
+        if self._lane is None:
+            self._backlog.append(lambda: self.control(kind, key, payload))
+            return
+        self._lane.send(self._header(kind, key, 0, len(payload)), memoryview(payload))
+
+    def forget(self, group: int, sequence: int) -> None:
+        """Drop every trace of an operation that is over."""
+        self._inbox.forget(group, sequence)
+        self._outbox.forget(group, sequence)
+        for key in [key for key in self._waiting if key[:2] == (group, sequence)]:
+            self._waiting.pop(key).release()
+
+    def fail(self, error: PeerLost) -> None:
+        """End everything that waits on the peer, and all that will, with ``error``."""
+        if self.error is not None:
+            return
+        self.error = error
+        self._inbox.fail(error)
+        waiting, self._waiting = self._waiting, {}
+        for pending in waiting.values():
+            if not pending.done.done():
+                pending.done.set_exception(error)
+        backlog, self._backlog = self._backlog, []
+        for send in backlog:
+            send()
+
+    async def close(self) -> None:
+        """Close the lane after flushing it."""
+        if self._lane is not None:
+            await self._lane.close()
+
+    # -- the lane's side (LaneEvents) ------------------------------------------------------------------------------
+
+    def lend(self, header: FrameHeader) -> memoryview | None:
+        if header.generation != self._generation:
+            raise ProtocolError(f"frame generation: this world has {self._generation}, got {header.generation}")
+        if header.kind in _PAYLOAD_KINDS:
+            if header.group == MESSAGE_GROUP:
+                return self._messages.lend(header)
+            return self._inbox.lend(header)
+        limit = _U64.size if header.kind in _LENGTH_KINDS else CONTROL_LIMIT
+        if header.length > limit or (header.kind in _LENGTH_KINDS and header.length != limit):
+            raise ProtocolError(f"{header.kind.name} frame: at most {limit} bytes of payload, got {header.length}")
+        self._control_payload = bytearray(header.length)
+        return memoryview(self._control_payload)
+
+    def landed(self, header: FrameHeader) -> None:
+        match header.kind:
+            case FrameKind.EAGER | FrameKind.BULK:
+                inbox = self._messages if header.group == MESSAGE_GROUP else self._inbox
+                inbox.landed(header)
+            case FrameKind.GRANT:
+                self._granted(header, _U64.unpack(self._control_payload)[0])
+            case FrameKind.CREDIT:
+                self._outbox.credit(_U64.unpack(self._control_payload)[0])
+            case FrameKind.REQUEST if header.group == MESSAGE_GROUP:
+                self._messages.request(header, _U64.unpack(self._control_payload)[0])
+            case FrameKind.REQUEST:
+                self._inbox.request(header)
+            case _:
+                self._on_control(self.peer, header, bytes(self._control_payload))
+
+    def lost(self, cause: str) -> PeerLost:
+        error = self.error or self._on_lost(self.peer, cause)
+        self.fail(error)
+        return error
+
+    # -- inside ----------------------------------------------------------------------------------------------------
+
+    def _header(self, kind: FrameKind, key: Key, fingerprint: int, length: int) -> FrameHeader:
+        return FrameHeader(kind, self._generation, key.group, key.sequence, key.tag, fingerprint, length)
+
+    def _emit(self, kind: FrameKind, key: Key, fingerprint: int, value: int) -> None:
+        if self.error is not None:
+            return
+        if self._lane is None:
+            self._backlog.append(lambda: self._emit(kind, key, fingerprint, value))
+            return
+        self._lane.send(self._header(kind, key, fingerprint, _U64.size), memoryview(_U64.pack(value)))
+
+    def _send_later(self, key: Key, fingerprint: int, payload: memoryview) -> Sending:
+        pending = _Deferred(fingerprint, payload, self._loop.create_future())
+        self._backlog.append(lambda: pending.begin(lambda: self.send(key, fingerprint, payload)))
+        return pending
+
+    def _granted(self, header: FrameHeader, length: int) -> None:
+        pending = self._waiting.get(header.key)
+        if pending is None:
+            self._outbox.granted(header, length)
+            return
+        if pending.fingerprint != header.fingerprint:
+            self._referee.mismatch(header)
+            return
+        del self._waiting[header.key]
+        pending.begin(lambda: self._send_granted(header.key, pending, length))
+
+    def _send_granted(self, key: Key, pending: _Deferred, length: int) -> Sending | None:
+        check_grant(key, length, len(pending.payload))
+        assert self._lane is not None
+        return self._lane.send(
+            self._header(FrameKind.BULK, key, pending.fingerprint, len(pending.payload)), pending.payload
+        )

@@ -1,0 +1,269 @@
+"""All links of one rank: opened by need, watched for loss, closed together."""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Protocol, Self
+
+from asyncpar.config.world import World
+from asyncpar.errors import AsyncparError, PeerLost, UsageError
+from asyncpar.transport.lane import Lane, Sending
+from asyncpar.transport.link import Link
+from asyncpar.wire.header import FrameHeader, FrameKind, Key
+
+_NO_KEY = Key(0, 0, 0)
+MAX_MESSAGE_BYTES = 1 << 30
+MESSAGE_BUDGET = 64 << 20
+
+OnMessage = Callable[[int, memoryview, Callable[[], None]], None]
+"""Called with the sender's rank, the payload, and the function that releases the payload's share of the budget."""
+
+
+class Connector(ABC):
+    """Opens lanes to other ranks of the world."""
+
+    @abstractmethod
+    async def connect(self, links: Links, rank: int) -> None:
+        """Bring up the link to ``rank``.
+
+        On return ``links.adopt`` has been called for it, by us or by the side that accepts connections.
+
+        Raises ``PeerLost`` when the peer cannot be reached.
+        """
+
+    @abstractmethod
+    def default_lane(self, rank: int) -> str:
+        """Return the lane kind that will be used with ``rank``, as far as it is known before the link is up."""
+
+
+class OperationEvents(Protocol):
+    """What the owner of collective operations knows, and is told."""
+
+    def is_stale(self, group: int, sequence: int) -> bool:
+        """Is this operation over here, so that frames for it must be dropped?"""
+        ...
+
+    def frame_mismatch(self, rank: int, header: FrameHeader) -> None:
+        """A frame of ``rank`` carries another fingerprint than the local operation of its key."""
+        ...
+
+    def control(self, rank: int, header: FrameHeader, payload: bytes) -> None:
+        """An ABORT, PROBE or STATUS frame of ``rank``."""
+        ...
+
+    def peer_lost(self, rank: int, error: PeerLost) -> None:
+        """``rank`` is gone."""
+        ...
+
+
+class _NoOperations:
+    """Stands in until a group is made: early frames wait, nothing is stale."""
+
+    def is_stale(self, group: int, sequence: int) -> bool:  # noqa: ARG002
+        return False
+
+    def frame_mismatch(self, rank: int, header: FrameHeader) -> None: ...
+    def control(self, rank: int, header: FrameHeader, payload: bytes) -> None: ...
+    def peer_lost(self, rank: int, error: PeerLost) -> None: ...
+
+
+@dataclass(slots=True)
+class _LinkReferee:
+    links: Links
+    rank: int
+
+    def is_stale(self, group: int, sequence: int) -> bool:
+        return self.links.operations.is_stale(group, sequence)
+
+    def mismatch(self, header: FrameHeader) -> None:
+        self.links.operations.frame_mismatch(self.rank, header)
+
+
+class Links:
+    """The links of ``rank`` in ``world``; use as ``async with``.
+
+    ``operations`` and ``on_message`` are set once by the layers above, before the first frame can arrive.
+    """
+
+    def __init__(self, *, world: World, rank: int, connector: Connector) -> None:
+        if not 0 <= rank < world.size:
+            raise UsageError(f"rank: expected 0..{world.size - 1}, got {rank}")
+        self.world = world
+        self.rank = rank
+        self.operations: OperationEvents = _NoOperations()
+        self.on_message: OnMessage = _refuse_message
+        self.lost: dict[int, PeerLost] = {}
+        """Ranks that are gone, with the error for whoever needs them."""
+        self._connector = connector
+        self._links: dict[int, Link] = {}
+        self._tasks = asyncio.TaskGroup()
+        self._listeners: list[Callable[[int, PeerLost], None]] = []
+        self._is_closing = False
+
+    async def __aenter__(self) -> Self:
+        await self._tasks.__aenter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.close()
+        await self._tasks.__aexit__(None, None, None)
+
+    # -- use -------------------------------------------------------------------------------------------------------
+
+    def post(self, source: int, key: Key, fingerprint: int, buffer: memoryview) -> asyncio.Future[None] | None:
+        """See ``Link.post``."""
+        return self.link(source).post(key, fingerprint, buffer)
+
+    def withdraw(self, source: int, key: Key) -> None:
+        """See ``Link.withdraw``."""
+        self.link(source).withdraw(key)
+
+    def send(self, to: int, key: Key, fingerprint: int, payload: memoryview) -> Sending | None:
+        """See ``Link.send``."""
+        return self.link(to).send(key, fingerprint, payload)
+
+    def send_message(self, to: int, payload: memoryview) -> Sending | None:
+        """See ``Link.send_message``."""
+        return self.link(to).send_message(payload)
+
+    def control(self, to: int, kind: FrameKind, key: Key, payload: bytes = b"") -> None:
+        """Send a control frame; opens the link if need be, dropped if ``to`` is lost."""
+        if not self._is_closing or to in self._links:
+            self.link(to).control(kind, key, payload)
+
+    def forget(self, group: int, sequence: int) -> None:
+        """Drop every trace of an operation that is over, on all links."""
+        for link in self._links.values():
+            link.forget(group, sequence)
+
+    def link(self, rank: int) -> Link:
+        """Return the link to ``rank``, opening it in the background if it is new."""
+        link = self._links.get(rank)
+        if link is None:
+            link = self._make(rank)
+            if rank in self.lost:
+                link.fail(self.lost[rank])
+            else:
+                self._tasks.create_task(self._open(rank, link), name=f"open link {self.rank}-{rank}")
+        return link
+
+    def lane_kind(self, rank: int) -> str:
+        """Return the kind of lane that carries, or will carry, the link to ``rank``."""
+        link = self._links.get(rank)
+        if link is not None and link.lane is not None:
+            return link.lane.kind
+        return self._connector.default_lane(rank)
+
+    def add_loss_listener(self, listener: Callable[[int, PeerLost], None]) -> None:
+        """Call ``listener(rank, error)`` once for every rank that is lost from now on."""
+        self._listeners.append(listener)
+
+    @property
+    def bytes_sent(self) -> int:
+        """Bytes of frames, headers included, that left this rank."""
+        return sum(link.lane.bytes_sent for link in self._links.values() if link.lane is not None)
+
+    @property
+    def bytes_received(self) -> int:
+        """Bytes of frames, headers included, that reached this rank."""
+        return sum(link.lane.bytes_received for link in self._links.values() if link.lane is not None)
+
+    # -- the connector's side ----------------------------------------------------------------------------------------
+
+    def is_up(self, rank: int) -> bool:
+        """Is the link to ``rank`` in service?"""
+        link = self._links.get(rank)
+        return link is not None and link.lane is not None and link.error is None
+
+    def adopt(self, rank: int, lane: Lane) -> None:
+        """Put ``lane`` into service as the link to ``rank``."""
+        link = self._links.get(rank) or self._make(rank)
+        link.attach(lane)
+
+    def report_lost(self, rank: int, cause: str) -> PeerLost:
+        """Mark ``rank`` as gone, tell everyone who is linked to us, and return the error."""
+        error = self.lost.get(rank)
+        if error is not None:
+            return error
+        error = self._mark_lost(rank, cause)
+        if not self._is_closing:
+            notice = Key(0, rank, 0)
+            for other, link in list(self._links.items()):
+                if other != rank and link.lane is not None:
+                    link.control(FrameKind.NOTICE, notice, cause.encode()[:1024])
+        return error
+
+    async def close(self) -> None:
+        """Say goodbye on every link and close the lanes.  Idempotent."""
+        if self._is_closing:
+            return
+        self._is_closing = True
+        for link in self._links.values():
+            if link.lane is not None:
+                link.control(FrameKind.GOODBYE, _NO_KEY)
+        await asyncio.gather(*(link.close() for link in self._links.values()))
+        closed = PeerLost("this node is closed", rank=self.rank, cause="closed")
+        for link in self._links.values():
+            link.fail(closed)
+
+    # -- inside ------------------------------------------------------------------------------------------------------
+
+    def _make(self, rank: int) -> Link:
+        if not 0 <= rank < self.world.size:
+            raise UsageError(f"rank: expected 0..{self.world.size - 1}, got {rank}")
+        if rank == self.rank:
+            raise UsageError(f"rank: {rank} is this rank itself; there is no link to oneself")
+        link = Link(
+            peer=rank,
+            generation=self.world.generation,
+            referee=_LinkReferee(self, rank),
+            on_control=self._on_control,
+            on_lost=self.report_lost,
+            on_message=lambda payload, release: self.on_message(rank, payload, release),
+            max_message_bytes=MAX_MESSAGE_BYTES,
+            message_budget=MESSAGE_BUDGET,
+        )
+        self._links[rank] = link
+        return link
+
+    async def _open(self, rank: int, link: Link) -> None:
+        try:
+            await self._connector.connect(self, rank)
+        except PeerLost as error:
+            link.fail(self.report_lost(rank, error.cause or str(error)))
+        except AsyncparError as error:
+            link.fail(self.report_lost(rank, f"{type(error).__name__}: {error}"))
+
+    def _on_control(self, rank: int, header: FrameHeader, payload: bytes) -> None:
+        if header.kind is FrameKind.NOTICE:
+            lost = header.sequence
+            if lost != self.rank and lost < self.world.size:
+                self.report_lost(lost, f"{payload.decode(errors='replace')} (reported by rank {rank})")
+        elif header.kind is FrameKind.GOODBYE:
+            self._mark_lost(rank, "it left the world")
+        else:
+            self.operations.control(rank, header, payload)
+
+    def _mark_lost(self, rank: int, cause: str) -> PeerLost:
+        host = self.world.members[rank].host
+        error = PeerLost(f"rank {rank} on {host} is lost: {cause}", rank=rank, host=host, cause=cause)
+        if rank in self.lost:
+            return self.lost[rank]
+        self.lost[rank] = error
+        if rank in self._links:
+            self._links[rank].fail(error)
+        self.operations.peer_lost(rank, error)
+        for listener in self._listeners:
+            listener(rank, error)
+        return error
+
+
+def _refuse_message(rank: int, payload: memoryview, release: Callable[[], None]) -> None:  # noqa: ARG001
+    """Drop messages of a node that has no actors."""
+    release()

@@ -1,0 +1,95 @@
+"""Receive messages: payloads of group 0, which come unasked and are delivered in the order of their sequence numbers.
+
+Small ones arrive eagerly and spend the link's credit until they are released; larger ones are granted while the bytes
+delivered but not yet released stay below a budget.  So a slow consumer slows its senders down, and memory is bounded.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+from asyncpar.errors import ProtocolError
+from asyncpar.transport.inbox import EAGER_LIMIT, EAGER_WINDOW, MAX_PENDING
+from asyncpar.wire.header import HEADER_BYTES, FrameHeader, FrameKind, Key
+
+OnMessage = Callable[[memoryview, Callable[[], None]], None]
+"""Called with a payload and with the function that releases its budget, which must be called once."""
+
+
+class MessageInbox:
+    """Messages from one peer: grants, order, budget.  Decides only; ``emit`` sends."""
+
+    def __init__(
+        self, *, deliver: OnMessage, emit: Callable[[FrameKind, Key, int, int], None], max_bytes: int, budget: int
+    ) -> None:
+        self._deliver = deliver
+        self._emit = emit
+        self._max_bytes = max_bytes
+        self._budget = budget
+        self._next = 0
+        self._ready: dict[int, tuple[FrameHeader, memoryview]] = {}
+        self._granted: dict[Key, int] = {}
+        self._queue: deque[tuple[Key, int]] = deque()
+        self._landing: memoryview | None = None
+        self._eager_held = 0
+        self._bulk_held = 0
+        self._owed = 0
+
+    def request(self, header: FrameHeader, length: int) -> None:
+        """The peer wants to send ``length`` bytes; grant it as soon as the budget allows (one at least)."""
+        if length > self._max_bytes:
+            raise ProtocolError(
+                f"message: at most {self._max_bytes} bytes are allowed, the peer wants to send {length}"
+            )
+        if len(self._queue) >= MAX_PENDING:
+            raise ProtocolError(f"more than {MAX_PENDING} messages wait for a grant")
+        self._queue.append((header.key, length))
+        self._grant()
+
+    def lend(self, header: FrameHeader) -> memoryview:
+        """Return fresh memory for the payload."""
+        if header.kind is FrameKind.BULK:
+            if self._granted.pop(header.key, None) != header.length:
+                raise ProtocolError(f"message {header.sequence}: {header.length} bytes came without a grant for them")
+        else:
+            self._admit_eager(header)
+        if header.sequence < self._next or header.sequence in self._ready:
+            raise ProtocolError(f"message {header.sequence} came twice")
+        self._landing = memoryview(bytearray(header.length))
+        return self._landing
+
+    def landed(self, header: FrameHeader) -> None:
+        """Deliver what is now complete and in order."""
+        assert self._landing is not None
+        self._ready[header.sequence] = (header, self._landing)
+        self._landing = None
+        while (entry := self._ready.pop(self._next, None)) is not None:
+            self._next += 1
+            ready, payload = entry
+            self._deliver(payload, lambda ready=ready: self._release(ready))  # type: ignore[misc]
+
+    def _admit_eager(self, header: FrameHeader) -> None:
+        if header.length > EAGER_LIMIT:
+            raise ProtocolError(f"eager message: at most {EAGER_LIMIT} bytes are allowed, got {header.length}")
+        self._eager_held += header.length + HEADER_BYTES
+        if self._eager_held > EAGER_WINDOW:
+            raise ProtocolError(f"eager messages: the peer overspent its credit of {EAGER_WINDOW} bytes")
+
+    def _release(self, header: FrameHeader) -> None:
+        if header.kind is FrameKind.BULK:
+            self._bulk_held -= header.length
+            self._grant()
+            return
+        self._eager_held -= header.length + HEADER_BYTES
+        self._owed += header.length + HEADER_BYTES
+        if self._owed >= EAGER_WINDOW // 4:
+            owed, self._owed = self._owed, 0
+            self._emit(FrameKind.CREDIT, Key(0, 0, 0), 0, owed)
+
+    def _grant(self) -> None:
+        while self._queue and (self._bulk_held == 0 or self._bulk_held + self._queue[0][1] <= self._budget):
+            key, length = self._queue.popleft()
+            self._bulk_held += length
+            self._granted[key] = length
+            self._emit(FrameKind.GRANT, key, 0, length)

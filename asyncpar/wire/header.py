@@ -1,0 +1,109 @@
+"""The fixed binary header in front of every frame on a lane.
+
+Layout, little endian, 40 bytes:
+
+    offset  size  field
+    0       2     magic ``b"ap"``
+    2       1     version (1)
+    3       1     kind (``FrameKind``)
+    4       4     generation of the world
+    8       8     group
+    16      8     sequence: which operation of the group
+    24      4     tag: which message of the operation
+    28      4     fingerprint of the operation (0: none)
+    32      8     length of the payload in bytes
+
+The payload follows at once.  ``(group, sequence, tag)`` is the *key* by which a frame meets the receive posted for it.
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+from typing import NamedTuple
+
+from asyncpar.errors import ProtocolError
+
+MAGIC = b"ap"
+VERSION = 1
+_LAYOUT = struct.Struct("<2sBBIQQIIQ")
+HEADER_BYTES = _LAYOUT.size
+
+MESSAGE_GROUP = 0
+"""The group number of actor messages, which need no posted receive."""
+
+
+class FrameKind(enum.IntEnum):
+    """What a frame is."""
+
+    EAGER = 1
+    """A small payload, sent before the receiver is known to be ready; spends eager credit."""
+    BULK = 2
+    """A payload that the receiver granted."""
+    REQUEST = 3
+    """The sender asks for a grant; the payload is the u64 length it wants to send."""
+    GRANT = 4
+    """The receiver has memory posted for this key; the payload is the u64 length it expects."""
+    CREDIT = 5
+    """The receiver consumed eager payloads; the payload is the u64 number of bytes returned."""
+    ABORT = 6
+    """An operation ended in failure at the sender of this frame; the payload says why."""
+    PROBE = 7
+    """Somebody has waited for long: where are you?  The payload describes the asker's operation."""
+    STATUS = 8
+    """The answer to a probe."""
+    NOTICE = 9
+    """A rank is lost (sequence holds its number); passed on once by everyone."""
+    GOODBYE = 10
+    """The sender leaves in good order and sends nothing more."""
+
+
+class Key(NamedTuple):
+    """What a frame and a posted receive must have in common."""
+
+    group: int
+    sequence: int
+    tag: int
+
+
+class FrameHeader(NamedTuple):
+    """One decoded header.  All fields are unsigned."""
+
+    kind: FrameKind
+    generation: int
+    group: int
+    sequence: int
+    tag: int
+    fingerprint: int
+    length: int
+
+    @property
+    def key(self) -> Key:
+        return Key(self.group, self.sequence, self.tag)
+
+
+def encode_header(header: FrameHeader) -> bytes:
+    """Return the 40 bytes of ``header``."""
+    kind, generation, group, sequence, tag, fingerprint, length = header
+    return _LAYOUT.pack(MAGIC, VERSION, kind, generation, group, sequence, tag, fingerprint, length)
+
+
+_KINDS = {int(kind): kind for kind in FrameKind}
+
+
+def decode_header(data: bytes | bytearray | memoryview, *, max_length: int) -> FrameHeader:
+    """Return the header in the first 40 bytes of ``data``.
+
+    Raises ``ProtocolError`` for a wrong magic, version or kind, and for a length above ``max_length``.
+    """
+    magic, version, kind, generation, group, sequence, tag, fingerprint, length = _LAYOUT.unpack_from(data)
+    if magic != MAGIC:
+        raise ProtocolError(f"frame magic: expected {MAGIC!r}, got {magic!r}")
+    if version != VERSION:
+        raise ProtocolError(f"frame version: this side speaks {VERSION}, the peer sent {version}")
+    known = _KINDS.get(kind)
+    if known is None:
+        raise ProtocolError(f"frame kind: expected one of {sorted(_KINDS)}, got {kind}")
+    if length > max_length:
+        raise ProtocolError(f"frame length: at most {max_length} bytes are allowed, the peer declared {length}")
+    return FrameHeader(known, generation, group, sequence, tag, fingerprint, length)

@@ -1,0 +1,22 @@
+"""What the receiving end of frames offers to whoever decodes them."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from asyncpar.wire.header import FrameHeader
+
+
+class FrameSink(Protocol):
+    """Lends memory for payloads and is told when they are there.  Never awaits, never blocks."""
+
+    def lend(self, header: FrameHeader) -> memoryview | None:
+        """Return exactly ``header.length`` writable bytes where the payload must land, or None to drop it.
+
+        Called once per frame, before its payload.  Raises ``ProtocolError`` to end the connection.
+        """
+        ...
+
+    def landed(self, header: FrameHeader) -> None:
+        """The payload of the frame last lent for is complete.  Not called for dropped payloads."""
+        ...
