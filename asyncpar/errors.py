@@ -19,6 +19,10 @@ class OperationMismatch(UsageError):  # noqa: N818
     """Two ranks issued different operations at the same place; the message names both ranks and both operations."""
 
 
+class NonFiniteValue(UsageError):  # noqa: N818
+    """Numbers that must be finite contain NaN or infinity; the message says where.  Nothing was changed."""
+
+
 class ProtocolError(AsyncparError):
     """Bytes from a connection break the protocol; the connection is closed."""
 

@@ -1,0 +1,1 @@
+"""Generated from proto/ by scripts/generate-protos; do not edit."""

@@ -1,0 +1,206 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Member(_message.Message):
+    __slots__ = ("rank", "host", "host_id", "local_rank", "address")
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    HOST_ID_FIELD_NUMBER: _ClassVar[int]
+    LOCAL_RANK_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    rank: int
+    host: str
+    host_id: str
+    local_rank: int
+    address: str
+    def __init__(self, rank: _Optional[int] = ..., host: _Optional[str] = ..., host_id: _Optional[str] = ..., local_rank: _Optional[int] = ..., address: _Optional[str] = ...) -> None: ...
+
+class JoinRequest(_message.Message):
+    __slots__ = ("job", "generation", "world_size", "member", "settings", "timeout_seconds")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    WORLD_SIZE_FIELD_NUMBER: _ClassVar[int]
+    MEMBER_FIELD_NUMBER: _ClassVar[int]
+    SETTINGS_FIELD_NUMBER: _ClassVar[int]
+    TIMEOUT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    generation: int
+    world_size: int
+    member: Member
+    settings: str
+    timeout_seconds: float
+    def __init__(self, job: _Optional[str] = ..., generation: _Optional[int] = ..., world_size: _Optional[int] = ..., member: _Optional[_Union[Member, _Mapping]] = ..., settings: _Optional[str] = ..., timeout_seconds: _Optional[float] = ...) -> None: ...
+
+class JoinReply(_message.Message):
+    __slots__ = ("world", "refusal")
+    WORLD_FIELD_NUMBER: _ClassVar[int]
+    REFUSAL_FIELD_NUMBER: _ClassVar[int]
+    world: JoinedWorld
+    refusal: JoinRefusal
+    def __init__(self, world: _Optional[_Union[JoinedWorld, _Mapping]] = ..., refusal: _Optional[_Union[JoinRefusal, _Mapping]] = ...) -> None: ...
+
+class JoinedWorld(_message.Message):
+    __slots__ = ("job", "generation", "members")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    generation: int
+    members: _containers.RepeatedCompositeFieldContainer[Member]
+    def __init__(self, job: _Optional[str] = ..., generation: _Optional[int] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ...) -> None: ...
+
+class JoinRefusal(_message.Message):
+    __slots__ = ("kind", "message", "ranks")
+    class Kind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        KIND_UNSPECIFIED: _ClassVar[JoinRefusal.Kind]
+        KIND_USAGE: _ClassVar[JoinRefusal.Kind]
+        KIND_STALE: _ClassVar[JoinRefusal.Kind]
+        KIND_TIMEOUT: _ClassVar[JoinRefusal.Kind]
+        KIND_LOST: _ClassVar[JoinRefusal.Kind]
+        KIND_CLOSED: _ClassVar[JoinRefusal.Kind]
+    KIND_UNSPECIFIED: JoinRefusal.Kind
+    KIND_USAGE: JoinRefusal.Kind
+    KIND_STALE: JoinRefusal.Kind
+    KIND_TIMEOUT: JoinRefusal.Kind
+    KIND_LOST: JoinRefusal.Kind
+    KIND_CLOSED: JoinRefusal.Kind
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    RANKS_FIELD_NUMBER: _ClassVar[int]
+    kind: JoinRefusal.Kind
+    message: str
+    ranks: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, kind: _Optional[_Union[JoinRefusal.Kind, str]] = ..., message: _Optional[str] = ..., ranks: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class AgentEvent(_message.Message):
+    __slots__ = ("hello", "rank_ended", "stopped", "interrupted")
+    HELLO_FIELD_NUMBER: _ClassVar[int]
+    RANK_ENDED_FIELD_NUMBER: _ClassVar[int]
+    STOPPED_FIELD_NUMBER: _ClassVar[int]
+    INTERRUPTED_FIELD_NUMBER: _ClassVar[int]
+    hello: Hello
+    rank_ended: RankEnded
+    stopped: AgentStopped
+    interrupted: AgentInterrupted
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., rank_ended: _Optional[_Union[RankEnded, _Mapping]] = ..., stopped: _Optional[_Union[AgentStopped, _Mapping]] = ..., interrupted: _Optional[_Union[AgentInterrupted, _Mapping]] = ...) -> None: ...
+
+class Hello(_message.Message):
+    __slots__ = ("job", "nnodes", "nproc", "node_rank", "host")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    NNODES_FIELD_NUMBER: _ClassVar[int]
+    NPROC_FIELD_NUMBER: _ClassVar[int]
+    NODE_RANK_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    nnodes: int
+    nproc: int
+    node_rank: int
+    host: str
+    def __init__(self, job: _Optional[str] = ..., nnodes: _Optional[int] = ..., nproc: _Optional[int] = ..., node_rank: _Optional[int] = ..., host: _Optional[str] = ...) -> None: ...
+
+class RankEnded(_message.Message):
+    __slots__ = ("generation", "rank", "local_rank", "pid", "returncode", "age_seconds", "report", "stderr_tail")
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    LOCAL_RANK_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    RETURNCODE_FIELD_NUMBER: _ClassVar[int]
+    AGE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    REPORT_FIELD_NUMBER: _ClassVar[int]
+    STDERR_TAIL_FIELD_NUMBER: _ClassVar[int]
+    generation: int
+    rank: int
+    local_rank: int
+    pid: int
+    returncode: int
+    age_seconds: float
+    report: FailureReport
+    stderr_tail: str
+    def __init__(self, generation: _Optional[int] = ..., rank: _Optional[int] = ..., local_rank: _Optional[int] = ..., pid: _Optional[int] = ..., returncode: _Optional[int] = ..., age_seconds: _Optional[float] = ..., report: _Optional[_Union[FailureReport, _Mapping]] = ..., stderr_tail: _Optional[str] = ...) -> None: ...
+
+class FailureReport(_message.Message):
+    __slots__ = ("type_name", "message", "traceback", "is_peer_error", "blames")
+    TYPE_NAME_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    TRACEBACK_FIELD_NUMBER: _ClassVar[int]
+    IS_PEER_ERROR_FIELD_NUMBER: _ClassVar[int]
+    BLAMES_FIELD_NUMBER: _ClassVar[int]
+    type_name: str
+    message: str
+    traceback: str
+    is_peer_error: bool
+    blames: int
+    def __init__(self, type_name: _Optional[str] = ..., message: _Optional[str] = ..., traceback: _Optional[str] = ..., is_peer_error: _Optional[bool] = ..., blames: _Optional[int] = ...) -> None: ...
+
+class AgentStopped(_message.Message):
+    __slots__ = ("generation",)
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    generation: int
+    def __init__(self, generation: _Optional[int] = ...) -> None: ...
+
+class AgentInterrupted(_message.Message):
+    __slots__ = ("signal_number",)
+    SIGNAL_NUMBER_FIELD_NUMBER: _ClassVar[int]
+    signal_number: int
+    def __init__(self, signal_number: _Optional[int] = ...) -> None: ...
+
+class AgentCommand(_message.Message):
+    __slots__ = ("welcome", "assign", "stop", "finish")
+    WELCOME_FIELD_NUMBER: _ClassVar[int]
+    ASSIGN_FIELD_NUMBER: _ClassVar[int]
+    STOP_FIELD_NUMBER: _ClassVar[int]
+    FINISH_FIELD_NUMBER: _ClassVar[int]
+    welcome: Welcome
+    assign: Assign
+    stop: Stop
+    finish: Finish
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., assign: _Optional[_Union[Assign, _Mapping]] = ..., stop: _Optional[_Union[Stop, _Mapping]] = ..., finish: _Optional[_Union[Finish, _Mapping]] = ...) -> None: ...
+
+class Welcome(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Assign(_message.Message):
+    __slots__ = ("generation", "restart_count", "group_rank", "group_world_size", "rank_offset", "world_size", "master_addr", "master_port")
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    RESTART_COUNT_FIELD_NUMBER: _ClassVar[int]
+    GROUP_RANK_FIELD_NUMBER: _ClassVar[int]
+    GROUP_WORLD_SIZE_FIELD_NUMBER: _ClassVar[int]
+    RANK_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    WORLD_SIZE_FIELD_NUMBER: _ClassVar[int]
+    MASTER_ADDR_FIELD_NUMBER: _ClassVar[int]
+    MASTER_PORT_FIELD_NUMBER: _ClassVar[int]
+    generation: int
+    restart_count: int
+    group_rank: int
+    group_world_size: int
+    rank_offset: int
+    world_size: int
+    master_addr: str
+    master_port: int
+    def __init__(self, generation: _Optional[int] = ..., restart_count: _Optional[int] = ..., group_rank: _Optional[int] = ..., group_world_size: _Optional[int] = ..., rank_offset: _Optional[int] = ..., world_size: _Optional[int] = ..., master_addr: _Optional[str] = ..., master_port: _Optional[int] = ...) -> None: ...
+
+class Stop(_message.Message):
+    __slots__ = ("generation", "signal_number", "reason")
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    SIGNAL_NUMBER_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    generation: int
+    signal_number: int
+    reason: str
+    def __init__(self, generation: _Optional[int] = ..., signal_number: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class Finish(_message.Message):
+    __slots__ = ("exit_code", "message")
+    EXIT_CODE_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    exit_code: int
+    message: str
+    def __init__(self, exit_code: _Optional[int] = ..., message: _Optional[str] = ...) -> None: ...

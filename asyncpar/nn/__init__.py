@@ -1,0 +1,39 @@
+"""Numpy layers with explicit backward: small, exact, enough to train a transformer with no further dependency.
+
+Read ``stage.py`` first, then ``linear.py`` as the simplest example, then ``transformer.py``.
+"""
+
+from asyncpar.nn.attention import CausalSelfAttention
+from asyncpar.nn.block import Block
+from asyncpar.nn.embedding import Embedding
+from asyncpar.nn.linear import Linear
+from asyncpar.nn.loss import softmax_cross_entropy
+from asyncpar.nn.mlp import Mlp
+from asyncpar.nn.normalization import LayerNorm
+from asyncpar.nn.optimizer import AdamW, AdamWConfig
+from asyncpar.nn.parameter import Array, Initializer, OnGradient, Parameter
+from asyncpar.nn.schedule import WarmupCosine
+from asyncpar.nn.sequential import Sequential
+from asyncpar.nn.stage import Stage
+from asyncpar.nn.transformer import Transformer, TransformerConfig
+
+__all__ = [
+    "AdamW",
+    "AdamWConfig",
+    "Array",
+    "Block",
+    "CausalSelfAttention",
+    "Embedding",
+    "Initializer",
+    "LayerNorm",
+    "Linear",
+    "Mlp",
+    "OnGradient",
+    "Parameter",
+    "Sequential",
+    "Stage",
+    "Transformer",
+    "TransformerConfig",
+    "WarmupCosine",
+    "softmax_cross_entropy",
+]

@@ -1,0 +1,59 @@
+"""Layer normalization (Ba, Kiros and Hinton 2016)."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from asyncpar.nn.parameter import Array, Initializer, OnGradient, Parameter
+from asyncpar.nn.stage import Stage, check_features, check_gradient, check_positive, report
+
+LayerNormSaved = tuple[Array, Array]
+"""The normalized input, and one over its standard deviation with a last dimension of 1."""
+
+
+class LayerNorm(Stage[LayerNormSaved]):
+    """Bring the last dimension to mean 0 and variance 1, then scale and shift each feature.
+
+    The variance is the biased one, with ``epsilon`` added to it.
+    """
+
+    def __init__(self, name: str, features: int, *, initializer: Initializer, epsilon: float = 1e-5) -> None:
+        check_positive(name, features=features)
+        self.name = name
+        self.features = features
+        self.epsilon = epsilon
+        self.scale = initializer.constant(f"{name}/scale", (features,), 1.0)
+        self.shift = initializer.constant(f"{name}/shift", (features,), 0.0)
+
+    def forward(self, x: Array) -> tuple[Array, LayerNormSaved]:
+        check_features(self.name, x, self.features)
+        normalized: Array = x - x.mean(axis=-1, keepdims=True)
+        variance = self._mean_of_product(normalized, normalized)
+        variance += self.epsilon
+        inverse: Array = 1.0 / np.sqrt(variance)
+        normalized *= inverse
+        y: Array = normalized * self.scale.value
+        y += self.shift.value
+        return y, (normalized, inverse)
+
+    def backward(self, saved: LayerNormSaved, dy: Array, on_gradient: OnGradient | None = None) -> Array:
+        normalized, inverse = saved
+        check_gradient(self.name, dy, normalized.shape)
+        rows = dy.reshape(-1, self.features)
+        self.shift.grad += rows.sum(axis=0)
+        self.scale.grad += np.einsum("ij,ij->j", rows, normalized.reshape(-1, self.features))
+        report((self.shift, self.scale), on_gradient)
+        dx: Array = dy * self.scale.value
+        along = self._mean_of_product(dx, normalized)
+        dx -= dx.mean(axis=-1, keepdims=True)
+        dx -= normalized * along
+        dx *= inverse
+        return dx
+
+    def parameters(self) -> tuple[Parameter, ...]:
+        return self.scale, self.shift
+
+    def _mean_of_product(self, a: Array, b: Array) -> Array:
+        mean: Array = np.einsum("...i,...i->...", a, b)[..., np.newaxis]
+        mean *= 1.0 / self.features
+        return mean

@@ -1,0 +1,197 @@
+"""The node: one rank of a world in this process, with its server, links, collectives and actors.
+
+Everything of a node lives in one task, which starting creates and ``stop`` ends; so a node may be started and stopped
+from any task of a running loop, and leaves signal handlers and the loop policy alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from asyncpar.collectives.communicator import Communicator
+from asyncpar.config.environment import LaunchEnvironment
+from asyncpar.config.world import World, world_of_one
+from asyncpar.errors import AsyncparError
+from asyncpar.membership.client import join_world
+from asyncpar.membership.secret import read_secret
+from asyncpar.runtime.actor import Actor
+from asyncpar.runtime.ref import ActorRef
+from asyncpar.runtime.system import ActorSystem
+from asyncpar.transport.inproc import InprocConnector, InprocFabric
+from asyncpar.transport.links import Connector, Links
+from asyncpar.transport.negotiation import GrpcConnector
+from asyncpar.transport.rpc import Credentials, RpcServer
+
+A = TypeVar("A", bound=Actor)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attachment:
+    """How a node takes part: its world, its rank there, what opens its lanes, and whom to tell of its links."""
+
+    world: World
+    rank: int
+    connector: Connector
+    join: Callable[[Links], None]
+    server: RpcServer | None = None
+    pin: str | None = None
+
+
+Attach = Callable[[AsyncExitStack], Awaitable[Attachment]]
+"""Brings a node into its world; what has to be undone at the end is pushed on the stack."""
+
+
+class Node:
+    """One rank.  Made by ``asyncpar.init``, ``Node.start`` or ``asyncpar.testing.local_world``.
+
+    ``world`` is the communicator over all ranks.  Use it on the loop it was started on.
+    """
+
+    def __init__(self, attachment: Attachment, links: Links, actors: ActorSystem) -> None:
+        self.links = links
+        self.world = Communicator.world(links, pin=attachment.pin)
+        self._actors = actors
+        self._attachment = attachment
+        self._is_stopping = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    @classmethod
+    async def start(cls, environment: LaunchEnvironment | None = None, *, transport: str | None = None) -> Node:
+        """Join the world that ``environment`` describes (default: this process's), and return when all ranks are there.
+
+        Outside of a launched job this is a world of one.  ``transport`` pins the lane kind (``tcp``, ``grpc``).
+        Raises ``UsageError`` for wrong settings and ``PeerTimeout``, naming them, when ranks do not come.
+        """
+        if environment is None:
+            environment = LaunchEnvironment.from_mapping(os.environ)
+        if environment is None:
+            return await start_node(_attach_alone)
+        return await start_node(_attach_launched(environment, transport))
+
+    @property
+    def rank(self) -> int:
+        return self._attachment.rank
+
+    @property
+    def size(self) -> int:
+        return self._attachment.world.size
+
+    @property
+    def membership(self) -> World:
+        """Who is who in this generation of the world."""
+        return self._attachment.world
+
+    @property
+    def address(self) -> str:
+        """``host:port`` of the node's gRPC server; empty for a node that only lives in this process."""
+        server = self._attachment.server
+        return "" if server is None else server.address
+
+    async def spawn(self, actor: type[A], *args: Any, name: str | None = None, **kwargs: Any) -> ActorRef[A]:
+        """Start an actor on this rank.  See ``ActorSystem.spawn``."""
+        return await self._actors.spawn(actor, *args, name=name, **kwargs)
+
+    def ref(self, name: str, *, rank: int) -> ActorRef[Any]:
+        """Return a reference to the actor called ``name`` on ``rank``; nothing is sent."""
+        return self._actors.ref(name, rank=rank)
+
+    async def stop(self) -> None:
+        """Leave the world in good order: actors stop, peers are told, lanes and server close.  Idempotent."""
+        self._is_stopping.set()
+        if self._task is not None:
+            await asyncio.wait({self._task})
+            self._task.result()
+
+    async def _serve(self) -> None:
+        await self._is_stopping.wait()
+
+
+async def start_node(attach: Attach) -> Node:
+    """Start the task of a node and return the node when it is part of its world."""
+    started: asyncio.Future[Node] = asyncio.get_running_loop().create_future()
+    task = asyncio.create_task(_live(attach, started), name="asyncpar node")
+    try:
+        await asyncio.wait({task, started}, return_when=asyncio.FIRST_COMPLETED)
+    except asyncio.CancelledError:
+        task.cancel()
+        await asyncio.wait({task})
+        raise
+    if not started.done():
+        started.cancel()
+        task.result()
+        raise AsyncparError("the node ended before it had started")
+    node = started.result()
+    node._task = task
+    return node
+
+
+async def _live(attach: Attach, started: asyncio.Future[Node]) -> None:
+    """Be the task of a node: build it up, wait for its end, take it down in reverse."""
+    async with AsyncExitStack() as stack:
+        attachment = await attach(stack)
+        links = Links(world=attachment.world, rank=attachment.rank, connector=attachment.connector)
+        await stack.enter_async_context(links)
+        actors = await stack.enter_async_context(ActorSystem(links))
+        node = Node(attachment, links, actors)
+        attachment.join(links)
+        started.set_result(node)
+        await node._serve()
+
+
+async def _attach_alone(stack: AsyncExitStack) -> Attachment:  # noqa: ARG001
+    """Attach to a world of one: nothing to serve and nobody to link to."""
+    fabric = InprocFabric()
+    return Attachment(world=world_of_one(), rank=0, connector=InprocConnector(fabric), join=fabric.join)
+
+
+def _attach_launched(environment: LaunchEnvironment, transport: str | None) -> Attach:
+    """Attach to the world of a launched job."""
+
+    async def attach(stack: AsyncExitStack) -> Attachment:
+        credentials = Credentials(read_secret(environment.secret_file))
+        server, connector = await serve_links(
+            stack, credentials, bind=environment.bind, transport=transport or environment.transport
+        )
+        world = await join_world(environment, credentials, address=server.address)
+        return Attachment(
+            world=world,
+            rank=environment.rank,
+            connector=connector,
+            join=connector.join,
+            server=server,
+            pin=environment.algorithm,
+        )
+
+    return attach
+
+
+async def serve_links(
+    stack: AsyncExitStack, credentials: Credentials, *, bind: str, transport: str | None
+) -> tuple[RpcServer, GrpcConnector]:
+    """Start a gRPC server that accepts links; ``stack`` stops it."""
+    server = RpcServer(credentials, bind=bind)
+    connector = GrpcConnector(credentials=credentials, transport=transport, bind=bind)
+    connector.register(server)
+    await server.start()
+    stack.push_async_callback(server.stop)
+    await connector.start()
+    stack.push_async_callback(connector.stop)
+    return server, connector
+
+
+@asynccontextmanager
+async def init(*, transport: str | None = None) -> AsyncIterator[Node]:
+    """Join the world that ``asyncpar launch`` describes in the environment; alone, be a world of one.
+
+    ``async with asyncpar.init() as node:``.  Raises as ``Node.start`` does.
+    """
+    node = await Node.start(transport=transport)
+    try:
+        yield node
+    finally:
+        await node.stop()

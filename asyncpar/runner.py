@@ -1,0 +1,62 @@
+"""Run a program's main coroutine: uvloop when present, orderly ends on signals, failures reported to the launcher."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import threading
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+from asyncpar.observe.reporting import Reporter, record_failures
+
+T = TypeVar("T")
+SIGTERM_EXIT = 128 + signal.SIGTERM
+
+
+def run(main: Callable[[], Coroutine[Any, Any, T]] | Coroutine[Any, Any, T]) -> T:
+    """Run ``main`` (a coroutine function without arguments, or a coroutine) on a fresh event loop; return its result.
+
+    For programs, not for use inside a running loop.  Ctrl-C and SIGTERM cancel ``main``, so that its ``finally`` blocks
+    leave the world in good order; the process then ends with status 130 or 143.  Under ``asyncpar launch`` an exception
+    that ends the program is reported to the agent with its traceback.
+    """
+    record_failures(Reporter.from_environment(os.environ))
+    coroutine = main if asyncio.iscoroutine(main) else main()  # type: ignore[operator]
+    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        return runner.run(_until_terminated(coroutine))
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.new_event_loop
+    factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
+    return factory
+
+
+async def _until_terminated(main: Coroutine[Any, Any, T]) -> T:
+    """Await ``main``; SIGTERM cancels it and ends the process with status 143."""
+    task = asyncio.current_task()
+    assert task is not None
+    is_terminated = False
+
+    def terminate() -> None:
+        nonlocal is_terminated
+        is_terminated = True
+        task.cancel()
+
+    is_main_thread = threading.current_thread() is threading.main_thread()
+    if is_main_thread:
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, terminate)
+    try:
+        return await main
+    except asyncio.CancelledError:
+        if is_terminated:
+            raise SystemExit(SIGTERM_EXIT) from None
+        raise
+    finally:
+        if is_main_thread:
+            asyncio.get_running_loop().remove_signal_handler(signal.SIGTERM)

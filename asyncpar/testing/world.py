@@ -1,0 +1,80 @@
+"""Many ranks in one process, on one event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+
+from asyncpar.config.world import Member, World
+from asyncpar.errors import UsageError
+from asyncpar.node import Attach, Attachment, Node, serve_links, start_node
+from asyncpar.transport.inproc import InprocConnector, InprocFabric
+from asyncpar.transport.rpc import Credentials
+
+TRANSPORTS = ("inproc", "tcp", "grpc")
+
+
+@asynccontextmanager
+async def local_world(
+    size: int, *, transport: str = "inproc", hosts: Sequence[str] | None = None, pin: str | None = None
+) -> AsyncIterator[tuple[Node, ...]]:
+    """Yield the nodes of a world of ``size`` ranks in this process, and stop them all at the end.
+
+    ``transport`` is ``inproc`` (frames are handed over in memory), ``tcp`` or ``grpc`` (real sockets on loopback).
+    ``hosts`` names the host that each rank pretends to be on (default: all on one), ``pin`` pins algorithms.
+    """
+    if size < 1:
+        raise UsageError(f"size: expected at least 1 rank, got {size}")
+    if transport not in TRANSPORTS:
+        raise UsageError(f"transport: expected one of {', '.join(TRANSPORTS)}, got {transport!r}")
+    names = list(hosts) if hosts is not None else ["localhost"] * size
+    if len(names) != size:
+        raise UsageError(f"hosts: expected a name for each of {size} ranks, got {len(names)}")
+    async with AsyncExitStack() as stack:
+        make = _attach_inproc if transport == "inproc" else _attach_sockets
+        attaches = await make(stack, names, transport, pin)
+        nodes = await asyncio.gather(*(start_node(attach) for attach in attaches))
+        try:
+            yield tuple(nodes)
+        finally:
+            await asyncio.gather(*(node.stop() for node in nodes))
+
+
+def _members(hosts: Sequence[str], addresses: Sequence[str]) -> tuple[Member, ...]:
+    return tuple(
+        Member(rank=rank, host=host, host_id=host, local_rank=hosts[:rank].count(host), address=address)
+        for rank, (host, address) in enumerate(zip(hosts, addresses, strict=True))
+    )
+
+
+async def _attach_inproc(_stack: AsyncExitStack, hosts: list[str], _transport: str, pin: str | None) -> list[Attach]:
+    world = World(members=_members(hosts, [""] * len(hosts)))
+    fabric = InprocFabric()
+
+    def attach_as(rank: int) -> Attach:
+        async def attach(stack: AsyncExitStack) -> Attachment:
+            stack.callback(fabric.leave, rank)
+            connector = InprocConnector(fabric)
+            return Attachment(world=world, rank=rank, connector=connector, join=fabric.join, pin=pin)
+
+        return attach
+
+    return [attach_as(rank) for rank in range(len(hosts))]
+
+
+async def _attach_sockets(stack: AsyncExitStack, hosts: list[str], transport: str, pin: str | None) -> list[Attach]:
+    credentials = Credentials(secrets.token_bytes(32))
+    served = [await serve_links(stack, credentials, bind="127.0.0.1", transport=transport) for _ in hosts]
+    world = World(members=_members(hosts, [server.address for server, _ in served]))
+
+    def attach_as(rank: int) -> Attach:
+        server, connector = served[rank]
+
+        async def attach(_stack: AsyncExitStack) -> Attachment:
+            return Attachment(world=world, rank=rank, connector=connector, join=connector.join, server=server, pin=pin)
+
+        return attach
+
+    return [attach_as(rank) for rank in range(len(hosts))]

@@ -1,0 +1,236 @@
+"""gRPC as the control plane: a server and channels that carry the job's credentials on every call.
+
+The job secret itself never travels.  Calls carry ``HMAC-SHA256(secret, "asyncpar rpc token")``; the server compares it
+in constant time and answers everything else, health checks included, with UNAUTHENTICATED.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import ipaddress
+import socket
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any
+
+import grpc
+import grpc.aio
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1.health import aio as health  # type: ignore[attr-defined]  # absent from the stubs
+
+from asyncpar.errors import UsageError
+
+if TYPE_CHECKING:  # generic in the stubs only
+    _ServerInterceptor = grpc.aio.ServerInterceptor[Any, Any]
+    _UnaryUnaryInterceptor = grpc.aio.UnaryUnaryClientInterceptor[Any, Any]
+    _UnaryStreamInterceptor = grpc.aio.UnaryStreamClientInterceptor[Any, Any]
+    _StreamStreamInterceptor = grpc.aio.StreamStreamClientInterceptor[Any, Any]
+else:
+    _ServerInterceptor = grpc.aio.ServerInterceptor
+    _UnaryUnaryInterceptor = grpc.aio.UnaryUnaryClientInterceptor
+    _UnaryStreamInterceptor = grpc.aio.UnaryStreamClientInterceptor
+    _StreamStreamInterceptor = grpc.aio.StreamStreamClientInterceptor
+
+SECRET_BYTES = 32
+_TOKEN_KEY = "asyncpar-token"
+
+_KEEPALIVE = (
+    ("grpc.keepalive_time_ms", 2_000),
+    ("grpc.keepalive_timeout_ms", 3_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+)
+_SERVER_OPTIONS = (
+    *_KEEPALIVE,
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 1_000),
+    ("grpc.http2.min_ping_interval_without_data_ms", 1_000),
+    ("grpc.http2.max_ping_strikes", 0),
+    ("grpc.so_reuseport", 0),
+    ("grpc.max_receive_message_length", 8 << 20),
+    ("grpc.max_send_message_length", 8 << 20),
+)
+_CHANNEL_OPTIONS = (
+    *_KEEPALIVE,
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.max_receive_message_length", 8 << 20),
+    ("grpc.max_send_message_length", 8 << 20),
+    ("grpc.initial_reconnect_backoff_ms", 50),
+    ("grpc.min_reconnect_backoff_ms", 50),
+    ("grpc.max_reconnect_backoff_ms", 500),
+)
+
+
+class Credentials:
+    """What a node proves itself with: the secret of its job, 32 bytes or more."""
+
+    def __init__(self, secret: bytes) -> None:
+        if len(secret) < SECRET_BYTES:
+            raise UsageError(f"secret: expected at least {SECRET_BYTES} bytes, got {len(secret)}")
+        self.secret = secret
+        self._token = hmac.new(secret, b"asyncpar rpc token", hashlib.sha256).hexdigest()
+
+    def metadata(self) -> tuple[tuple[str, str], ...]:
+        """Return the metadata that each call carries."""
+        return ((_TOKEN_KEY, self._token),)
+
+    def accepts(self, metadata: dict[str, str | bytes]) -> bool:
+        """Does this metadata prove knowledge of the secret?"""
+        token = metadata.get(_TOKEN_KEY, "")
+        shown = token.encode() if isinstance(token, str) else token
+        return hmac.compare_digest(shown, self._token.encode())
+
+    def __repr__(self) -> str:
+        return "Credentials(<secret>)"
+
+
+class _RequireToken(_ServerInterceptor):
+    """Answer UNAUTHENTICATED unless the call carries the job's token."""
+
+    def __init__(self, credentials: Credentials) -> None:
+        self._credentials = credentials
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any]]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> grpc.RpcMethodHandler[Any, Any]:
+        metadata = dict(handler_call_details.invocation_metadata or ())
+        handler = await continuation(handler_call_details)
+        if self._credentials.accepts(metadata):
+            return handler
+        return _refuse_like(handler)
+
+
+def _refuse_like(handler: grpc.RpcMethodHandler[Any, Any] | None) -> grpc.RpcMethodHandler[Any, Any]:
+    """Return a handler of the same shape that only refuses: gRPC insists on the shape, not on the types."""
+
+    async def refuse(_request: object, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        await context.abort(grpc.StatusCode.UNAUTHENTICATED, "the call carries no valid token of this job")
+
+    is_stream_in = handler is not None and handler.request_streaming
+    is_stream_out = handler is not None and handler.response_streaming
+    makers = {
+        (False, False): grpc.unary_unary_rpc_method_handler,
+        (False, True): grpc.unary_stream_rpc_method_handler,
+        (True, False): grpc.stream_unary_rpc_method_handler,
+        (True, True): grpc.stream_stream_rpc_method_handler,
+    }
+    maker: Any = makers[is_stream_in, is_stream_out]
+    made: grpc.RpcMethodHandler[Any, Any] = maker(refuse)
+    return made
+
+
+def is_loopback(host: str) -> bool:
+    """Is ``host`` an address, or the name, of this machine's loopback interface?"""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+class RpcServer:
+    """A gRPC server with token check and health service.  Add servicers to ``server``, then ``start``.
+
+    ``credentials`` None serves anyone, which is only allowed on loopback.
+    """
+
+    def __init__(self, credentials: Credentials | None, *, bind: str = "127.0.0.1", port: int = 0) -> None:
+        if credentials is None and not is_loopback(bind):
+            raise UsageError(
+                f"bind: {bind} is not loopback, and without a job secret anyone on the network could join; "
+                "give a secret (asyncpar launch makes one) or bind to 127.0.0.1"
+            )
+        interceptors = [] if credentials is None else [_RequireToken(credentials)]
+        self.server = grpc.aio.server(interceptors=interceptors, options=list(_SERVER_OPTIONS))
+        self.bind = bind
+        self.port = port
+        self._health = health.HealthServicer()
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self.server)
+
+    @property
+    def address(self) -> str:
+        """``host:port`` where peers reach the server (once started)."""
+        return join_address(self.bind, self.port)
+
+    async def start(self) -> None:
+        """Bind and serve.  Raises ``UsageError`` when the port is in use or the address is not ours."""
+        check_bindable(self.bind, self.port)
+        try:
+            self.port = self.server.add_insecure_port(join_address(self.bind, self.port))
+        except RuntimeError as error:
+            raise UsageError(f"port: {join_address(self.bind, self.port)} cannot be bound ({error})") from error
+        await self.server.start()
+        await self._health.set("", health_pb2.HealthCheckResponse.SERVING)
+
+    async def stop(self, *, grace: float = 0.5) -> None:
+        """Refuse new calls, give running ones ``grace`` seconds, then end them."""
+        await self._health.enter_graceful_shutdown()
+        await self.server.stop(grace)
+
+
+def open_channel(address: str, credentials: Credentials | None) -> grpc.aio.Channel:
+    """Return a channel to ``address`` whose every call carries the token of ``credentials``."""
+    interceptors = [] if credentials is None else _client_interceptors(credentials)
+    return grpc.aio.insecure_channel(address, options=list(_CHANNEL_OPTIONS), interceptors=interceptors)
+
+
+def check_bindable(bind: str, port: int) -> None:
+    """Raise ``UsageError`` that says why ``bind:port`` cannot be bound: in use, or not an address of this host."""
+    family = socket.AF_INET6 if ":" in bind else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((bind, port))
+        except OSError as error:
+            where = join_address(bind, port)
+            raise UsageError(
+                f"{where} cannot be bound: {error.strerror or error}; choose another port or address"
+            ) from error
+
+
+def join_address(host: str, port: int) -> str:
+    """Return ``host:port``, with brackets around an IPv6 host."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """Return host and port of ``host:port`` or ``[v6]:port``.  Raises ``UsageError`` for anything else."""
+    host, colon, port = address.rpartition(":")
+    if not colon or not host or not port.isdecimal() or int(port) > 65_535:
+        raise UsageError(f"address: expected host:port, got {address!r}")
+    return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+class _AddToken:
+    """Puts the token into the metadata of outgoing calls."""
+
+    def __init__(self, credentials: Credentials) -> None:
+        self._metadata = credentials.metadata()
+
+    def _with_token(self, details: grpc.aio.ClientCallDetails) -> grpc.aio.ClientCallDetails:
+        metadata = grpc.aio.Metadata(*(details.metadata or ()), *self._metadata)
+        return grpc.aio.ClientCallDetails(
+            details.method, details.timeout, metadata, details.credentials, details.wait_for_ready
+        )
+
+
+class _UnaryUnary(_AddToken, _UnaryUnaryInterceptor):
+    async def intercept_unary_unary(self, continuation: Any, client_call_details: Any, request: Any) -> Any:
+        return await continuation(self._with_token(client_call_details), request)
+
+
+class _UnaryStream(_AddToken, _UnaryStreamInterceptor):
+    async def intercept_unary_stream(self, continuation: Any, client_call_details: Any, request: Any) -> Any:
+        return await continuation(self._with_token(client_call_details), request)
+
+
+class _StreamStream(_AddToken, _StreamStreamInterceptor):
+    async def intercept_stream_stream(self, continuation: Any, client_call_details: Any, request_iterator: Any) -> Any:
+        return await continuation(self._with_token(client_call_details), request_iterator)
+
+
+def _client_interceptors(credentials: Credentials) -> list[Any]:
+    return [_UnaryUnary(credentials), _UnaryStream(credentials), _StreamStream(credentials)]

@@ -1,0 +1,246 @@
+"""Values to the bytes of one message and back: plain data in a msgpack envelope, arrays as raw bytes behind it.
+
+Theory of operation.  A payload is, little endian:
+
+    offset  size  field
+    0       1     version (1)
+    1       3     zero
+    4       4     length of the envelope in bytes
+    8             the envelope: one msgpack value
+    ...           zeros up to the next multiple of 64, then the attachments
+
+An array stands in the envelope as an extension of type 1, its description (see ``array``).  The attachments hold the
+elements in C order, little endian, each array at a multiple of 64.  So an array is copied once on its way out, and on its way in it is a view on the memory that was received.
+
+Nothing that arrives is trusted: dtypes come from a closed table, every array must lie inside the attachments, and what
+is built from plain data stays within a constant factor of the bytes that came.  There is no pickle and no code.
+"""
+
+from __future__ import annotations
+
+import struct
+from abc import ABC, abstractmethod
+from typing import Any, Final, Generic, TypeVar, get_args, get_origin, overload
+
+import msgspec
+import numpy as np
+from msgspec.msgpack import Ext
+
+from asyncpar.errors import ProtocolError, UsageError
+from asyncpar.wire.array import (
+    AnyArray,
+    Buffer,
+    check_array,
+    describe_array,
+    is_sendable,
+    type_name,
+    view_array,
+    write_array,
+)
+
+T = TypeVar("T")
+
+PAYLOAD_VERSION: Final = 1
+ALIGNMENT: Final = 64
+FIRST_EXTENSION: Final = 16
+"""Lowest code of the extension types that layers above may add; the highest is 127."""
+
+_HEADER = struct.Struct("<B3xI")
+_ARRAY_EXTENSION: Final = 1
+
+
+class Extension(ABC):
+    """Values of one more kind, which a layer above teaches to payloads (references to actors, say)."""
+
+    @abstractmethod
+    def encode(self, value: object) -> Ext | None:
+        """Return ``value`` as an extension with a code from ``FIRST_EXTENSION`` on; None if it is of another kind."""
+
+    @abstractmethod
+    def decode(self, code: int, content: memoryview) -> object:
+        """Return the value that ``encode`` made this of.  Raises ``ProtocolError`` for anything else."""
+
+    @abstractmethod
+    def convert(self, wanted: Any, value: object) -> object:
+        """Return ``value`` as the annotation ``wanted`` asks for it.  Raises ``TypeError`` if it does not fit."""
+
+
+class PayloadEncoder:
+    """Builds one payload.  ``part`` encodes values that stand inside the envelope; ``finish`` makes the payload."""
+
+    def __init__(self, *, extension: Extension | None = None, limit: int | None = None) -> None:
+        self._extension = extension
+        self._limit = limit
+        self._arrays: list[tuple[int, AnyArray]] = []
+        self._attached = 0
+        self._what = ""
+
+    def part(self, value: object, *, what: str) -> msgspec.Raw:
+        """Return ``value`` encoded; it may then stand anywhere in the envelope given to ``finish``.
+
+        Raises ``UsageError`` naming ``what`` and the type that cannot be sent.
+        """
+        return msgspec.Raw(self._encode(value, what))
+
+    def finish(self, envelope: object, *, what: str) -> memoryview:
+        """Return the payload: contiguous bytes that nobody else holds, arrays copied exactly once.
+
+        Raises ``UsageError`` like ``part``, and if the payload is larger than the limit.
+        """
+        encoded = self._encode(envelope, what)
+        if not self._arrays:
+            self._check_size(_HEADER.size + len(encoded), what)
+            return memoryview(_HEADER.pack(PAYLOAD_VERSION, len(encoded)) + encoded)
+        end = _HEADER.size + len(encoded)
+        start = _align(end)
+        size = start + self._attached
+        self._check_size(size, what)
+        memory = np.empty(size, np.uint8)
+        _HEADER.pack_into(memory.data, 0, PAYLOAD_VERSION, len(encoded))
+        memory[_HEADER.size : end] = np.frombuffer(encoded, np.uint8)
+        for offset, array in self._arrays:
+            offset += start
+            memory[end:offset] = 0
+            write_array(array, memory.data, offset)
+            end = offset + array.nbytes
+        return memory.data
+
+    def _encode(self, value: object, what: str) -> bytes:
+        self._what = what
+        try:
+            return msgspec.msgpack.encode(value, enc_hook=self._lower)
+        except UsageError:
+            raise
+        except (TypeError, ValueError, OverflowError, RecursionError) as error:
+            raise UsageError(f"{what}: a value of type {type_name(type(value))} cannot be sent: {error}") from error
+
+    def _lower(self, value: object) -> object:
+        """Turn what msgpack does not know into what it knows."""
+        if isinstance(value, np.ndarray):
+            return self._attach(value)
+        if isinstance(value, np.generic) and value.dtype.kind != "c" and is_sendable(value.dtype):
+            return value.item()
+        lowered = None if self._extension is None else self._extension.encode(value)
+        if lowered is None:
+            raise UsageError(
+                f"{self._what}: a value of type {type_name(type(value))} cannot be sent; expected plain data (numbers, "
+                "strings, bytes, lists, dicts, dates), dataclasses, msgspec.Struct or numpy arrays"
+            )
+        return lowered
+
+    def _attach(self, array: AnyArray) -> Ext:
+        offset = self._attached
+        description = describe_array(array, offset, what=self._what)
+        self._attached = _align(offset + array.nbytes)
+        self._arrays.append((offset, array))
+        return Ext(_ARRAY_EXTENSION, description)
+
+    def _check_size(self, size: int, what: str) -> None:
+        if self._limit is not None and size > self._limit:
+            raise UsageError(f"{what}: at most {self._limit} bytes fit into one message, got {size}")
+
+
+class PayloadDecoder(Generic[T]):
+    """Decodes payloads, or parts of them, to values of one type.  Make it once per type; not for several threads.
+
+    Arrays are views on the payload, writable if it is, and keep it alive.  Where the type is ``Any``, dataclasses and
+    structs come as dicts, and tuples and sets as lists.
+
+    Raises ``UsageError`` if the type is none that can be checked.
+    """
+
+    def __init__(self, type: Any = Any, *, extension: Extension | None = None) -> None:  # noqa: A002
+        self._extension = extension
+        self._payload: Buffer = b""
+        self._is_any = type is Any
+        try:
+            self._decoder = msgspec.msgpack.Decoder[Any](type, ext_hook=self._lift, dec_hook=self._convert)
+        except TypeError as error:
+            raise UsageError(f"type: {type} cannot be used for values that are sent: {error}") from error
+
+    def decode(self, payload: Buffer, *, what: str) -> T:
+        """Return the value in ``payload``.
+
+        Raises ``UsageError`` naming ``what`` if the value is not of the type, ``ProtocolError`` if the bytes are none
+        that an encoder makes.
+        """
+        end = _HEADER.size + _envelope_length(payload)
+        return self._run(memoryview(payload)[_HEADER.size : end], payload, what)
+
+    def decode_part(self, part: msgspec.Raw, payload: Buffer, *, what: str) -> T:
+        """Return the value of a part that was decoded, as ``msgspec.Raw``, from the envelope of ``payload``."""
+        return self._run(part, payload, what)
+
+    def _run(self, encoded: memoryview | msgspec.Raw, payload: Buffer, what: str) -> T:
+        self._payload = payload
+        try:
+            value: T = self._decoder.decode(encoded)
+        except msgspec.ValidationError as error:
+            if self._is_any:
+                raise ProtocolError(f"{what}: {error}") from error
+            raise UsageError(f"{what}: {error}") from error
+        except (ValueError, TypeError, OverflowError, RecursionError, MemoryError) as error:
+            raise ProtocolError(f"{what}: not a payload: {error}") from error
+        finally:
+            self._payload = b""
+        return value
+
+    def _lift(self, code: int, content: memoryview) -> object:
+        if code == _ARRAY_EXTENSION:
+            return view_array(content, self._payload, _align(_HEADER.size + _envelope_length(self._payload)))
+        if self._extension is None or code < FIRST_EXTENSION:
+            raise ProtocolError(f"payload: extension type {code} is not known here")
+        return self._extension.decode(code, content)
+
+    def _convert(self, wanted: Any, value: object) -> object:
+        kind = get_origin(wanted) or wanted
+        if isinstance(kind, type):
+            if issubclass(kind, np.ndarray):
+                return check_array(wanted, value)
+            if issubclass(kind, np.generic) and isinstance(value, bool | int | float):
+                return kind(value)
+        if self._extension is not None:
+            return self._extension.convert(wanted, value)
+        if isinstance(kind, type) and isinstance(value, kind):
+            return value
+        raise TypeError(f"Expected `{type_name(wanted)}`, got `{type_name(type(value))}`")
+
+
+def encode_payload(value: object, *, what: str) -> memoryview:
+    """Return ``value`` as the bytes of one message.
+
+    It may hold plain data, dataclasses, ``msgspec.Struct`` and numpy arrays (any layout; they arrive in C order),
+    nested as you like.  Numpy scalars become Python numbers.
+
+    Raises ``UsageError`` naming ``what`` and the type that cannot be sent.
+    """
+    return PayloadEncoder().finish(value, what=what)
+
+
+@overload
+def decode_payload(buffer: Buffer, *, what: str = "payload") -> Any: ...
+@overload
+def decode_payload(buffer: Buffer, type: type[T], *, what: str = "payload") -> T: ...
+@overload
+def decode_payload(buffer: Buffer, type: Any, *, what: str = "payload") -> Any: ...
+def decode_payload(buffer: Buffer, type: Any = Any, *, what: str = "payload") -> Any:  # noqa: A002
+    """Return the value that ``encode_payload`` put into ``buffer``; see ``PayloadDecoder`` for what comes back.
+
+    Raises ``UsageError`` naming ``what`` if it is not of ``type``, and ``ProtocolError`` for hostile bytes.
+    """
+    return PayloadDecoder[Any](type).decode(buffer, what=what)
+
+
+def _align(offset: int) -> int:
+    return -(-offset // ALIGNMENT) * ALIGNMENT
+
+
+def _envelope_length(payload: Buffer) -> int:
+    if len(payload) < _HEADER.size:
+        raise ProtocolError(f"payload: at least {_HEADER.size} bytes are needed, got {len(payload)}")
+    version, length = _HEADER.unpack_from(payload)
+    if version != PAYLOAD_VERSION:
+        raise ProtocolError(f"payload version: this side speaks {PAYLOAD_VERSION}, the peer sent {version}")
+    if length > len(payload) - _HEADER.size:
+        raise ProtocolError(f"payload: an envelope of {length} bytes does not fit into {len(payload)} bytes")
+    return int(length)

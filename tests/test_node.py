@@ -1,0 +1,70 @@
+"""The node: one rank in a running loop."""
+
+import asyncio
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import asyncpar as ap
+
+
+class Adder(ap.Actor):
+    def __init__(self, start: int = 0) -> None:
+        self.total = start
+
+    @ap.endpoint
+    async def add(self, n: int) -> int:
+        self.total += n
+        return self.total
+
+
+async def test_alone_a_node_is_a_world_of_one() -> None:
+    async with ap.init() as node:
+        x = np.arange(5.0)
+        assert (node.rank, node.size) == (0, 1)
+        np.testing.assert_array_equal(await node.world.all_reduce(x), np.arange(5.0))
+
+
+async def test_a_node_may_be_stopped_by_another_task_than_the_one_that_started_it() -> None:
+    node = await asyncio.create_task(ap.Node.start())
+    await asyncio.create_task(node.stop())
+    await node.stop()
+    assert len(asyncio.all_tasks()) == 1
+
+
+async def test_a_node_leaves_signal_handlers_and_policy_alone() -> None:
+    handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    policy = asyncio.get_event_loop_policy()
+    async with ap.testing.local_world(2, transport="tcp"):
+        during = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    assert during == handlers
+    assert asyncio.get_event_loop_policy() is policy
+
+
+@pytest.mark.parametrize("transport", ap.testing.TRANSPORTS)
+async def test_actors_are_asked_across_nodes_by_name_and_by_reference(transport: str) -> None:
+    async with ap.testing.local_world(2, transport=transport) as (here, there):
+        ref = await there.spawn(Adder, 10, name="adder")
+        by_name = here.ref("adder", rank=1)
+        assert await by_name.add(5) == 15
+        assert await ref.add(1) == 16
+
+
+async def test_a_node_that_leaves_is_a_lost_peer_for_the_others() -> None:
+    async with ap.testing.local_world(2, transport="tcp") as (here, there):
+        await asyncio.gather(here.world.barrier(), there.world.barrier())
+        waiting = asyncio.create_task(here.world.all_reduce(np.ones(4)))
+        await asyncio.sleep(0)
+        await there.stop()
+        with pytest.raises(ap.PeerLost, match="rank 1") as caught:
+            await waiting
+    assert caught.value.rank == 1
+
+
+def test_importing_asyncpar_pulls_in_no_optional_dependency() -> None:
+    program = "import sys, asyncpar; print(sorted({'torch', 'matplotlib', 'pytest', 'hypothesis'} & set(sys.modules)))"
+    shown = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
+    assert shown.stdout.strip() == "[]"

@@ -1,0 +1,54 @@
+"""local_world: many ranks in one process."""
+
+import asyncio
+
+import numpy as np
+import pytest
+
+import asyncpar as ap
+from asyncpar.testing.world import TRANSPORTS
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize("size", [1, 2, 3, 5])
+async def test_ranks_of_a_local_world_reduce_together(transport: str, size: int) -> None:
+    async with ap.testing.local_world(size, transport=transport) as nodes:
+        arrays = [np.full(10_000, node.rank + 1, np.float32) for node in nodes]
+        await asyncio.gather(*(node.world.all_reduce(x) for node, x in zip(nodes, arrays, strict=True)))
+    for x in arrays:
+        np.testing.assert_array_equal(x, size * (size + 1) / 2)
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+async def test_frames_take_the_lane_that_was_asked_for(transport: str) -> None:
+    async with ap.testing.local_world(2, transport=transport) as nodes:
+        await asyncio.gather(*(node.world.barrier() for node in nodes))
+        lanes = {node.links.lane_kind(1 - node.rank) for node in nodes}
+    assert lanes == {transport}
+
+
+async def test_hosts_can_be_pretended() -> None:
+    async with ap.testing.local_world(4, hosts=["a", "b", "a", "b"]) as nodes:
+        assert nodes[0].membership.hosts == ((0, 2), (1, 3))
+        assert [member.local_rank for member in nodes[0].membership.members] == [0, 0, 1, 1]
+
+
+async def test_no_task_is_left_behind() -> None:
+    before = asyncio.all_tasks()
+    async with ap.testing.local_world(3, transport="tcp") as nodes:
+        await asyncio.gather(*(node.world.barrier() for node in nodes))
+    assert asyncio.all_tasks() == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"size": 0}, "size: expected at least 1 rank, got 0"),
+        ({"size": 2, "transport": "pigeon"}, "transport: expected one of inproc, tcp, grpc, got 'pigeon'"),
+        ({"size": 2, "hosts": ["a"]}, "hosts: expected a name for each of 2 ranks, got 1"),
+    ],
+)
+async def test_wrong_arguments_are_named(arguments: dict[str, object], message: str) -> None:
+    with pytest.raises(ap.UsageError, match=message):
+        async with ap.testing.local_world(**arguments):  # type: ignore[arg-type]
+            pass
