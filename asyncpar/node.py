@@ -15,10 +15,10 @@ from typing import Any, TypeVar
 
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.config.environment import LaunchEnvironment
-from asyncpar.config.world import World, world_of_one
+from asyncpar.config.world import Member, World, world_of_one
 from asyncpar.errors import AsyncparError
-from asyncpar.membership.client import join_world
-from asyncpar.membership.secret import read_secret
+from asyncpar.membership.client import JoinRequest, join_world
+from asyncpar.membership.secret_file import read_secret
 from asyncpar.runtime.actor import Actor
 from asyncpar.runtime.ref import ActorRef
 from asyncpar.runtime.system import ActorSystem
@@ -154,20 +154,38 @@ def _attach_launched(environment: LaunchEnvironment, transport: str | None) -> A
 
     async def attach(stack: AsyncExitStack) -> Attachment:
         credentials = Credentials(read_secret(environment.secret_file))
-        server, connector = await serve_links(
-            stack, credentials, bind=environment.bind, transport=transport or environment.transport
-        )
-        world = await join_world(environment, credentials, address=server.address)
+        pinned = transport or environment.transport
+        server, connector = await serve_links(stack, credentials, bind=environment.bind, transport=pinned)
+        request = _join_request(environment, address=server.address, settings=f"transport={pinned or 'any'}")
+        world = await join_world(environment.rendezvous, credentials, request)
         return Attachment(
             world=world,
             rank=environment.rank,
             connector=connector,
             join=connector.join,
             server=server,
-            pin=environment.algorithm,
+            pin=os.environ.get("ASYNCPAR_ALGORITHM"),
         )
 
     return attach
+
+
+def _join_request(environment: LaunchEnvironment, *, address: str, settings: str) -> JoinRequest:
+    member = Member(
+        rank=environment.rank,
+        host=environment.host,
+        host_id=environment.host_id,
+        local_rank=environment.local_rank,
+        address=address,
+    )
+    return JoinRequest(
+        member=member,
+        world_size=environment.world_size,
+        generation=environment.generation,
+        job=environment.job,
+        settings=settings,
+        timeout=environment.timeout,
+    )
 
 
 async def serve_links(

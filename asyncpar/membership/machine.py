@@ -119,7 +119,6 @@ class RendezvousMachine:
         self._size = world_size
         self._waiting: dict[int, Join] = {}
         self._world: World | None = None
-        self._settings: tuple[int, str] | None = None
         self._gone: dict[int, str] = {}
         self._failed: Refusal | None = None
         self._closed: Refusal | None = None
@@ -153,19 +152,20 @@ class RendezvousMachine:
         if self._size is None:
             self._waiting[join.seat] = join
             return []
+        trouble = self._misfit(join, self._size)
         if self._world is not None:
-            return [self._rejoin(join, self._world)]
+            return [Refuse(join.seat, trouble) if trouble is not None else self._rejoin(join, self._world)]
         if self._failed is not None:
             return [Refuse(join.seat, self._failed)]
-        trouble = self._compare(join)
+        trouble = trouble or self._clash(join)
         self._waiting[join.seat] = join
         if trouble is not None:
             return self._fail(trouble)
         return self._complete()
 
     def _judge(self, join: Join) -> Refusal | None:
-        """Return why ``join`` is wrong whatever the others do, None if it is not."""
-        size, rank = self._size, join.member.rank
+        """Return why ``join`` does not belong here at all, None if it does.  It is nobody else's trouble."""
+        rank = join.member.rank
         if join.job != self._job:
             return Refusal(RefusalKind.USAGE, f"job: expected {self._job!r}, rank {rank} came for {join.job!r}")
         if join.generation < self._generation:
@@ -178,16 +178,19 @@ class RendezvousMachine:
                 RefusalKind.USAGE,
                 f"generation: expected {self._generation}, rank {rank} came for {join.generation}",
             )
-        if size is not None and join.world_size != size:
-            return Refusal(
-                RefusalKind.USAGE,
-                f"world_size: expected {size}, rank {rank} came with {join.world_size}",
-            )
-        if not 0 <= rank < join.world_size:
-            return Refusal(RefusalKind.USAGE, f"rank: expected 0..{join.world_size - 1}, got {rank}")
         return None
 
-    def _compare(self, join: Join) -> Refusal | None:
+    def _misfit(self, join: Join, size: int) -> Refusal | None:
+        """Return why no world of ``size`` ranks can hold ``join``."""
+        rank = join.member.rank
+        if join.world_size != size:
+            message = f"world_size: expected {size}, rank {rank} came with {join.world_size}"
+            return Refusal(RefusalKind.USAGE, message, (rank,))
+        if not 0 <= rank < size:
+            return Refusal(RefusalKind.USAGE, f"rank: expected 0..{size - 1}, got {rank}", (rank,))
+        return None
+
+    def _clash(self, join: Join) -> Refusal | None:
         """Return why ``join`` cannot be in one world with those who came before."""
         member = join.member
         if member.rank in self._gone:
@@ -200,15 +203,13 @@ class RendezvousMachine:
                     "each rank of a world needs a number of its own",
                     (member.rank,),
                 )
-        if self._settings is None:
-            self._settings = (member.rank, join.settings)
-        elif join.settings != self._settings[1]:
-            return Refusal(
-                RefusalKind.USAGE,
-                f"settings: rank {self._settings[0]} has {self._settings[1]!r}, rank {member.rank} has "
-                f"{join.settings!r}; they must be equal on all ranks",
-                (self._settings[0], member.rank),
-            )
+            if other.settings != join.settings:
+                return Refusal(
+                    RefusalKind.USAGE,
+                    f"settings: rank {other.member.rank} has {other.settings!r}, rank {member.rank} has "
+                    f"{join.settings!r}; they must be equal on all ranks",
+                    (other.member.rank, member.rank),
+                )
         return None
 
     def _rejoin(self, join: Join, world: World) -> Command:
@@ -234,7 +235,7 @@ class RendezvousMachine:
         early = list(self._waiting.values())
         self._generation, self._size = generation, world_size
         self._waiting, self._gone = {}, {}
-        self._world = self._settings = self._failed = None
+        self._world = self._failed = None
         return [command for join in early for command in self._join(join)]
 
     def _exited(self, generation: int, rank: int, how: str) -> list[Command]:

@@ -15,7 +15,7 @@ from asyncpar.nn.stage import Stage, check_positive
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionSaved:
-    """``projected`` is (batch, length, 3 features), ``weights`` (batch, heads, length, length), the rest as the input."""
+    """``projected`` is (batch, length, 3 features), ``weights`` (batch, heads, length, length), others as the input."""
 
     x: Array
     projected: Array
@@ -31,7 +31,7 @@ class CausalSelfAttention(Stage[AttentionSaved]):
     """
 
     def __init__(
-        self, name: str, features: int, heads: int, *, initializer: Initializer, output_std: float = 0.02
+        self, name: str, features: int, heads: int, *, initializer: Initializer, output_gain: float = 1.0
     ) -> None:
         check_positive(name, features=features, heads=heads)
         if features % heads:
@@ -41,7 +41,7 @@ class CausalSelfAttention(Stage[AttentionSaved]):
         self.heads = heads
         self._scale = 1.0 / math.sqrt(features // heads)
         self.project = Linear(f"{name}/project", features, 3 * features, initializer=initializer, has_bias=False)
-        self.output = Linear(f"{name}/output", features, features, initializer=initializer, std=output_std)
+        self.output = Linear(f"{name}/output", features, features, initializer=initializer, gain=output_gain)
 
     def forward(self, x: Array) -> tuple[Array, AttentionSaved]:
         if x.ndim != 3:

@@ -21,7 +21,7 @@ class Embedding(Stage[Tokens]):
     """
 
     def __init__(
-        self, name: str, vocabulary: int, features: int, *, max_length: int, initializer: Initializer, std: float = 0.02
+        self, name: str, vocabulary: int, features: int, *, max_length: int, initializer: Initializer, std: float = 0.1
     ) -> None:
         check_positive(name, vocabulary=vocabulary, features=features, max_length=max_length)
         self.name = name

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from asyncpar.nn.parameter import Array, Initializer, OnGradient, Parameter
 from asyncpar.nn.stage import Stage, check_features, check_gradient, check_positive, report
 
@@ -9,7 +11,8 @@ from asyncpar.nn.stage import Stage, check_features, check_gradient, check_posit
 class Linear(Stage[Array]):
     """``y = x @ weight + bias`` over the last dimension; ``weight`` has shape (inputs, outputs).
 
-    ``x`` may have any number of leading dimensions.  Saves a reference to ``x``, no copy.
+    ``x`` may have any number of leading dimensions.  Saves a reference to ``x``, no copy.  Weights start with
+    standard deviation ``gain / sqrt(inputs)`` (LeCun et al. 1998), biases at zero.
     """
 
     def __init__(
@@ -19,14 +22,14 @@ class Linear(Stage[Array]):
         outputs: int,
         *,
         initializer: Initializer,
-        std: float = 0.02,
+        gain: float = 1.0,
         has_bias: bool = True,
     ) -> None:
         check_positive(name, inputs=inputs, outputs=outputs)
         self.name = name
         self.inputs = inputs
         self.outputs = outputs
-        self.weight = initializer.normal(f"{name}/weight", (inputs, outputs), std=std)
+        self.weight = initializer.normal(f"{name}/weight", (inputs, outputs), std=gain / math.sqrt(inputs))
         self.bias = initializer.constant(f"{name}/bias", (outputs,), 0.0) if has_bias else None
 
     def forward(self, x: Array) -> tuple[Array, Array]:

@@ -29,11 +29,11 @@ class Mlp(Stage[MlpSaved]):
     """Linear, GELU, linear.  GELU in its tanh form (Hendrycks and Gimpel 2016)."""
 
     def __init__(
-        self, name: str, features: int, hidden: int, *, initializer: Initializer, output_std: float = 0.02
+        self, name: str, features: int, hidden: int, *, initializer: Initializer, output_gain: float = 1.0
     ) -> None:
         self.name = name
         self.widen = Linear(f"{name}/widen", features, hidden, initializer=initializer)
-        self.narrow = Linear(f"{name}/narrow", hidden, features, initializer=initializer, std=output_std)
+        self.narrow = Linear(f"{name}/narrow", hidden, features, initializer=initializer, gain=output_gain)
 
     def forward(self, x: Array) -> tuple[Array, MlpSaved]:
         hidden, _ = self.widen.forward(x)

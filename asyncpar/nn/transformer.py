@@ -42,23 +42,24 @@ class TransformerConfig:
 class Transformer(Stage[list[Any]]):
     """Embedding, blocks, a last normalization, and a linear head to one logit per token of the vocabulary.
 
-    Initialized as GPT-2 is (Radford et al. 2019): weights that write into the residual stream are scaled down by
-    the square root of their number.  Two models of one configuration are equal to the last bit.
+    Weights that write into the residual stream start scaled down by the square root of their number (Radford et al.
+    2019), the head at a tenth of its usual size, so that the first loss is near the logarithm of the vocabulary.  Two
+    models of one configuration are equal to the last bit.
     """
 
     def __init__(self, config: TransformerConfig) -> None:
         self.config = config
         initializer = Initializer.from_seed(config.seed, config.dtype)
-        output_std = 0.02 / math.sqrt(2 * config.layers)
+        output_gain = 1.0 / math.sqrt(2 * config.layers)
         embedding = Embedding(
             "embedding", config.vocabulary, config.features, max_length=config.length, initializer=initializer
         )
         blocks = [
-            Block(f"block{i}", config.features, config.heads, initializer=initializer, output_std=output_std)
+            Block(f"block{i}", config.features, config.heads, initializer=initializer, output_gain=output_gain)
             for i in range(config.layers)
         ]
         norm = LayerNorm("norm", config.features, initializer=initializer)
-        head = Linear("head", config.features, config.vocabulary, initializer=initializer, has_bias=False)
+        head = Linear("head", config.features, config.vocabulary, initializer=initializer, gain=0.1, has_bias=False)
         self._stages = Sequential([embedding, *blocks, norm, head])
         self._parameters = self._stages.parameters()
 

@@ -34,6 +34,7 @@ class Waiter(Protocol):
     def done(self) -> bool: ...
     def set_result(self, result: None, /) -> None: ...
     def set_exception(self, exception: BaseException, /) -> None: ...
+    def exception(self) -> BaseException | None: ...
 
 
 class Referee(Protocol):
@@ -61,6 +62,14 @@ class _Early:
     buffer: memoryview
 
 
+@dataclass(slots=True)
+class _Landing:
+    """Where the payload of ``header`` is arriving."""
+
+    header: FrameHeader
+    place: _Receive | _Early
+
+
 class Inbox:
     """Match arriving frames with posted receives, for one link."""
 
@@ -70,7 +79,7 @@ class Inbox:
         self._posted: dict[Key, _Receive] = {}
         self._early: dict[Key, _Early] = {}
         self._requested: set[Key] = set()
-        self._landing: _Receive | _Early | None = None
+        self._landing: _Landing | None = None
         self._held = 0
         self._owed = 0
 
@@ -79,51 +88,62 @@ class Inbox:
         """Bytes of payloads that nobody has asked for yet."""
         return self._held
 
-    def post(self, key: Key, fingerprint: int, buffer: memoryview, waiter: Waiter) -> bool:
-        """Post ``buffer`` for ``key``; return True if the payload was already here (``waiter`` is then untouched).
+    def take_early(self, key: Key, fingerprint: int, buffer: memoryview) -> bool:
+        """Copy the payload for ``key`` into ``buffer`` if it is already here; True if it was.
 
         Raises ``OperationMismatch`` if a payload of another length waits for ``key``.
         """
         early = self._early.get(key)
-        if early is not None and early.fingerprint == fingerprint:
-            del self._early[key]
-            self._consume(len(early.buffer))
-            _check_length(key, expected=len(buffer), got=len(early.buffer))
-            buffer[:] = early.buffer
-            return True
+        if early is None or early.fingerprint != fingerprint:
+            return False
+        del self._early[key]
+        self._consume(len(early.buffer))
+        _check_length(key, expected=len(buffer), got=len(early.buffer))
+        buffer[:] = early.buffer
+        return True
+
+    def post(self, key: Key, fingerprint: int, buffer: memoryview, waiter: Waiter) -> None:
+        """Post ``buffer`` for ``key``, after ``take_early`` found nothing."""
         assert key not in self._posted, f"a receive for {key} is already posted"
         self._posted[key] = _Receive(fingerprint, buffer, waiter)
+        early = self._early.get(key)
         if early is not None:
             header = FrameHeader(FrameKind.EAGER, 0, *key, early.fingerprint, len(early.buffer))
             self._referee.mismatch(header)
         elif len(buffer) > EAGER_LIMIT or key in self._requested:
             self._requested.discard(key)
             self._emit(FrameKind.GRANT, key, fingerprint, len(buffer))
-        return False
 
     def withdraw(self, key: Key) -> bool:
         """Take back a posted receive; True if its payload is arriving right now, so that the lane must divert."""
         receive = self._posted.pop(key, None)
-        if receive is None or self._landing is not receive:
+        landing = self._landing
+        if receive is None or landing is None or landing.place is not receive:
             return False
         self._landing = None
+        if landing.header.kind is FrameKind.EAGER:
+            self._return_credit(landing.header.length)
         return True
 
     def forget(self, group: int, sequence: int) -> None:
         """Drop what has arrived early for an operation that is over."""
         for key in [key for key in self._early if key[:2] == (group, sequence)]:
             self._consume(len(self._early.pop(key).buffer))
-        self._requested = {key for key in self._requested if key[:2] != (group, sequence)}
+        if self._requested:
+            self._requested = {key for key in self._requested if key[:2] != (group, sequence)}
 
     def lend(self, header: FrameHeader) -> memoryview | None:
         """Say where the payload of an EAGER or BULK frame must land; None drops it."""
         key = header.key
         receive = self._posted.get(key)
+        if receive is not None and receive.waiter.done():  # cancelled: its memory is not ours any more
+            del self._posted[key]
+            receive = None
         if receive is not None and receive.fingerprint == header.fingerprint:
             if header.length != len(receive.buffer):
                 self._refuse(header, receive)
                 return None
-            self._landing = receive
+            self._landing = _Landing(header, receive)
             return receive.buffer
         if receive is not None:
             self._referee.mismatch(header)
@@ -138,19 +158,20 @@ class Inbox:
         landing, self._landing = self._landing, None
         assert landing is not None, "a payload landed that was not lent for"
         key = header.key
-        if isinstance(landing, _Receive):
+        place = landing.place
+        if isinstance(place, _Receive):
             del self._posted[key]
             if header.kind is FrameKind.EAGER:
                 self._return_credit(header.length)
-            if not landing.waiter.done():
-                landing.waiter.set_result(None)
+            if not place.waiter.done():
+                place.waiter.set_result(None)
             return
         if key in self._early:
             raise ProtocolError(f"two payloads were sent for {key}")
         if self._referee.is_stale(header.group, header.sequence):
             self._consume(header.length)
             return
-        self._early[key] = landing
+        self._early[key] = place
         posted = self._posted.get(key)
         if posted is not None:
             self._match_late(key, posted)
@@ -169,11 +190,15 @@ class Inbox:
             self._requested.add(header.key)
 
     def fail(self, error: BaseException) -> None:
-        """End every posted receive with ``error``: the link is lost."""
+        """End every posted receive with ``error``: nothing more arrives, and nothing may land any more.
+
+        Payloads that are already here stay, for receives that are posted later.
+        """
+        self._landing = None
+        self._requested.clear()
         posted, self._posted = self._posted, {}
         for receive in posted.values():
-            if not receive.waiter.done():
-                receive.waiter.set_exception(error)
+            _fail(receive.waiter, error)
 
     def _hold(self, header: FrameHeader) -> memoryview:
         if header.length > EAGER_LIMIT:
@@ -182,7 +207,7 @@ class Inbox:
             raise ProtocolError(f"eager payloads: the peer overspent its credit of {EAGER_WINDOW} bytes")
         self._held += header.length + HEADER_BYTES
         early = _Early(header.fingerprint, memoryview(bytearray(header.length)))
-        self._landing = early
+        self._landing = _Landing(header, early)
         return early.buffer
 
     def _match_late(self, key: Key, receive: _Receive) -> None:
@@ -198,7 +223,7 @@ class Inbox:
         try:
             _check_length(key, expected=len(receive.buffer), got=len(early.buffer))
         except OperationMismatch as error:
-            receive.waiter.set_exception(error)
+            _fail(receive.waiter, error)
             return
         receive.buffer[:] = early.buffer
         receive.waiter.set_result(None)
@@ -212,7 +237,7 @@ class Inbox:
             try:
                 _check_length(header.key, expected=len(receive.buffer), got=header.length)
             except OperationMismatch as error:
-                receive.waiter.set_exception(error)
+                _fail(receive.waiter, error)
 
     def _consume(self, length: int) -> None:
         self._held -= length + HEADER_BYTES
@@ -224,6 +249,13 @@ class Inbox:
         if self._owed >= EAGER_WINDOW // 4:
             owed, self._owed = self._owed, 0
             self._emit(FrameKind.CREDIT, Key(0, 0, 0), 0, owed)
+
+
+def _fail(waiter: Waiter, error: BaseException) -> None:
+    """End ``waiter`` unless it has ended; nobody is scolded if nobody awaits it."""
+    if not waiter.done():
+        waiter.set_exception(error)
+        waiter.exception()
 
 
 def _check_length(key: Key, *, expected: int, got: int) -> None:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections import deque
 from typing import ClassVar
 
-from asyncpar.errors import PeerLost
+from asyncpar.errors import PeerLost, ProtocolError
 from asyncpar.transport.lane import Lane, LaneEvents, Sending
 from asyncpar.transport.links import Connector, Links
 from asyncpar.wire.header import HEADER_BYTES, FrameHeader
+
+_MAX_DEPTH = 8
+"""How deep deliveries may nest (a frame that is answered inside its delivery) before the rest goes through the loop."""
 
 
 class InprocLane(Lane):
@@ -18,7 +23,10 @@ class InprocLane(Lane):
     def __init__(self) -> None:
         self._peer: InprocLane | None = None
         self._events: LaneEvents | None = None
-        self._early: list[tuple[FrameHeader, bytes]] = []
+        self._waiting: deque[tuple[FrameHeader, bytes]] = deque()
+        self._depth = 0
+        self._end: str | None = None
+        self._is_closed = False
 
     @staticmethod
     def pair() -> tuple[InprocLane, InprocLane]:
@@ -29,40 +37,82 @@ class InprocLane(Lane):
 
     def start(self, events: LaneEvents) -> None:
         self._events = events
-        early, self._early = self._early, []
-        for header, payload in early:
-            self._deliver(header, memoryview(payload))
+        self._drain()
 
     def send(self, header: FrameHeader, payload: memoryview) -> Sending | None:
-        self.bytes_sent += HEADER_BYTES + len(payload)
-        if self._peer is not None:
-            self._peer._deliver(header, payload)
+        peer = self._peer
+        if peer is not None:
+            self.bytes_sent += HEADER_BYTES + len(payload)
+            peer._arrive(header, payload)
         return None
 
     def divert(self) -> None:
         """Nothing is ever half delivered here."""
 
+    def abort(self, error: PeerLost) -> None:  # noqa: ARG002
+        self._part("the peer closed its end")
+
     async def close(self) -> None:
-        self.cut("the peer closed its end")
-        self._events = None
+        self._part("the peer closed its end")
 
     def cut(self, cause: str) -> None:
-        """End the channel; the other side learns ``cause``."""
-        peer, self._peer = self._peer, None
+        """End the channel as a failing network would: both sides learn ``cause``."""
+        peer = self._peer
+        self._lose(cause)
+        if peer is not None:
+            peer._lose(cause)
+
+    def _part(self, cause: str) -> None:
+        """End the channel from this side: no event follows here; the other side gets what was sent, then ``cause``."""
+        self._is_closed = True
+        self._waiting.clear()
+        peer, self._peer, self._events = self._peer, None, None
         if peer is not None:
             peer._peer = None
-            if peer._events is not None:
-                peer._events.lost(cause)
+            peer._end = cause
+            peer._drain()
 
-    def _deliver(self, header: FrameHeader, payload: memoryview) -> None:
-        if self._events is None:
-            self._early.append((header, bytes(payload)))
-            return
+    def _lose(self, cause: str) -> None:
+        events = self._events
+        if not self._is_closed and self._end is None:
+            self._part(cause)
+            if events is not None:
+                events.lost(cause)
+            else:
+                self._is_closed, self._end = False, cause  # not started yet: ``start`` tells it
+
+    def _arrive(self, header: FrameHeader, payload: memoryview) -> None:
+        if self._events is None or self._waiting or self._depth >= _MAX_DEPTH:
+            if self._depth >= _MAX_DEPTH and not self._waiting:
+                asyncio.get_running_loop().call_soon(self._drain)
+            self._waiting.append((header, bytes(payload)))
+        else:
+            self._deliver(self._events, header, payload)
+
+    def _drain(self) -> None:
+        """Deliver what had to wait, then the end if it came."""
+        while self._waiting and self._events is not None and self._depth == 0:
+            header, payload = self._waiting.popleft()
+            self._deliver(self._events, header, memoryview(payload))
+        if self._end is not None and not self._waiting and self._events is not None and self._depth == 0:
+            events, self._events = self._events, None
+            self._is_closed = True
+            events.lost(self._end)
+
+    def _deliver(self, events: LaneEvents, header: FrameHeader, payload: memoryview) -> None:
         self.bytes_received += HEADER_BYTES + len(payload)
-        landing = self._events.lend(header)
-        if landing is not None:
-            landing[:] = payload
-            self._events.landed(header)
+        self._depth += 1
+        try:
+            landing = events.lend(header)
+            if landing is not None and self._events is events:
+                landing[:] = payload
+                events.landed(header)
+        except ProtocolError as error:
+            self._lose(f"protocol error: {error}")
+        finally:
+            self._depth -= 1
+        if self._depth == 0 and self._end is not None:
+            self._drain()
 
 
 class InprocFabric:
@@ -94,7 +144,7 @@ class InprocConnector(Connector):
         if links.is_up(rank):
             return
         peer = self._fabric.find(rank)
-        if peer is None:
+        if peer is None or peer.is_closing:
             raise PeerLost(f"rank {rank} is not in this process any more", rank=rank, cause="it left the process")
         one, other = InprocLane.pair()
         links.adopt(rank, one)

@@ -10,6 +10,9 @@ from asyncpar.errors import PeerLost
 from asyncpar.wire.header import FrameHeader
 from asyncpar.wire.sink import FrameSink
 
+MAX_FRAME_BYTES = 1 << 36
+"""Longest payload that a lane accepts.  What lands is bounded by what was posted; this bounds what is dropped."""
+
 
 class Sending(ABC):
     """A send whose payload memory is still in use.
@@ -22,11 +25,11 @@ class Sending(ABC):
     done: asyncio.Future[None]
 
     @abstractmethod
-    def release(self) -> None:
+    def release(self) -> bool:
         """Give the memory back before this returns; ``done`` is cancelled.
 
         A frame that has begun to travel still goes out whole and as it was (from a copy of its rest); one that has not
-        is dropped.
+        is dropped.  True if the frame goes out, or went; False if the peer will never see it.
         """
 
 
@@ -62,8 +65,9 @@ class Lane(ABC):
     def send(self, header: FrameHeader, payload: memoryview) -> Sending | None:
         """Hand one frame to the channel; None if ``payload`` may be reused at once.
 
-        ``payload`` holds ``header.length`` contiguous bytes (format ``B``).  Control frames may be sent without looking
-        at the result: their payload is never reused.
+        ``payload`` holds ``header.length`` contiguous bytes (format ``B``).  Only a BULK frame ever returns a
+        ``Sending``: all others are small, and are copied if the channel cannot take them now.  Once the channel has
+        ended, frames vanish.
         """
 
     @abstractmethod
@@ -71,5 +75,19 @@ class Lane(ABC):
         """Forget the memory lent for the frame that is arriving: its other bytes are dropped, ``landed`` not called."""
 
     @abstractmethod
+    def abort(self, error: PeerLost) -> None:
+        """Close at once and drop what is queued: pending sends end with ``error``.  Idempotent.  No event follows.
+
+        All lent memory is given back before this returns.
+        """
+
+    @abstractmethod
     async def close(self) -> None:
         """Flush what was sent (for at most a second), then close.  Idempotent.  No event follows."""
+
+
+def fail_future(future: asyncio.Future[None], error: BaseException) -> None:
+    """End ``future`` with ``error`` unless it has ended; nobody is scolded if nobody awaits it."""
+    if not future.done():
+        future.set_exception(error)
+        future.exception()

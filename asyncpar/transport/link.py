@@ -6,9 +6,9 @@ import asyncio
 import struct
 from collections.abc import Callable
 
-from asyncpar.errors import OperationMismatch, PeerLost, ProtocolError
+from asyncpar.errors import OperationMismatch, PeerLost, ProtocolError, UsageError
 from asyncpar.transport.inbox import Inbox, Referee
-from asyncpar.transport.lane import Lane, Sending
+from asyncpar.transport.lane import Lane, Sending, fail_future
 from asyncpar.transport.messages import MessageInbox, OnMessage
 from asyncpar.transport.outbox import Outbox, SendNow, check_grant
 from asyncpar.wire.header import MESSAGE_GROUP, FrameHeader, FrameKind, Key
@@ -17,6 +17,9 @@ _U64 = struct.Struct("<Q")
 CONTROL_LIMIT = 64 * 1024
 """Most bytes of a control frame's payload."""
 
+_TAKEN_BACK = 1
+"""Fingerprint of a REQUEST in the message group that says: this message will not come after all."""
+
 _LENGTH_KINDS = frozenset({FrameKind.REQUEST, FrameKind.GRANT, FrameKind.CREDIT})
 _PAYLOAD_KINDS = frozenset({FrameKind.EAGER, FrameKind.BULK})
 
@@ -24,46 +27,65 @@ _PAYLOAD_KINDS = frozenset({FrameKind.EAGER, FrameKind.BULK})
 class _Deferred(Sending):
     """A send that waits for its grant, or for the lane to come up."""
 
-    __slots__ = ("_dropped", "_inner", "fingerprint", "payload")
+    __slots__ = ("_inner", "_is_dropped", "fingerprint", "payload")
 
     def __init__(self, fingerprint: int, payload: memoryview, done: asyncio.Future[None]) -> None:
         self.fingerprint = fingerprint
         self.payload = payload
         self.done = done
         self._inner: Sending | None = None
-        self._dropped = False
+        self._is_dropped = False
 
     def begin(self, send: Callable[[], Sending | None]) -> None:
         """Start the real send, and end as it ends."""
-        if self._dropped:
+        if self._is_dropped:
             return
         try:
-            self._inner = send()
+            inner = send()
         except (PeerLost, OperationMismatch) as error:
-            self.done.set_exception(error)
+            fail_future(self.done, error)
             return
-        if self._inner is None:
+        if inner is not None:
+            self._inner = inner
+            inner.done.add_done_callback(self._finish)
+        elif not self.done.done():
             self.done.set_result(None)
-        else:
-            self._inner.done.add_done_callback(self._finish)
 
-    def release(self) -> None:
-        self._dropped = True
+    def release(self) -> bool:
+        goes_out = self.done.done() and not self.done.cancelled() and self.done.exception() is None
         if self._inner is not None:
-            self._inner.release()
+            goes_out = self._inner.release()
+        self._is_dropped = True
         self.payload = memoryview(b"")
         self.done.cancel()
+        return goes_out
 
     def _finish(self, inner: asyncio.Future[None]) -> None:
         error = None if inner.cancelled() else inner.exception()
-        if self.done.done():
-            return
         if inner.cancelled():
             self.done.cancel()
         elif error is not None:
-            self.done.set_exception(error)
-        else:
+            fail_future(self.done, error)
+        elif not self.done.done():
             self.done.set_result(None)
+
+
+class _MessageSending(Sending):
+    """A message that is not gone yet.  Taking it back tells the receiver, who would wait for it before all later ones."""
+
+    __slots__ = ("_inner", "_taken_back")
+
+    def __init__(self, inner: Sending, taken_back: Callable[[], None]) -> None:
+        self._inner = inner
+        self._taken_back: Callable[[], None] | None = taken_back
+        self.done = inner.done
+
+    def release(self) -> bool:
+        goes_out = self._inner.release()
+        taken_back, self._taken_back = self._taken_back, None
+        if not goes_out and taken_back is not None:
+            taken_back()
+        return goes_out
 
 
 class Link:
@@ -96,6 +118,7 @@ class Link:
         self._backlog: list[Callable[[], None]] = []
         self._inbox = Inbox(referee=referee, emit=self._emit)
         self._outbox = Outbox(referee=referee)
+        self._max_message_bytes = max_message_bytes
         self._messages = MessageInbox(
             deliver=on_message, emit=self._emit, max_bytes=max_message_bytes, budget=message_budget
         )
@@ -111,8 +134,13 @@ class Link:
         return self._lane
 
     def attach(self, lane: Lane) -> None:
-        """Put the negotiated lane into service and send what has been waiting for it."""
-        assert self._lane is None, f"the link to rank {self.peer} already has a lane"
+        """Put the negotiated lane into service and send what has been waiting for it.
+
+        A lane that comes too late, to a link that is lost or already in service, is closed.
+        """
+        if self.error is not None or self._lane is not None:
+            lane.abort(self.error or PeerLost("the link already has a lane", rank=self.peer, cause="second lane"))
+            return
         self._lane = lane
         lane.start(self)
         backlog, self._backlog = self._backlog, []
@@ -123,12 +151,16 @@ class Link:
     def post(self, key: Key, fingerprint: int, buffer: memoryview) -> asyncio.Future[None] | None:
         """Receive into ``buffer`` what the peer sends for ``key``; None if it is already there.
 
-        Cancelling the future, or ``withdraw``, gives the memory back at once.
+        What came before the peer was lost can still be received.  Whoever stops waiting must ``withdraw``: cancelling
+        the future alone does not stop a payload that is arriving.
         """
+        if self._inbox.take_early(key, fingerprint, buffer):
+            return None
         if self.error is not None:
             raise self.error
         waiter: asyncio.Future[None] = self._loop.create_future()
-        return None if self._inbox.post(key, fingerprint, buffer, waiter) else waiter
+        self._inbox.post(key, fingerprint, buffer, waiter)
+        return waiter
 
     def withdraw(self, key: Key) -> None:
         """Take back a posted receive: its memory is not written any more once this returns."""
@@ -154,10 +186,18 @@ class Link:
         return pending
 
     def send_message(self, payload: memoryview) -> Sending | None:
-        """Send an actor message; messages to one peer are delivered in order."""
+        """Send an actor message; messages to one peer are delivered in order.
+
+        Raises ``UsageError`` for one that is too long for the peer.
+        """
+        if len(payload) > self._max_message_bytes:
+            raise UsageError(f"message: at most {self._max_message_bytes} bytes can be sent, got {len(payload)}")
         key = Key(MESSAGE_GROUP, self._next_message, 0)
+        sending = self.send(key, 0, payload)
         self._next_message += 1
-        return self.send(key, 0, payload)
+        if sending is None:
+            return None
+        return _MessageSending(sending, lambda: self._take_back(key))
 
     def control(self, kind: FrameKind, key: Key, payload: bytes = b"") -> None:
         """Send a control frame; never waits, and is dropped when the peer is lost."""
@@ -175,16 +215,23 @@ class Link:
         for key in [key for key in self._waiting if key[:2] == (group, sequence)]:
             self._waiting.pop(key).release()
 
-    def fail(self, error: PeerLost) -> None:
-        """End everything that waits on the peer, and all that will, with ``error``."""
+    def fail(self, error: PeerLost, *, abort: bool = True) -> None:
+        """End everything that waits on the peer, and all that will, with ``error``.
+
+        With ``abort`` the lane ends at once; without, what the lane already has still goes out.
+        """
         if self.error is not None:
             return
         self.error = error
+        if self._lane is not None:
+            if abort:
+                self._lane.abort(error)
+            else:
+                self._lane.divert()
         self._inbox.fail(error)
         waiting, self._waiting = self._waiting, {}
         for pending in waiting.values():
-            if not pending.done.done():
-                pending.done.set_exception(error)
+            fail_future(pending.done, error)
         backlog, self._backlog = self._backlog, []
         for send in backlog:
             send()
@@ -218,6 +265,8 @@ class Link:
                 self._granted(header, _U64.unpack(self._control_payload)[0])
             case FrameKind.CREDIT:
                 self._outbox.credit(_U64.unpack(self._control_payload)[0])
+            case FrameKind.REQUEST if header.group == MESSAGE_GROUP and header.fingerprint == _TAKEN_BACK:
+                self._messages.taken_back(header)
             case FrameKind.REQUEST if header.group == MESSAGE_GROUP:
                 self._messages.request(header, _U64.unpack(self._control_payload)[0])
             case FrameKind.REQUEST:
@@ -242,6 +291,10 @@ class Link:
             self._backlog.append(lambda: self._emit(kind, key, fingerprint, value))
             return
         self._lane.send(self._header(kind, key, fingerprint, _U64.size), memoryview(_U64.pack(value)))
+
+    def _take_back(self, key: Key) -> None:
+        self._waiting.pop(key, None)
+        self._emit(FrameKind.REQUEST, key, _TAKEN_BACK, 0)
 
     def _send_later(self, key: Key, fingerprint: int, payload: memoryview) -> Sending:
         pending = _Deferred(fingerprint, payload, self._loop.create_future())

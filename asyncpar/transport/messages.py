@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 
 from asyncpar.errors import ProtocolError
 from asyncpar.transport.inbox import EAGER_LIMIT, EAGER_WINDOW, MAX_PENDING
@@ -28,7 +29,8 @@ class MessageInbox:
         self._max_bytes = max_bytes
         self._budget = budget
         self._next = 0
-        self._ready: dict[int, tuple[FrameHeader, memoryview]] = {}
+        self._ready: dict[int, tuple[FrameHeader, memoryview] | None] = {}
+        """What is complete but not next; None where the sender took its message back."""
         self._granted: dict[Key, int] = {}
         self._queue: deque[tuple[Key, int]] = deque()
         self._landing: memoryview | None = None
@@ -64,10 +66,27 @@ class MessageInbox:
         assert self._landing is not None
         self._ready[header.sequence] = (header, self._landing)
         self._landing = None
-        while (entry := self._ready.pop(self._next, None)) is not None:
+        self._deliver_ready()
+
+    def taken_back(self, header: FrameHeader) -> None:
+        """The sender announced a message and will not send it: do not wait for it."""
+        if header.sequence < self._next or header.sequence in self._ready:
+            raise ProtocolError(f"message {header.sequence} was taken back after it came")
+        if len(self._ready) >= MAX_PENDING:
+            raise ProtocolError(f"more than {MAX_PENDING} messages wait for an earlier one")
+        self._ready[header.sequence] = None
+        self._queue = deque(entry for entry in self._queue if entry[0] != header.key)
+        self._bulk_held -= self._granted.pop(header.key, 0)
+        self._deliver_ready()
+        self._grant()
+
+    def _deliver_ready(self) -> None:
+        while self._next in self._ready:
+            entry = self._ready.pop(self._next)
             self._next += 1
-            ready, payload = entry
-            self._deliver(payload, lambda ready=ready: self._release(ready))  # type: ignore[misc]
+            if entry is not None:
+                ready, payload = entry
+                self._deliver(payload, partial(self._release, ready))
 
     def _admit_eager(self, header: FrameHeader) -> None:
         if header.length > EAGER_LIMIT:

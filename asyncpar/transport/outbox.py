@@ -58,8 +58,8 @@ class Outbox:
 
     def granted(self, header: FrameHeader, length: int) -> None:
         """Remember a grant that came before its send."""
-        if self._referee.is_stale(header.group, header.sequence):
-            return
+        if header.group == MESSAGE_GROUP or self._referee.is_stale(header.group, header.sequence):
+            return  # nobody waits for it any more
         if len(self._grants) >= MAX_PENDING:
             raise ProtocolError(f"more than {MAX_PENDING} grants wait for a send")
         self._grants[header.key] = (header.fingerprint, length)

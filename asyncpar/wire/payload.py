@@ -10,7 +10,8 @@ Theory of operation.  A payload is, little endian:
     ...           zeros up to the next multiple of 64, then the attachments
 
 An array stands in the envelope as an extension of type 1, its description (see ``array``).  The attachments hold the
-elements in C order, little endian, each array at a multiple of 64.  So an array is copied once on its way out, and on its way in it is a view on the memory that was received.
+elements in C order, little endian, each array at a multiple of 64.  So an array is copied once on its way out, and on
+its way in it is a view on the memory that was received.
 
 Nothing that arrives is trusted: dtypes come from a closed table, every array must lie inside the attachments, and what
 is built from plain data stays within a constant factor of the bytes that came.  There is no pickle and no code.
@@ -20,7 +21,7 @@ from __future__ import annotations
 
 import struct
 from abc import ABC, abstractmethod
-from typing import Any, Final, Generic, TypeVar, get_args, get_origin, overload
+from typing import Any, Final, Generic, TypeVar, get_origin, overload
 
 import msgspec
 import numpy as np
@@ -47,6 +48,7 @@ FIRST_EXTENSION: Final = 16
 
 _HEADER = struct.Struct("<B3xI")
 _ARRAY_EXTENSION: Final = 1
+_MAX_ENVELOPE: Final = 2**32 - 1
 
 
 class Extension(ABC):
@@ -88,6 +90,8 @@ class PayloadEncoder:
         Raises ``UsageError`` like ``part``, and if the payload is larger than the limit.
         """
         encoded = self._encode(envelope, what)
+        if len(encoded) > _MAX_ENVELOPE:
+            raise UsageError(f"{what}: at most {_MAX_ENVELOPE} bytes of plain data can be sent, got {len(encoded)}")
         if not self._arrays:
             self._check_size(_HEADER.size + len(encoded), what)
             return memoryview(_HEADER.pack(PAYLOAD_VERSION, len(encoded)) + encoded)
@@ -129,9 +133,9 @@ class PayloadEncoder:
         return lowered
 
     def _attach(self, array: AnyArray) -> Ext:
-        offset = self._attached
+        offset = _align(self._attached)
         description = describe_array(array, offset, what=self._what)
-        self._attached = _align(offset + array.nbytes)
+        self._attached = offset + array.nbytes
         self._arrays.append((offset, array))
         return Ext(_ARRAY_EXTENSION, description)
 

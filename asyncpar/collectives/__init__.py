@@ -1,0 +1,1 @@
+"""Collective operations over the links of a rank: plan, check, run."""

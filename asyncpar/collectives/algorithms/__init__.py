@@ -1,0 +1,1 @@
+"""Algorithms as schedules: what each rank sends and receives, in chunk numbers.  Pure."""

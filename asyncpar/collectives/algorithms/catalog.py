@@ -1,0 +1,105 @@
+"""Which algorithms there are, by operation, and the schedules they make."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import lru_cache
+
+from asyncpar.collectives.algorithms import (
+    bruck,
+    chain,
+    dissemination,
+    doubling,
+    halving,
+    hierarchical,
+    linear,
+    pairwise,
+    ring,
+    tree,
+)
+from asyncpar.collectives.algorithms.hierarchical import Hosts
+from asyncpar.collectives.algorithms.steps import Round, Schedule, schedule
+from asyncpar.errors import UsageError
+
+_Plain = Callable[[int, int], Iterator[Round]]
+_Rooted = Callable[[int, int, int], Iterator[Round]]
+
+_ALL_REDUCE: dict[str, tuple[_Plain, Callable[[int], int]]] = {
+    "ring": (ring.all_reduce, lambda size: size),
+    "halving": (halving.all_reduce, halving.chunks_of_all_reduce),
+    "doubling": (doubling.all_reduce, lambda size: 1),  # noqa: ARG005
+    "tree": (tree.all_reduce, lambda size: 1),  # noqa: ARG005
+}
+_HIERARCHICAL: dict[str, tuple[Callable[[int, Hosts], Iterator[Round]], Callable[[Hosts], int]]] = {
+    "hierarchical": (hierarchical.all_reduce_by_ring, len),
+    "hierarchical-tree": (hierarchical.all_reduce_by_tree, lambda hosts: 1),  # noqa: ARG005
+}
+_CHUNK_PER_RANK: dict[str, dict[str, _Plain]] = {
+    "reduce_scatter": {
+        "pairwise": pairwise.reduce_scatter,
+        "ring": ring.reduce_scatter,
+        "halving": halving.reduce_scatter,
+    },
+    "all_gather": {
+        "ring": ring.all_gather,
+        "bruck": bruck.all_gather,
+        "halving": halving.all_gather,
+        "pairwise": pairwise.all_gather,
+    },
+}
+_ROOTED: dict[str, dict[str, _Rooted]] = {
+    "broadcast": {"tree": tree.broadcast, "chain": chain.broadcast, "linear": linear.broadcast},
+    "reduce": {"tree": tree.reduce, "chain": chain.reduce, "linear": linear.reduce},
+    "gather": {"tree": tree.gather, "linear": linear.gather},
+    "scatter": {"tree": tree.scatter, "linear": linear.scatter},
+}
+_ALL_TO_ALL: dict[str, tuple[_Plain, Callable[[int], int]]] = {
+    "pairwise": (pairwise.all_to_all, lambda size: 2 * size),
+    "bruck": (bruck.all_to_all, lambda size: 4 * size),
+}
+_BARRIER: dict[str, _Plain] = {"dissemination": dissemination.barrier, "tree": tree.barrier}
+
+KNOWN: dict[str, tuple[str, ...]] = {
+    "all_reduce": (*_ALL_REDUCE, *_HIERARCHICAL),
+    **{name: tuple(makers) for name, makers in _CHUNK_PER_RANK.items()},
+    **{name: tuple(makers) for name, makers in _ROOTED.items()},
+    "all_to_all": tuple(_ALL_TO_ALL),
+    "barrier": tuple(_BARRIER),
+}
+"""Operations, and the names of their algorithms."""
+
+CHUNKS_ON_ONE_RANK = frozenset({"gather", "scatter"})
+"""Rooted operations whose buffer has a chunk per rank."""
+
+
+def check_algorithm(operation: str, algorithm: str) -> None:
+    """Raise ``UsageError`` unless ``algorithm`` is one of ``operation``."""
+    known = KNOWN.get(operation)
+    if known is None:
+        raise UsageError(f"operation: expected one of {', '.join(KNOWN)}, got {operation!r}")
+    if algorithm not in known:
+        raise UsageError(f"algorithm: {operation} has {', '.join(known)}; got {algorithm!r}")
+
+
+@lru_cache(maxsize=512)
+def schedule_of(
+    operation: str, algorithm: str, *, rank: int, size: int, root: int = 0, hosts: Hosts | None = None
+) -> Schedule:
+    """Return the schedule of ``rank``; ``hosts`` matter to the hierarchical algorithms only (None: a single host)."""
+    check_algorithm(operation, algorithm)
+    if operation == "all_reduce" and algorithm in _HIERARCHICAL:
+        by_host, count_hosts = _HIERARCHICAL[algorithm]
+        hosts = hosts or (tuple(range(size)),)
+        return schedule(count_hosts(hosts), by_host(rank, hosts))
+    if operation == "all_reduce":
+        plain, count = _ALL_REDUCE[algorithm]
+        return schedule(count(size), plain(rank, size))
+    if operation in _CHUNK_PER_RANK:
+        return schedule(size, _CHUNK_PER_RANK[operation][algorithm](rank, size))
+    if operation in _ROOTED:
+        chunks = size if operation in CHUNKS_ON_ONE_RANK else 1
+        return schedule(chunks, _ROOTED[operation][algorithm](rank, size, root))
+    if operation == "all_to_all":
+        plain, count = _ALL_TO_ALL[algorithm]
+        return schedule(count(size), plain(rank, size))
+    return schedule(0, _BARRIER[algorithm](rank, size))

@@ -1,0 +1,113 @@
+"""What schedules are made of.
+
+A schedule speaks of one buffer per rank that is cut into numbered chunks, and of ranks of the group.  It is a sequence
+of rounds; the steps of a round go on at the same time, and a round begins when the one before it is over on this rank.
+The n-th ``Send`` from one rank to another meets the n-th ``Recv`` there, and both name as many chunks, in one order.
+Within a round no step may write chunks that another step of the round reads or writes, with one exception: chunks that
+are sent may be reduced into, and the sends then carry what was there before the round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+
+class Span(NamedTuple):
+    """Chunks ``start`` to ``stop``, without ``stop``."""
+
+    start: int
+    stop: int
+
+
+Spans = tuple[Span, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Send the chunks, one after another, to ``peer``."""
+
+    peer: int
+    chunks: Spans
+
+
+@dataclass(frozen=True, slots=True)
+class Recv:
+    """Receive the chunks from ``peer``; ``reduce`` combines them with what is here instead of replacing it."""
+
+    peer: int
+    chunks: Spans
+    reduce: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """Copy chunks within this rank."""
+
+    source: Span
+    target: Span
+
+
+Step = Send | Recv | Copy
+Round = tuple[Step, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schedule:
+    """The rounds of one rank over a buffer of ``chunks`` chunks."""
+
+    chunks: int
+    rounds: tuple[Round, ...]
+
+
+def schedule(chunks: int, rounds: Iterable[Round]) -> Schedule:
+    """Return the schedule of ``rounds``, without the empty ones."""
+    return Schedule(chunks=chunks, rounds=tuple(steps for steps in rounds if steps))
+
+
+def one(chunk: int) -> Spans:
+    """Return the spans of a single chunk."""
+    return (Span(chunk, chunk + 1),)
+
+
+def span(start: int, stop: int) -> Spans:
+    """Return the spans of chunks ``start`` to ``stop``; empty if there are none."""
+    return (Span(start, stop),) if start < stop else ()
+
+
+def wrapped(start: int, count: int, size: int) -> Spans:
+    """Return the spans of ``count`` chunks from ``start`` on, counting on from 0 after ``size - 1``."""
+    start %= size
+    stop = start + count
+    return span(start, stop) if stop <= size else span(start, size) + span(0, stop - size)
+
+
+def joined(chunks: Sequence[int]) -> Spans:
+    """Return the spans of ``chunks`` in the given order; ascending neighbours become one span."""
+    spans: list[Span] = []
+    for chunk in chunks:
+        if spans and spans[-1].stop == chunk:
+            spans[-1] = Span(spans[-1].start, chunk + 1)
+        else:
+            spans.append(Span(chunk, chunk + 1))
+    return tuple(spans)
+
+
+def relabelled(rounds: Iterable[Round], *, ranks: Sequence[int], scale: int = 1) -> Iterable[Round]:
+    """Yield ``rounds`` of a sub-group for the whole group: peers through ``ranks``, chunks ``scale`` times as many."""
+
+    def scaled(spans: Spans) -> Spans:
+        return tuple(Span(start * scale, stop * scale) for start, stop in spans)
+
+    def moved(step: Step) -> Step:
+        match step:
+            case Send(peer, chunks):
+                return Send(ranks[peer], scaled(chunks))
+            case Recv(peer, chunks, reduce):
+                return Recv(ranks[peer], scaled(chunks), reduce)
+            case Copy(source, target):
+                return Copy(scaled((source,))[0], scaled((target,))[0])
+
+    for steps in rounds:
+        yield tuple(moved(step) for step in steps)

@@ -1,0 +1,92 @@
+"""Figures of gradient synchronization, made from events."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True, kw_only=True)
+class SyncStatistics:
+    """Totals over all completed synchronizations; times in seconds unless the name says otherwise.
+
+    ``total_sync_time`` counts time in which at least one bucket was under way, ``total_bucket_sync_time`` sums over
+    buckets.  ``total_exposed_time`` is the part that the caller had to wait for after its last gradient.
+    ``bytes_on_wire`` is what this rank sent of gradients, ``bytes_uncompressed`` what it would have sent without a codec;
+    frame headers are in neither.  ``communication_efficiency`` is bytes_on_wire over what a lane of known bandwidth
+    could have sent in that time, 0 where the bandwidth is not known.  ``residual_norm`` is that of the error feedback
+    after the last step.
+    """
+
+    total_sync_operations: int = 0
+    total_sync_time: float = 0.0
+    total_buckets_synced: int = 0
+    total_bucket_sync_time: float = 0.0
+    total_exposed_time: float = 0.0
+    average_sync_time_ms: float = 0.0
+    communication_efficiency: float = 0.0
+    bytes_on_wire: int = 0
+    bytes_uncompressed: int = 0
+    residual_norm: float = 0.0
+
+    @property
+    def compression_ratio_achieved(self) -> float:
+        """How many times fewer bytes were sent; 1 when nothing was sent or compressed."""
+        return self.bytes_uncompressed / self.bytes_on_wire if self.bytes_on_wire else 1.0
+
+    @property
+    def overlap_fraction(self) -> float:
+        """The part of the time of communication that was hidden behind the caller's own work, 0 to 1."""
+        if self.total_sync_time <= 0.0:
+            return 0.0
+        return min(1.0, max(0.0, 1.0 - self.total_exposed_time / self.total_sync_time))
+
+    def update_average_sync_time(self) -> None:
+        """Bring ``average_sync_time_ms`` up to date with the totals."""
+        if self.total_sync_operations:
+            self.average_sync_time_ms = 1e3 * self.total_sync_time / self.total_sync_operations
+
+
+@dataclass(slots=True)
+class StepRecord:
+    """What happened in one step: intervals in which buckets were under way, and bytes."""
+
+    intervals: list[tuple[float, float]] = field(default_factory=list)
+    bytes_on_wire: int = 0
+    bytes_uncompressed: int = 0
+    last_gradient_at: float = 0.0
+    """When the caller had nothing left to do but wait."""
+
+    def add_bucket(self, *, start: float, stop: float, sent: int, uncompressed: int) -> None:
+        """Record a bucket that went through."""
+        self.intervals.append((start, stop))
+        self.bytes_on_wire += sent
+        self.bytes_uncompressed += uncompressed
+
+    def add_to(self, statistics: SyncStatistics, *, lane_bandwidth: float | None, residual_norm: float) -> None:
+        """Add this step to the totals."""
+        merged = merge_intervals(self.intervals)
+        statistics.total_sync_operations += 1
+        statistics.total_sync_time += sum(stop - start for start, stop in merged)
+        statistics.total_exposed_time += sum(
+            max(0.0, stop - max(start, self.last_gradient_at)) for start, stop in merged
+        )
+        statistics.total_buckets_synced += len(self.intervals)
+        statistics.total_bucket_sync_time += sum(stop - start for start, stop in self.intervals)
+        statistics.bytes_on_wire += self.bytes_on_wire
+        statistics.bytes_uncompressed += self.bytes_uncompressed
+        statistics.residual_norm = residual_norm
+        statistics.update_average_sync_time()
+        if lane_bandwidth and statistics.total_sync_time > 0.0:
+            possible = statistics.total_sync_time * lane_bandwidth
+            statistics.communication_efficiency = statistics.bytes_on_wire / possible
+
+
+def merge_intervals(intervals: list[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Return the union of ``intervals`` as disjoint intervals in order."""
+    merged: list[tuple[float, float]] = []
+    for start, stop in sorted(intervals):
+        if merged and start <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(stop, merged[-1][1]))
+        else:
+            merged.append((start, stop))
+    return merged

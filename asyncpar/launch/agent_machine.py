@@ -1,0 +1,247 @@
+"""Decide for one host: when to start, signal and kill its ranks, what to tell the coordinator, when to go.
+
+Sans-I/O: feed events, obey commands.  The *crew* is what runs of one generation on this host; whatever happens, it is
+asked to end, killed after the grace period, and given up on a while after that: an agent always ends.
+"""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import dataclass
+
+from asyncpar.launch.failure import exit_code_of
+from asyncpar.launch.plan import Assignment, Outcome
+
+_ANSWER_PATIENCE = 3.0
+"""How long an interrupted agent without ranks waits for the coordinator's word."""
+_KILL_PATIENCE = 5.0
+"""How long the kernel may take to end killed processes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Assigned:
+    """The coordinator wants this host's ranks to start."""
+
+    assignment: Assignment
+
+
+@dataclass(frozen=True, slots=True)
+class CrewGone:
+    """No process of ``generation`` is left here, and all output has been passed on."""
+
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class StopOrdered:
+    """The coordinator wants the ranks of ``generation`` to end."""
+
+    generation: int
+    signal_number: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The coordinator says how the job ended."""
+
+    outcome: Outcome
+
+
+@dataclass(frozen=True, slots=True)
+class Signalled:
+    """This process got a signal that asks it to end."""
+
+    signal_number: int
+
+
+@dataclass(frozen=True, slots=True)
+class OutputBroken:
+    """Nobody reads our output any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class CoordinatorLost:
+    """The coordinator cannot be reached, or went away."""
+
+    cause: str
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time has passed."""
+
+
+Event = Assigned | CrewGone | StopOrdered | Finished | Signalled | OutputBroken | CoordinatorLost | Tick
+
+
+@dataclass(frozen=True, slots=True)
+class StartCrew:
+    """Start the ranks."""
+
+    assignment: Assignment
+
+
+@dataclass(frozen=True, slots=True)
+class SignalCrew:
+    """Send a signal to the process group of each rank."""
+
+    signal_number: int
+
+
+@dataclass(frozen=True, slots=True)
+class KillCrew:
+    """End each rank's process group now, and stop waiting for its output."""
+
+
+@dataclass(frozen=True, slots=True)
+class TellStopped:
+    """Report that nothing of ``generation`` is left."""
+
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class TellInterrupted:
+    """Report that somebody asked for the end of the job."""
+
+    signal_number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Say:
+    """Tell people."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Exit:
+    """Go, with this outcome."""
+
+    outcome: Outcome
+
+
+Command = StartCrew | SignalCrew | KillCrew | TellStopped | TellInterrupted | Say | Exit
+
+
+class AgentMachine:
+    """The mind of one host's agent."""
+
+    def __init__(self, *, grace: float) -> None:
+        self._grace = grace
+        self._crew: int | None = None
+        self._interrupted: int | None = None
+        self._outcome: Outcome | None = None
+        self._kill_at: float | None = None
+        self._leave_at: float | None = None
+        self._has_left = False
+
+    @property
+    def next_deadline(self) -> float | None:
+        """When a ``Tick`` is due, None if never."""
+        return min((at for at in (self._kill_at, self._leave_at) if at is not None), default=None)
+
+    def handle(self, event: Event, *, now: float) -> list[Command]:
+        if self._has_left:
+            return []
+        match event:
+            case Assigned(assignment):
+                return self._assigned(assignment)
+            case CrewGone(generation):
+                return self._crew_gone(generation, now)
+            case StopOrdered(generation, signal_number, reason):
+                return self._stop_ordered(generation, signal_number, reason, now)
+            case Finished(outcome):
+                return self._conclude(outcome, now)
+            case Signalled(signal_number):
+                return self._signalled(signal_number, now)
+            case OutputBroken():
+                return [] if self._interrupted else self._signalled(signal.SIGPIPE, now)
+            case CoordinatorLost(cause):
+                return [] if self._outcome else self._conclude(Outcome(1, cause), now)
+            case Tick():
+                return self._tick(now)
+
+    def _assigned(self, assignment: Assignment) -> list[Command]:
+        if self._interrupted is not None or self._outcome is not None:
+            return [TellStopped(assignment.generation)]
+        self._crew, self._kill_at, self._leave_at = assignment.generation, None, None
+        start = StartCrew(assignment)
+        if assignment.restart_count:
+            return [Say(f"starting all ranks again (restart {assignment.restart_count})"), start]
+        return [start]
+
+    def _crew_gone(self, generation: int, now: float) -> list[Command]:
+        if generation != self._crew:
+            return []
+        self._crew = self._kill_at = self._leave_at = None
+        if self._outcome is not None:
+            return [TellStopped(generation), *self._exit(self._outcome)]
+        if self._interrupted is not None:
+            self._leave_at = now + _ANSWER_PATIENCE
+        return [TellStopped(generation)]
+
+    def _stop_ordered(self, generation: int, signal_number: int, reason: str, now: float) -> list[Command]:
+        if generation != self._crew or self._kill_at is not None or self._interrupted is not None:
+            return []
+        return [Say(f"{reason}; stopping all ranks"), *self._stop(signal_number, now)]
+
+    def _stop(self, signal_number: int, now: float) -> list[Command]:
+        self._kill_at = now + self._grace
+        return [SignalCrew(signal_number)]
+
+    def _conclude(self, outcome: Outcome, now: float) -> list[Command]:
+        """Leave as soon as nothing runs here; see to that if the job went wrong."""
+        if self._interrupted is not None:
+            outcome = self._interrupted_outcome(self._interrupted)
+        if self._crew is None:
+            return self._exit(outcome)
+        self._outcome = outcome
+        is_stopping = self._kill_at is not None or self._leave_at is not None
+        return self._stop(signal.SIGTERM, now) if outcome.exit_code and not is_stopping else []
+
+    def _signalled(self, signal_number: int, now: float) -> list[Command]:
+        is_first = self._interrupted is None
+        if is_first:
+            self._interrupted = signal_number
+        if self._crew is None:
+            return self._leave_alone(signal_number, now, is_first=is_first)
+        if not is_first and signal_number == signal.SIGINT:
+            self._kill_at, self._leave_at = None, now + _KILL_PATIENCE
+            return [Say("killing all ranks"), KillCrew()]
+        passed_on = signal.SIGTERM if signal_number in (signal.SIGPIPE, signal.SIGHUP) else signal_number
+        if not is_first:
+            return [SignalCrew(passed_on)]
+        said = [] if signal_number == signal.SIGPIPE else [Say(_stopping(signal_number, self._grace))]
+        return [*said, *self._stop(passed_on, now), TellInterrupted(signal_number)]
+
+    def _leave_alone(self, signal_number: int, now: float, *, is_first: bool) -> list[Command]:
+        """Interrupted while nothing runs here: tell the others, and wait for a while for the answer."""
+        if not is_first:
+            return self._exit(self._interrupted_outcome(signal_number))
+        self._leave_at = now + _ANSWER_PATIENCE
+        return [TellInterrupted(signal_number)]
+
+    def _tick(self, now: float) -> list[Command]:
+        if self._leave_at is not None and now >= self._leave_at:
+            return self._exit(self._outcome or self._interrupted_outcome(self._interrupted or signal.SIGTERM))
+        if self._kill_at is not None and now >= self._kill_at:
+            self._kill_at = None
+            if self._interrupted is not None or self._outcome is not None:
+                self._leave_at = now + _KILL_PATIENCE
+            return [Say(f"ranks still run {self._grace:g} s after they were asked to end; killing them"), KillCrew()]
+        return []
+
+    def _interrupted_outcome(self, signal_number: int) -> Outcome:
+        message = "" if signal_number == signal.SIGPIPE else f"ended by {signal.Signals(signal_number).name}"
+        return Outcome(exit_code_of(-signal_number), message)
+
+    def _exit(self, outcome: Outcome) -> list[Command]:
+        self._has_left = True
+        return [Exit(outcome)]
+
+
+def _stopping(signal_number: int, grace: float) -> str:
+    again = " (Ctrl-C again kills them at once)" if signal_number == signal.SIGINT else ""
+    return f"got {signal.Signals(signal_number).name}; ranks have {grace:g} s to end{again}"

@@ -1,0 +1,360 @@
+"""Decide for the whole job: when agents start ranks, when all stop, restart or end, and with which exit code.
+
+Sans-I/O: feed what agents tell, obey commands.  Phases: *forming* (agents arrive), *running* (ranks of one generation
+run), *stopping* (every agent ends its ranks), *finished*.  A failure anywhere stops everything; when nothing is left
+running, the job starts again with the next generation, or ends with the exit code of the rank that failed first.
+"""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import dataclass
+from enum import StrEnum
+
+from asyncpar.launch.failure import Failure, choose_first, describe, exit_code_of
+from asyncpar.launch.plan import Assignment, Hello, Outcome
+
+_BLAME_PATIENCE = 1.0
+"""How long to wait for the rank that is to blame, once a rank that blames another one has failed."""
+_STOP_MARGIN = 15.0
+"""How much longer than the grace period agents may take to report that their ranks are gone."""
+
+
+@dataclass(frozen=True, slots=True)
+class AgentArrived:
+    """The agent ``agent`` (a number of our own) introduced itself."""
+
+    agent: int
+    hello: Hello
+
+
+@dataclass(frozen=True, slots=True)
+class AgentLost:
+    """The connection to ``agent`` ended."""
+
+    agent: int
+    cause: str
+
+
+@dataclass(frozen=True, slots=True)
+class RankEnded:
+    """A rank's process is gone; ``failure`` None: it ended with code 0."""
+
+    agent: int
+    generation: int
+    rank: int
+    failure: Failure | None
+
+
+@dataclass(frozen=True, slots=True)
+class AgentStopped:
+    """No process of ``generation`` is left on the agent's host."""
+
+    agent: int
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Interrupted:
+    """Somebody asked ``agent`` to end the job, with a signal."""
+
+    agent: int
+    signal_number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time has passed."""
+
+
+Event = AgentArrived | AgentLost | RankEnded | AgentStopped | Interrupted | Tick
+
+
+@dataclass(frozen=True, slots=True)
+class Assign:
+    """Have ``agent`` start its ranks."""
+
+    agent: int
+    assignment: Assignment
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Have ``agent`` end its ranks of ``generation``, with ``signal_number`` first."""
+
+    agent: int
+    generation: int
+    signal_number: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """Tell ``agent`` the outcome; it goes away."""
+
+    agent: int
+    outcome: Outcome
+
+
+@dataclass(frozen=True, slots=True)
+class OpenGeneration:
+    """From now on ranks may join ``generation``."""
+
+    generation: int
+    world_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class AnnounceExit:
+    """Tell the ranks that wait in the rendezvous that ``rank`` is gone."""
+
+    generation: int
+    rank: int
+    how: str
+
+
+Command = Assign | Stop | Finish | OpenGeneration | AnnounceExit
+
+
+class Phase(StrEnum):
+    """Where the job stands."""
+
+    FORMING = "forming"
+    RUNNING = "running"
+    STOPPING = "stopping"
+    FINISHED = "finished"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobSettings:
+    """What the coordinator was started with; times in seconds."""
+
+    job: str
+    nnodes: int
+    max_restarts: int = 0
+    timeout: float = 300.0
+    grace: float = 10.0
+
+
+class CoordinatorMachine:
+    """The mind of the job.  ``outcome`` is there once it is finished."""
+
+    def __init__(self, settings: JobSettings, *, now: float) -> None:
+        self._settings = settings
+        self._phase = Phase.FORMING
+        self._agents: dict[int, Hello] = {}
+        self._offsets: dict[int, int] = {}
+        self._generation = 0
+        self._restarts = 0
+        self._running: set[int] = set()
+        self._unstopped: set[int] = set()
+        self._failures: list[Failure] = []
+        self._stopped_at: float | None = None
+        self._forced: Outcome | None = None
+        self._deadline: float | None = now + settings.timeout
+        self.outcome: Outcome | None = None
+
+    @property
+    def phase(self) -> Phase:
+        return self._phase
+
+    @property
+    def next_deadline(self) -> float | None:
+        """When a ``Tick`` is due, None if never."""
+        return self._deadline
+
+    def handle(self, event: Event, *, now: float) -> list[Command]:
+        if self._phase == Phase.FINISHED:
+            return [Finish(event.agent, self._late())] if isinstance(event, AgentArrived) else []
+        match event:
+            case AgentArrived(agent, hello):
+                return self._arrive(agent, hello)
+            case AgentLost(agent, cause):
+                return self._lose(agent, cause, now)
+            case RankEnded(agent, generation, rank, failure):
+                return self._rank_ended(agent, generation, rank, failure, now)
+            case AgentStopped(agent, generation):
+                return self._agent_stopped(agent, generation)
+            case Interrupted(agent, signal_number):
+                return self._interrupted(agent, signal_number, now)
+            case Tick():
+                return self._tick(now)
+
+    def _late(self) -> Outcome:
+        return Outcome(1, "the job has ended already")
+
+    # -- forming
+
+    def _arrive(self, agent: int, hello: Hello) -> list[Command]:
+        refusal = self._judge(hello)
+        if refusal is not None:
+            return [Finish(agent, Outcome(2, refusal))]
+        self._agents[agent] = hello
+        return self._begin() if len(self._agents) == self._settings.nnodes else []
+
+    def _judge(self, hello: Hello) -> str | None:
+        settings = self._settings
+        if hello.job != settings.job:
+            return f"--rdzv-id: the coordinator runs job {settings.job!r}, this agent came for {hello.job!r}"
+        if hello.nnodes != settings.nnodes:
+            return f"--nnodes: the coordinator expects {settings.nnodes}, this agent says {hello.nnodes}"
+        if self._phase != Phase.FORMING:
+            return f"--nnodes: all {settings.nnodes} agents of the job are there already"
+        for other in self._agents.values():
+            if hello.node_rank is not None and other.node_rank == hello.node_rank:
+                return f"--node-rank: {hello.node_rank} is taken by an agent on {other.host}"
+        return None
+
+    def _begin(self) -> list[Command]:
+        """Start the ranks of the current generation everywhere."""
+        places = self._places()
+        world_size = sum(hello.nproc for hello in self._agents.values())
+        self._phase, self._deadline, self._stopped_at = Phase.RUNNING, None, None
+        self._running, self._unstopped, self._failures = set(range(world_size)), set(places), []
+        commands: list[Command] = [OpenGeneration(self._generation, world_size)]
+        offset = 0
+        for group_rank, agent in enumerate(places):
+            self._offsets[agent] = offset
+            assignment = Assignment(
+                generation=self._generation,
+                restart_count=self._restarts,
+                group_rank=group_rank,
+                group_world_size=len(places),
+                rank_offset=offset,
+                world_size=world_size,
+            )
+            commands.append(Assign(agent, assignment))
+            offset += self._agents[agent].nproc
+        return commands
+
+    def _places(self) -> list[int]:
+        """Return the agents in the order of their places; those without a wish fill the gaps as they came."""
+        wishes = {hello.node_rank: agent for agent, hello in self._agents.items() if hello.node_rank is not None}
+        rest = iter([agent for agent, hello in self._agents.items() if hello.node_rank is None])
+        return [wishes[place] if place in wishes else next(rest) for place in range(self._settings.nnodes)]
+
+    # -- running
+
+    def _rank_ended(self, agent: int, generation: int, rank: int, failure: Failure | None, now: float) -> list[Command]:
+        if agent not in self._agents or generation != self._generation or rank not in self._running:
+            return []
+        self._running.discard(rank)
+        how = "exited with code 0" if failure is None else failure.ending
+        commands: list[Command] = [AnnounceExit(generation, rank, how)]
+        if self._phase == Phase.STOPPING:
+            if failure is not None and failure.report is not None and failure.at <= (self._stopped_at or now):
+                self._failures.append(failure)
+            return commands
+        if failure is not None:
+            self._failures.append(failure)
+        return commands + self._consider(now)
+
+    def _consider(self, now: float) -> list[Command]:
+        """Stop if it is clear who failed; end if all ranks are through."""
+        if not self._failures:
+            return self._end(Outcome(0)) if not self._running else []
+        if self._running and all(failure.is_peer_error for failure in self._failures):
+            if self._deadline is None:
+                self._deadline = now + _BLAME_PATIENCE
+            if now < self._deadline:
+                return []
+        return self._stop(now)
+
+    def _stop(self, now: float, signal_number: int = signal.SIGTERM, reason: str = "") -> list[Command]:
+        self._phase, self._stopped_at = Phase.STOPPING, now
+        self._deadline = now + self._settings.grace + _STOP_MARGIN
+        if not reason:
+            first = choose_first(self._failures)
+            reason = f"rank {first.rank} on {first.host} {first.ending}"
+        stops: list[Command] = [
+            Stop(agent, self._generation, signal_number, reason) for agent in sorted(self._unstopped)
+        ]
+        return stops or self._all_stopped()
+
+    def _lose(self, agent: int, cause: str, now: float) -> list[Command]:
+        hello = self._agents.pop(agent, None)
+        if hello is None or self._phase == Phase.FORMING:
+            return []
+        offset = self._offsets[agent]
+        lost = f"was lost with the agent on {hello.host} ({cause})"
+        for local_rank in range(hello.nproc):
+            rank = offset + local_rank
+            if rank in self._running and self._phase == Phase.RUNNING:
+                self._failures.append(
+                    Failure(
+                        rank=rank,
+                        local_rank=local_rank,
+                        host=hello.host,
+                        pid=0,
+                        returncode=1,
+                        at=now,
+                        lost=lost,
+                    )
+                )
+            self._running.discard(rank)
+        self._unstopped.discard(agent)
+        if self._phase == Phase.STOPPING:
+            return [] if self._unstopped else self._all_stopped()
+        return self._consider(now)
+
+    def _interrupted(self, agent: int, signal_number: int, now: float) -> list[Command]:
+        if agent not in self._agents or self._forced is not None:
+            return []
+        host = self._agents[agent].host
+        name = signal.Signals(signal_number).name
+        self._forced = Outcome(exit_code_of(-signal_number), f"the agent on {host} got {name}")
+        if self._phase == Phase.FORMING:
+            return self._end(self._forced)
+        return self._stop(now, signal_number, self._forced.message) if self._phase == Phase.RUNNING else []
+
+    # -- stopping
+
+    def _agent_stopped(self, agent: int, generation: int) -> list[Command]:
+        if agent not in self._agents or generation != self._generation:
+            return []
+        self._unstopped.discard(agent)
+        return self._all_stopped() if self._phase == Phase.STOPPING and not self._unstopped else []
+
+    def _all_stopped(self) -> list[Command]:
+        """Nothing runs any more: start again or end."""
+        if self._forced is not None:
+            return self._end(self._forced)
+        is_whole = len(self._agents) == self._settings.nnodes
+        if is_whole and self._restarts < self._settings.max_restarts:
+            self._restarts += 1
+            self._generation += 1
+            return self._begin()
+        return self._end(Outcome(choose_first(self._failures).exit_code, describe(self._failures)))
+
+    def _tick(self, now: float) -> list[Command]:
+        if self._deadline is None or now < self._deadline:
+            return []
+        match self._phase:
+            case Phase.FORMING:
+                return self._end(Outcome(1, self._absent()))
+            case Phase.RUNNING:
+                return self._stop(now)
+            case _:
+                self._unstopped.clear()
+                self._agents_left()
+                return self._all_stopped()
+
+    def _agents_left(self) -> None:
+        """Agents that do not manage to stop their ranks cannot start them again."""
+        self._restarts = self._settings.max_restarts
+
+    def _absent(self) -> str:
+        settings = self._settings
+        taken = {hello.node_rank for hello in self._agents.values()}
+        absent = [str(place) for place in range(settings.nnodes) if place not in taken]
+        wanted = settings.nnodes - len(self._agents)
+        who = f"node rank {', '.join(absent)}" if len(absent) == wanted else f"{wanted} of {settings.nnodes} agents"
+        hosts = ", ".join(hello.host for hello in self._agents.values()) or "nobody"
+        return (
+            f"waited {settings.timeout:g} s for {settings.nnodes} agents (--nnodes); missing: {who}; present: {hosts}. "
+            "Start the missing ones with the same --rdzv-endpoint and --rdzv-id"
+        )
+
+    def _end(self, outcome: Outcome) -> list[Command]:
+        self._phase, self._deadline, self.outcome = Phase.FINISHED, None, outcome
+        return [Finish(agent, outcome) for agent in sorted(self._agents)]

@@ -1,0 +1,110 @@
+"""Which rank failed first, and how to say it."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+_MOST_OTHERS = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailureReport:
+    """What a rank told about the exception that ended it.  ``blames``: the rank that a ``PeerError`` points at."""
+
+    type_name: str
+    message: str
+    traceback: str
+    is_peer_error: bool = False
+    blames: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """One rank's process that ended badly.
+
+    ``returncode`` is negative for a signal; ``at`` is when, on the coordinator's clock; ``lost`` says why when the
+    rank's whole agent disappeared.
+    """
+
+    rank: int
+    local_rank: int
+    host: str
+    pid: int
+    returncode: int
+    at: float
+    report: FailureReport | None = None
+    stderr_tail: str = ""
+    lost: str = ""
+
+    @property
+    def exit_code(self) -> int:
+        """What the launcher exits with because of this: as a shell would."""
+        return exit_code_of(self.returncode)
+
+    @property
+    def is_peer_error(self) -> bool:
+        """Does the rank say that another rank is the cause?"""
+        return self.report is not None and self.report.is_peer_error
+
+    @property
+    def ending(self) -> str:
+        """``exited with code 3``, ``was killed by SIGKILL``."""
+        return self.lost or describe_ending(self.returncode)
+
+
+def exit_code_of(returncode: int) -> int:
+    """Return the shell's code for a subprocess' return code: 128 plus the signal's number when a signal ended it."""
+    return 128 - returncode if returncode < 0 else returncode
+
+
+def describe_ending(returncode: int) -> str:
+    """Return "exited with code 3" or "was killed by SIGKILL"."""
+    if returncode >= 0:
+        return f"exited with code {returncode}"
+    try:
+        return f"was killed by {signal.Signals(-returncode).name}"
+    except ValueError:
+        return f"was killed by signal {-returncode}"
+
+
+def choose_first(failures: Sequence[Failure]) -> Failure:
+    """Return the failure that explains the others.
+
+    The earliest one; but a rank that blames another rank explains nothing as long as there is one that does not.
+    """
+    return min(failures, key=lambda failure: (failure.is_peer_error, failure.at, failure.rank))
+
+
+def describe(failures: Sequence[Failure]) -> str:
+    """Return the summary that a person reads: the first failing rank, its traceback, then who else failed."""
+    first = choose_first(failures)
+    lines = [f"rank {first.rank} failed first: {_reason(first)}"]
+    lines.append(f"  host: {first.host}, local rank {first.local_rank}" + (f", pid {first.pid}" if first.pid else ""))
+    lines.append(f"  end: {first.ending}")
+    lines += _evidence(first)
+    others = sorted((failure for failure in failures if failure is not first), key=lambda failure: failure.at)
+    for failure in others[:_MOST_OTHERS]:
+        lines.append(f"  then rank {failure.rank} on {failure.host}: {_reason(failure)}")
+    if len(others) > _MOST_OTHERS:
+        lines.append(f"  then {len(others) - _MOST_OTHERS} more ranks")
+    return "\n".join(lines)
+
+
+def _reason(failure: Failure) -> str:
+    if failure.report is None:
+        return failure.ending
+    message = failure.report.message.strip().splitlines()
+    return f"{failure.report.type_name}: {message[0]}" if message else failure.report.type_name
+
+
+def _evidence(failure: Failure) -> list[str]:
+    """Return the traceback or the end of stderr, quoted."""
+    if failure.report is not None:
+        title, text = "traceback", failure.report.traceback
+    elif failure.stderr_tail.strip():
+        title, text = "end of its stderr", failure.stderr_tail
+    else:
+        return []
+    return [f"  {title}:", *(f"    {line}" for line in text.strip().splitlines())]

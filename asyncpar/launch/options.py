@@ -1,0 +1,165 @@
+"""What the user asked `asyncpar launch` for: frozen, validated, still without a look at this machine."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from enum import IntFlag, StrEnum
+
+from asyncpar.errors import UsageError
+
+TRANSPORTS = ("tcp", "grpc")
+BACKENDS = ("asyncpar", "c10d", "static")
+_CONF_TIMEOUTS = ("timeout", "join_timeout")
+_CONF_IGNORED = ("last_call_timeout", "close_timeout", "read_timeout", "rank", "is_host", "store_type", "use_libuv")
+
+
+class ProgramKind(StrEnum):
+    """How the thing to run is named."""
+
+    SCRIPT = "script"
+    MODULE = "module"
+    PROGRAM = "program"
+
+
+class Streams(IntFlag):
+    """Which of a rank's streams, in torchrun's numbers."""
+
+    NONE = 0
+    STDOUT = 1
+    STDERR = 2
+    BOTH = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamChoice:
+    """Streams for each local rank: ``everywhere``, except where ``by_rank`` says something else."""
+
+    everywhere: Streams = Streams.NONE
+    by_rank: dict[int, Streams] = field(default_factory=dict)
+
+    def of(self, local_rank: int) -> Streams:
+        return self.by_rank.get(local_rank, self.everywhere if not self.by_rank else Streams.NONE)
+
+    @property
+    def is_empty(self) -> bool:
+        return self.everywhere == Streams.NONE and not any(self.by_rank.values())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchOptions:
+    """One `asyncpar launch`.
+
+    ``nproc`` None stands for one rank per core; ``endpoint`` is the ``host:port`` where the agents of several hosts
+    meet; ``node_rank`` None for any free place.  Times are in seconds.
+    """
+
+    program: str
+    arguments: tuple[str, ...] = ()
+    kind: ProgramKind = ProgramKind.SCRIPT
+    nnodes: int = 1
+    node_rank: int | None = None
+    nproc: int | None = 1
+    endpoint: str | None = None
+    job: str | None = None
+    timeout: float = 300.0
+    max_restarts: int = 0
+    grace: float = 10.0
+    log_dir: str | None = None
+    redirects: StreamChoice = StreamChoice()
+    tee: StreamChoice = StreamChoice()
+    local_addr: str | None = None
+    transport: str | None = None
+    secret_file: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.nnodes < 1:
+            raise UsageError(f"--nnodes: expected at least 1, got {self.nnodes}")
+        if self.nproc is not None and self.nproc < 1:
+            raise UsageError(f"--nproc-per-node: expected at least 1, got {self.nproc}")
+        if self.node_rank is not None and not 0 <= self.node_rank < self.nnodes:
+            raise UsageError(
+                f"--node-rank: expected 0..{self.nnodes - 1} (--nnodes {self.nnodes}), got {self.node_rank}"
+            )
+        if self.nnodes > 1 and self.endpoint is None:
+            raise UsageError("--rdzv-endpoint: expected host:port of the first host, needed with --nnodes > 1")
+        if self.max_restarts < 0:
+            raise UsageError(f"--max-restarts: expected at least 0, got {self.max_restarts}")
+        _check_seconds("--rdzv-timeout", self.timeout, least=0.001)
+        _check_seconds("--grace-period", self.grace, least=0.0)
+        if self.transport is not None and self.transport not in TRANSPORTS:
+            raise UsageError(f"--transport: expected one of {', '.join(TRANSPORTS)}, got {self.transport!r}")
+
+
+def _check_seconds(name: str, value: float, *, least: float) -> None:
+    if not (math.isfinite(value) and least <= value <= 24 * 3600.0):
+        raise UsageError(f"{name}: expected seconds between {least:g} and one day, got {value:g}")
+
+
+def parse_count(name: str, text: str) -> int:
+    """Parse a whole number, such as the value of ``name``."""
+    if not (text.isascii() and text.isdecimal()):
+        raise UsageError(f"{name}: expected a whole number, got {text!r}")
+    return int(text)
+
+
+def parse_nnodes(text: str) -> int:
+    """Parse ``--nnodes``; torchrun's range MIN:MAX asks for elasticity, which does not exist here yet."""
+    low, colon, high = text.partition(":")
+    if colon and low != high:
+        raise UsageError(
+            f"--nnodes: expected one number, got the range {text!r}; worlds that grow are not supported yet"
+        )
+    return parse_count("--nnodes", low)
+
+
+def parse_nproc(text: str) -> int | None:
+    """Parse ``--nproc-per-node``: a number, or ``auto``/``cpu`` (None) for one rank per core."""
+    if text in ("auto", "cpu"):
+        return None
+    if text == "gpu":
+        raise UsageError("--nproc-per-node: expected a number, 'auto' or 'cpu', got 'gpu'; give the number of GPUs")
+    if not (text.isascii() and text.isdecimal()):
+        raise UsageError(f"--nproc-per-node: expected a number, 'auto' or 'cpu', got {text!r}")
+    return int(text)
+
+
+def parse_streams(name: str, text: str) -> StreamChoice:
+    """Parse ``--redirects`` or ``--tee``: ``3`` for all local ranks, ``0:1,1:2`` for some."""
+    if ":" not in text:
+        return StreamChoice(everywhere=_streams(name, text, text))
+    by_rank = {}
+    for part in text.split(","):
+        rank, colon, streams = part.partition(":")
+        if not colon or not (rank.isascii() and rank.isdecimal()):
+            raise UsageError(f"{name}: expected 0..3 or LOCAL_RANK:0..3,..., got {text!r}")
+        by_rank[int(rank)] = _streams(name, streams, text)
+    return StreamChoice(by_rank=by_rank)
+
+
+def _streams(name: str, digit: str, text: str) -> Streams:
+    if digit not in ("0", "1", "2", "3"):
+        raise UsageError(f"{name}: expected 0 (none), 1 (stdout), 2 (stderr) or 3 (both), got {text!r}")
+    return Streams(int(digit))
+
+
+def parse_conf(text: str) -> float | None:
+    """Return the timeout in torchrun's ``--rdzv-conf`` ``key=value,...``, None if there is none."""
+    timeout = None
+    for part in filter(None, text.split(",")):
+        key, equals, value = part.partition("=")
+        if not equals or key not in _CONF_TIMEOUTS + _CONF_IGNORED:
+            raise UsageError(
+                f"--rdzv-conf: expected key=value with key one of {', '.join(_CONF_TIMEOUTS)}, got {part!r}"
+            )
+        if key in _CONF_TIMEOUTS:
+            timeout = parse_seconds("--rdzv-conf", value)
+    return timeout
+
+
+def parse_seconds(name: str, text: str) -> float:
+    """Parse a number of seconds."""
+    try:
+        return float(text)
+    except ValueError as error:
+        raise UsageError(f"{name}: expected a number of seconds, got {text!r}") from error

@@ -1,0 +1,162 @@
+"""Tell the agent that started this rank how it is going: progress, and the exception that ends it.
+
+The channel is an inherited pipe (``ASYNCPAR_REPORT_FD``) that carries JSON objects, one per line.  Progress is written
+only when the pipe has room, so that a slow agent never slows a rank; a failure is waited for, for a second at most.
+Without an agent every call is free and does nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from numbers import Integral, Real
+from types import TracebackType
+
+from asyncpar.errors import PeerError, UsageError
+
+_VARIABLE = "ASYNCPAR_REPORT_FD"
+_ATOMIC_BYTES = 4096  # PIPE_BUF of Linux: a write up to here is taken whole or not at all
+_LONGEST_TRACEBACK = 32_000
+_LONGEST_VALUE = 60
+_MOST_FIELDS = 16
+_FAILURE_PATIENCE = 1.0
+
+Clock = Callable[[], float]
+
+
+class Reporter:
+    """One rank's end of the channel.  Usable from any thread; never raises because of the agent."""
+
+    def __init__(self, descriptor: int | None, *, clock: Clock = time.time) -> None:
+        self._descriptor = descriptor
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._failed = False
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str]) -> Reporter:
+        """Return the reporter of this process; one that goes nowhere when no agent started it.
+
+        Raises ``UsageError`` when the variable is there but names no open descriptor.
+        """
+        text = environment.get(_VARIABLE, "")
+        if not text:
+            return cls(None)
+        if not (text.isascii() and text.isdecimal()):
+            raise UsageError(f"{_VARIABLE}: expected the number of a descriptor, got {text!r}")
+        try:
+            os.set_inheritable(int(text), False)
+            os.set_blocking(int(text), False)
+        except OSError as error:
+            raise UsageError(f"{_VARIABLE}: descriptor {text} is not open ({error.strerror})") from error
+        return cls(int(text))
+
+    @property
+    def is_connected(self) -> bool:
+        """Does anybody listen?"""
+        return self._descriptor is not None
+
+    def progress(
+        self,
+        *,
+        description: str,
+        completed: float,
+        total: float | None = None,
+        fields: Mapping[str, object] | None = None,
+    ) -> None:
+        """Show how far this rank is; ``fields`` are short figures beside it.  Dropped when the agent is behind."""
+        if self._descriptor is None:
+            return
+        shown = {_cut(key): _cut(value) for key, value in list((fields or {}).items())[:_MOST_FIELDS]}
+        record = {
+            "kind": "progress",
+            "description": _cut(description),
+            "completed": float(completed),
+            "total": None if total is None else float(total),
+            "fields": shown,
+        }
+        line = _encode(record)
+        if len(line) <= _ATOMIC_BYTES:
+            self._write(line, patience=0.0)
+
+    def failure(self, error: BaseException) -> None:
+        """Record the exception that ends this rank.  Only the first one counts."""
+        if self._descriptor is None or self._failed:
+            return
+        self._failed = True
+        text = "".join(traceback.format_exception(error))
+        peer = find_peer_error(error)
+        record = {
+            "kind": "failure",
+            "time": self._clock(),
+            "type": type(error).__name__,
+            "message": str(error)[:_LONGEST_TRACEBACK],
+            "traceback": text[-_LONGEST_TRACEBACK:],
+            "is_peer_error": peer is not None,
+            "blames": None if peer is None else peer.rank,
+        }
+        self._write(_encode(record), patience=_FAILURE_PATIENCE)
+
+    def _write(self, line: bytes, *, patience: float) -> None:
+        descriptor = self._descriptor
+        if descriptor is None:
+            return
+        with self._lock:
+            deadline = time.monotonic() + patience
+            rest = memoryview(line)
+            while rest:
+                try:
+                    rest = rest[os.write(descriptor, rest) :]
+                except BlockingIOError:
+                    left = deadline - time.monotonic()
+                    if left <= 0.0:
+                        return
+                    select.select([], [descriptor], [], left)
+                except OSError:  # the agent is gone, and with it everyone who would read this
+                    self._descriptor = None
+                    return
+
+
+def find_peer_error(error: BaseException) -> PeerError | None:
+    """Return the ``PeerError`` that explains ``error``, None if something else does.
+
+    That is ``error`` itself, what it was explicitly raised from, or, in a group, a member, provided that all members
+    are explained so.
+    """
+    if isinstance(error, PeerError):
+        return error
+    if isinstance(error, BaseExceptionGroup):
+        members = [find_peer_error(member) for member in error.exceptions]
+        return None if None in members else members[0]
+    if error.__cause__ is not None:
+        return find_peer_error(error.__cause__)
+    return None
+
+
+def record_failures(reporter: Reporter) -> None:
+    """Make the exception that ends the main thread known to ``reporter``, then let the hook that was there show it."""
+    previous = sys.excepthook
+
+    def record(kind: type[BaseException], error: BaseException, where: TracebackType | None) -> None:
+        if isinstance(error, Exception):
+            reporter.failure(error)
+        previous(kind, error, where)
+
+    sys.excepthook = record
+
+
+def _encode(record: Mapping[str, object]) -> bytes:
+    return json.dumps(record).encode() + b"\n"
+
+
+def _cut(value: object) -> str:
+    """Return ``value`` as short text without line breaks; floats with four digits."""
+    if isinstance(value, Real) and not isinstance(value, Integral):
+        return f"{float(value):.4g}"
+    return " ".join(str(value).split())[:_LONGEST_VALUE]

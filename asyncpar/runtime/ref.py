@@ -1,0 +1,163 @@
+"""References: what callers hold of an actor.  Plain values, cheap to make, and they travel as arguments."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Coroutine, Generator
+from typing import Any, Concatenate, Final, Generic, ParamSpec, TypeVar, get_args, get_origin, overload
+
+import msgspec
+from msgspec.msgpack import Ext
+
+from asyncpar.errors import ProtocolError, UsageError
+from asyncpar.wire.array import type_name
+from asyncpar.wire.payload import FIRST_EXTENSION, Extension
+
+A = TypeVar("A")
+P = ParamSpec("P")
+R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
+
+_REFERENCE: Final = FIRST_EXTENSION
+
+
+class NoSuchEndpoint(UsageError, AttributeError):  # noqa: N818
+    """The reference has no such endpoint."""
+
+
+class Told(ABC):
+    """A message on its way.  Awaiting it is optional, and the way to be slowed down by a slow actor."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def __await__(self) -> Generator[Any, None, None]:
+        """Return when the actor's mailbox has room and the message has left.  Raises ``PeerLost`` if it never will."""
+
+
+class Messenger(ABC):
+    """Carries the messages of references."""
+
+    @abstractmethod
+    async def ask(self, ref: ActorRef[Any], endpoint: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+        """Send a call and return its result."""
+
+    @abstractmethod
+    def tell(self, ref: ActorRef[Any], endpoint: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Told:
+        """Send a call that nobody answers."""
+
+
+class Endpoint(Generic[P, R_co]):
+    """One endpoint of one actor, as its callers see it."""
+
+    __slots__ = ("_messenger", "_name", "_ref")
+
+    def __init__(self, messenger: Messenger, ref: ActorRef[Any], name: str) -> None:
+        self._messenger = messenger
+        self._ref = ref
+        self._name = name
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R_co]:
+        """Ask: send the call when awaited, and return the result.
+
+        Cancelling takes effect here at once and then cancels the endpoint there.
+
+        Raises ``UsageError`` if the call is wrong (no such actor or endpoint, arguments that do not fit),
+        ``RemoteError`` if the endpoint raised, ``PeerCancelled`` if the actor was stopped first, and ``PeerLost`` if
+        its rank is gone.
+        """
+        return self._messenger.ask(self._ref, self._name, args, kwargs)
+
+    def tell(self, *args: P.args, **kwargs: P.kwargs) -> Told:
+        """Send the call now and do not wait for its result; what it returns may be awaited but need not.
+
+        Messages of one rank to one actor are handled in the order in which they were sent, at most once.  Failures are
+        logged where the actor lives.
+
+        Raises ``UsageError`` if the arguments cannot be sent or far too many messages wait, ``PeerLost`` if the rank is
+        known to be gone.
+        """
+        return self._messenger.tell(self._ref, self._name, args, kwargs)
+
+    def __repr__(self) -> str:
+        return f"<endpoint {self._name} of {self._ref!r}>"
+
+
+class ActorRef(Generic[A]):
+    """Names the actor ``name`` on ``rank``; every other public attribute is an endpoint.
+
+    ``await ref.add(3)`` asks, ``ref.add.tell(3)`` tells, and ``await ref.typed(Counter.add)(3)`` asks with the types
+    of ``Counter.add`` known to type checkers.  ``actor_class`` is None where only the name is known; then endpoint
+    names are checked by the actor's rank alone, and results come untyped (dataclasses as dicts).
+    """
+
+    __slots__ = ("_messenger", "actor_class", "class_name", "name", "rank")
+
+    def __init__(
+        self, messenger: Messenger, *, name: str, rank: int, actor_class: type[A] | None = None, class_name: str = ""
+    ) -> None:
+        self._messenger = messenger
+        self.name = name
+        self.rank = rank
+        self.actor_class = actor_class
+        self.class_name = class_name if actor_class is None else actor_class.__qualname__
+
+    def __getattr__(self, name: str) -> Endpoint[..., Any]:
+        if name.startswith("_"):
+            raise NoSuchEndpoint(f"{name}: private names of an actor cannot be called from outside")
+        if self.actor_class is not None and name not in self.actor_class.endpoints:  # type: ignore[attr-defined]
+            raise NoSuchEndpoint(f"{name}: {self.class_name} has no endpoint of this name")
+        return Endpoint(self._messenger, self, name)
+
+    @overload
+    def typed(self, method: Callable[Concatenate[A, P], Awaitable[R]]) -> Endpoint[P, R]: ...
+    @overload
+    def typed(self, method: Callable[Concatenate[A, P], R]) -> Endpoint[P, R]: ...
+    def typed(self, method: Callable[..., Any]) -> Endpoint[..., Any]:
+        """Return the endpoint ``method`` (say ``Counter.add``) with its types."""
+        endpoint: Endpoint[..., Any] = getattr(self, method.__name__)
+        return endpoint
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ActorRef) and (self.rank, self.name) == (other.rank, other.name)
+
+    def __hash__(self) -> int:
+        return hash((self.rank, self.name))
+
+    def __repr__(self) -> str:
+        return f"<{self.class_name or 'actor'} {self.name!r} on rank {self.rank}>"
+
+
+class RefExtension(Extension):
+    """Lets references travel in payloads; they arrive bound to the receiver's ``messenger``."""
+
+    def __init__(self, messenger: Messenger, *, world_size: int) -> None:
+        self._messenger = messenger
+        self._world_size = world_size
+        self._decoder = msgspec.msgpack.Decoder(tuple[int, str, str])
+
+    def encode(self, value: object) -> Ext | None:
+        if not isinstance(value, ActorRef):
+            return None
+        return Ext(_REFERENCE, msgspec.msgpack.encode((value.rank, value.name, value.class_name)))
+
+    def decode(self, code: int, content: memoryview) -> object:
+        if code != _REFERENCE:
+            raise ProtocolError(f"payload: extension type {code} is not known here")
+        try:
+            rank, name, class_name = self._decoder.decode(content)
+        except ValueError as error:
+            raise ProtocolError(f"actor reference: {error}") from error
+        if not 0 <= rank < self._world_size:
+            raise ProtocolError(f"actor reference: expected a rank of 0..{self._world_size - 1}, got {rank}")
+        return ActorRef[Any](self._messenger, name=name, rank=rank, class_name=class_name)
+
+    def convert(self, wanted: Any, value: object) -> object:
+        kind = get_origin(wanted) or wanted
+        if not isinstance(kind, type) or not isinstance(value, kind):
+            raise TypeError(f"Expected `{type_name(wanted)}`, got `{type_name(type(value))}`")
+        if isinstance(value, ActorRef):
+            for actor_class in get_args(wanted):
+                if isinstance(actor_class, type):
+                    return ActorRef(self._messenger, name=value.name, rank=value.rank, actor_class=actor_class)
+        return value

@@ -1,0 +1,80 @@
+"""The queue of frames in front of a byte channel, as lanes share it: pure writer plus futures."""
+
+from __future__ import annotations
+
+import asyncio
+
+from asyncpar.errors import PeerLost
+from asyncpar.transport.lane import Sending, fail_future
+from asyncpar.wire.header import FrameHeader, FrameKind
+from asyncpar.wire.writer import FrameWriter, OutgoingFrame
+
+OWNED_LIMIT = 32 * 1024 * 1024
+"""Most bytes of copied frames (control and eager) that may wait.
+
+Eager payloads are bounded by credit and control frames are few, so whoever exceeds this does not read at all.
+"""
+
+
+class QueuedSending(Sending):
+    """A BULK frame that waits in a ``SendQueue``."""
+
+    __slots__ = ("_frame", "_writer")
+
+    def __init__(self, writer: FrameWriter, done: asyncio.Future[None]) -> None:
+        self._writer = writer
+        self._frame: OutgoingFrame | None = None
+        self.done = done
+
+    def hold(self, frame: OutgoingFrame) -> None:
+        """Remember the frame to give back."""
+        self._frame = frame
+
+    def written(self) -> None:
+        """The channel has taken the last byte."""
+        if not self.done.done():
+            self.done.set_result(None)
+
+    def release(self) -> bool:
+        if self._frame is None:
+            return False
+        goes_out = self._writer.release(self._frame)
+        self.done.cancel()
+        return goes_out
+
+
+class SendQueue:
+    """Frames that the channel could not take at once."""
+
+    def __init__(self) -> None:
+        self.writer = FrameWriter()
+        self._loop = asyncio.get_running_loop()
+        self._sendings: set[QueuedSending] = set()
+        self._owned = 0
+
+    @property
+    def is_overfull(self) -> bool:
+        """Has the peer stopped reading, so that copied frames pile up?"""
+        return self._owned > OWNED_LIMIT
+
+    def push(self, header: FrameHeader, head: bytes, payload: memoryview, *, taken: int = 0) -> QueuedSending | None:
+        """Queue one frame of which the channel already took ``taken`` bytes, under the rules of ``Lane.send``."""
+        if header.kind is not FrameKind.BULK:
+            size = len(head) + len(payload)
+            self._owned += size
+            self.writer.push(head, bytes(payload), taken=taken, written=lambda: self._disown(size))
+            return None
+        sending = QueuedSending(self.writer, self._loop.create_future())
+        self._sendings.add(sending)
+        sending.done.add_done_callback(lambda _: self._sendings.discard(sending))
+        sending.hold(self.writer.push(head, payload, taken=taken, written=sending.written))
+        return sending
+
+    def fail(self, error: PeerLost) -> None:
+        """Drop everything; pending sends end with ``error``."""
+        self.writer.clear()
+        for sending in self._sendings:
+            fail_future(sending.done, error)
+
+    def _disown(self, size: int) -> None:
+        self._owned -= size

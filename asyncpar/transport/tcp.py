@@ -1,0 +1,224 @@
+"""The TCP lane: one socket, written from user memory and read straight into it.
+
+Reading is asyncio's ``BufferedProtocol``, whose buffers come from the frame reader.  Writing bypasses the transport: a
+frame goes out in one vectored ``writev`` on a duplicate of the socket's descriptor, at once if nothing waits before it;
+what the kernel does not take is queued, uncopied, and continued when the descriptor is writable.  (The duplicate is
+needed because an event loop does not watch a descriptor that belongs to one of its transports.)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from typing import ClassVar
+
+from asyncpar.errors import PeerLost, ProtocolError
+from asyncpar.transport.lane import MAX_FRAME_BYTES, Lane, LaneEvents, Sending
+from asyncpar.transport.queue import SendQueue
+from asyncpar.transport.sockets import PULSE_SECONDS, Pulse, read_tcp_info
+from asyncpar.wire.header import HEADER_BYTES, FrameHeader, FrameKind, encode_header
+from asyncpar.wire.reader import FrameReader
+
+WRITE_BYTES = 4 * 1024 * 1024
+"""Most bytes per system call, so that one huge payload does not keep the loop from everything else."""
+
+FLUSH_SECONDS = 1.0
+
+
+class TcpLane(Lane, asyncio.BufferedProtocol):
+    """A lane over a connected socket whose handshake is complete.
+
+    Make it in a protocol callback of ``transport``, whose reading must be paused; it becomes the protocol.
+    ``duplicate`` is a non-blocking duplicate of the transport's socket, which the lane owns from now on.
+    """
+
+    kind: ClassVar[str] = "tcp"
+
+    def __init__(self, transport: asyncio.Transport, duplicate: socket.socket) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._transport = transport
+        self._socket = duplicate
+        self._descriptor = self._socket.fileno()
+        self._queue = SendQueue()
+        self._writer = self._queue.writer
+        self._is_watching = False
+        self._reader: FrameReader | None = None
+        self._events: LaneEvents | None = None
+        self._discard: memoryview | None = None
+        self._is_open = True
+        self._broken: str | None = None
+        self._flushed: asyncio.Future[None] | None = None
+        self._gone: asyncio.Future[None] = self._loop.create_future()
+        self._pulse = Pulse(lambda: read_tcp_info(self._socket))
+        self._timer = self._loop.call_later(PULSE_SECONDS, self._check_pulse)
+        transport.set_protocol(self)
+
+    # -- Lane --------------------------------------------------------------------------------------------------------
+
+    def start(self, events: LaneEvents) -> None:
+        self._events = events
+        if not self._is_open:
+            events.lost(self._broken or "the connection closed before it was used")
+            return
+        self._reader = FrameReader(events, max_length=MAX_FRAME_BYTES)
+        self._transport.resume_reading()
+
+    def send(self, header: FrameHeader, payload: memoryview) -> Sending | None:
+        if not self._is_open or (self._broken is not None and header.kind is not FrameKind.BULK):
+            return None
+        head = encode_header(header)
+        size = HEADER_BYTES + len(payload)
+        self.bytes_sent += size
+        written = 0
+        if not self._writer and self._broken is None:
+            written = self._write([head, payload[:WRITE_BYTES]])
+            if written == size:
+                return None
+        sending = self._queue.push(header, head, payload, taken=written)
+        if self._queue.is_overfull:
+            self._break("the peer does not read: too many small frames wait for it")
+        elif not self._is_watching and self._broken is None:
+            self._is_watching = True
+            self._loop.add_writer(self._descriptor, self._continue)
+        return sending
+
+    def divert(self) -> None:
+        if self._reader is not None:
+            self._reader.divert()
+
+    def abort(self, error: PeerLost) -> None:
+        if self._is_open:
+            self._shut(error)
+            self._transport.abort()
+
+    async def close(self) -> None:
+        if not self._is_open or self._flushed is not None:
+            return
+        self._events = None
+        if self._reader is not None:
+            self._reader.stop()
+        self._flushed = self._loop.create_future()
+        try:
+            async with asyncio.timeout(FLUSH_SECONDS):
+                if self._writer and self._broken is None:
+                    await self._flushed
+                self._finish_writing()
+                await self._gone
+        except TimeoutError:
+            pass  # the peer does not read, or does not close: enough was done for it
+        finally:
+            self.abort(PeerLost("the lane was closed before this was sent", cause="closed"))
+
+    # -- asyncio.BufferedProtocol ------------------------------------------------------------------------------------
+
+    def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002
+        if self._reader is not None:
+            return self._reader.buffer()
+        if self._discard is None:
+            self._discard = memoryview(bytearray(4096))
+        return self._discard
+
+    def buffer_updated(self, nbytes: int) -> None:
+        if self._reader is None or self._events is None:
+            return
+        self.bytes_received += nbytes
+        try:
+            self._reader.advance(nbytes)
+        except ProtocolError as error:
+            self._lose(f"protocol error: {error}")
+
+    def eof_received(self) -> None:
+        """The transport closes itself, and ``connection_lost`` follows."""
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if exc is not None:
+            self._lose(f"the connection broke: {_describe(exc)}")
+        elif self._reader is not None and not self._reader.is_between_frames:
+            self._lose("the peer closed the connection in the middle of a frame")
+        else:
+            self._lose(self._broken or "the peer closed the connection")
+
+    # -- inside ------------------------------------------------------------------------------------------------------
+
+    def _write(self, segments: list[bytes | memoryview]) -> int:
+        """Hand bytes to the kernel and return how many it took."""
+        try:
+            return os.writev(self._descriptor, segments)
+        except (BlockingIOError, InterruptedError):
+            return 0
+        except OSError as error:
+            self._break(f"the connection broke: {_describe(error)}")
+            return 0
+
+    def _continue(self) -> None:
+        """The descriptor is writable."""
+        if self._writer:
+            self._writer.advance(self._write([*self._writer.segments(WRITE_BYTES)]))
+        if not self._writer and self._is_open:
+            self._stop_watching()
+            if self._flushed is not None and not self._flushed.done():
+                self._flushed.set_result(None)
+
+    def _break(self, cause: str) -> None:
+        """Nothing more can be written; what has already arrived is still read before the loss is told."""
+        if self._broken is None:
+            self._broken = cause
+            self._stop_watching()
+            if self._flushed is not None and not self._flushed.done():
+                self._flushed.set_result(None)
+            self._timer.cancel()
+            self._timer = self._loop.call_later(FLUSH_SECONDS, self._lose, cause)
+
+    def _finish_writing(self) -> None:
+        """Half-close, and read on until the peer closes: closing over unread bytes would reset what is in flight."""
+        try:
+            self._socket.shutdown(socket.SHUT_WR)
+        except OSError as error:
+            self._broken = self._broken or _describe(error)
+        self._reader = None
+        self._transport.resume_reading()
+
+    def _check_pulse(self) -> None:
+        if self._pulse.is_silent():
+            self._lose("the peer's host does not answer")
+        elif self._is_open:
+            self._timer = self._loop.call_later(PULSE_SECONDS, self._check_pulse)
+
+    def _lose(self, cause: str) -> None:
+        """The channel ended; tell the owner once."""
+        if not self._is_open:
+            return
+        self._broken = self._broken or cause
+        events, self._events = self._events, None
+        if events is None:  # closing, or not started: then ``start`` tells it
+            self._shut(PeerLost(cause, cause=cause))
+        else:
+            self._shut(None)
+            self._queue.fail(events.lost(self._broken))
+        self._transport.abort()
+
+    def _shut(self, error: PeerLost | None) -> None:
+        """Let go of everything but the pending sends, and of those too given an ``error``."""
+        self._is_open = False
+        self._events = None
+        if self._reader is not None:
+            self._reader.stop()
+        self._timer.cancel()
+        self._stop_watching()
+        self._socket.close()
+        if not self._gone.done():
+            self._gone.set_result(None)
+        if error is not None:
+            self._queue.fail(error)
+
+    def _stop_watching(self) -> None:
+        if self._is_watching:
+            self._is_watching = False
+            self._loop.remove_writer(self._descriptor)
+
+
+def _describe(error: Exception) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return str(error) or type(error).__name__

@@ -1,0 +1,151 @@
+"""Bytes to frames, without copying what is large.
+
+Theory of operation.  The reader says where the next bytes must land (``buffer``) and is told how many did
+(``advance``).  While headers and small payloads are expected that is a staging area, so that one read may bring many
+frames; small payloads are copied out of it.  Once the header of a large payload is known, what the sink lends for it is
+handed out directly, and the bytes land where they are wanted.  A payload that nobody wants runs through the staging
+area, which is all the memory that the reader ever owns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from asyncpar.errors import ProtocolError
+from asyncpar.wire.header import HEADER_BYTES, FrameHeader, decode_header
+from asyncpar.wire.sink import FrameSink
+
+STAGING_BYTES = 64 * 1024
+"""Size of the staging area."""
+
+DIRECT_BYTES = 8 * 1024
+"""When at least this much of a payload is missing, it is read straight into the sink's memory."""
+
+
+class FrameReader:
+    """Cut a stream of bytes into frames for ``sink``.  Sans-I/O; not re-entrant.
+
+    Whatever the bytes are, the only exception of its own is ``ProtocolError``; what the sink raises passes through.
+    After either, and after ``stop``, all further bytes are ignored.
+    """
+
+    def __init__(self, sink: FrameSink, *, max_length: int) -> None:
+        self._sink = sink
+        self._max_length = max_length
+        self._staging = memoryview(bytearray(STAGING_BYTES))
+        self._staged = 0
+        self._header: FrameHeader | None = None
+        self._target: memoryview | None = None
+        self._missing = 0
+        self._is_direct = False
+        self._is_stopped = False
+
+    @property
+    def is_between_frames(self) -> bool:
+        """Has every frame that began also ended?  A stream that ends elsewhere was cut."""
+        return self._header is None and self._staged == 0
+
+    def buffer(self) -> memoryview:
+        """Return where the next bytes must land; never empty.  Valid until ``advance`` or ``divert``."""
+        self._is_direct = self._target is not None and self._missing >= DIRECT_BYTES and not self._is_stopped
+        if self._is_direct:
+            assert self._target is not None
+            return self._target[len(self._target) - self._missing :]
+        return self._staging[self._staged :]
+
+    def advance(self, count: int) -> None:
+        """Take the first ``count`` bytes of what ``buffer`` returned last."""
+        if self._is_stopped:
+            return
+        if self._is_direct:
+            self._missing -= count
+            if self._missing == 0:
+                self._guarded(self._end_frame)
+            return
+        end = self._staged + count
+        self._staged = 0
+        self._guarded(lambda: self._parse(self._staging[:end]))
+
+    def feed(self, data: bytes | bytearray | memoryview) -> None:
+        """Take ``data``, for channels that hand out bytes of their own.  Nothing of it is kept."""
+        if not self._is_stopped:
+            self._guarded(lambda: self._feed(memoryview(data)))
+
+    def divert(self) -> None:
+        """Forget the memory lent for the frame that is arriving; its other bytes are dropped.  Else do nothing."""
+        self._target = None
+
+    def stop(self) -> None:
+        """Deliver nothing more and forget all lent memory."""
+        self._is_stopped = True
+        self._target = None
+
+    def check_end(self) -> None:
+        """The stream is over.  Raises ``ProtocolError`` if that cuts a frame."""
+        if not self.is_between_frames and not self._is_stopped:
+            raise ProtocolError("the stream ended in the middle of a frame")
+
+    # -- inside ----------------------------------------------------------------------------------------------------
+
+    def _guarded(self, step: Callable[[], None]) -> None:
+        try:
+            step()
+        except BaseException:
+            self.stop()
+            raise
+
+    def _feed(self, view: memoryview) -> None:
+        if self._staged:
+            taken = min(HEADER_BYTES - self._staged, len(view))
+            self._staging[self._staged : self._staged + taken] = view[:taken]
+            self._staged += taken
+            if self._staged < HEADER_BYTES:
+                return
+            self._staged = 0
+            self._begin_frame(self._staging)
+            view = view[taken:]
+        self._parse(view)
+
+    def _parse(self, view: memoryview) -> None:
+        """Take all of ``view``; the beginning of a header, at its end, is kept in the staging area."""
+        position, end = 0, len(view)
+        while position < end and not self._is_stopped:
+            if self._header is not None:
+                position += self._take(view, position)
+            elif end - position >= HEADER_BYTES:
+                self._begin_frame(view[position:])
+                position += HEADER_BYTES
+            else:
+                self._staged = end - position
+                self._staging[: self._staged] = bytes(view[position:])
+                return
+
+    def _begin_frame(self, view: memoryview) -> None:
+        header = decode_header(view, max_length=self._max_length)
+        target = self._sink.lend(header)
+        assert target is None or len(target) == header.length, f"{len(target)} bytes were lent for {header}"
+        if self._is_stopped:
+            return
+        self._header = header
+        self._target = target
+        self._missing = header.length
+        if header.length == 0:
+            self._end_frame()
+
+    def _take(self, view: memoryview, position: int) -> int:
+        """Move payload bytes out of ``view`` and return how many."""
+        taken = min(self._missing, len(view) - position)
+        if self._target is not None:
+            start = len(self._target) - self._missing
+            self._target[start : start + taken] = view[position : position + taken]
+        self._missing -= taken
+        if self._missing == 0:
+            self._end_frame()
+        return taken
+
+    def _end_frame(self) -> None:
+        header, self._header = self._header, None
+        target, self._target = self._target, None
+        assert header is not None
+        if target is not None:
+            self._sink.landed(header)

@@ -1,0 +1,92 @@
+"""Worlds of real processes for tests: a rendezvous in the test, ranks as processes, no launcher in between."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import secrets
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from asyncpar._proto.asyncpar.v1 import membership_pb2_grpc
+from asyncpar.config.environment import LaunchEnvironment
+from asyncpar.membership.secret_file import create_secret
+from asyncpar.membership.service import RendezvousService
+from asyncpar.transport.rpc import Credentials, RpcServer
+
+
+class Rank:
+    """One rank process; what it prints is one JSON value a line."""
+
+    def __init__(self, rank: int, process: asyncio.subprocess.Process) -> None:
+        self.rank = rank
+        self.process = process
+
+    async def next(self) -> Any:
+        """Return the next value the rank prints."""
+        assert self.process.stdout is not None
+        line = await self.process.stdout.readline()
+        assert line, f"rank {self.rank} ended with {await self.process.wait()} instead of printing"
+        return json.loads(line)
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        self.process.send_signal(signal.SIGKILL)
+
+
+@asynccontextmanager
+async def process_world(
+    size: int, script: Path, directory: Path, *arguments: str, transport: str | None = None
+) -> AsyncIterator[list[Rank]]:
+    """Yield the ranks of a world of real processes that run ``script``; what is left of them is killed at the end."""
+    secret_file = directory / f"secret-{secrets.token_hex(4)}"
+    server = RpcServer(Credentials(create_secret(secret_file)))
+    service = RendezvousService(job="test", world_size=size)
+    membership_pb2_grpc.add_RendezvousServicer_to_server(service, server.server)  # type: ignore[no-untyped-call]
+    await server.start()
+    ranks: list[Rank] = []
+    try:
+        for rank in range(size):
+            environment = LaunchEnvironment(
+                rank=rank,
+                local_rank=rank,
+                world_size=size,
+                local_world_size=size,
+                group_rank=0,
+                group_world_size=1,
+                master_addr="127.0.0.1",
+                master_port=1,
+                rendezvous=server.address,
+                secret_file=str(secret_file),
+                job="test",
+                generation=0,
+                restart_count=0,
+                host="here",
+                host_id="here",
+                bind="127.0.0.1",
+                timeout=30.0,
+                transport=transport,
+            )
+            process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-W",
+                "error",
+                str(script),
+                *arguments,
+                env={**os.environ, **environment.to_mapping(), "OMP_NUM_THREADS": "1"},
+                stdout=asyncio.subprocess.PIPE,
+            )
+            ranks.append(Rank(rank, process))
+        yield ranks
+    finally:
+        for rank in ranks:
+            if rank.process.returncode is None:
+                rank.process.kill()
+            await rank.process.wait()
+        service.close("the test is over")
+        await server.stop(grace=0)

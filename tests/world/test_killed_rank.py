@@ -1,0 +1,26 @@
+"""A rank that is killed raises PeerLost on every survivor within a second."""
+
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.world.processes import process_world
+
+RANKS = Path(__file__).with_name("ranks.py")
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("transport", ["tcp", "grpc"])
+@pytest.mark.parametrize("doing", ["4", "4000000", "wait"])
+async def test_every_survivor_names_the_killed_rank_within_a_second(tmp_path: Path, transport: str, doing: str) -> None:
+    async with process_world(4, RANKS, tmp_path, doing, transport=transport) as ranks:
+        assert [await rank.next() for rank in ranks] == [{"ready": True}] * 4
+        killed_at = time.time()
+        ranks[3].kill()
+        ends = [await rank.next() for rank in ranks[:3]]
+        codes = [await rank.process.wait() for rank in ranks[:3]]
+    assert [end["blamed"] for end in ends] == [3, 3, 3]
+    assert all(end["operation"] for end in ends), ends
+    assert max(end["at"] for end in ends) - killed_at < 1.0
+    assert codes == [0, 0, 0]
