@@ -27,7 +27,7 @@ _PIECE = 64 * BLOCK
 _LEVELS = 127.0
 _SMALLEST_SCALE = np.finfo(np.float32).tiny
 _LARGEST_SCALE = np.float32(np.finfo(np.float32).max / 128.0)
-"""No byte times this scale is infinite.  Reached only by magnitudes within 1 % of the largest float32."""
+"""No byte times this scale is infinite.  Magnitudes within 1 % of the largest float32 are clipped for it."""
 
 
 class Int8(Codec):
@@ -41,7 +41,9 @@ class Int8(Codec):
 
     def error_bound(self, values: Values) -> float:
         largest = float(np.abs(values).max(initial=0.0))
-        return max(0.5 * largest / _LEVELS * (1.0 + 2.0**-14), _LEVELS * float(_SMALLEST_SCALE))
+        rounding = 0.5 * largest / _LEVELS * (1.0 + 2.0**-14)
+        clipping = max(0.0, largest - _LEVELS * float(_LARGEST_SCALE))
+        return max(rounding + clipping, _LEVELS * float(_SMALLEST_SCALE))
 
     def encode(self, values: Values, out: Bytes, *, residual: Values | None = None, lost: Values | None = None) -> None:
         check_encode(self, values, out, residual=residual, lost=lost)

@@ -65,3 +65,9 @@ class BucketBuffers:
         if not self.codec.is_summable and self.residual is not None:
             for slot in self.bucket.slots:
                 yield slot.name, self.residual[slot.start : slot.stop]
+
+    def residual_square(self) -> float:
+        """Return the square of the residual's norm."""
+        if self.codec.is_summable or self.residual is None:
+            return 0.0
+        return float(np.vdot(self.residual, self.residual))

@@ -2,11 +2,13 @@
 
 pack, encode, (exchange,) sum_owned, (exchange,) decode, unpack.  A summable codec needs pack and unpack only.
 
-A codec whose encoded form cannot be summed is reduced by owners.  Each rank encodes every shard for its owner; the owner
-decodes and adds them in float32 in the order of ranks, and encodes the sum; everyone, the owner too, takes the decoded
-sum, so all ranks hold the same bits.  What the first encoding loses goes into the residual of the rank that lost it, and
-what the second loses into the residual of the owner, who adds it to the same sum in the next step.  So one residual per
-parameter and rank is all the state there is, and it does not depend on which bucket or shard a parameter is in.
+A codec whose encoded form cannot be summed is reduced by owners.  Each rank encodes every shard for its owner; the
+owner decodes and adds them in float32 in the order of ranks, and encodes the sum; everyone, the owner too, takes the
+decoded sum, so all ranks hold the same bits.  What the first encoding loses goes into the residual of the rank that
+lost it, and what the second loses into the residual of the owner, who adds it to the same sum in the next step.  So one
+residual per parameter and rank is all the state there is, whichever bucket or shard a parameter is in.
+
+A rank that fails still tells the others: it spoils what it has not sent yet, so that nobody takes it for gradients.
 """
 
 from __future__ import annotations
@@ -17,11 +19,12 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncpar.errors import NonFiniteValue
+from asyncpar.errors import NonFiniteValue, PeerCancelled
 from asyncpar.gradsync.buffers import STATUS_BYTES, BucketBuffers
 
 _FINE = 0
 _NON_FINITE = 1
+_GIVEN_UP = 2
 
 
 class HasGradient(Protocol):
@@ -119,17 +122,27 @@ def unpack(buffers: BucketBuffers, parameters: Parameters, *, factor: float) -> 
             np.multiply(reduced, np.asarray(factor, reduced.dtype), out=gradient, casting="same_kind")
 
 
+def spoil(buffers: BucketBuffers) -> None:
+    """Make sure that what this bucket would send cannot pass for gradients."""
+    buffers.flat.fill(np.nan)
+    if not buffers.codec.is_summable:
+        _set_status(buffers.outgoing, _GIVEN_UP)
+        _set_status(buffers.reduced[np.newaxis], _GIVEN_UP)
+
+
 def _set_status(rows: NDArray[np.uint8], status: int) -> None:
     rows[:, :STATUS_BYTES] = 0
     rows[:, 0] = status
 
 
 def _check_status(buffers: BucketBuffers) -> None:
-    culprits = [rank for rank in range(buffers.size) if buffers.incoming[rank, :STATUS_BYTES].any()]
+    bucket = buffers.bucket
+    where = f"bucket {bucket.index} ({bucket.slots[0].name} to {bucket.slots[-1].name})"
+    statuses = buffers.incoming[:, 0].tolist()
+    if _GIVEN_UP in statuses:
+        culprit = statuses.index(_GIVEN_UP)
+        raise PeerCancelled(f"rank {culprit} gave up the step before it sent {where}", rank=culprit)
+    culprits = [rank for rank, status in enumerate(statuses) if status != _FINE]
     if culprits:
-        first, last = buffers.bucket.slots[0].name, buffers.bucket.slots[-1].name
         who = ", ".join(f"rank {rank}" for rank in culprits)
-        raise NonFiniteValue(
-            f"gradients: expected finite numbers, got NaN or infinity from {who} in bucket {buffers.bucket.index} "
-            f"({first} to {last})"
-        )
+        raise NonFiniteValue(f"gradients: expected finite numbers, got NaN or infinity from {who} in {where}")

@@ -11,10 +11,9 @@ class SyncStatistics:
 
     ``total_sync_time`` counts time in which at least one bucket was under way, ``total_bucket_sync_time`` sums over
     buckets.  ``total_exposed_time`` is the part that the caller had to wait for after its last gradient.
-    ``bytes_on_wire`` is what this rank sent of gradients, ``bytes_uncompressed`` what it would have sent without a codec;
-    frame headers are in neither.  ``communication_efficiency`` is bytes_on_wire over what a lane of known bandwidth
-    could have sent in that time, 0 where the bandwidth is not known.  ``residual_norm`` is that of the error feedback
-    after the last step.
+    ``bytes_on_wire`` is what this rank sent of gradients, ``bytes_uncompressed`` what it would have sent without a
+    codec; frame headers are in neither.  ``communication_efficiency`` is ``bytes_on_wire`` over what the communicator's
+    lanes could have sent in that time.  ``residual_norm`` is that of the error feedback after the last step.
     """
 
     total_sync_operations: int = 0

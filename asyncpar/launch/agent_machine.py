@@ -57,7 +57,9 @@ class Signalled:
 
 @dataclass(frozen=True, slots=True)
 class OutputBroken:
-    """Nobody reads our output any more."""
+    """Our output cannot be written: ``cause``, "" when whoever read it has left."""
+
+    cause: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,8 +158,8 @@ class AgentMachine:
                 return self._conclude(outcome, now)
             case Signalled(signal_number):
                 return self._signalled(signal_number, now)
-            case OutputBroken():
-                return [] if self._interrupted else self._signalled(signal.SIGPIPE, now)
+            case OutputBroken(cause):
+                return [] if self._interrupted else self._output_broken(cause, now)
             case CoordinatorLost(cause):
                 return [] if self._outcome else self._conclude(Outcome(1, cause), now)
             case Tick():
@@ -215,6 +217,11 @@ class AgentMachine:
             return [SignalCrew(passed_on)]
         said = [] if signal_number == signal.SIGPIPE else [Say(_stopping(signal_number, self._grace))]
         return [*said, *self._stop(passed_on, now), TellInterrupted(signal_number)]
+
+    def _output_broken(self, cause: str, now: float) -> list[Command]:
+        """End the job as a shell's pipeline would: quietly, unless there is something to be said."""
+        commands = self._signalled(signal.SIGPIPE, now)
+        return [Say(cause), *commands] if cause else commands
 
     def _leave_alone(self, signal_number: int, now: float, *, is_first: bool) -> list[Command]:
         """Interrupted while nothing runs here: tell the others, and wait for a while for the answer."""

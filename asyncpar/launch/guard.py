@@ -45,9 +45,9 @@ class Guard:
         with contextlib.suppress(LaunchError):  # a reaper that is gone kills nobody
             self._tell(b"-%d\n" % group)
 
-    def add_directory(self, path: Path) -> None:
-        """Register a directory that holds files only."""
-        self._tell(b"directory " + os.fsencode(path) + b"\n")
+    def add_path(self, path: Path) -> None:
+        """Register a file, or a directory that holds files only, for removal."""
+        self._tell(b"remove " + os.fsencode(path) + b"\n")
 
     def close(self) -> None:
         """Have everything that is still registered ended and removed, and wait for it."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 import queue
+import select
 import threading
 from collections.abc import Callable
 
@@ -19,7 +20,7 @@ class OutputStream:
 
     def __init__(self, descriptor: int, *, name: str) -> None:
         self._descriptor = descriptor
-        self._jobs: queue.SimpleQueue[tuple[Callable[[], None], asyncio.Future[None] | None] | None]
+        self._jobs: queue.SimpleQueue[tuple[Callable[[], None], asyncio.Future[None]] | None]
         self._jobs = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name=f"asyncpar-{name}", daemon=True)
         self._thread.start()
@@ -50,10 +51,8 @@ class OutputStream:
                 _settle(done, None)
 
 
-def _settle(done: asyncio.Future[None] | None, error: Exception | None) -> None:
+def _settle(done: asyncio.Future[None], error: Exception | None) -> None:
     """Give the result to the loop, if that still runs."""
-    if done is None:
-        return
 
     def settle() -> None:
         if done.done():
@@ -70,7 +69,10 @@ def _settle(done: asyncio.Future[None] | None, error: Exception | None) -> None:
 
 
 def write_all(descriptor: int, chunk: bytes) -> None:
-    """Write all of ``chunk`` to a blocking descriptor."""
+    """Write all of ``chunk``, waiting for room; also where somebody made the descriptor non-blocking."""
     rest = memoryview(chunk)
     while rest:
-        rest = rest[os.write(descriptor, rest) :]
+        try:
+            rest = rest[os.write(descriptor, rest) :]
+        except BlockingIOError:
+            select.select([], [descriptor], [])

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,10 +17,11 @@ from asyncpar.launch.guard import Guard
 
 _TRAMPOLINE = Path(__file__).with_name("trampoline.py")
 _POLL_EVERY = 0.05
+_KILL_PATIENCE = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Streams:
+class ChildStreams:
     """The descriptors that the child gets; the parent closes its copies once the child has them."""
 
     stdin: int
@@ -41,9 +41,12 @@ class RankProcess:
 
     @classmethod
     async def start(
-        cls, command: Sequence[str], environment: Mapping[str, str], streams: Streams, guard: Guard
+        cls, command: Sequence[str], environment: Mapping[str, str], streams: ChildStreams, guard: Guard
     ) -> RankProcess:
-        """Start the trampoline for ``command``; nothing of it runs before ``go``.  Raises ``OSError``."""
+        """Start the trampoline for ``command``; nothing of it runs before ``go``.
+
+        Raises ``OSError`` and ``LaunchError``; then nothing is left of it.
+        """
         read_end, write_end = os.pipe()
         try:
             process = await asyncio.create_subprocess_exec(
@@ -60,9 +63,12 @@ class RankProcess:
             raise
         finally:
             os.close(read_end)
-        rank = cls(process, guard, write_end)
-        guard.add_group(rank.pid)
-        return rank
+        try:
+            guard.add_group(process.pid)
+        except BaseException:
+            os.close(write_end)  # which ends the trampoline
+            raise
+        return cls(process, guard, write_end)
 
     def go(self) -> None:
         """Let the command run."""
@@ -86,13 +92,24 @@ class RankProcess:
             self._go = None
         return code
 
-    async def clear(self) -> None:
-        """End what the leader left in its group and return when that is gone; SIGKILL is up to the caller."""
-        if is_group_alive(self.pid):
+    async def clear(self, *, grace: float) -> None:
+        """End what the leader left in its group: SIGTERM, and SIGKILL after ``grace`` seconds."""
+        if not await self._is_gone(within=0.0):
             self.signal(signal.SIGTERM)
-            while is_group_alive(self.pid):
-                await asyncio.sleep(_POLL_EVERY)
+            if not await self._is_gone(within=grace):
+                self.signal(signal.SIGKILL)
+                await self._is_gone(within=_KILL_PATIENCE)
         self._guard.forget_group(self.pid)
+
+    async def _is_gone(self, *, within: float) -> bool:
+        """Nobody tells when a group that is not ours to wait for becomes empty, so look again and again."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + within
+        while is_group_alive(self.pid):
+            if loop.time() >= deadline:
+                return False
+            await asyncio.sleep(_POLL_EVERY)
+        return True
 
 
 def is_group_alive(group: int) -> bool:
@@ -111,8 +128,3 @@ def _is_running_in(group: int, pid: int) -> bool:
         return os.getpgid(pid) == group and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except (ProcessLookupError, psutil.NoSuchProcess):
         return False
-
-
-def null_input() -> int:
-    """Return a value for ``Streams.stdin`` that reads as empty."""
-    return subprocess.DEVNULL

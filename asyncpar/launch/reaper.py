@@ -1,8 +1,8 @@
 """Outlive the agent by a moment: run as a file by ``python -I -S``, standard library only, in a session of its own.
 
-Reads lines from standard input: ``+PID`` and ``-PID`` register and forget a process group, ``directory PATH`` names a
-directory of ours.  When the input ends, which happens however the agent ends, each group still registered is killed and
-each directory removed.
+Reads lines from standard input: ``+PID`` and ``-PID`` register and forget a process group, ``remove PATH`` names a file
+or a directory (of files) of ours.  When the input ends, which happens however the agent ends, each group that is still
+registered is killed and each path removed.
 """
 
 import os
@@ -10,31 +10,39 @@ import signal
 import sys
 
 
-def follow(lines: "list[bytes]", groups: "set[int]", directories: "set[str]") -> None:
+def follow(lines: "list[bytes]", groups: "set[int]", paths: "set[str]") -> None:
     """Apply ``lines`` to what is registered."""
     for line in lines:
         if line.startswith(b"+"):
             groups.add(int(line[1:]))
         elif line.startswith(b"-"):
             groups.discard(int(line[1:]))
-        elif line.startswith(b"directory "):
-            directories.add(os.fsdecode(line[len(b"directory ") :]))
+        elif line.startswith(b"remove "):
+            paths.add(os.fsdecode(line[len(b"remove ") :]))
 
 
-def clean_up(groups: "set[int]", directories: "set[str]") -> None:
-    """Kill ``groups`` and remove ``directories`` (which hold files only)."""
+def clean_up(groups: "set[int]", paths: "set[str]") -> None:
+    """Kill ``groups`` and remove ``paths``."""
     for group in groups:
         try:
             os.killpg(group, signal.SIGKILL)
         except (ProcessLookupError, PermissionError):
             continue
-    for directory in directories:
+    for path in paths:
         try:
-            for name in os.listdir(directory):
-                os.unlink(os.path.join(directory, name))
-            os.rmdir(directory)
+            remove(path)
         except OSError:
             continue
+
+
+def remove(path: str) -> None:
+    """Remove the file, or the directory of files, at ``path``."""
+    if not os.path.isdir(path):
+        os.unlink(path)
+        return
+    for name in os.listdir(path):
+        os.unlink(os.path.join(path, name))
+    os.rmdir(path)
 
 
 def main() -> None:
@@ -42,12 +50,12 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     groups: set[int] = set()
-    directories: set[str] = set()
+    paths: set[str] = set()
     partial = b""
     while chunk := os.read(0, 4096):
         *lines, partial = (partial + chunk).split(b"\n")
-        follow(lines, groups, directories)
-    clean_up(groups, directories)
+        follow(lines, groups, paths)
+    clean_up(groups, paths)
 
 
 if __name__ == "__main__":

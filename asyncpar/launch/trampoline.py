@@ -6,6 +6,7 @@ process.  It asks the kernel (Linux: PR_SET_PDEATHSIG) to be killed when its par
 """
 
 import os
+import signal
 import sys
 
 _PR_SET_PDEATHSIG = 1
@@ -18,15 +19,21 @@ def die_with_parent(parent: int) -> None:
     if not sys.platform.startswith("linux"):
         return
     import ctypes
-    import signal
 
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
         os._exit(1)
 
 
+def restore_signals() -> None:
+    """Give the command the dispositions that programs expect, not those of Python or of a shell's background jobs."""
+    for name in ("SIGINT", "SIGPIPE", "SIGXFSZ"):
+        signal.signal(getattr(signal, name), signal.SIG_DFL)
+
+
 def main(go: int, agent: int, command: list[str]) -> None:
     """Wait for the word, then execute ``command``."""
+    restore_signals()
     die_with_parent(agent)
     if not os.read(go, 1):
         os._exit(1)

@@ -28,15 +28,25 @@ def read_secret(path: str | Path) -> bytes:
 
 
 def create_secret(path: str | Path) -> bytes:
-    """Write a new random secret to the new file ``path``, readable for this user only, and return it.
+    """Make the new file ``path`` with a new random secret, readable for this user only, and return the secret.
 
-    Raises ``FileExistsError`` when the file exists.
+    The file appears whole or not at all.  Raises ``FileExistsError`` when it exists.
     """
     secret = secrets.token_bytes(SECRET_BYTES)
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    try:
-        os.fchmod(descriptor, 0o600)
-        os.write(descriptor, secret)
-    finally:
-        os.close(descriptor)
+    write_secret(path, secret)
     return secret
+
+
+def write_secret(path: str | Path, secret: bytes) -> None:
+    """Make the new file ``path`` with ``secret``; as ``create_secret``."""
+    draft = f"{path}.{secrets.token_hex(8)}"
+    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        try:
+            os.fchmod(descriptor, 0o600)
+            os.write(descriptor, secret)
+        finally:
+            os.close(descriptor)
+        os.link(draft, path)
+    finally:
+        os.unlink(draft)

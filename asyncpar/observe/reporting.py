@@ -117,7 +117,9 @@ class Reporter:
                     left = deadline - time.monotonic()
                     if left <= 0.0:
                         return
-                    select.select([], [descriptor], [], left)
+                    room = select.poll()
+                    room.register(descriptor, select.POLLOUT)
+                    room.poll(left * 1000)
                 except OSError:  # the agent is gone, and with it everyone who would read this
                     self._descriptor = None
                     return

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,7 @@ import msgspec
 
 from asyncpar.errors import AsyncparError, PeerCancelled, PeerLost, ProtocolError, RemoteError, UsageError
 from asyncpar.runtime import message
+from asyncpar.runtime.post import Post
 from asyncpar.runtime.ref import ActorRef, Told
 from asyncpar.runtime.window import Parcel, SendWindow
 from asyncpar.transport.links import MAX_MESSAGE_BYTES
@@ -54,12 +55,9 @@ class _Pending:
 
 
 class Caller:
-    """Sends calls to actors and ends each with its result or an error.
+    """Sends calls to actors and ends each with its result or an error."""
 
-    ``post`` hands a payload to a rank (this one included), in order; it raises ``PeerLost`` if the rank is gone.
-    """
-
-    def __init__(self, rank: int, *, extension: Extension, post: Callable[[int, memoryview], None]) -> None:
+    def __init__(self, rank: int, *, extension: Extension, post: Post) -> None:
         self._rank = rank
         self._extension = extension
         self._post = post
@@ -141,7 +139,7 @@ class Caller:
         if not window.put(parcel):
             return False
         try:
-            self._post(ref.rank, parcel.payload)
+            self._post.send(ref.rank, parcel.payload)
         except PeerLost as error:
             self._windows.pop(place, None)
             raise _lost_during(error, f"{endpoint} of {ref!r}") from None
@@ -153,7 +151,7 @@ class Caller:
         if window is not None and window.drop(parcel):
             return
         if parcel.is_sent and not self._is_closed:
-            self._post_quietly(ref.rank, message.Cancel(call))
+            self._post.say(ref.rank, message.Cancel(call))
 
     # -- in --------------------------------------------------------------------------------------------------------
 
@@ -189,7 +187,7 @@ class Caller:
         if window.is_idle:
             del self._windows[place]
         for parcel in released:
-            self._post(rank, parcel.payload)
+            self._post.send_quietly(rank, parcel.payload)
             told = self._told.pop(parcel, None)
             if told is not None:
                 told.wake()
@@ -228,13 +226,6 @@ class Caller:
 
     def _closed(self) -> PeerLost:
         return PeerLost("this node is closed", rank=self._rank, cause="closed")
-
-    def _post_quietly(self, rank: int, envelope: message.Message) -> None:
-        payload = PayloadEncoder().finish(envelope, what="actor message")
-        try:
-            self._post(rank, payload)
-        except PeerLost:
-            return  # whoever waits for that rank is told by peer_lost
 
 
 def _lost_during(error: PeerLost, operation: str) -> PeerLost:

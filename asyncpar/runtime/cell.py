@@ -124,6 +124,11 @@ class Cell:
         """Is the caller running inside this actor's own task?"""
         return asyncio.current_task() is self.task
 
+    async def wait_ended(self) -> None:
+        """Return when the task is over, however it ended."""
+        if self.task is not None:
+            await asyncio.wait({self.task})
+
     async def run(self) -> None:
         """Live: start, handle messages until told to stop, stop."""
         try:

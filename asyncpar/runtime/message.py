@@ -15,8 +15,8 @@ from asyncpar.errors import ProtocolError, UsageError
 from asyncpar.wire.array import Buffer
 from asyncpar.wire.payload import PayloadDecoder
 
-CallId: TypeAlias = Annotated[int, msgspec.Meta(ge=0, lt=1 << 63)]
-Amount: TypeAlias = Annotated[int, msgspec.Meta(gt=0, lt=1 << 62)]
+CallId: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
+Amount: TypeAlias = Annotated[int, msgspec.Meta(gt=0, le=1 << 62)]
 
 USAGE: Final = "usage"
 """The call was wrong: no such actor or endpoint, or the arguments do not fit."""

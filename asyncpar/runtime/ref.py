@@ -105,7 +105,7 @@ class ActorRef(Generic[A]):
     def __getattr__(self, name: str) -> Endpoint[..., Any]:
         if name.startswith("_"):
             raise NoSuchEndpoint(f"{name}: private names of an actor cannot be called from outside")
-        if self.actor_class is not None and name not in self.actor_class.endpoints:  # type: ignore[attr-defined]
+        if self.actor_class is not None and name not in getattr(self.actor_class, "endpoints", ()):
             raise NoSuchEndpoint(f"{name}: {self.class_name} has no endpoint of this name")
         return Endpoint(self._messenger, self, name)
 
@@ -158,6 +158,6 @@ class RefExtension(Extension):
             raise TypeError(f"Expected `{type_name(wanted)}`, got `{type_name(type(value))}`")
         if isinstance(value, ActorRef):
             for actor_class in get_args(wanted):
-                if isinstance(actor_class, type):
+                if hasattr(actor_class, "endpoints"):
                     return ActorRef(self._messenger, name=value.name, rank=value.rank, actor_class=actor_class)
         return value

@@ -6,7 +6,8 @@ import asyncio
 import struct
 from collections.abc import Callable
 
-from asyncpar.errors import OperationMismatch, PeerLost, ProtocolError, UsageError
+from asyncpar.errors import PeerLost, ProtocolError, UsageError
+from asyncpar.transport.deferred import DeferredSending, MessageSending
 from asyncpar.transport.inbox import Inbox, Referee
 from asyncpar.transport.lane import Lane, Sending, fail_future
 from asyncpar.transport.messages import MessageInbox, OnMessage
@@ -22,70 +23,6 @@ _TAKEN_BACK = 1
 
 _LENGTH_KINDS = frozenset({FrameKind.REQUEST, FrameKind.GRANT, FrameKind.CREDIT})
 _PAYLOAD_KINDS = frozenset({FrameKind.EAGER, FrameKind.BULK})
-
-
-class _Deferred(Sending):
-    """A send that waits for its grant, or for the lane to come up."""
-
-    __slots__ = ("_inner", "_is_dropped", "fingerprint", "payload")
-
-    def __init__(self, fingerprint: int, payload: memoryview, done: asyncio.Future[None]) -> None:
-        self.fingerprint = fingerprint
-        self.payload = payload
-        self.done = done
-        self._inner: Sending | None = None
-        self._is_dropped = False
-
-    def begin(self, send: Callable[[], Sending | None]) -> None:
-        """Start the real send, and end as it ends."""
-        if self._is_dropped:
-            return
-        try:
-            inner = send()
-        except (PeerLost, OperationMismatch) as error:
-            fail_future(self.done, error)
-            return
-        if inner is not None:
-            self._inner = inner
-            inner.done.add_done_callback(self._finish)
-        elif not self.done.done():
-            self.done.set_result(None)
-
-    def release(self) -> bool:
-        goes_out = self.done.done() and not self.done.cancelled() and self.done.exception() is None
-        if self._inner is not None:
-            goes_out = self._inner.release()
-        self._is_dropped = True
-        self.payload = memoryview(b"")
-        self.done.cancel()
-        return goes_out
-
-    def _finish(self, inner: asyncio.Future[None]) -> None:
-        error = None if inner.cancelled() else inner.exception()
-        if inner.cancelled():
-            self.done.cancel()
-        elif error is not None:
-            fail_future(self.done, error)
-        elif not self.done.done():
-            self.done.set_result(None)
-
-
-class _MessageSending(Sending):
-    """A message that is not gone yet.  Taking it back tells the receiver, who would wait for it before all later ones."""
-
-    __slots__ = ("_inner", "_taken_back")
-
-    def __init__(self, inner: Sending, taken_back: Callable[[], None]) -> None:
-        self._inner = inner
-        self._taken_back: Callable[[], None] | None = taken_back
-        self.done = inner.done
-
-    def release(self) -> bool:
-        goes_out = self._inner.release()
-        taken_back, self._taken_back = self._taken_back, None
-        if not goes_out and taken_back is not None:
-            taken_back()
-        return goes_out
 
 
 class Link:
@@ -122,7 +59,7 @@ class Link:
         self._messages = MessageInbox(
             deliver=on_message, emit=self._emit, max_bytes=max_message_bytes, budget=message_budget
         )
-        self._waiting: dict[Key, _Deferred] = {}
+        self._waiting: dict[Key, DeferredSending] = {}
         self._control_payload = bytearray()
         self._next_message = 0
 
@@ -179,7 +116,7 @@ class Link:
         decision = self._outbox.admit(key, len(payload))
         if isinstance(decision, SendNow):
             return self._lane.send(self._header(decision.kind, key, fingerprint, len(payload)), payload)
-        pending = _Deferred(fingerprint, payload, self._loop.create_future())
+        pending = DeferredSending(fingerprint, payload, self._loop.create_future())
         self._waiting[key] = pending
         if decision.ask:
             self._emit(FrameKind.REQUEST, key, fingerprint, len(payload))
@@ -193,11 +130,11 @@ class Link:
         if len(payload) > self._max_message_bytes:
             raise UsageError(f"message: at most {self._max_message_bytes} bytes can be sent, got {len(payload)}")
         key = Key(MESSAGE_GROUP, self._next_message, 0)
-        sending = self.send(key, 0, payload)
         self._next_message += 1
+        sending = self.send(key, 0, payload)
         if sending is None:
             return None
-        return _MessageSending(sending, lambda: self._take_back(key))
+        return MessageSending(sending, lambda: self._take_back(key))
 
     def control(self, kind: FrameKind, key: Key, payload: bytes = b"") -> None:
         """Send a control frame; never waits, and is dropped when the peer is lost."""
@@ -297,7 +234,7 @@ class Link:
         self._emit(FrameKind.REQUEST, key, _TAKEN_BACK, 0)
 
     def _send_later(self, key: Key, fingerprint: int, payload: memoryview) -> Sending:
-        pending = _Deferred(fingerprint, payload, self._loop.create_future())
+        pending = DeferredSending(fingerprint, payload, self._loop.create_future())
         self._backlog.append(lambda: pending.begin(lambda: self.send(key, fingerprint, payload)))
         return pending
 
@@ -312,7 +249,7 @@ class Link:
         del self._waiting[header.key]
         pending.begin(lambda: self._send_granted(header.key, pending, length))
 
-    def _send_granted(self, key: Key, pending: _Deferred, length: int) -> Sending | None:
+    def _send_granted(self, key: Key, pending: DeferredSending, length: int) -> Sending | None:
         check_grant(key, length, len(pending.payload))
         assert self._lane is not None
         return self._lane.send(

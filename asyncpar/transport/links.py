@@ -56,7 +56,7 @@ class OperationEvents(Protocol):
         ...
 
     def peer_lost(self, rank: int, error: PeerLost) -> None:
-        """``rank`` is gone."""
+        """``rank`` failed.  Not called for one that left in good order: what needs it fails where it needs it."""
         ...
 
 
@@ -101,8 +101,9 @@ class Links:
         self._connector = connector
         self._links: dict[int, Link] = {}
         self._tasks = asyncio.TaskGroup()
+        self._opening: dict[int, asyncio.Task[None]] = {}
         self._listeners: list[Callable[[int, PeerLost], None]] = []
-        self._is_closing = False
+        self._closed: PeerLost | None = None
 
     async def __aenter__(self) -> Self:
         await self._tasks.__aenter__()
@@ -111,8 +112,10 @@ class Links:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        await self.close()
-        await self._tasks.__aexit__(None, None, None)
+        try:
+            await self.close()
+        finally:
+            await self._tasks.__aexit__(None, None, None)
 
     # -- use -------------------------------------------------------------------------------------------------------
 
@@ -134,8 +137,7 @@ class Links:
 
     def control(self, to: int, kind: FrameKind, key: Key, payload: bytes = b"") -> None:
         """Send a control frame; opens the link if need be, dropped if ``to`` is lost."""
-        if not self._is_closing or to in self._links:
-            self.link(to).control(kind, key, payload)
+        self.link(to).control(kind, key, payload)
 
     def forget(self, group: int, sequence: int) -> None:
         """Drop every trace of an operation that is over, on all links."""
@@ -147,10 +149,13 @@ class Links:
         link = self._links.get(rank)
         if link is None:
             link = self._make(rank)
-            if rank in self.lost:
-                link.fail(self.lost[rank])
+            error = self._closed or self.lost.get(rank)
+            if error is not None:
+                link.fail(error)
             else:
-                self._tasks.create_task(self._open(rank, link), name=f"open link {self.rank}-{rank}")
+                opening = self._tasks.create_task(self._open(rank, link), name=f"open link {self.rank}-{rank}")
+                self._opening[rank] = opening
+                opening.add_done_callback(lambda _: self._opening.pop(rank, None))
         return link
 
     def lane_kind(self, rank: int) -> str:
@@ -161,7 +166,7 @@ class Links:
         return self._connector.default_lane(rank)
 
     def add_loss_listener(self, listener: Callable[[int, PeerLost], None]) -> None:
-        """Call ``listener(rank, error)`` once for every rank that is lost from now on."""
+        """Call ``listener(rank, error)`` once for every rank that fails or leaves from now on."""
         self._listeners.append(listener)
 
     @property
@@ -176,41 +181,56 @@ class Links:
 
     # -- the connector's side ----------------------------------------------------------------------------------------
 
+    @property
+    def is_closing(self) -> bool:
+        """Has this rank begun to leave?"""
+        return self._closed is not None
+
     def is_up(self, rank: int) -> bool:
         """Is the link to ``rank`` in service?"""
         link = self._links.get(rank)
         return link is not None and link.lane is not None and link.error is None
 
     def adopt(self, rank: int, lane: Lane) -> None:
-        """Put ``lane`` into service as the link to ``rank``."""
+        """Put ``lane`` into service as the link to ``rank``; if that is lost, or this rank is leaving, close it."""
+        error = self._closed or self.lost.get(rank)
+        if error is not None:
+            lane.abort(error)
+            return
         link = self._links.get(rank) or self._make(rank)
         link.attach(lane)
 
-    def report_lost(self, rank: int, cause: str) -> PeerLost:
-        """Mark ``rank`` as gone, tell everyone who is linked to us, and return the error."""
+    def report_lost(self, rank: int, cause: str, *, because: BaseException | None = None) -> PeerLost:
+        """Mark ``rank`` as failed, tell everyone who is linked to us, and return the error."""
         error = self.lost.get(rank)
         if error is not None:
             return error
-        error = self._mark_lost(rank, cause)
-        if not self._is_closing:
-            notice = Key(0, rank, 0)
-            for other, link in list(self._links.items()):
-                if other != rank and link.lane is not None:
-                    link.control(FrameKind.NOTICE, notice, cause.encode()[:1024])
+        error = self._lost_error(rank, cause)
+        error.__cause__ = because
+        if self._closed is not None:
+            return error
+        self._mark_lost(rank, error)
+        self.operations.peer_lost(rank, error)
+        notice = Key(0, rank, 0)
+        for other, link in list(self._links.items()):
+            if other != rank and link.lane is not None:
+                link.control(FrameKind.NOTICE, notice, cause.encode()[:1024])
         return error
 
     async def close(self) -> None:
-        """Say goodbye on every link and close the lanes.  Idempotent."""
-        if self._is_closing:
+        """Say goodbye on every link and close the lanes; what pends ends with ``PeerLost``.  Idempotent."""
+        if self._closed is not None:
             return
-        self._is_closing = True
-        for link in self._links.values():
+        self._closed = PeerLost("this node is closed", rank=self.rank, cause="closed")
+        for opening in list(self._opening.values()):
+            opening.cancel()
+        links = list(self._links.values())
+        for link in links:
             if link.lane is not None:
                 link.control(FrameKind.GOODBYE, _NO_KEY)
-        await asyncio.gather(*(link.close() for link in self._links.values()))
-        closed = PeerLost("this node is closed", rank=self.rank, cause="closed")
-        for link in self._links.values():
-            link.fail(closed)
+        for link in links:
+            link.fail(self._closed, abort=False)
+        await asyncio.gather(*(link.close() for link in links))
 
     # -- inside ------------------------------------------------------------------------------------------------------
 
@@ -236,32 +256,34 @@ class Links:
         try:
             await self._connector.connect(self, rank)
         except PeerLost as error:
-            link.fail(self.report_lost(rank, error.cause or str(error)))
+            link.fail(self.report_lost(rank, error.cause or str(error), because=error))
         except AsyncparError as error:
-            link.fail(self.report_lost(rank, f"{type(error).__name__}: {error}"))
+            link.fail(self.report_lost(rank, f"{type(error).__name__}: {error}", because=error))
+        else:
+            if link.lane is None and link.error is None:
+                link.fail(self.report_lost(rank, "the connection was made, but closed before it was used"))
 
     def _on_control(self, rank: int, header: FrameHeader, payload: bytes) -> None:
         if header.kind is FrameKind.NOTICE:
             lost = header.sequence
-            if lost != self.rank and lost < self.world.size:
+            if lost != self.rank and lost < self.world.size and lost not in self.lost:
                 self.report_lost(lost, f"{payload.decode(errors='replace')} (reported by rank {rank})")
         elif header.kind is FrameKind.GOODBYE:
-            self._mark_lost(rank, "it left the world")
+            if rank not in self.lost and self._closed is None:
+                self._mark_lost(rank, self._lost_error(rank, "it left the world"), has_left=True)
         else:
             self.operations.control(rank, header, payload)
 
-    def _mark_lost(self, rank: int, cause: str) -> PeerLost:
+    def _lost_error(self, rank: int, cause: str) -> PeerLost:
         host = self.world.members[rank].host
-        error = PeerLost(f"rank {rank} on {host} is lost: {cause}", rank=rank, host=host, cause=cause)
-        if rank in self.lost:
-            return self.lost[rank]
+        return PeerLost(f"rank {rank} on {host} is lost: {cause}", rank=rank, host=host, cause=cause)
+
+    def _mark_lost(self, rank: int, error: PeerLost, *, has_left: bool = False) -> None:
         self.lost[rank] = error
         if rank in self._links:
-            self._links[rank].fail(error)
-        self.operations.peer_lost(rank, error)
-        for listener in self._listeners:
+            self._links[rank].fail(error, abort=not has_left)
+        for listener in list(self._listeners):
             listener(rank, error)
-        return error
 
 
 def _refuse_message(rank: int, payload: memoryview, release: Callable[[], None]) -> None:  # noqa: ARG001

@@ -159,7 +159,7 @@ class PayloadDecoder(Generic[T]):
         self._is_any = type is Any
         try:
             self._decoder = msgspec.msgpack.Decoder[Any](type, ext_hook=self._lift, dec_hook=self._convert)
-        except TypeError as error:
+        except (TypeError, ValueError) as error:
             raise UsageError(f"type: {type} cannot be used for values that are sent: {error}") from error
 
     def decode(self, payload: Buffer, *, what: str) -> T:
@@ -179,6 +179,8 @@ class PayloadDecoder(Generic[T]):
         self._payload = payload
         try:
             value: T = self._decoder.decode(encoded)
+        except ProtocolError as error:
+            raise ProtocolError(f"{what}: {error}") from error
         except msgspec.ValidationError as error:
             if self._is_any:
                 raise ProtocolError(f"{what}: {error}") from error

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable
 
 _NOTHING = memoryview(b"")
-_MAX_SEGMENTS = 64
+_MAX_SEGMENTS = 256
 
 
 class OutgoingFrame:
@@ -107,6 +107,8 @@ class FrameWriter:
         return True
 
     def clear(self) -> None:
-        """Drop everything."""
+        """Drop everything and give all payloads back."""
+        for frame in self._frames:
+            frame.head = frame.payload = _NOTHING
         self._frames.clear()
         self.waiting_bytes = 0

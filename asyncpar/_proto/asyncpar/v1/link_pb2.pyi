@@ -1,0 +1,68 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class OpenRequest(_message.Message):
+    __slots__ = ("job", "generation", "from_rank", "to_rank", "lanes")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    FROM_RANK_FIELD_NUMBER: _ClassVar[int]
+    TO_RANK_FIELD_NUMBER: _ClassVar[int]
+    LANES_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    generation: int
+    from_rank: int
+    to_rank: int
+    lanes: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, job: _Optional[str] = ..., generation: _Optional[int] = ..., from_rank: _Optional[int] = ..., to_rank: _Optional[int] = ..., lanes: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class OpenReply(_message.Message):
+    __slots__ = ("accepted", "deferred", "not_ready", "refused")
+    class Accepted(_message.Message):
+        __slots__ = ("lanes", "tcp_port", "token")
+        LANES_FIELD_NUMBER: _ClassVar[int]
+        TCP_PORT_FIELD_NUMBER: _ClassVar[int]
+        TOKEN_FIELD_NUMBER: _ClassVar[int]
+        lanes: _containers.RepeatedScalarFieldContainer[str]
+        tcp_port: int
+        token: bytes
+        def __init__(self, lanes: _Optional[_Iterable[str]] = ..., tcp_port: _Optional[int] = ..., token: _Optional[bytes] = ...) -> None: ...
+    class Deferred(_message.Message):
+        __slots__ = ()
+        def __init__(self) -> None: ...
+    class NotReady(_message.Message):
+        __slots__ = ()
+        def __init__(self) -> None: ...
+    class Refused(_message.Message):
+        __slots__ = ("reason", "message")
+        class Reason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+            __slots__ = ()
+            REASON_UNSPECIFIED: _ClassVar[OpenReply.Refused.Reason]
+            WRONG_WORLD: _ClassVar[OpenReply.Refused.Reason]
+            STALE_GENERATION: _ClassVar[OpenReply.Refused.Reason]
+            NO_COMMON_LANE: _ClassVar[OpenReply.Refused.Reason]
+            LOST: _ClassVar[OpenReply.Refused.Reason]
+        REASON_UNSPECIFIED: OpenReply.Refused.Reason
+        WRONG_WORLD: OpenReply.Refused.Reason
+        STALE_GENERATION: OpenReply.Refused.Reason
+        NO_COMMON_LANE: OpenReply.Refused.Reason
+        LOST: OpenReply.Refused.Reason
+        REASON_FIELD_NUMBER: _ClassVar[int]
+        MESSAGE_FIELD_NUMBER: _ClassVar[int]
+        reason: OpenReply.Refused.Reason
+        message: str
+        def __init__(self, reason: _Optional[_Union[OpenReply.Refused.Reason, str]] = ..., message: _Optional[str] = ...) -> None: ...
+    ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    DEFERRED_FIELD_NUMBER: _ClassVar[int]
+    NOT_READY_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
+    accepted: OpenReply.Accepted
+    deferred: OpenReply.Deferred
+    not_ready: OpenReply.NotReady
+    refused: OpenReply.Refused
+    def __init__(self, accepted: _Optional[_Union[OpenReply.Accepted, _Mapping]] = ..., deferred: _Optional[_Union[OpenReply.Deferred, _Mapping]] = ..., not_ready: _Optional[_Union[OpenReply.NotReady, _Mapping]] = ..., refused: _Optional[_Union[OpenReply.Refused, _Mapping]] = ...) -> None: ...

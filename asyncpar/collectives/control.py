@@ -1,0 +1,62 @@
+"""Control frames between ranks about operations: msgpack of checked structs.  Pure."""
+
+from __future__ import annotations
+
+from typing import Literal, TypeVar
+
+import msgspec
+
+from asyncpar.collectives.description import Description
+from asyncpar.errors import ProtocolError
+
+_TEXT_LIMIT = 4096
+
+Reason = Literal["cancelled", "failed", "mismatch"]
+
+
+class Abort(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """An operation ended in failure at the sender.
+
+    ``text`` says why.  A mismatch that the sender has found comes with its own ``operation``, and the receiver answers
+    with its own (``is_answer``, which is not answered again); third ranks get the whole ``text`` and no operation.
+    """
+
+    reason: Reason
+    text: str = ""
+    operation: Description | None = None
+    is_answer: bool = False
+
+
+class Probe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The sender waits for the receiver in ``operation``."""
+
+    operation: Description
+
+
+class Status(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The answer to a probe: ``text`` says where the sender is, like ``in all_reduce #811``."""
+
+    text: str
+
+
+Message = TypeVar("Message", Abort, Probe, Status)
+
+_encode = msgspec.msgpack.Encoder().encode
+
+
+def encode_control(message: Abort | Probe | Status) -> bytes:
+    """Return the payload of the control frame for ``message``."""
+    return _encode(message)
+
+
+def decode_control(payload: bytes, kind: type[Message]) -> Message:
+    """Return the message of a control frame.  Raises ``ProtocolError`` for anything else."""
+    try:
+        return msgspec.msgpack.decode(payload, type=kind)
+    except msgspec.MsgspecError as error:
+        raise ProtocolError(f"{kind.__name__} frame: {error}") from error
+
+
+def shortened(text: str) -> str:
+    """Return ``text``, cut to what fits a control frame."""
+    return text if len(text) <= _TEXT_LIMIT else text[: _TEXT_LIMIT - 3] + "..."

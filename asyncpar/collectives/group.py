@@ -1,0 +1,51 @@
+"""What a rank knows about the operations of one group: which run, and which have run."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import TYPE_CHECKING
+
+from asyncpar.collectives.description import Description
+from asyncpar.collectives.ledger import Ledger
+
+if TYPE_CHECKING:
+    from asyncpar.collectives.operation import Operation
+
+_REMEMBERED = 256
+
+
+class Group:
+    """The operations of one set of ranks under one number on the wire.
+
+    ``ranks`` are ranks of the world, in the order of the group.  ``active`` holds the operations that have a sequence
+    number and are not over; None stands for a message that is expected but not asked for yet.  ``loose`` holds
+    those without a number of this group: sends and receives.
+    """
+
+    def __init__(
+        self, *, number: int, name: str, ranks: tuple[int, ...], ledger: Ledger, timeout: float | None = None
+    ) -> None:
+        self.number = number
+        self.name = name
+        self.ranks = ranks
+        self.members = frozenset(ranks)
+        self.ledger = ledger
+        self.timeout = timeout
+        self.active: dict[int, Operation | None] = {}
+        self.loose: set[Operation] = set()
+        self.history: OrderedDict[int, Description] = OrderedDict()
+
+    def is_stale(self, sequence: int) -> bool:
+        """Is the operation with this number over here?"""
+        return sequence not in self.active and self.ledger.is_past(sequence)
+
+    def retire(self, sequence: int, description: Description) -> None:
+        """The operation with this number is over; remember for a while what it was."""
+        self.active.pop(sequence, None)
+        self.history[sequence] = description
+        if len(self.history) > _REMEMBERED:
+            self.history.popitem(last=False)
+
+    def pending(self) -> list[Operation]:
+        """Return the operations that are not over."""
+        return [operation for operation in self.active.values() if operation is not None] + list(self.loose)

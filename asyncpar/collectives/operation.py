@@ -1,0 +1,237 @@
+"""One operation on one rank: what it has posted and sent, whom it waits for, and how it ends."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from asyncpar.collectives.control import Abort, Reason, encode_control, shortened
+from asyncpar.collectives.description import Description
+from asyncpar.collectives.group import Group
+from asyncpar.errors import PeerLost
+from asyncpar.transport.lane import Sending
+from asyncpar.wire.header import FrameKind, Key
+
+if TYPE_CHECKING:
+    from asyncpar.collectives.table import OperationTable
+
+
+class Operation:
+    """The state of one call.
+
+    ``home`` is the group whose loss or timeout ends it, ``route`` and ``sequence`` the key of its frames (None until a
+    receive knows which message it gets), ``audience`` the ranks that hear of its failure.  However it ends, its memory
+    is not touched any more once it is over.
+    """
+
+    __slots__ = (
+        "algorithm",
+        "audience",
+        "awaited",
+        "description",
+        "failure",
+        "has_started",
+        "home",
+        "is_over",
+        "label",
+        "messages_sent",
+        "name",
+        "payload_sent",
+        "posts",
+        "progress_at",
+        "reports",
+        "route",
+        "sendings",
+        "sequence",
+        "started_at",
+        "steps",
+        "suspects",
+        "table",
+        "waiter",
+    )
+
+    def __init__(
+        self,
+        *,
+        table: OperationTable,
+        home: Group,
+        route: Group | None,
+        sequence: int,
+        description: Description,
+        name: str,
+        label: str,
+        audience: tuple[int, ...],
+    ) -> None:
+        self.table = table
+        self.home = home
+        self.route = route
+        self.sequence = sequence
+        self.description = description
+        self.name = name
+        self.algorithm = description.algorithm
+        self.label = label
+        self.audience = audience
+        self.failure: BaseException | None = None
+        self.has_started = False
+        self.is_over = False
+        self.started_at = 0.0
+        self.progress_at = 0.0
+        self.waiter: asyncio.Future[None] | None = None
+        self.awaited: int | None = None
+        self.posts: dict[Key, tuple[int, asyncio.Future[None]]] = {}
+        self.sendings: dict[Sending, int] = {}
+        self.reports: dict[int, tuple[float, str]] = {}
+        self.suspects: set[int] = set()
+        self.payload_sent = 0
+        self.messages_sent = 0
+        self.steps = 0
+
+    # -- moving payloads -----------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """The caller awaits.  Raises what has ended the operation before it began."""
+        self.has_started = True
+        self.started_at = self.progress_at = self.table.now()
+        if self.failure is not None:
+            raise self.failure
+        lost = self.table.lost_member(self.home)
+        if lost is not None:
+            raise lost
+        self.table.watch(self)
+
+    def post(self, peer: int, tag: int, buffer: memoryview) -> asyncio.Future[None] | None:
+        """Receive into ``buffer``; None if the payload is already there."""
+        assert self.route is not None
+        key = Key(self.route.number, self.sequence, tag)
+        future = self.table.links.post(peer, key, self.description.fingerprint, buffer)
+        if future is not None:
+            self.posts[key] = (peer, future)
+        return future
+
+    def send(self, peer: int, tag: int, payload: memoryview) -> Sending | None:
+        """Send ``payload``; None if its memory may be reused at once."""
+        assert self.route is not None
+        self.payload_sent += len(payload)
+        self.messages_sent += 1
+        key = Key(self.route.number, self.sequence, tag)
+        sending = self.table.links.send(peer, key, self.description.fingerprint, payload)
+        if sending is not None:
+            self.sendings[sending] = peer
+        return sending
+
+    async def received(self, peer: int, tag: int, future: asyncio.Future[None]) -> None:
+        """Wait until what was posted as ``future`` is there."""
+        assert self.route is not None
+        await self.wait(peer, future)
+        del self.posts[Key(self.route.number, self.sequence, tag)]
+
+    async def sent(self, peer: int, sending: Sending) -> None:
+        """Wait until the memory of ``sending`` may be reused."""
+        if not sending.done.done():
+            gate: asyncio.Future[None] = self.table.loop.create_future()
+            sending.done.add_done_callback(lambda _: None if gate.done() else gate.set_result(None))
+            await self.wait(peer, gate)
+        sending.done.result()
+        del self.sendings[sending]
+
+    async def wait(self, peer: int | None, future: asyncio.Future[None]) -> None:
+        """Wait for ``future``, which ``peer`` brings about (None: nobody in particular)."""
+        if self.failure is not None:
+            raise self.failure
+        self.waiter = future
+        self.awaited = peer
+        try:
+            await future
+        finally:
+            self.waiter = None
+        if self.failure is not None:
+            raise self.failure
+        self.progress_at = self.table.now()
+
+    # -- ends ------------------------------------------------------------------------------------------------------
+
+    def finish(self) -> None:
+        """It has ended well."""
+        assert not self.posts, "an operation ended with posted receives"
+        assert not self.sendings, "an operation ended with sends in flight"
+        self._close()
+
+    def fail(self, error: BaseException) -> None:
+        """End it with ``error``: memory is given back now, and the caller is woken."""
+        if self.failure is not None or self.is_over:
+            return
+        self.failure = error
+        waiter = self.waiter
+        self._release(keep=waiter)
+        if waiter is not None and not waiter.done():
+            waiter.set_exception(error)
+
+    def discard(self) -> None:
+        """It has ended badly and the caller leaves: give back all memory, drop all traces."""
+        self._release(keep=None)
+        self._close()
+
+    def tell_failure(self, reason: Reason, text: str) -> None:
+        """Tell the audience that the operation has failed here."""
+        if self.route is None or self.table.links.is_closing:
+            return
+        payload = encode_control(Abort(reason, shortened(text)))
+        for rank in self.audience:
+            self.table.links.control(rank, FrameKind.ABORT, self.key(), payload)
+
+    def key(self) -> Key:
+        """Return the key of control frames about this operation."""
+        assert self.route is not None
+        return Key(self.route.number, self.sequence, 0)
+
+    def _release(self, *, keep: asyncio.Future[None] | None) -> None:
+        """Take back every receive and send; ``keep`` is not cancelled, for it is about to get an exception."""
+        links = self.table.links
+        posts, self.posts = self.posts, {}
+        for key, (peer, future) in posts.items():
+            links.withdraw(peer, key)
+            if future is not keep and not future.done():
+                future.cancel()
+            elif future.done() and not future.cancelled():
+                future.exception()
+        sendings, self.sendings = self.sendings, {}
+        for sending in sendings:
+            sending.release()
+        if self.route is not None:
+            links.forget(self.route.number, self.sequence)
+
+    def _close(self) -> None:
+        self.is_over = True
+        self.home.loose.discard(self)
+        if self.route is not None:
+            self.route.retire(self.sequence, self.description)
+
+    # -- words -----------------------------------------------------------------------------------------------------
+
+    def waits_for(self) -> list[int]:
+        """Return the ranks that this operation waits for, the one it needs next first."""
+        ranks = [] if self.awaited is None or self.waiter is None else [self.awaited]
+        ranks += [peer for peer, future in self.posts.values() if not future.done()]
+        ranks += self.sendings.values()
+        return list(dict.fromkeys(ranks))
+
+    def describe_wait(self, now: float) -> str:
+        """Say how long the operation has waited, for whom, and what is known of that rank."""
+        me = f"rank {self.table.links.rank}: {self.label}"
+        waited = f"{now - self.progress_at:.1f} s"
+        ranks = self.waits_for()
+        if not ranks:
+            return f"{me} waited {waited} for any rank" if self.waiter is not None else f"{me} was not waiting"
+        report = self.reports.get(ranks[0])
+        known = "not heard of since" if report is None else f"last heard {now - report[0]:.1f} s ago, {report[1]}"
+        return f"{me} waited {waited} for rank {ranks[0]} ({known})"
+
+    def lost(self, error: PeerLost) -> PeerLost:
+        """Return ``error`` with this operation named."""
+        return PeerLost(
+            f"rank {self.table.links.rank}: {self.label}: {error}",
+            rank=error.rank,
+            host=error.host,
+            operation=self.label,
+            cause=error.cause,
+        )

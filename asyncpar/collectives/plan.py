@@ -1,0 +1,180 @@
+"""Bind a schedule to memory: messages with peers, tags and slices, ready to run.  Pure.
+
+Messages between two ranks are numbered in the order of the schedule, which both know; the tag of a message is that
+number times the number of pieces, plus the piece.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from asyncpar.collectives.algorithms.steps import Copy, Recv, Round, Schedule, Send, Span, Spans
+from asyncpar.collectives.layout import Layout, Slice
+
+PHASE_TAGS = 1 << 28
+"""Tags that one run of a schedule may use; a second run in the same operation begins at this tag."""
+
+_KEPT_PIECES = 64
+"""Plans of more pieces bind them when they are needed, so that a plan stays small."""
+
+
+@dataclass(frozen=True, slots=True)
+class BoundSend:
+    """Send the elements of ``slices`` to ``peer`` (a rank of the world)."""
+
+    peer: int
+    tag: int
+    slices: tuple[Slice, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class BoundRecv:
+    """Receive the elements of ``slices``, ``count`` in all, from ``peer`` (a rank of the world).
+
+    ``is_lower`` says that the peer comes before this rank, so that its operand does too.  ``is_early`` says that the
+    receive may be posted a round early, because nothing touches its memory there.
+    """
+
+    peer: int
+    tag: int
+    slices: tuple[Slice, ...]
+    count: int
+    reduce: bool
+    is_lower: bool
+    is_early: bool
+
+
+@dataclass(frozen=True, slots=True)
+class BoundRound:
+    """The messages of one round."""
+
+    sends: tuple[BoundSend, ...]
+    receives: tuple[BoundRecv, ...]
+    copies: tuple[tuple[tuple[Slice, ...], tuple[Slice, ...]], ...]
+    early: tuple[BoundRecv, ...]
+    """Receives of the next round that may be posted in this one."""
+
+
+class Plan:
+    """A schedule bound to a layout, for one rank of a group whose ranks in the world are ``ranks``."""
+
+    def __init__(self, schedule: Schedule, layout: Layout, *, rank: int, ranks: Sequence[int], phase: int = 0) -> None:
+        self.pieces = layout.pieces
+        self.steps = len(schedule.rounds)
+        self._schedule = schedule
+        self._layout = layout
+        self._rank = rank
+        self._ranks = ranks
+        self._first_tag = phase * PHASE_TAGS
+        self._early = [
+            _may_be_early(schedule.rounds, index) for index in range(len(schedule.rounds))
+        ]
+        self._bound: dict[int, tuple[BoundRound, ...]] = {}
+
+    def bind(self, piece: int) -> tuple[BoundRound, ...]:
+        """Return the rounds of ``piece``."""
+        bound = self._bound.get(piece)
+        if bound is None:
+            bound = self._bind(piece)
+            if self.pieces <= _KEPT_PIECES:
+                self._bound[piece] = bound
+        return bound
+
+    def _bind(self, piece: int) -> tuple[BoundRound, ...]:
+        place = self._layout.place(piece)
+        sent: dict[int, int] = {}
+        received: dict[int, int] = {}
+        rounds = self._schedule.rounds
+        receives = [
+            self._bind_receives(steps, place, received, piece, is_early)
+            for steps, is_early in zip(rounds, self._early, strict=True)
+        ]
+        return tuple(
+            BoundRound(
+                sends=self._bind_sends(steps, place, sent, piece),
+                receives=receives[index],
+                copies=_bind_copies(steps, place),
+                early=tuple(receive for receive in receives[index + 1] if receive.is_early)
+                if index + 1 < len(rounds)
+                else (),
+            )
+            for index, steps in enumerate(rounds)
+        )
+
+    def _tag(self, ordinal: int, piece: int) -> int:
+        tag = ordinal * self.pieces + piece
+        assert tag < PHASE_TAGS, f"message {ordinal} of piece {piece} has no tag"
+        return self._first_tag + tag
+
+    def _bind_sends(
+        self, steps: Round, place: Sequence[Slice], counts: dict[int, int], piece: int
+    ) -> tuple[BoundSend, ...]:
+        sends: list[BoundSend] = []
+        for step in steps:
+            if isinstance(step, Send):
+                ordinal = counts.get(step.peer, 0)
+                counts[step.peer] = ordinal + 1
+                sends.append(BoundSend(self._ranks[step.peer], self._tag(ordinal, piece), _slices(step.chunks, place)))
+        return tuple(sends)
+
+    def _bind_receives(
+        self, steps: Round, place: Sequence[Slice], counts: dict[int, int], piece: int, is_early: bool
+    ) -> tuple[BoundRecv, ...]:
+        receives: list[BoundRecv] = []
+        for step in steps:
+            if isinstance(step, Recv):
+                ordinal = counts.get(step.peer, 0)
+                counts[step.peer] = ordinal + 1
+                slices = _slices(step.chunks, place)
+                receives.append(
+                    BoundRecv(
+                        peer=self._ranks[step.peer],
+                        tag=self._tag(ordinal, piece),
+                        slices=slices,
+                        count=sum(stop - start for _, start, stop in slices),
+                        reduce=step.reduce,
+                        is_lower=step.peer < self._rank,
+                        is_early=is_early or step.reduce,
+                    )
+                )
+        return tuple(receives)
+
+
+def _slices(chunks: Spans, place: Sequence[Slice]) -> tuple[Slice, ...]:
+    """Return the slices of ``chunks`` in order, neighbours joined and empty ones left out."""
+    slices: list[Slice] = []
+    for span in chunks:
+        for chunk in range(*span):
+            region, start, stop = place[chunk]
+            if start == stop:
+                continue
+            if slices and slices[-1].region == region and slices[-1].stop == start:
+                slices[-1] = Slice(region, slices[-1].start, stop)
+            else:
+                slices.append(Slice(region, start, stop))
+    return tuple(slices)
+
+
+def _bind_copies(steps: Round, place: Sequence[Slice]) -> tuple[tuple[tuple[Slice, ...], tuple[Slice, ...]], ...]:
+    return tuple(
+        (_slices((step.source,), place), _slices((step.target,), place)) for step in steps if isinstance(step, Copy)
+    )
+
+
+def _may_be_early(rounds: Sequence[Round], index: int) -> bool:
+    """May the plain receives of round ``index`` be posted in the round before?"""
+    if index == 0:
+        return False
+    written = {chunk for step in rounds[index] if isinstance(step, Recv) and not step.reduce for chunk in _of(step.chunks)}
+    touched: set[int] = set()
+    for step in rounds[index - 1]:
+        if isinstance(step, Copy):
+            touched.update(range(*step.source), range(*step.target))
+        else:
+            touched.update(_of(step.chunks))
+    return not written & touched
+
+
+def _of(chunks: tuple[Span, ...]) -> list[int]:
+    return [chunk for span in chunks for chunk in range(*span)]

@@ -1,0 +1,56 @@
+"""Which algorithm a group uses: what the user pinned, else what the cost model says.  Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from asyncpar.collectives.algorithms.catalog import KNOWN
+from asyncpar.collectives.cost import CostModel
+from asyncpar.collectives.pin import Pin
+
+_SIZES = (4, 64, 1 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 16 << 20, 128 << 20, 1 << 30)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """Chooses by figures that are equal on all ranks."""
+
+    model: CostModel
+    pin: Pin
+
+    def choose(self, operation: str, payload: int) -> str:
+        """Return the algorithm for ``payload`` bytes."""
+        return self.pin.find(operation, payload) or self.model.choose(operation, payload)
+
+    def table(self) -> str:
+        """Return the choices and estimates in aligned columns, one line per operation and size.
+
+        ``*`` marks a pinned choice; times are estimates in microseconds.
+        """
+        rows = [("operation", "bytes", "algorithm", "us", "others (us)")]
+        for operation in KNOWN:
+            for payload in _SIZES if operation != "barrier" else (0,):
+                rows.append(self._row(operation, payload))
+        widths = [max(len(row[column]) for row in rows) for column in range(4)]
+        return "\n".join(
+            f"{row[0]:<{widths[0]}}  {row[1]:>{widths[1]}}  {row[2]:<{widths[2]}}  {row[3]:>{widths[3]}}  {row[4]}".rstrip()
+            for row in rows
+        )
+
+    def _row(self, operation: str, payload: int) -> tuple[str, str, str, str, str]:
+        chosen = self.choose(operation, payload)
+        mark = "*" if self.pin.find(operation, payload) else ""
+        times = {
+            name: f"{self.model.estimate(operation, name, payload) * 1e6:.0f}"
+            for name in (chosen, *self.model.candidates(operation))
+        }
+        others = "  ".join(f"{name} {time}" for name, time in times.items() if name != chosen)
+        return operation, format_bytes(payload), chosen + mark, times[chosen], others
+
+
+def format_bytes(count: int) -> str:
+    """Return ``count`` with the largest binary unit that divides it."""
+    for unit, name in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
+        if count >= unit and count % unit == 0:
+            return f"{count // unit} {name}"
+    return f"{count} B"

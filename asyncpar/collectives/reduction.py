@@ -1,0 +1,79 @@
+"""Reduce operations: what they do and for which dtypes.  Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+
+from asyncpar.errors import UsageError
+
+Array = npt.NDArray[Any]
+Combine = Callable[[Array, Array, Array], Any]
+"""``combine(a, b, out)``, like the numpy ufuncs."""
+
+_UFUNCS: dict[str, np.ufunc] = {
+    "sum": np.add,
+    "mean": np.add,
+    "prod": np.multiply,
+    "min": np.minimum,
+    "max": np.maximum,
+    "band": np.bitwise_and,
+    "bor": np.bitwise_or,
+    "bxor": np.bitwise_xor,
+}
+_BITS = ("band", "bor", "bxor")
+_EXTENSION_DTYPES = frozenset({np.dtype(ml_dtypes.bfloat16)})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reduction:
+    """How two buffers become one.  ``divides`` says that the result is divided by the number of ranks at the end."""
+
+    name: str
+    combine: np.ufunc
+    divides: bool
+
+    def finish(self, result: Array, size: int) -> None:
+        """Turn the combined values into the result, in place."""
+        if not self.divides or size == 1:
+            return
+        if result.dtype.itemsize == 2:  # the divisor itself may need more bits than these dtypes have
+            result[...] = (result.astype(np.float32) / np.float32(size)).astype(result.dtype)
+        else:
+            np.divide(result, size, out=result)
+
+
+def is_numeric(dtype: np.dtype[Any]) -> bool:
+    """Is this a dtype that collectives can carry?  All numbers of numpy in native byte order, bool, and bfloat16."""
+    return (dtype.kind in "biufc" and dtype.isnative) or dtype in _EXTENSION_DTYPES
+
+
+def reduction_for(name: object, dtype: np.dtype[Any]) -> Reduction:
+    """Return the reduction ``name`` for arrays of ``dtype``.
+
+    Raises ``UsageError`` for an unknown name, and for a combination that means nothing, saying what is possible.
+    """
+    if not isinstance(name, str) or name not in _UFUNCS:
+        raise UsageError(f"op: expected one of {', '.join(_UFUNCS)}, got {name!r}")
+    if name in _BITS and dtype.kind not in "biu":
+        raise UsageError(
+            f"op: {name} works on integers and bool; {dtype} has {', '.join(possible_operations(dtype))}"
+        )
+    if name == "mean" and dtype.kind in "biu":
+        raise UsageError(
+            f"op: mean needs a floating dtype, as {dtype} cannot hold it; "
+            f"{dtype} has {', '.join(possible_operations(dtype))}"
+        )
+    return Reduction(name=name, combine=_UFUNCS[name], divides=name == "mean")
+
+
+def possible_operations(dtype: np.dtype[Any]) -> list[str]:
+    """Return the names of the reduce operations that ``dtype`` has."""
+    if dtype.kind in "biu":
+        return [name for name in _UFUNCS if name != "mean"]
+    return [name for name in _UFUNCS if name not in _BITS]

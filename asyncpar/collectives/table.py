@@ -1,0 +1,239 @@
+"""All operations of one rank: frames and events of the links find their way to them here."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from typing import Final
+
+from asyncpar.collectives.control import Abort, Probe, Status, decode_control, encode_control, shortened
+from asyncpar.collectives.description import KEYED, Description, difference
+from asyncpar.collectives.group import Group
+from asyncpar.collectives.ledger import GroupLedger
+from asyncpar.collectives.operation import Operation
+from asyncpar.collectives.staging import StagingPool
+from asyncpar.errors import AsyncparError, OperationMismatch, PeerCancelled, PeerLost, PeerTimeout
+from asyncpar.transport.links import Links
+from asyncpar.wire.header import FrameHeader, FrameKind, Key
+
+PROBE_AFTER: Final = 1.0
+"""Seconds without progress after which an operation asks the ranks it waits for where they are; then again."""
+
+_REMEMBERED_ABORTS = 4096
+
+
+class OperationTable:
+    """The ``OperationEvents`` of a rank's links.  One per ``Links``."""
+
+    def __init__(self, links: Links) -> None:
+        self.links = links
+        self.loop = asyncio.get_running_loop()
+        self.now = self.loop.time
+        self.pool = StagingPool()
+        self._groups: dict[int, Group] = {}
+        self._aborted: OrderedDict[tuple[int, int], tuple[int, Abort]] = OrderedDict()
+        self._timer: asyncio.TimerHandle | None = None
+        links.operations = self
+
+    def add(self, group: Group) -> None:
+        """Take ``group`` in; its number must be new."""
+        assert group.number not in self._groups, f"group {group.number:#x} exists already"
+        self._groups[group.number] = group
+
+    def find(self, number: int) -> Group | None:
+        """Return the group with this number on the wire."""
+        return self._groups.get(number)
+
+    def enter(self, operation: Operation) -> None:
+        """``operation`` has got its number; if a peer has already given it up, it fails."""
+        assert operation.route is not None
+        operation.route.active[operation.sequence] = operation
+        if self._aborted:
+            told = self._aborted.pop((operation.route.number, operation.sequence), None)
+            if told is not None:
+                operation.fail(_error_of(operation, *told))
+
+    def lost_member(self, group: Group) -> PeerLost | None:
+        """Return the error of the first rank of ``group`` that is gone, None if all are there."""
+        lost = self.links.lost
+        if lost:
+            for rank in group.ranks:
+                if rank in lost:
+                    return lost[rank]
+        return None
+
+    # -- what links tell (OperationEvents) -------------------------------------------------------------------------
+
+    def is_stale(self, group: int, sequence: int) -> bool:
+        known = self._groups.get(group)
+        return known is not None and known.is_stale(sequence)
+
+    def frame_mismatch(self, rank: int, header: FrameHeader) -> None:
+        operation = self._operation(header.group, header.sequence)
+        if operation is not None and operation.failure is None and rank not in operation.suspects:
+            operation.suspects.add(rank)
+            self._show(rank, operation.key(), operation.description)
+
+    def control(self, rank: int, header: FrameHeader, payload: bytes) -> None:
+        match header.kind:
+            case FrameKind.ABORT:
+                self._on_abort(rank, header.key, decode_control(payload, Abort))
+            case FrameKind.PROBE:
+                self._on_probe(rank, header.key, decode_control(payload, Probe))
+            case FrameKind.STATUS:
+                operation = self._operation(header.group, header.sequence)
+                if operation is not None:
+                    operation.reports[rank] = (self.now(), decode_control(payload, Status).text)
+
+    def peer_lost(self, rank: int, error: PeerLost) -> None:
+        for group in list(self._groups.values()):
+            if rank in group.members:
+                for operation in group.pending():
+                    operation.fail(operation.lost(error))
+
+    # -- failures that peers tell ------------------------------------------------------------------------------------
+
+    def _on_abort(self, rank: int, key: Key, abort: Abort) -> None:
+        group = self._groups.get(key.group)
+        operation = self._operation(key.group, key.sequence)
+        if operation is not None:
+            if abort.operation is not None:
+                self._mismatch(rank, operation, abort.operation, is_answered=abort.is_answer)
+            else:
+                operation.fail(_error_of(operation, rank, abort))
+        elif group is not None and group.is_stale(key.sequence):
+            if abort.operation is not None and not abort.is_answer and key.sequence in group.history:
+                self._show(rank, key, group.history[key.sequence], is_answer=True)
+        elif abort.operation is None:
+            self._aborted[key.group, key.sequence] = (rank, abort)
+            if len(self._aborted) > _REMEMBERED_ABORTS:
+                self._aborted.popitem(last=False)
+
+    def _mismatch(self, rank: int, operation: Operation, other: Description, *, is_answered: bool = False) -> None:
+        """``rank`` calls ``other`` where this rank calls ``operation``: tell it, fail, and tell everyone else."""
+        me = self.links.rank
+        where = f"group {operation.home.name}, operation {_number(operation)}"
+        text = difference(me, operation.description, rank, other, where=where)
+        if not is_answered:
+            self._show(rank, operation.key(), operation.description, is_answer=True)
+        if operation.failure is not None:
+            return
+        if me < rank:
+            payload = encode_control(Abort("mismatch", shortened(text)))
+            for third in operation.audience:
+                if third != rank:
+                    self.links.control(third, FrameKind.ABORT, operation.key(), payload)
+        operation.fail(OperationMismatch(text))
+
+    def _show(self, rank: int, key: Key, description: Description, *, is_answer: bool = False) -> None:
+        """Send ``description`` to a rank that calls something else."""
+        abort = Abort("mismatch", operation=description, is_answer=is_answer)
+        self.links.control(rank, FrameKind.ABORT, key, encode_control(abort))
+
+    # -- long waits --------------------------------------------------------------------------------------------------
+
+    def watch(self, operation: Operation) -> None:
+        """See to it that ``operation`` asks around when it waits for long, and ends when it waits for too long."""
+        timeout = operation.home.timeout
+        due = operation.started_at + (PROBE_AFTER if timeout is None or timeout > PROBE_AFTER else timeout)
+        if self._timer is None or due < self._timer.when():
+            self._arm(due)
+
+    def _arm(self, due: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self.loop.call_at(due, self._tick)
+
+    def _tick(self) -> None:
+        self._timer = None
+        now = self.now()
+        running = [
+            operation
+            for group in list(self._groups.values())
+            for operation in group.pending()
+            if operation.has_started and operation.failure is None
+        ]
+        due = now + PROBE_AFTER
+        for operation in running:
+            timeout = operation.home.timeout
+            if timeout is not None:
+                deadline = operation.progress_at + timeout
+                if now >= deadline:
+                    self._time_out(operation, now)
+                    continue
+                due = min(due, deadline)
+            if now >= operation.progress_at + PROBE_AFTER:
+                self._probe(operation)
+        if running and not self.links.is_closing:
+            self._arm(due)
+
+    def _time_out(self, operation: Operation, now: float) -> None:
+        ranks = operation.waits_for()
+        message = operation.describe_wait(now)
+        rank = ranks[0] if ranks else None
+        host = None if rank is None else self.links.world.members[rank].host
+        cause = "it did not do its part in time"
+        operation.tell_failure("failed", message)
+        operation.fail(PeerTimeout(message, rank=rank, host=host, operation=operation.label, cause=cause))
+
+    def _probe(self, operation: Operation) -> None:
+        if operation.route is None:
+            return
+        payload = encode_control(Probe(operation.description))
+        for rank in operation.waits_for():
+            self.links.control(rank, FrameKind.PROBE, operation.key(), payload)
+
+    def _on_probe(self, rank: int, key: Key, probe: Probe) -> None:
+        group = self._groups.get(key.group)
+        operation = self._operation(key.group, key.sequence)
+        if operation is not None and operation.description.fingerprint != probe.operation.fingerprint:
+            self._mismatch(rank, operation, probe.operation)
+            return
+        if group is not None:
+            past = group.history.get(key.sequence)
+            if past is not None and past.fingerprint != probe.operation.fingerprint:
+                self._show(rank, key, past, is_answer=True)
+                return
+        status = Status(shortened(self._whereabouts(group, operation, key.sequence)))
+        self.links.control(rank, FrameKind.STATUS, key, encode_control(status))
+
+    def _whereabouts(self, group: Group | None, operation: Operation | None, sequence: int) -> str:
+        if operation is not None:
+            if not operation.has_started:
+                return "it has called that operation, but does not await it yet"
+            ranks = operation.waits_for()
+            return f"in that operation too, waiting for rank {ranks[0]}" if ranks else "in that operation too"
+        if group is None:
+            return "it has not made that group yet"
+        if group.is_stale(sequence):
+            return "it is through with that operation"
+        running = [other for known in self._groups.values() for other in known.pending() if other.has_started]
+        here = next((other for other in running if other.home is group), running[0] if running else None)
+        if here is not None:
+            return f"in op {here.label.partition(' ')[2]} ({here.name})"
+        done = group.ledger.last if isinstance(group.ledger, GroupLedger) else 0
+        return f"in no operation, after op #{done}" if done else "in no operation"
+
+    def _operation(self, group: int, sequence: int) -> Operation | None:
+        known = self._groups.get(group)
+        return None if known is None else known.active.get(sequence)
+
+
+def _number(operation: Operation) -> str:
+    return operation.label.partition(" ")[2] if operation.sequence & KEYED else f"#{operation.sequence}"
+
+
+def _error_of(operation: Operation, rank: int, abort: Abort) -> AsyncparError:
+    """Return the error that ``abort`` of ``rank`` is to this rank."""
+    me = operation.table.links.rank
+    if abort.reason == "mismatch":
+        return OperationMismatch(abort.text)
+    host = operation.table.links.world.members[rank].host
+    did = "cancelled it" if abort.reason == "cancelled" else "failed in it"
+    return PeerCancelled(
+        f"rank {me}: {operation.label}: rank {rank} {did}" + (f": {abort.text}" if abort.text else ""),
+        rank=rank,
+        host=host,
+        operation=operation.label,
+        cause=abort.text or abort.reason,
+    )

@@ -1,0 +1,23 @@
+"""Names of the lane kinds, as users write them after ``--transport`` and ``transport=``."""
+
+from __future__ import annotations
+
+from asyncpar.errors import UsageError
+
+TRANSPORTS = ("tcp", "grpc")
+"""Lane kinds between processes, best first."""
+
+IN_PROCESS_TRANSPORTS = ("inproc", *TRANSPORTS)
+"""Lane kinds between ranks of one process, best first."""
+
+
+def parse_transport(name: str | None, *, known: tuple[str, ...] = TRANSPORTS) -> str | None:
+    """Return the lane kind called ``name``; None, for None and the empty string: choose the best.
+
+    Raises ``UsageError`` for an unknown name.
+    """
+    if not name:
+        return None
+    if name not in known:
+        raise UsageError(f"transport: expected one of {', '.join(known)} (or nothing, for the best), got {name!r}")
+    return name

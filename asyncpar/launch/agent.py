@@ -1,0 +1,251 @@
+"""The agent of one host: obeys its machine.  The first host's agent also serves the coordinator and the rendezvous."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+from collections.abc import Mapping
+from contextlib import AsyncExitStack, ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from asyncpar._proto.asyncpar.v1 import membership_pb2 as pb
+from asyncpar._proto.asyncpar.v1 import membership_pb2_grpc
+from asyncpar.config.environment import LaunchEnvironment
+from asyncpar.errors import UsageError
+from asyncpar.launch.agent_machine import (
+    AgentMachine,
+    Command,
+    CrewGone,
+    Event,
+    Exit,
+    KillCrew,
+    OutputBroken,
+    Say,
+    SignalCrew,
+    Signalled,
+    StartCrew,
+    TellInterrupted,
+    TellStopped,
+    Tick,
+)
+from asyncpar.launch.attendance import Attendance
+from asyncpar.launch.coordinator_machine import JobSettings
+from asyncpar.launch.coordinator_service import CoordinatorService
+from asyncpar.launch.crew import Crew, CrewTools, RankEnd, RankPlan
+from asyncpar.launch.display import Display
+from asyncpar.launch.guard import Guard
+from asyncpar.launch.job_secret import JobSecret, obtain_secret
+from asyncpar.launch.messages import encode_rank_end
+from asyncpar.launch.options import LaunchOptions
+from asyncpar.launch.plan import Assignment, Hello, Outcome
+from asyncpar.launch.rank_environment import rank_environment
+from asyncpar.launch.rank_logs import RankLogs
+from asyncpar.launch.site import Site, free_port
+from asyncpar.membership.service import RendezvousService
+from asyncpar.transport.rpc import Credentials, RpcServer
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_FAREWELL_PATIENCE = 3.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """All that an agent needs to know; ``environment`` is what its ranks inherit."""
+
+    options: LaunchOptions
+    site: Site
+    command: tuple[str, ...]
+    log_directory: Path | None
+    environment: Mapping[str, str]
+
+
+async def run_agent(job: Job, display: Display) -> Outcome:
+    """Run this host's part of the job to its end.  No process that it started is left when it returns.
+
+    Raises ``UsageError`` when the coordinator's port cannot be bound.
+    """
+    with ExitStack() as stack:
+        guard = Guard()
+        stack.callback(guard.close)
+        secret = obtain_secret(job.options, job.site, guard, stack)
+        async with _served(job, Credentials(secret.secret)) as (address, is_server):
+            agent = _Agent(job, display, guard, secret, address, is_first=is_server)
+            return await agent.run()
+
+
+class _served:  # noqa: N801  # used like a function
+    """Serve the coordinator and the rendezvous here if this is the place; gives the address to attend at."""
+
+    def __init__(self, job: Job, credentials: Credentials) -> None:
+        self._job = job
+        self._credentials = credentials
+        self._stack = AsyncExitStack()
+
+    async def __aenter__(self) -> tuple[str, bool]:
+        site = self._job.site
+        if site.serve_at is None:
+            return site.coordinator, False
+        server = RpcServer(self._credentials, bind=site.serve_at[0], port=site.serve_at[1])
+        rendezvous = RendezvousService(job=site.job)
+        coordinator = CoordinatorService(self._settings(), rendezvous, self._choose_master)
+        membership_pb2_grpc.add_RendezvousServicer_to_server(rendezvous, server.server)  # type: ignore[no-untyped-call]
+        membership_pb2_grpc.add_CoordinatorServicer_to_server(coordinator, server.server)  # type: ignore[no-untyped-call]
+        try:
+            await server.start()
+        except UsageError:
+            coordinator.close()
+            if site.may_attend:  # another agent of the job was first
+                return site.coordinator, False
+            raise
+        self._stack.push_async_callback(self._close, server, rendezvous, coordinator)
+        return site.coordinator or server.address, True
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._stack.aclose()
+
+    async def _close(self, server: RpcServer, rendezvous: RendezvousService, coordinator: CoordinatorService) -> None:
+        """Let the other agents hear the outcome before the server goes."""
+        try:
+            async with asyncio.timeout(_FAREWELL_PATIENCE):
+                await coordinator.wait_empty()
+        except TimeoutError:  # an agent that does not go away hears nothing more
+            rendezvous.close("the job has ended")
+        coordinator.close()
+        await server.stop(grace=0.2)
+
+    def _settings(self) -> JobSettings:
+        options = self._job.options
+        return JobSettings(
+            job=self._job.site.job,
+            nnodes=options.nnodes,
+            max_restarts=options.max_restarts,
+            timeout=options.timeout,
+            grace=options.grace,
+        )
+
+    def _choose_master(self) -> tuple[str, int]:
+        address = self._job.site.master_addr
+        return address, free_port(address)
+
+
+class _Agent:
+    """One run.  Tasks belong to the task group in ``run``."""
+
+    def __init__(
+        self, job: Job, display: Display, guard: Guard, secret: JobSecret, coordinator: str, *, is_first: bool
+    ) -> None:
+        options = job.options
+        self._job = job
+        self._display = display
+        self._secret = secret
+        self._coordinator = coordinator
+        self._is_first = is_first
+        self._machine = AgentMachine(grace=options.grace)
+        self._loop = asyncio.get_running_loop()
+        self._outcome: asyncio.Future[Outcome] = self._loop.create_future()
+        self._timer: asyncio.TimerHandle | None = None
+        self._crew: Crew | None = None
+        self._tasks = asyncio.TaskGroup()
+        self._tools = CrewTools(
+            guard=guard,
+            display=display,
+            logs=RankLogs(job.log_directory, redirects=options.redirects, tee=options.tee),
+            grace=options.grace,
+            on_rank_end=self._tell_rank_end,
+            on_broken_output=lambda cause: self._feed(OutputBroken(cause)),
+        )
+        self._attendance = Attendance(coordinator, Credentials(secret.secret), timeout=options.timeout, take=self._feed)
+
+    async def run(self) -> Outcome:
+        """Attend, obey, and return the outcome."""
+        options, site = self._job.options, self._job.site
+        node_rank = 0 if self._is_first else options.node_rank
+        hello = Hello(job=site.job, nnodes=options.nnodes, nproc=site.nproc, node_rank=node_rank, host=site.host)
+        for number in _SIGNALS:
+            self._loop.add_signal_handler(number, self._feed, Signalled(number))
+        try:
+            async with self._tasks as tasks:
+                own = [
+                    tasks.create_task(self._display.run()),
+                    tasks.create_task(self._attendance.run(hello)),
+                ]
+                outcome = await self._outcome
+                for task in own:
+                    task.cancel()
+                return outcome
+        finally:
+            if self._timer is not None:
+                self._timer.cancel()
+            for number in _SIGNALS:
+                self._loop.remove_signal_handler(number)
+
+    def _feed(self, event: Event) -> None:
+        for command in self._machine.handle(event, now=self._loop.time()):
+            self._obey(command)
+        if self._timer is not None:
+            self._timer.cancel()
+        deadline = self._machine.next_deadline
+        self._timer = None if deadline is None else self._loop.call_at(deadline, self._feed, Tick())
+
+    def _obey(self, command: Command) -> None:
+        match command:
+            case StartCrew(assignment):
+                self._crew = Crew(self._plans(assignment), self._tools)
+                self._tasks.create_task(self._run_crew(self._crew, assignment.generation))
+            case SignalCrew(number) if self._crew is not None:
+                self._crew.signal(number)
+            case KillCrew() if self._crew is not None:
+                self._crew.kill()
+            case TellStopped(generation):
+                self._attendance.tell(pb.AgentEvent(stopped=pb.AgentStopped(generation=generation)))
+            case TellInterrupted(number):
+                self._attendance.tell(pb.AgentEvent(interrupted=pb.AgentInterrupted(signal_number=number)))
+            case Say(text):
+                self._tasks.create_task(self._say(text))
+            case Exit(outcome) if not self._outcome.done():
+                self._outcome.set_result(outcome)
+
+    async def _run_crew(self, crew: Crew, generation: int) -> None:
+        await crew.run()
+        self._crew = None
+        self._feed(CrewGone(generation))
+
+    async def _say(self, text: str) -> None:
+        try:
+            await self._display.lines(f"asyncpar launch: {text}\n".encode(errors="replace"))
+        except OSError:
+            self._feed(OutputBroken(""))
+
+    def _tell_rank_end(self, end: RankEnd) -> None:
+        self._attendance.tell(encode_rank_end(end, now=time.time()))
+
+    def _plans(self, assignment: Assignment) -> list[RankPlan]:
+        return [self._plan(assignment, local_rank) for local_rank in range(self._job.site.nproc)]
+
+    def _plan(self, assignment: Assignment, local_rank: int) -> RankPlan:
+        options, site = self._job.options, self._job.site
+        place = LaunchEnvironment(
+            rank=assignment.rank_offset + local_rank,
+            local_rank=local_rank,
+            world_size=assignment.world_size,
+            local_world_size=site.nproc,
+            group_rank=assignment.group_rank,
+            group_world_size=assignment.group_world_size,
+            master_addr=assignment.master_addr,
+            master_port=assignment.master_port,
+            rendezvous=self._coordinator,
+            secret_file=str(self._secret.path),
+            job=site.job,
+            generation=assignment.generation,
+            restart_count=assignment.restart_count,
+            host=site.host,
+            host_id=site.host_id,
+            bind=site.bind,
+            timeout=options.timeout,
+            transport=options.transport,
+        )
+        return RankPlan(
+            command=self._job.command, environment=rank_environment(self._job.environment, place), place=place
+        )

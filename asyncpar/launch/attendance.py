@@ -1,0 +1,74 @@
+"""The agent's side of its stream to the coordinator."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+
+import grpc
+import grpc.aio
+
+from asyncpar._proto.asyncpar.v1 import membership_pb2 as pb
+from asyncpar._proto.asyncpar.v1 import membership_pb2_grpc
+from asyncpar.launch import agent_machine
+from asyncpar.launch.messages import decode_command, encode_hello
+from asyncpar.launch.plan import Hello
+from asyncpar.transport.rpc import Credentials, open_channel
+
+EventTaker = Callable[[agent_machine.Event], None]
+
+
+class Attendance:
+    """Attends at the coordinator at ``address``; what it says becomes events for ``take``."""
+
+    def __init__(self, address: str, credentials: Credentials, *, timeout: float, take: EventTaker) -> None:
+        self._address = address
+        self._credentials = credentials
+        self._timeout = timeout
+        self._take = take
+        self._outbox: asyncio.Queue[pb.AgentEvent] = asyncio.Queue()
+
+    def tell(self, message: pb.AgentEvent) -> None:
+        """Send ``message``, in order, after the greeting."""
+        self._outbox.put_nowait(message)
+
+    async def run(self, hello: Hello) -> None:
+        """Attend until the coordinator goes away, which becomes ``CoordinatorLost``; also if it never was there."""
+        try:
+            await self._attend(hello)
+        except grpc.aio.AioRpcError as error:
+            self._take(agent_machine.CoordinatorLost(self._explain(error)))
+        except TimeoutError:
+            self._take(
+                agent_machine.CoordinatorLost(
+                    f"no coordinator answered at {self._address} for {self._timeout:g} s; is the agent of the first "
+                    "host (--node-rank 0) running there, with the same --rdzv-endpoint?"
+                )
+            )
+        else:
+            self._take(agent_machine.CoordinatorLost(f"the coordinator at {self._address} ended without a word"))
+
+    async def _attend(self, hello: Hello) -> None:
+        async with open_channel(self._address, self._credentials) as channel:
+            stub = membership_pb2_grpc.CoordinatorStub(channel)  # type: ignore[no-untyped-call]  # generated
+            call = stub.Attend(self._messages(hello), wait_for_ready=True)
+            commands = aiter(call)
+            async with asyncio.timeout(self._timeout):
+                await anext(commands)  # the welcome
+            async for command in commands:
+                event = decode_command(command)
+                if event is not None:
+                    self._take(event)
+
+    async def _messages(self, hello: Hello) -> AsyncIterator[pb.AgentEvent]:
+        yield encode_hello(hello)
+        while True:
+            yield await self._outbox.get()
+
+    def _explain(self, error: grpc.aio.AioRpcError) -> str:
+        if error.code() == grpc.StatusCode.UNAUTHENTICATED:
+            return (
+                f"the coordinator at {self._address} did not accept our secret; "
+                "all agents of a job need the same --secret-file"
+            )
+        return f"lost the coordinator at {self._address} ({error.details() or error.code().name})"

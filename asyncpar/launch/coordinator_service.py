@@ -1,0 +1,162 @@
+"""Serve the coordinator over gRPC: the machine decides, this carries messages."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+from typing import Any
+
+import grpc.aio
+
+from asyncpar._proto.asyncpar.v1 import membership_pb2 as pb
+from asyncpar._proto.asyncpar.v1 import membership_pb2_grpc
+from asyncpar.launch.coordinator_machine import (
+    AgentArrived,
+    AgentLost,
+    AgentStopped,
+    AnnounceExit,
+    Assign,
+    Command,
+    CoordinatorMachine,
+    Event,
+    Finish,
+    Interrupted,
+    JobSettings,
+    OpenGeneration,
+    RankEnded,
+    Stop,
+    Tick,
+)
+from asyncpar.launch.messages import (
+    decode_failure,
+    decode_hello,
+    encode_assignment,
+    encode_finish,
+    encode_stop,
+)
+from asyncpar.launch.plan import Assignment
+from asyncpar.membership.service import RendezvousService
+
+MasterChoice = Callable[[], tuple[str, int]]
+
+
+class CoordinatorService(membership_pb2_grpc.CoordinatorServicer):
+    """The `Coordinator` servicer; it also tells the rendezvous of the same job what it has to know.
+
+    ``choose_master`` returns the MASTER_ADDR and the free MASTER_PORT for a new generation.
+    """
+
+    def __init__(self, settings: JobSettings, rendezvous: RendezvousService, choose_master: MasterChoice) -> None:
+        self._machine = CoordinatorMachine(settings, now=asyncio.get_running_loop().time())
+        self._rendezvous = rendezvous
+        self._choose_master = choose_master
+        self._master = ("", 0)
+        self._agents = itertools.count()
+        self._outboxes: dict[int, asyncio.Queue[pb.AgentCommand | None]] = {}
+        self._hosts: dict[int, str] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._is_empty = asyncio.Event()
+        self._is_empty.set()
+        self._arm()
+
+    async def wait_empty(self) -> None:
+        """Return when no agent attends."""
+        await self._is_empty.wait()
+
+    def close(self) -> None:
+        """Decide nothing more."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    async def Attend(  # noqa: N802  # the name in the proto
+        self,
+        request_iterator: AsyncIterator[pb.AgentEvent],
+        context: grpc.aio.ServicerContext[Any, Any],
+    ) -> None:
+        """Serve one agent until it is told to finish or goes away; gRPC cancels this when its connection breaks."""
+        agent = next(self._agents)
+        outbox: asyncio.Queue[pb.AgentCommand | None] = asyncio.Queue()
+        self._outboxes[agent] = outbox
+        self._is_empty.clear()
+        cause = "its connection closed"
+        try:
+            await context.write(pb.AgentCommand(welcome=pb.Welcome()))
+            async with asyncio.TaskGroup() as tasks:
+                listening = tasks.create_task(self._listen(agent, request_iterator, outbox))
+                while (command := await outbox.get()) is not None:
+                    await context.write(command)
+                    if command.HasField("finish"):
+                        break
+                listening.cancel()
+        except* grpc.aio.BaseError as errors:
+            cause = f"its connection broke: {errors.exceptions[0]}"
+        finally:
+            del self._outboxes[agent]
+            if not self._outboxes:
+                self._is_empty.set()
+            self._feed(AgentLost(agent, cause))
+
+    async def _listen(
+        self,
+        agent: int,
+        requests: AsyncIterator[pb.AgentEvent],
+        outbox: asyncio.Queue[pb.AgentCommand | None],
+    ) -> None:
+        async for request in requests:
+            event = self._event(agent, request)
+            if event is not None:
+                self._feed(event)
+        outbox.put_nowait(None)
+
+    def _event(self, agent: int, request: pb.AgentEvent) -> Event | None:
+        match request.WhichOneof("event"):
+            case "hello":
+                self._hosts[agent] = request.hello.host
+                return AgentArrived(agent, decode_hello(request.hello))
+            case "rank_ended":
+                now = asyncio.get_running_loop().time()
+                ended = request.rank_ended
+                failure = decode_failure(ended, host=self._hosts.get(agent, "?"), now=now)
+                return RankEnded(agent, ended.generation, ended.rank, failure)
+            case "stopped":
+                return AgentStopped(agent, request.stopped.generation)
+            case "interrupted":
+                return Interrupted(agent, request.interrupted.signal_number)
+        return None
+
+    def _feed(self, event: Event) -> None:
+        now = asyncio.get_running_loop().time()
+        for command in self._machine.handle(event, now=now):
+            self._obey(command)
+        self._arm()
+
+    def _arm(self) -> None:
+        loop = asyncio.get_running_loop()
+        if self._timer is not None:
+            self._timer.cancel()
+        deadline = self._machine.next_deadline
+        self._timer = None if deadline is None else loop.call_at(deadline, self._feed, Tick())
+
+    def _obey(self, command: Command) -> None:
+        match command:
+            case OpenGeneration(generation, world_size):
+                self._master = self._choose_master()
+                self._rendezvous.open(generation=generation, world_size=world_size)
+            case AnnounceExit(generation, rank, how):
+                self._rendezvous.exited(generation=generation, rank=rank, how=how)
+            case Assign(agent, assignment):
+                self._send(agent, encode_assignment(self._with_master(assignment)))
+            case Stop(agent, generation, signal_number, reason):
+                self._send(agent, encode_stop(generation, signal_number, reason))
+            case Finish(agent, outcome):
+                self._send(agent, encode_finish(outcome))
+
+    def _with_master(self, assignment: Assignment) -> Assignment:
+        return replace(assignment, master_addr=self._master[0], master_port=self._master[1])
+
+    def _send(self, agent: int, message: pb.AgentCommand) -> None:
+        outbox = self._outboxes.get(agent)
+        if outbox is not None:
+            outbox.put_nowait(message)

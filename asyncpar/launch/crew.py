@@ -1,0 +1,191 @@
+"""The ranks of one generation on one host: start them, pass on what they write, tell when and how each ends."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from io import FileIO
+
+from asyncpar.config.environment import LaunchEnvironment
+from asyncpar.errors import LaunchError
+from asyncpar.launch.display import Display
+from asyncpar.launch.failure import FailureReport
+from asyncpar.launch.guard import Guard
+from asyncpar.launch.options import Streams
+from asyncpar.launch.rank_logs import RankLogs
+from asyncpar.launch.rank_output import RankOutput
+from asyncpar.launch.rank_process import ChildStreams, RankProcess
+
+_CANNOT_START = 126
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankPlan:
+    """What one rank runs: its command and its environment; ``place`` is the part of that we made."""
+
+    command: tuple[str, ...]
+    environment: dict[str, str]
+    place: LaunchEnvironment
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankEnd:
+    """How a rank's process ended; ``at`` is the wall-clock time of the failure on this host."""
+
+    generation: int
+    rank: int
+    local_rank: int
+    pid: int
+    returncode: int
+    at: float
+    report: FailureReport | None = None
+    stderr_tail: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CrewTools:
+    """What crews of all generations share.  ``on_broken_output`` gets the reason, "" for a reader that left."""
+
+    guard: Guard
+    display: Display
+    logs: RankLogs
+    grace: float
+    on_rank_end: Callable[[RankEnd], None]
+    on_broken_output: Callable[[str], None]
+
+
+class Crew:
+    """Runs once.  ``signal`` and ``kill`` may come at any time, before the ranks are started too."""
+
+    def __init__(self, plans: Sequence[RankPlan], tools: CrewTools) -> None:
+        self._plans = plans
+        self._tools = tools
+        self._processes: dict[int, RankProcess] = {}
+        self._outputs: list[RankOutput] = []
+        self._pending_signal: int | None = None
+
+    async def run(self) -> None:
+        """Return when every process group is gone and all output has been passed on."""
+        async with asyncio.TaskGroup() as tasks:
+            for plan in self._plans:
+                await self._start(plan, tasks)
+            for process in self._processes.values():
+                process.go()
+            if self._pending_signal is not None:
+                self.signal(self._pending_signal)
+        await self._tools.display.finish()
+
+    def signal(self, number: int) -> None:
+        """Send ``number`` to the process group of every rank."""
+        self._pending_signal = number
+        for process in self._processes.values():
+            process.signal(number)
+
+    def kill(self) -> None:
+        """End every process group, and wait no longer for whoever reads our output."""
+        self.signal(signal.SIGKILL)
+        for output in self._outputs:
+            output.abandon()
+
+    async def _start(self, plan: RankPlan, tasks: asyncio.TaskGroup) -> None:
+        try:
+            process, output = await self._spawn(plan)
+        except (OSError, LaunchError) as error:
+            reason = f"the process could not be started: {error}"
+            report = FailureReport(type_name=type(error).__name__, message=reason, traceback="")
+            self._tell(plan, pid=0, returncode=_CANNOT_START, at=time.time(), report=report)
+            return
+        self._processes[plan.place.local_rank] = process
+        self._outputs.append(output)
+        tasks.create_task(self._watch(plan, process, output, tasks))
+
+    async def _spawn(self, plan: RankPlan) -> tuple[RankProcess, RankOutput]:
+        """Start the trampoline with its pipes.  On an error nothing stays open."""
+        files = self._open_logs(plan)
+        read_ends, write_ends = zip(*(os.pipe() for _ in range(3)), strict=True)
+        streams = ChildStreams(
+            stdin=_standard_input(plan.place.rank), stdout=write_ends[0], stderr=write_ends[1], report=write_ends[2]
+        )
+        environment = plan.environment | {"ASYNCPAR_REPORT_FD": str(streams.report)}
+        try:
+            process = await RankProcess.start(plan.command, environment, streams, self._tools.guard)
+        except BaseException:
+            for descriptor in read_ends:
+                os.close(descriptor)
+            raise
+        finally:
+            for descriptor in write_ends:
+                os.close(descriptor)
+        output = RankOutput(
+            plan.place,
+            read_ends,
+            files,
+            display=self._tools.display,
+            logs=self._tools.logs,
+            on_broken=self._tools.on_broken_output,
+        )
+        return process, output
+
+    def _open_logs(self, plan: RankPlan) -> dict[Streams, FileIO]:
+        place = plan.place
+        files = {
+            stream: self._tools.logs.open(
+                stream, attempt=place.restart_count, rank=place.rank, local_rank=place.local_rank
+            )
+            for stream in (Streams.STDOUT, Streams.STDERR)
+        }
+        return {stream: file for stream, file in files.items() if file is not None}
+
+    async def _watch(self, plan: RankPlan, process: RankProcess, output: RankOutput, tasks: asyncio.TaskGroup) -> None:
+        """Follow one rank from its start until nothing of it is left."""
+        relaying = tasks.create_task(output.run())
+        returncode = await process.wait()
+        ended_at = time.time()
+        await output.settle()
+        record = output.failure
+        self._tell(
+            plan,
+            pid=process.pid,
+            returncode=returncode,
+            at=ended_at if record is None else min(record.time, ended_at),
+            report=None if record is None else record.report(),
+            stderr_tail=output.stderr_tail,
+        )
+        await process.clear(grace=self._tools.grace)
+        await output.drain(relaying)
+
+    def _tell(
+        self,
+        plan: RankPlan,
+        *,
+        pid: int,
+        returncode: int,
+        at: float,
+        report: FailureReport | None = None,
+        stderr_tail: str = "",
+    ) -> None:
+        place = plan.place
+        end = RankEnd(
+            generation=place.generation,
+            rank=place.rank,
+            local_rank=place.local_rank,
+            pid=pid,
+            returncode=returncode,
+            at=at,
+            report=report,
+            stderr_tail=stderr_tail,
+        )
+        self._tools.on_rank_end(end)
+
+
+def _standard_input(rank: int) -> int:
+    """Rank 0 reads what the launcher is fed; a terminal is not for background processes, so nobody reads that."""
+    try:
+        return 0 if rank == 0 and not os.isatty(0) and os.fstat(0) else subprocess.DEVNULL
+    except OSError:  # closed
+        return subprocess.DEVNULL

@@ -1,0 +1,125 @@
+"""Between what agents and the coordinator tell each other and protobuf."""
+
+from __future__ import annotations
+
+from asyncpar._proto.asyncpar.v1 import membership_pb2 as pb
+from asyncpar.launch import agent_machine
+from asyncpar.launch.crew import RankEnd
+from asyncpar.launch.failure import Failure, FailureReport
+from asyncpar.launch.plan import Assignment, Hello, Outcome
+
+_LONGEST_TEXT = 64_000
+
+
+def encode_hello(hello: Hello) -> pb.AgentEvent:
+    message = pb.Hello(
+        job=hello.job, nnodes=hello.nnodes, nproc=hello.nproc, node_rank=hello.node_rank, host=hello.host
+    )
+    return pb.AgentEvent(hello=message)
+
+
+def decode_hello(message: pb.Hello) -> Hello:
+    return Hello(
+        job=message.job,
+        nnodes=message.nnodes,
+        nproc=message.nproc,
+        node_rank=message.node_rank if message.HasField("node_rank") else None,
+        host=message.host,
+    )
+
+
+def encode_rank_end(end: RankEnd, *, now: float) -> pb.AgentEvent:
+    """``now`` is the wall clock: what travels is the age, since clocks of hosts differ."""
+    message = pb.RankEnded(
+        generation=end.generation,
+        rank=end.rank,
+        local_rank=end.local_rank,
+        pid=end.pid,
+        returncode=end.returncode,
+        age_seconds=max(0.0, now - end.at),
+        stderr_tail=end.stderr_tail,
+    )
+    if end.report is not None:
+        message.report.CopyFrom(
+            pb.FailureReport(
+                type_name=end.report.type_name,
+                message=end.report.message[:_LONGEST_TEXT],
+                traceback=end.report.traceback[-_LONGEST_TEXT:],
+                is_peer_error=end.report.is_peer_error,
+                blames=end.report.blames if end.report.blames is not None and end.report.blames >= 0 else None,
+            )
+        )
+    return pb.AgentEvent(rank_ended=message)
+
+
+def decode_failure(message: pb.RankEnded, *, host: str, now: float) -> Failure | None:
+    """Return the failure in ``message``, on the clock that says ``now``; None for a rank that ended well."""
+    if message.returncode == 0:
+        return None
+    report = None
+    if message.HasField("report"):
+        report = FailureReport(
+            type_name=message.report.type_name,
+            message=message.report.message,
+            traceback=message.report.traceback,
+            is_peer_error=message.report.is_peer_error,
+            blames=message.report.blames if message.report.HasField("blames") else None,
+        )
+    return Failure(
+        rank=message.rank,
+        local_rank=message.local_rank,
+        host=host,
+        pid=message.pid,
+        returncode=message.returncode,
+        at=now - message.age_seconds,
+        report=report,
+        stderr_tail=message.stderr_tail,
+    )
+
+
+def encode_assignment(assignment: Assignment) -> pb.AgentCommand:
+    message = pb.Assign(
+        generation=assignment.generation,
+        restart_count=assignment.restart_count,
+        group_rank=assignment.group_rank,
+        group_world_size=assignment.group_world_size,
+        rank_offset=assignment.rank_offset,
+        world_size=assignment.world_size,
+        master_addr=assignment.master_addr,
+        master_port=assignment.master_port,
+    )
+    return pb.AgentCommand(assign=message)
+
+
+def encode_stop(generation: int, signal_number: int, reason: str) -> pb.AgentCommand:
+    return pb.AgentCommand(stop=pb.Stop(generation=generation, signal_number=signal_number, reason=reason))
+
+
+def encode_finish(outcome: Outcome) -> pb.AgentCommand:
+    return pb.AgentCommand(finish=pb.Finish(exit_code=outcome.exit_code, message=outcome.message))
+
+
+def decode_command(message: pb.AgentCommand) -> agent_machine.Event | None:
+    """Return the event for the agent's machine; None for what a newer coordinator may say."""
+    match message.WhichOneof("command"):
+        case "assign":
+            return agent_machine.Assigned(_decode_assignment(message.assign))
+        case "stop":
+            stop = message.stop
+            return agent_machine.StopOrdered(stop.generation, stop.signal_number, stop.reason)
+        case "finish":
+            return agent_machine.Finished(Outcome(message.finish.exit_code, message.finish.message))
+    return None
+
+
+def _decode_assignment(message: pb.Assign) -> Assignment:
+    return Assignment(
+        generation=message.generation,
+        restart_count=message.restart_count,
+        group_rank=message.group_rank,
+        group_world_size=message.group_world_size,
+        rank_offset=message.rank_offset,
+        world_size=message.world_size,
+        master_addr=message.master_addr,
+        master_port=message.master_port,
+    )

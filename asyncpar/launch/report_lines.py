@@ -1,0 +1,44 @@
+"""What ranks write into the report channel, parsed.  Ranks are not trusted: anything unknown is None."""
+
+from __future__ import annotations
+
+import msgspec
+
+from asyncpar.launch.failure import FailureReport
+
+
+class ProgressRecord(msgspec.Struct, frozen=True, tag="progress", tag_field="kind"):
+    """How far a rank says that it is."""
+
+    description: str
+    completed: float
+    total: float | None = None
+    fields: dict[str, str] = {}
+
+
+class FailureRecord(msgspec.Struct, frozen=True, tag="failure", tag_field="kind"):
+    """The exception that a rank says will end it; ``time`` is by the host's clock."""
+
+    time: float
+    type: str
+    message: str
+    traceback: str
+    is_peer_error: bool = False
+    blames: int | None = None
+
+    def report(self) -> FailureReport:
+        return FailureReport(
+            type_name=self.type,
+            message=self.message,
+            traceback=self.traceback,
+            is_peer_error=self.is_peer_error,
+            blames=self.blames,
+        )
+
+
+def parse_record(line: bytes) -> ProgressRecord | FailureRecord | None:
+    """Return the record in ``line``; None if it is none."""
+    try:
+        return msgspec.json.decode(line, type=ProgressRecord | FailureRecord)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None

@@ -1,0 +1,61 @@
+"""From validated options to an exit code: look at this machine, run the agent, say how it went."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import tempfile
+from collections.abc import Mapping
+
+from asyncpar.launch.agent import Job, run_agent
+from asyncpar.launch.command import rank_command
+from asyncpar.launch.display import make_display
+from asyncpar.launch.job_secret import check_secret_options
+from asyncpar.launch.options import LaunchOptions
+from asyncpar.launch.output import OutputStream
+from asyncpar.launch.plan import Outcome
+from asyncpar.launch.site import make_log_directory, survey
+
+
+def run_launch(options: LaunchOptions, environment: Mapping[str, str]) -> int:
+    """Run the job and return the exit code.  Ranks inherit ``environment``.
+
+    Raises ``UsageError`` before anything starts when the options do not fit this machine.
+    """
+    command = rank_command(options.kind, options.program, options.arguments)
+    site = survey(options)
+    check_secret_options(options, site)
+    log_directory = make_log_directory(options, os.path.join(tempfile.gettempdir(), f"asyncpar-logs-{os.getpid()}"))
+    job = Job(options=options, site=site, command=command, log_directory=log_directory, environment=environment)
+    stdout, stderr = OutputStream(1, name="stdout"), OutputStream(2, name="stderr")
+    try:
+        with asyncio.Runner(loop_factory=_new_loop) as runner:
+            outcome = runner.run(_run(job, stdout, stderr))
+    finally:
+        stdout.close()
+        stderr.close()
+    return outcome.exit_code
+
+
+async def _run(job: Job, stdout: OutputStream, stderr: OutputStream) -> Outcome:
+    display = make_display(stdout, stderr)
+    if job.log_directory is not None and job.options.log_dir is None:
+        await display.lines(f"asyncpar launch: logs are in {job.log_directory}\n".encode())
+    outcome = await run_agent(job, display)
+    if outcome.message:
+        text = "".join(f"asyncpar launch: {line}\n" for line in outcome.message.splitlines())
+        try:
+            await display.lines(text.encode(errors="replace"))
+        except OSError:  # nobody reads it
+            return outcome
+    return outcome
+
+
+def _new_loop() -> asyncio.AbstractEventLoop:
+    """Return a uvloop where there is one."""
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.new_event_loop()
+    loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
+    return loop

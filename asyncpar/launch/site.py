@@ -1,0 +1,166 @@
+"""What this machine says to the options: addresses, who serves the coordinator, where logs go."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+
+from asyncpar.errors import UsageError
+from asyncpar.launch.options import LaunchOptions
+from asyncpar.transport.rpc import check_bindable, is_loopback, join_address, split_address
+
+_LOOPBACK = "127.0.0.1"
+_DEFAULT_PORT = 29400
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Site:
+    """This host in the job.
+
+    ``serve_at``: where to serve the coordinator (host, port), None if another host does; ``may_attend``: if somebody
+    serves there already, attend instead.  ``coordinator``: ``host:port`` to attend at, "" for wherever we serve.
+    ``bind`` is for the servers of ranks.
+    """
+
+    host: str
+    host_id: str
+    nproc: int
+    serve_at: tuple[str, int] | None
+    may_attend: bool
+    coordinator: str
+    bind: str
+    master_addr: str
+    job: str
+
+    @property
+    def is_private(self) -> bool:
+        """Do all agents of the job meet on this machine's loopback?"""
+        return is_loopback(self.bind)
+
+
+def survey(options: LaunchOptions) -> Site:
+    """Find our place.  Raises ``UsageError`` when the options do not fit this machine."""
+    nproc = options.nproc or len(os.sched_getaffinity(0))
+    host = socket.gethostname().partition(".")[0] or "localhost"
+    job = options.job or ("default" if options.nnodes > 1 else f"job-{os.getpid()}")
+    common = {"host": host, "host_id": _host_id(host), "job": job}
+    if options.local_addr is not None:
+        check_bindable(_resolve("--local-addr", options.local_addr), 0)
+    if options.nnodes == 1:
+        name, port = _endpoint(options.endpoint) if options.endpoint else (_LOOPBACK, 0)
+        address = _resolve("--rdzv-endpoint", name)
+        check_bindable(address, port)
+        return Site(
+            nproc=nproc,
+            serve_at=(address, port),
+            may_attend=False,
+            coordinator="",
+            bind=_LOOPBACK,
+            master_addr=_LOOPBACK,
+            **common,
+        )
+    assert options.endpoint is not None
+    return _among_several(options, options.endpoint, nproc, common)
+
+
+def _among_several(options: LaunchOptions, endpoint: str, nproc: int, common: dict[str, str]) -> Site:
+    name, port = _endpoint(endpoint)
+    if port == 0:
+        raise UsageError("--rdzv-endpoint: expected a port other than 0, since other hosts have to know it")
+    address = _resolve("--rdzv-endpoint", name)
+    is_here = _is_ours(address)
+    bind = address if is_loopback(address) else options.local_addr or _route_to(address, port)
+    serves = is_here if options.node_rank is None else options.node_rank == 0
+    serve_at = (address if is_here else bind, port) if serves else None
+    if serve_at is not None and options.node_rank == 0:
+        check_bindable(*serve_at)
+    return Site(
+        nproc=nproc,
+        serve_at=serve_at,
+        may_attend=options.node_rank is None,
+        coordinator=join_address(address, port),
+        bind=_resolve("--local-addr", bind),
+        master_addr=name,
+        **common,
+    )
+
+
+def make_log_directory(options: LaunchOptions, make_temporary: str) -> Path | None:
+    """Return the directory for log files, made and writable; ``make_temporary`` if one is needed but not named."""
+    if options.log_dir is None and options.redirects.is_empty and options.tee.is_empty:
+        return None
+    directory = Path(options.log_dir or make_temporary).absolute()
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"--log-dir: {directory} cannot be made: {error.strerror}") from error
+    if not os.access(directory, os.W_OK | os.X_OK):
+        raise UsageError(f"--log-dir: {directory} is not writable")
+    return directory
+
+
+def free_port(address: str) -> int:
+    """Return a port that nobody uses at ``address``, or anywhere on this host when that is not ours."""
+    try:
+        return _bind_any(address)
+    except OSError:
+        return _bind_any("")
+
+
+def _bind_any(address: str) -> int:
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.bind((address, 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _endpoint(text: str) -> tuple[str, int]:
+    """Split ``host:port``; the port may be missing, as with torchrun."""
+    has_port = ":" in text.rpartition("]")[2]
+    try:
+        return split_address(text if has_port else f"{text}:{_DEFAULT_PORT}")
+    except UsageError as error:
+        raise UsageError(f"--rdzv-endpoint: expected host:port, got {text!r}") from error
+
+
+def _resolve(option: str, name: str) -> str:
+    try:
+        found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+    except OSError as error:
+        raise UsageError(f"{option}: the host name {name!r} cannot be resolved ({error.strerror})") from error
+    addresses = [str(entry[4][0]) for entry in sorted(found, key=lambda entry: entry[0] != socket.AF_INET)]
+    return addresses[0]
+
+
+def _is_ours(address: str) -> bool:
+    try:
+        check_bindable(address, 0)
+    except UsageError:
+        return False
+    return True
+
+
+def _route_to(address: str, port: int) -> str:
+    """Return the address of this host that packets to ``address`` carry.  Sends nothing."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((address, port))
+        except OSError as error:
+            raise UsageError(f"--rdzv-endpoint: no route to {address} ({error.strerror}); give --local-addr") from error
+        return str(probe.getsockname()[0])
+
+
+def _host_id(host: str) -> str:
+    """Return what is equal exactly for processes that share this kernel, its network and its files."""
+    parts = [host]
+    try:
+        parts.append(Path("/proc/sys/kernel/random/boot_id").read_text().strip())
+        parts += [str(os.stat(f"/proc/self/ns/{name}").st_ino) for name in ("net", "mnt", "ipc")]
+    except OSError:  # not Linux: the name has to do
+        parts.append(str(os.getuid()))
+    return f"{host}-{hashlib.sha256(' '.join(parts).encode()).hexdigest()[:12]}"

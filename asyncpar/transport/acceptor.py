@@ -1,0 +1,180 @@
+"""The accepting side of links: answers proposals, and puts the lanes that follow into service."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+
+import grpc
+import grpc.aio
+
+from asyncpar._proto.asyncpar.v1 import link_pb2, link_pb2_grpc
+from asyncpar.errors import AuthenticationError, PeerLost, UsageError
+from asyncpar.transport.grpc_lane import GrpcLane
+from asyncpar.transport.grpc_stream import FRAMES_METHOD, SERVICE, Context, ServerStream, StreamEnded, shake_hands
+from asyncpar.transport.lane import Lane
+from asyncpar.transport.links import Links
+from asyncpar.transport.machine import Accept, Answer, Defer, Negotiator, Proposal, Reason, Refuse
+from asyncpar.transport.tcp_connect import PEER_SECONDS, TcpListener
+from asyncpar.wire.handshake import NONCE_BYTES, TOKEN_BYTES, Handshake, LinkTerms
+
+JOIN_SECONDS = 3.0
+"""How long a call waits for this node to be part of its world before the caller is told to ask again."""
+
+AGREEMENT_SECONDS = 30.0
+"""How long an accepted rank may take to connect."""
+
+_log = logging.getLogger(__name__)
+_Reply = link_pb2.OpenReply
+_REASONS = {reason: getattr(_Reply.Refused, reason.name) for reason in Reason}
+
+
+class Acceptor(link_pb2_grpc.LinkServicer):
+    """The servicer of the links of one node, and its TCP listener."""
+
+    def __init__(self, *, secret: bytes, bind: str, with_tcp: bool) -> None:
+        self._secret = secret
+        self._listener: TcpListener | None = None
+        if with_tcp:
+            self._listener = TcpListener(
+                bind=bind, secret=secret, find_terms=self._find_terms, on_lane=self._adopt, on_refused=_tell_refused
+            )
+        self._links: Links | None = None
+        self._negotiator: Negotiator | None = None
+        self._joined = asyncio.Event()
+        self._news: dict[int, asyncio.Event] = {}
+        self._misfits: dict[int, UsageError] = {}
+        self._expiries: set[asyncio.TimerHandle] = set()
+
+    def register(self, server: grpc.aio.Server) -> None:
+        """Add the services to ``server``."""
+        link_pb2_grpc.add_LinkServicer_to_server(self, server)  # type: ignore[no-untyped-call]  # generated
+        frames = grpc.stream_stream_rpc_method_handler(self._frames)
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {FRAMES_METHOD: frames}),))
+
+    async def start(self) -> None:
+        """Listen for TCP lanes, if they are wanted."""
+        if self._listener is not None:
+            await self._listener.start()
+
+    async def stop(self) -> None:
+        """Accept nothing more.  Idempotent."""
+        if self._listener is not None:
+            await self._listener.stop()
+        for expiry in self._expiries:
+            expiry.cancel()
+        self._expiries.clear()
+
+    def join(self, links: Links, negotiator: Negotiator) -> None:
+        """Answer for ``links`` from now on."""
+        self._links = links
+        self._negotiator = negotiator
+        self._joined.set()
+
+    @property
+    def negotiator(self) -> Negotiator:
+        """The rules, once this node is part of a world."""
+        assert self._negotiator is not None, "the connector has not joined its links yet"
+        return self._negotiator
+
+    async def wait_for(self, rank: int, *, seconds: float) -> None:
+        """Wait for a lane from ``rank``, for ``seconds`` at most.
+
+        Raises ``UsageError`` when ``rank`` asked for something that does not fit this node.
+        """
+        news = self._news.setdefault(rank, asyncio.Event())
+        if rank not in self._misfits:
+            news.clear()
+            try:
+                async with asyncio.timeout(seconds):
+                    await news.wait()
+            except TimeoutError:
+                return
+        if rank in self._misfits:
+            raise self._misfits[rank]
+
+    # -- services ----------------------------------------------------------------------------------------------------
+
+    async def Open(self, request: link_pb2.OpenRequest, context: object) -> link_pb2.OpenReply:  # noqa: ARG002, N802
+        """Answer a proposal."""
+        try:
+            async with asyncio.timeout(JOIN_SECONDS):
+                await self._joined.wait()
+        except TimeoutError:
+            return _Reply(not_ready=_Reply.NotReady())
+        proposal = Proposal(
+            job=request.job,
+            generation=request.generation,
+            dialer=request.from_rank,
+            listener=request.to_rank,
+            lanes=tuple(request.lanes),
+        )
+        return self._encode(self._answer(proposal))
+
+    async def _frames(self, _requests: object, context: Context) -> None:
+        """Carry a gRPC lane, from its handshake to its end."""
+        stream = ServerStream(context)
+        handshake = Handshake.listen(self._find_terms, secret=self._secret, nonce=os.urandom(NONCE_BYTES))
+        try:
+            async with asyncio.timeout(PEER_SECONDS):
+                await shake_hands(stream, handshake)
+        except (AuthenticationError, StreamEnded, TimeoutError) as error:
+            _tell_refused(error)
+            await context.abort(grpc.StatusCode.PERMISSION_DENIED, "")
+        lane = GrpcLane(stream)
+        self._adopt(handshake.terms, lane)
+        await lane.run()
+
+    # -- inside ------------------------------------------------------------------------------------------------------
+
+    def _answer(self, proposal: Proposal) -> Answer:
+        assert self._links is not None
+        links, dialer = self._links, proposal.dialer
+        lost = links.lost.get(dialer)
+        why = "it is leaving the world" if links.is_closing else None if lost is None else str(lost)
+        answer = self.negotiator.answer(proposal, token=os.urandom(TOKEN_BYTES), is_up=links.is_up(dialer), lost=why)
+        if isinstance(answer, Accept):
+            self._expire_later(answer.terms)
+        elif isinstance(answer, Refuse) and answer.reason is Reason.NO_COMMON_LANE:
+            self._misfits[dialer] = UsageError(answer.message)
+            self._tell(dialer)
+        return answer
+
+    def _encode(self, answer: Answer) -> link_pb2.OpenReply:
+        match answer:
+            case Accept(terms, lanes):
+                port = 0 if self._listener is None else self._listener.port
+                return _Reply(accepted=_Reply.Accepted(lanes=lanes, tcp_port=port, token=terms.token))
+            case Defer():
+                return _Reply(deferred=_Reply.Deferred())
+            case Refuse(reason, message):
+                return _Reply(refused=_Reply.Refused(reason=_REASONS[reason], message=message))
+
+    def _expire_later(self, terms: LinkTerms) -> None:
+        def expire() -> None:
+            self._expiries.discard(handle)
+            self.negotiator.take(terms)
+
+        handle = asyncio.get_running_loop().call_later(AGREEMENT_SECONDS, expire)
+        self._expiries.add(handle)
+
+    def _find_terms(self, token: bytes) -> LinkTerms | None:
+        return None if self._negotiator is None else self._negotiator.find(token)
+
+    def _adopt(self, terms: LinkTerms, lane: Lane) -> None:
+        if self._links is None or not self.negotiator.take(terms):
+            lane.abort(PeerLost("the agreement is used up", rank=terms.dialer, cause="the agreement is used up"))
+            return
+        self._links.adopt(terms.dialer, lane)
+        self._tell(terms.dialer)
+
+    def _tell(self, rank: int) -> None:
+        news = self._news.get(rank)
+        if news is not None:
+            news.set()
+
+
+def _tell_refused(error: Exception) -> None:
+    """Whoever failed the handshake learns nothing, so the log must."""
+    _log.warning("a connection was refused: %s", error)

@@ -1,0 +1,179 @@
+"""The gRPC lane: one bidirectional stream of raw bytes, for wherever only HTTP/2 gets through.
+
+Frames are packed into chunks of up to 1 MiB; frames that wait together travel together.  Each chunk begins with a u32:
+how many chunks the sender of this one has consumed since it last said so.  A side never has more than ``WINDOW``
+chunks out that the other has not consumed, so whatever gRPC buffers on the way is bounded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from typing import ClassVar
+
+from asyncpar.errors import PeerLost, ProtocolError
+from asyncpar.transport.grpc_stream import ByteStream, StreamEnded
+from asyncpar.transport.lane import MAX_FRAME_BYTES, Lane, LaneEvents, Sending
+from asyncpar.transport.queue import SendQueue
+from asyncpar.wire.header import HEADER_BYTES, FrameHeader, encode_header
+from asyncpar.wire.reader import FrameReader
+
+CHUNK_BYTES = 1024 * 1024
+WINDOW = 8
+"""Most chunks of one direction that are under way."""
+
+FLUSH_SECONDS = 1.0
+_CONSUMED = struct.Struct("<I")
+
+
+class GrpcLane(Lane):
+    """A lane over a stream whose handshake is complete.  Whoever makes it awaits ``run``, which carries the frames."""
+
+    kind: ClassVar[str] = "grpc"
+
+    def __init__(self, stream: ByteStream) -> None:
+        self._stream = stream
+        self._queue = SendQueue()
+        self._writer = self._queue.writer
+        self._reader: FrameReader | None = None
+        self._events: LaneEvents | None = None
+        self._started = asyncio.Event()
+        self._work = asyncio.Event()
+        self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._end_cause = ""
+        self._is_closing = False
+        self._credit = WINDOW
+        self._owed = 0
+
+    # -- Lane --------------------------------------------------------------------------------------------------------
+
+    def start(self, events: LaneEvents) -> None:
+        if self._ended.done():
+            events.lost(self._end_cause)
+            return
+        self._events = events
+        self._reader = FrameReader(events, max_length=MAX_FRAME_BYTES)
+        self._started.set()
+
+    def send(self, header: FrameHeader, payload: memoryview) -> Sending | None:
+        if self._ended.done():
+            return None
+        self.bytes_sent += HEADER_BYTES + len(payload)
+        sending = self._queue.push(header, encode_header(header), payload)
+        self._work.set()
+        if self._queue.is_overfull:
+            self._lose("the peer does not read: too many small frames wait for it")
+        return sending
+
+    def divert(self) -> None:
+        if self._reader is not None:
+            self._reader.divert()
+
+    def abort(self, error: PeerLost) -> None:
+        if not self._ended.done():
+            self._end(str(error))
+            self._queue.fail(error)
+
+    async def close(self) -> None:
+        if self._ended.done() or self._is_closing:
+            return
+        self._is_closing = True
+        self._events = None
+        if self._reader is not None:
+            self._reader.stop()
+        self._started.set()
+        self._work.set()
+        try:
+            await asyncio.wait({self._ended}, timeout=FLUSH_SECONDS)
+        finally:
+            self.abort(PeerLost("the lane was closed before this was sent", cause="closed"))
+
+    # -- the stream's side -------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Carry frames both ways until the lane ends, and end the stream."""
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                carriers = [tasks.create_task(self._read_all()), tasks.create_task(self._write_all())]
+                await asyncio.wait({self._ended})
+                for carrier in carriers:
+                    carrier.cancel()
+        finally:
+            self._lose("the stream was cancelled")
+            self._stream.cancel()
+
+    async def _read_all(self) -> None:
+        await self._started.wait()
+        try:
+            while not self._ended.done():
+                self._take(await self._stream.read())
+        except StreamEnded as error:
+            is_cut = self._reader is not None and not self._reader.is_between_frames
+            self._lose(f"{error} in the middle of a frame" if is_cut else str(error))
+        except ProtocolError as error:
+            self._lose(f"protocol error: {error}")
+
+    async def _write_all(self) -> None:
+        try:
+            while True:
+                await self._work.wait()
+                self._work.clear()
+                while chunk := self._next_chunk():
+                    await self._stream.write(chunk)
+                if self._is_closing and not self._writer:
+                    if not await self._stream.finish():
+                        self._lose("closed")
+                    return
+        except StreamEnded as error:
+            self._lose(str(error))
+
+    # -- inside ------------------------------------------------------------------------------------------------------
+
+    def _take(self, chunk: bytes) -> None:
+        """Take one chunk of the peer: its credit, and its frames."""
+        if not _CONSUMED.size <= len(chunk) <= _CONSUMED.size + CHUNK_BYTES:
+            raise ProtocolError(f"chunk: expected 4 to {_CONSUMED.size + CHUNK_BYTES} bytes, got {len(chunk)}")
+        returned = _CONSUMED.unpack_from(chunk)[0]
+        if returned:
+            self._credit += returned
+            if self._credit > WINDOW:
+                raise ProtocolError(f"chunks: the peer consumed {self._credit - WINDOW} more than were sent")
+            self._work.set()
+        length = len(chunk) - _CONSUMED.size
+        if length == 0:
+            return
+        self.bytes_received += length
+        if self._reader is not None:
+            self._reader.feed(memoryview(chunk)[_CONSUMED.size :])
+        self._owed += 1
+        if self._owed >= WINDOW // 2:
+            self._work.set()
+
+    def _next_chunk(self) -> bytes:
+        """Return what to write now: frames if there are any and credit allows, or credit; empty for nothing."""
+        segments: list[memoryview] = []
+        if self._credit > 0:
+            segments = self._writer.segments(CHUNK_BYTES)
+        if not segments and self._owed < WINDOW // 2:
+            return b""
+        chunk = b"".join([_CONSUMED.pack(self._owed), *segments])
+        self._owed = 0
+        if segments:
+            self._credit -= 1
+            self._writer.advance(len(chunk) - _CONSUMED.size)
+        return chunk
+
+    def _lose(self, cause: str) -> None:
+        """The channel ended; tell the owner once."""
+        if self._ended.done():
+            return
+        events = self._events
+        self._end(cause)
+        self._queue.fail(PeerLost(cause, cause=cause) if events is None else events.lost(cause))
+
+    def _end(self, cause: str) -> None:
+        self._end_cause = cause
+        self._events = None
+        if self._reader is not None:
+            self._reader.stop()
+        self._ended.set_result(None)

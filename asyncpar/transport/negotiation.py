@@ -1,0 +1,262 @@
+"""Open links between processes: agree by gRPC, then connect the lane that was agreed on.
+
+``machine`` holds the rules; this module makes the calls.  What a dial can meet, and how long it may take:
+
+- nobody listens at the peer's address: its server was there when it joined, so it is gone; lost at once;
+- nothing answers at that address: lost after ``REACH_SECONDS``;
+- the peer is alive but busy, or not yet in its world: waited for, ``LINK_UP_SECONDS`` at most;
+- TCP does not get through although gRPC does: the gRPC stream is the lane, unless TCP is pinned.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+
+import grpc
+import grpc.aio
+
+from asyncpar._proto.asyncpar.v1 import link_pb2, link_pb2_grpc
+from asyncpar.config.transport import TRANSPORTS, parse_transport
+from asyncpar.errors import AsyncparError, PeerLost, StaleGeneration, UsageError
+from asyncpar.transport.acceptor import Acceptor
+from asyncpar.transport.grpc_lane import GrpcLane
+from asyncpar.transport.grpc_stream import StreamEnded, call_frames, shake_hands
+from asyncpar.transport.lane import Lane
+from asyncpar.transport.links import Connector, Links
+from asyncpar.transport.machine import Negotiator, Proposal
+from asyncpar.transport.rpc import Credentials, RpcServer, join_address, open_channel, split_address
+from asyncpar.transport.tcp_connect import dial_tcp
+from asyncpar.wire.handshake import NONCE_BYTES, TOKEN_BYTES, Handshake, LinkTerms
+
+REACH_SECONDS = 5.0
+"""How long a peer's host may take to answer at all."""
+
+LINK_UP_SECONDS = 60.0
+"""How long a peer that is alive may take to make a link."""
+
+WAIT_SECONDS = 1.0
+"""How long to wait for a lane that the peer connects before asking whether the peer is still there."""
+
+RETRY_SECONDS = 0.05
+
+_log = logging.getLogger(__name__)
+_Refused = link_pb2.OpenReply.Refused
+
+
+class GrpcConnector(Connector):
+    """Connects ranks of different processes (or of one), over TCP where possible and the gRPC stream otherwise.
+
+    In this order: ``register`` on the node's server, start that server, ``await start()``, and ``join`` once the world
+    is known.  Calls of ranks that were quicker are kept waiting.  ``await stop()`` comes after the links are closed.
+    """
+
+    def __init__(
+        self, *, credentials: Credentials | None, transport: str | None = None, bind: str = "127.0.0.1"
+    ) -> None:
+        pinned = parse_transport(transport)
+        self._lanes = TRANSPORTS if pinned is None else (pinned,)
+        self._credentials = credentials
+        self._secret = b"" if credentials is None else credentials.secret
+        self._metadata = () if credentials is None else credentials.metadata()
+        self._acceptor = Acceptor(secret=self._secret, bind=bind, with_tcp="tcp" in self._lanes)
+        self._tasks = asyncio.TaskGroup()
+        self._carriers: set[asyncio.Task[None]] = set()
+        self._has_started = False
+        self._has_fallen_back = False
+
+    def register(self, server: RpcServer) -> None:
+        """Add the services that accept links to ``server``, which must not be started yet."""
+        self._acceptor.register(server.server)
+
+    async def start(self) -> None:
+        """Begin to listen.  Raises ``UsageError`` when the bind address is not ours."""
+        await self._acceptor.start()
+        await self._tasks.__aenter__()
+        self._has_started = True
+
+    def join(self, links: Links) -> None:
+        """Accept links for ``links`` from now on."""
+        world = links.world
+        negotiator = Negotiator(
+            job=world.job, generation=world.generation, rank=links.rank, size=world.size, lanes=self._lanes
+        )
+        self._acceptor.join(links, negotiator)
+
+    async def stop(self) -> None:
+        """Accept nothing more and end all streams.  Idempotent."""
+        await self._acceptor.stop()
+        for carrier in self._carriers:
+            carrier.cancel()
+        if self._has_started:
+            self._has_started = False
+            await self._tasks.__aexit__(None, None, None)
+
+    def default_lane(self, rank: int) -> str:  # noqa: ARG002
+        return self._lanes[0]
+
+    async def connect(self, links: Links, rank: int) -> None:
+        """See ``Connector.connect``.
+
+        Raises ``PeerLost``, and for settings that do not fit ``UsageError``, ``StaleGeneration``.
+        """
+        negotiator = self._acceptor.negotiator
+        try:
+            async with asyncio.timeout(LINK_UP_SECONDS):
+                while not links.is_up(rank) and rank not in links.lost and not links.is_closing:
+                    if negotiator.is_accepting(rank):
+                        await self._wait_for_peer(links, rank)
+                    else:
+                        await self._dial(links, negotiator, rank)
+        except TimeoutError as error:
+            cause = f"it made no link in {LINK_UP_SECONDS:.0f} s"
+            raise PeerLost(f"rank {rank}: {cause}", rank=rank, cause=cause) from error
+
+    # -- dialing -----------------------------------------------------------------------------------------------------
+
+    async def _dial(self, links: Links, negotiator: Negotiator, rank: int) -> None:
+        """Ask the peer once, and do as it says."""
+        address = links.world.members[rank].address
+        proposal = negotiator.propose(rank)
+        channel = open_channel(address, None)  # the token goes with each call: interceptors slow streams down
+        is_kept = False
+        try:
+            reply = await self._ask(channel, address, proposal)
+            match reply.WhichOneof("outcome"):
+                case "accepted":
+                    lane = await self._connect_lane(channel, address, proposal, reply.accepted)
+                    if isinstance(lane, GrpcLane):
+                        is_kept = True
+                        self._carry(lane, channel)
+                    links.adopt(rank, lane)
+                case "deferred":
+                    negotiator.end_dial(rank)
+                    await self._wait_for_peer(links, rank)
+                case "refused":
+                    raise _refusal(rank, reply.refused)
+                case _:
+                    await asyncio.sleep(RETRY_SECONDS)
+        finally:
+            negotiator.end_dial(rank)
+            if not is_kept:
+                await channel.close(None)
+
+    async def _ask(self, channel: grpc.aio.Channel, address: str, proposal: Proposal) -> link_pb2.OpenReply:
+        """Return the peer's answer.  Raises ``PeerLost`` when it cannot be reached."""
+        rank = proposal.listener
+        request = link_pb2.OpenRequest(
+            job=proposal.job,
+            generation=proposal.generation,
+            from_rank=proposal.dialer,
+            to_rank=rank,
+            lanes=proposal.lanes,
+        )
+        stub = link_pb2_grpc.LinkStub(channel)  # type: ignore[no-untyped-call]  # generated
+        loop = asyncio.get_running_loop()
+        give_up = loop.time() + REACH_SECONDS
+        while True:
+            await _reach(rank, address)
+            try:
+                reply: link_pb2.OpenReply = await stub.Open(request, metadata=self._metadata)
+            except grpc.aio.AioRpcError as error:
+                is_transient = error.code() in {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED}
+                if not is_transient or loop.time() > give_up:
+                    cause = f"it answers {error.code().name} at {address}: {error.details()}"
+                    raise PeerLost(f"rank {rank}: {cause}", rank=rank, cause=cause) from error
+            else:
+                return reply
+            await asyncio.sleep(RETRY_SECONDS)
+
+    async def _connect_lane(
+        self, channel: grpc.aio.Channel, address: str, proposal: Proposal, accepted: link_pb2.OpenReply.Accepted
+    ) -> Lane:
+        """Connect the first lane that works."""
+        rank = proposal.listener
+        kinds = [kind for kind in accepted.lanes if kind in proposal.lanes]
+        if not kinds or len(accepted.token) != TOKEN_BYTES:
+            raise PeerLost(f"rank {rank} accepted, but no lane", rank=rank, cause="it accepted, but no lane")
+        terms = LinkTerms(
+            job=proposal.job,
+            generation=proposal.generation,
+            dialer=proposal.dialer,
+            listener=rank,
+            token=accepted.token,
+        )
+        if kinds[0] == "tcp":
+            host, _ = split_address(address)
+            try:
+                return await dial_tcp(host, accepted.tcp_port, terms, secret=self._secret)
+            except OSError as error:
+                cause = f"no TCP connection to {join_address(host, accepted.tcp_port)} ({_describe(error)})"
+                if len(kinds) == 1:
+                    raise PeerLost(f"rank {rank}: {cause}", rank=rank, cause=cause) from error
+                self._tell_fallback(rank, cause)
+        return await self._dial_stream(channel, terms)
+
+    async def _dial_stream(self, channel: grpc.aio.Channel, terms: LinkTerms) -> GrpcLane:
+        stream = call_frames(channel, self._metadata)
+        handshake = Handshake.dial(terms, secret=self._secret, nonce=os.urandom(NONCE_BYTES))
+        is_done = False
+        try:
+            await shake_hands(stream, handshake)
+            is_done = True
+        except StreamEnded as error:
+            raise PeerLost(f"rank {terms.listener}: {error}", rank=terms.listener, cause=str(error)) from error
+        finally:
+            if not is_done:
+                stream.cancel()
+        return GrpcLane(stream)
+
+    def _carry(self, lane: GrpcLane, channel: grpc.aio.Channel) -> None:
+        """Let ``lane`` run for as long as it lives."""
+
+        async def carry() -> None:
+            try:
+                await lane.run()
+            finally:
+                await channel.close(None)
+
+        carrier = self._tasks.create_task(carry(), name="asyncpar grpc lane")
+        self._carriers.add(carrier)
+        carrier.add_done_callback(self._carriers.discard)
+
+    async def _wait_for_peer(self, links: Links, rank: int) -> None:
+        """Wait a while for the lane that the peer connects, and see that the peer is still there."""
+        if not links.is_up(rank):
+            await self._acceptor.wait_for(rank, seconds=WAIT_SECONDS)
+        if not links.is_up(rank):
+            await _reach(rank, links.world.members[rank].address)
+
+    def _tell_fallback(self, rank: int, cause: str) -> None:
+        if not self._has_fallen_back:
+            self._has_fallen_back = True
+            _log.warning("rank %d: %s; the slower gRPC stream is used instead (told once)", rank, cause)
+
+
+async def _reach(rank: int, address: str) -> None:
+    """See that somebody listens at ``address``.  Raises ``PeerLost``, at once if nobody does."""
+    host, port = split_address(address)
+    try:
+        async with asyncio.timeout(REACH_SECONDS):
+            _, writer = await asyncio.open_connection(host, port)
+    except OSError as error:
+        cause = f"no connection to {address} ({_describe(error)})"
+        raise PeerLost(f"rank {rank}: {cause}", rank=rank, cause=cause) from error
+    writer.close()
+
+
+def _refusal(rank: int, refused: link_pb2.OpenReply.Refused) -> AsyncparError:
+    match refused.reason:
+        case _Refused.STALE_GENERATION:
+            return StaleGeneration(refused.message)
+        case _Refused.NO_COMMON_LANE | _Refused.WRONG_WORLD:
+            return UsageError(refused.message)
+        case _:
+            return PeerLost(f"rank {rank}: {refused.message}", rank=rank, cause=refused.message)
+
+
+def _describe(error: OSError) -> str:
+    if isinstance(error, TimeoutError):
+        return "no answer"
+    return os.strerror(error.errno) if error.errno else str(error)

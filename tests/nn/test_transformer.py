@@ -1,0 +1,73 @@
+"""The language model as a whole."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from asyncpar.errors import UsageError
+from asyncpar.nn import AdamW, AdamWConfig, Transformer, TransformerConfig, softmax_cross_entropy
+from asyncpar.testing.gradients import assert_gradients_match
+
+TINY = TransformerConfig(vocabulary=7, length=4, features=4, layers=2, heads=2, dtype="float64")
+
+
+def test_the_whole_model_differentiates() -> None:
+    assert_gradients_match(Transformer(TINY), np.array([[0, 3, 6, 3], [5, 1, 1, 2]]))
+
+
+def test_the_first_loss_is_near_that_of_guessing() -> None:
+    tokens = np.random.default_rng(0).integers(0, 256, (4, 33))
+    model = Transformer(TransformerConfig(length=32, features=32))
+    logits, _ = model.forward(tokens[:, :-1])
+    loss, _ = softmax_cross_entropy(logits, tokens[:, 1:], scale=1.0)
+    assert loss / tokens[:, 1:].size == pytest.approx(math.log(256), abs=0.1)
+
+
+def test_a_repeating_text_is_learned() -> None:
+    model = Transformer(TransformerConfig(vocabulary=8, length=8, features=16, layers=1, heads=2))
+    optimizer = AdamW(model.parameters(), AdamWConfig())
+    tokens = np.tile(np.array([1, 5, 2, 7, 0]), 20).reshape(-1, 10)[:, :9]
+    losses = []
+    for _ in range(60):
+        logits, saved = model.forward(tokens[:, :-1])
+        loss, gradient = softmax_cross_entropy(logits, tokens[:, 1:], scale=1 / tokens[:, 1:].size)
+        losses.append(loss / tokens[:, 1:].size)
+        model.zero_grad()
+        model.backward(saved, gradient)
+        optimizer.step(0.01)
+    assert losses[0] > 1.9
+    assert losses[-1] < 0.05
+
+
+def test_parameters_come_in_forward_order_with_unique_names() -> None:
+    names = [parameter.name for parameter in Transformer(TINY).parameters()]
+    assert len(set(names)) == len(names)
+    assert names[0] == "embedding/tokens"
+    assert names[-1] == "head/weight"
+    assert names.index("block0/mlp/widen/weight") < names.index("block1/attention/project/weight")
+
+
+def test_no_parameter_has_a_gradient_that_is_always_zero() -> None:
+    model = Transformer(TINY)
+    logits, saved = model.forward(np.array([[0, 1, 2, 3], [4, 5, 6, 0]]))
+    _, gradient = softmax_cross_entropy(logits, np.array([[1, 2, 3, 4], [5, 6, 0, 1]]), scale=1.0)
+    model.backward(saved, gradient)
+    for parameter in model.parameters():
+        assert np.abs(parameter.grad).max() > 1e-9, parameter.name
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ({"features": 10, "heads": 4}, "heads: expected a divisor of 10 features, got 4"),
+        ({"layers": 0}, "layers must be a positive integer, got 0"),
+        ({"dtype": "int8"}, "dtype: expected float32 or float64, got int8"),
+    ],
+)
+def test_wrong_settings_are_refused(setting: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        TransformerConfig(**setting)

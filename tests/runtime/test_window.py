@@ -1,0 +1,109 @@
+"""Windows decide which messages may travel; no loop is needed to see it."""
+
+from __future__ import annotations
+
+from collections import deque
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from asyncpar.errors import ProtocolError, UsageError
+from asyncpar.runtime.window import MAX_QUEUED_MESSAGES, OVERHEAD, WINDOW, Parcel, ReceiveWindow, SendWindow
+
+ZEROS = memoryview(bytes(3 * WINDOW))
+
+
+def parcel(cost: int) -> Parcel:
+    return Parcel(ZEROS[: cost - OVERHEAD])
+
+
+def test_parcels_travel_until_the_window_is_full_and_go_on_with_credit() -> None:
+    window = SendWindow()
+    first, second, third = parcel(WINDOW - 1), parcel(2000), parcel(2000)
+    assert window.put(first)
+    assert window.put(second)
+    assert not window.put(third)
+    assert not third.is_sent
+    assert window.credit(WINDOW - 1) == [third]
+    assert third.is_sent
+
+
+def test_a_parcel_larger_than_the_window_travels_alone() -> None:
+    window = SendWindow()
+    assert window.put(parcel(3 * WINDOW))
+    small = parcel(2000)
+    assert not window.put(small)
+    assert window.credit(3 * WINDOW) == [small]
+
+
+def test_order_is_kept_when_later_parcels_would_fit() -> None:
+    window = SendWindow()
+    window.put(parcel(WINDOW))
+    big, small = parcel(WINDOW), parcel(2000)
+    assert not window.put(big)
+    assert not window.put(small)
+    assert window.credit(WINDOW) == [big]
+
+
+def test_a_dropped_parcel_never_travels() -> None:
+    window = SendWindow()
+    sent, dropped = parcel(WINDOW), parcel(2000)
+    window.put(sent)
+    window.put(dropped)
+    assert window.drop(dropped)
+    assert not window.drop(dropped)
+    assert not window.drop(sent)
+    assert window.credit(WINDOW) == []
+    assert window.is_idle
+
+
+def test_credit_for_what_was_not_sent_is_a_protocol_error() -> None:
+    with pytest.raises(ProtocolError, match="0 are outstanding, the peer returned 1"):
+        SendWindow().credit(1)
+
+
+def test_a_queue_that_grows_too_long_is_a_usage_error() -> None:
+    window = SendWindow()
+    window.put(parcel(WINDOW))
+    for _ in range(MAX_QUEUED_MESSAGES):
+        window.check_room("tell")
+        window.put(parcel(OVERHEAD))
+    with pytest.raises(UsageError, match=r"tell: 65536 messages .* wait to be sent to this actor; await the tells"):
+        window.check_room("tell")
+
+
+def test_a_sender_that_overspends_is_a_protocol_error() -> None:
+    window = ReceiveWindow()
+    window.receive(WINDOW)
+    with pytest.raises(ProtocolError, match="overspent its window"):
+        window.receive(OVERHEAD)
+
+
+@given(st.lists(st.tuples(st.integers(OVERHEAD, 2 * WINDOW), st.integers(0, 4)), max_size=40))
+def test_an_honest_sender_never_overspends_and_never_gets_stuck(steps: list[tuple[int, int]]) -> None:
+    sender, receiver = SendWindow(), ReceiveWindow()
+    mailbox: deque[int] = deque()
+    arrived: list[int] = []
+
+    def arrive(cost: int) -> None:
+        receiver.receive(cost)
+        mailbox.append(cost)
+        arrived.append(cost)
+
+    def take() -> None:
+        credit = receiver.take(mailbox.popleft())
+        for released in sender.credit(credit) if credit else []:
+            arrive(released.cost)
+
+    for cost, takes in steps:
+        if sender.put(parcel(cost)):
+            arrive(cost)
+        for _ in range(min(takes, len(mailbox))):
+            take()
+    while mailbox:
+        take()
+    assert arrived == [cost for cost, _ in steps]
+    rest = receiver.settle()
+    assert rest == 0 or sender.credit(rest) == []
+    assert sender.is_idle
