@@ -98,7 +98,7 @@ class Node:
 
     def ref(self, name: str, *, rank: int) -> ActorRef[Any]:
         """Return a reference to the actor called ``name`` on ``rank``; nothing is sent."""
-        return self._actors.ref(name, rank=rank)
+        return self._actors.ref(name, rank)
 
     async def stop(self) -> None:
         """Leave the world in good order: actors stop, peers are told, lanes and server close.  Idempotent."""
@@ -116,7 +116,8 @@ async def start_node(attach: Attach) -> Node:
     started: asyncio.Future[Node] = asyncio.get_running_loop().create_future()
     task = asyncio.create_task(_live(attach, started), name="asyncpar node")
     try:
-        await asyncio.wait({task, started}, return_when=asyncio.FIRST_COMPLETED)
+        waited: set[asyncio.Future[Any]] = {task, started}
+        await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
     except asyncio.CancelledError:
         task.cancel()
         await asyncio.wait({task})

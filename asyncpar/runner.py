@@ -23,7 +23,7 @@ def run(main: Callable[[], Coroutine[Any, Any, T]] | Coroutine[Any, Any, T]) -> 
     that ends the program is reported to the agent with its traceback.
     """
     record_failures(Reporter.from_environment(os.environ))
-    coroutine = main if asyncio.iscoroutine(main) else main()  # type: ignore[operator]
+    coroutine = main if asyncio.iscoroutine(main) else main()
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         return runner.run(_until_terminated(coroutine))
 

@@ -52,6 +52,12 @@ def check_rank(value: object, size: int, name: str = "root") -> int:
     return int(value)
 
 
+def check_only_root(value: object, name: str, rank: int, root: int) -> None:
+    """Raise if a rank that is not the root passes what only the root may."""
+    if value is not None and rank != root:
+        raise UsageError(f"{name}: expected None on rank {rank} of the group, as only root {root} uses it")
+
+
 def check_rows(array: Array, name: str = "x") -> Array:
     """Return ``array`` if it has an axis 0."""
     if array.ndim == 0:

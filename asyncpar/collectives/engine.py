@@ -15,7 +15,7 @@ from asyncpar.collectives.algorithms.hierarchical import Hosts
 from asyncpar.collectives.algorithms.steps import Schedule
 from asyncpar.collectives.arguments import check_key
 from asyncpar.collectives.description import Description, describe, hash64
-from asyncpar.collectives.group import Group
+from asyncpar.collectives.group import Group, Limits
 from asyncpar.collectives.ledger import GroupLedger
 from asyncpar.collectives.operation import Operation
 from asyncpar.collectives.plan import Plan
@@ -59,7 +59,7 @@ class Engine:
     """The operations of this rank in one group.  ``rank`` is its place in ``ranks``, which are ranks of the world."""
 
     def __init__(
-        self, *, table: OperationTable, number: int, name: str, ranks: tuple[int, ...], policy: Policy, timeout: float | None
+        self, *, table: OperationTable, number: int, name: str, ranks: tuple[int, ...], policy: Policy, limits: Limits
     ) -> None:
         self.table = table
         self.policy = policy
@@ -68,7 +68,7 @@ class Engine:
         self.size = len(ranks)
         self.rank = ranks.index(table.links.rank)
         self.ledger = GroupLedger()
-        self.group = Group(number=number, name=name, ranks=ranks, ledger=self.ledger, timeout=timeout)
+        self.group = Group(number=number, name=name, ranks=ranks, ledger=self.ledger, limits=limits)
         self.others = tuple(rank for rank in ranks if rank != table.links.rank)
         self._prepared: OrderedDict[Hashable, Prepared] = OrderedDict()
         self._tallies: dict[tuple[str, str], Tally] = {}
@@ -151,7 +151,10 @@ class Engine:
             operation.begin()
             result = await body(operation)
         except BaseException as error:
-            raise _ended(operation, error) from error.__cause__
+            outcome = _ended(operation, error)
+            if outcome is error:
+                raise
+            raise outcome from error
         operation.finish()
         self._count(operation)
         return result

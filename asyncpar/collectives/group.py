@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from asyncpar.collectives.description import Description
@@ -14,24 +15,28 @@ if TYPE_CHECKING:
 _REMEMBERED = 256
 
 
+@dataclass(slots=True)
+class Limits:
+    """What the user may set while operations run; shared by a communicator's groups."""
+
+    timeout: float | None
+
+
 class Group:
     """The operations of one set of ranks under one number on the wire.
 
     ``ranks`` are ranks of the world, in the order of the group.  ``active`` holds the operations that have a sequence
-    number and are not over; None stands for a message that is expected but not asked for yet.  ``loose`` holds
-    those without a number of this group: sends and receives.
+    number and are not over; ``loose`` those that have none: receives that do not know their message yet.
     """
 
-    def __init__(
-        self, *, number: int, name: str, ranks: tuple[int, ...], ledger: Ledger, timeout: float | None = None
-    ) -> None:
+    def __init__(self, *, number: int, name: str, ranks: tuple[int, ...], ledger: Ledger, limits: Limits) -> None:
         self.number = number
         self.name = name
         self.ranks = ranks
         self.members = frozenset(ranks)
         self.ledger = ledger
-        self.timeout = timeout
-        self.active: dict[int, Operation | None] = {}
+        self.limits = limits
+        self.active: dict[int, Operation] = {}
         self.loose: set[Operation] = set()
         self.history: OrderedDict[int, Description] = OrderedDict()
 
@@ -48,4 +53,4 @@ class Group:
 
     def pending(self) -> list[Operation]:
         """Return the operations that are not over."""
-        return [operation for operation in self.active.values() if operation is not None] + list(self.loose)
+        return [*self.active.values(), *self.loose]

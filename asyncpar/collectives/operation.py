@@ -78,13 +78,19 @@ class Operation:
         self.progress_at = 0.0
         self.waiter: asyncio.Future[None] | None = None
         self.awaited: int | None = None
-        self.posts: dict[Key, tuple[int, asyncio.Future[None]]] = {}
+        self.posts: dict[tuple[int, int], asyncio.Future[None]] = {}
         self.sendings: dict[Sending, int] = {}
         self.reports: dict[int, tuple[float, str]] = {}
         self.suspects: set[int] = set()
         self.payload_sent = 0
         self.messages_sent = 0
         self.steps = 0
+
+    def bind(self, route: Group, sequence: int, peer: int) -> None:
+        """A receive knows which message it gets: that of ``peer`` with this number."""
+        self.home.loose.discard(self)
+        self.route, self.sequence, self.audience = route, sequence, (peer,)
+        route.active[sequence] = self
 
     # -- moving payloads -----------------------------------------------------------------------------------------
 
@@ -105,7 +111,7 @@ class Operation:
         key = Key(self.route.number, self.sequence, tag)
         future = self.table.links.post(peer, key, self.description.fingerprint, buffer)
         if future is not None:
-            self.posts[key] = (peer, future)
+            self.posts[peer, tag] = future
         return future
 
     def send(self, peer: int, tag: int, payload: memoryview) -> Sending | None:
@@ -121,9 +127,8 @@ class Operation:
 
     async def received(self, peer: int, tag: int, future: asyncio.Future[None]) -> None:
         """Wait until what was posted as ``future`` is there."""
-        assert self.route is not None
         await self.wait(peer, future)
-        del self.posts[Key(self.route.number, self.sequence, tag)]
+        del self.posts[peer, tag]
 
     async def sent(self, peer: int, sending: Sending) -> None:
         """Wait until the memory of ``sending`` may be reused."""
@@ -188,8 +193,9 @@ class Operation:
         """Take back every receive and send; ``keep`` is not cancelled, for it is about to get an exception."""
         links = self.table.links
         posts, self.posts = self.posts, {}
-        for key, (peer, future) in posts.items():
-            links.withdraw(peer, key)
+        for (peer, tag), future in posts.items():
+            assert self.route is not None
+            links.withdraw(peer, Key(self.route.number, self.sequence, tag))
             if future is not keep and not future.done():
                 future.cancel()
             elif future.done() and not future.cancelled():
@@ -211,7 +217,7 @@ class Operation:
     def waits_for(self) -> list[int]:
         """Return the ranks that this operation waits for, the one it needs next first."""
         ranks = [] if self.awaited is None or self.waiter is None else [self.awaited]
-        ranks += [peer for peer, future in self.posts.values() if not future.done()]
+        ranks += [peer for (peer, _), future in self.posts.items() if not future.done()]
         ranks += self.sendings.values()
         return list(dict.fromkeys(ranks))
 

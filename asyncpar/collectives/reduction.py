@@ -35,7 +35,7 @@ class Reduction:
     """How two buffers become one.  ``divides`` says that the result is divided by the number of ranks at the end."""
 
     name: str
-    combine: np.ufunc
+    combine: Combine
     divides: bool
 
     def finish(self, result: Array, size: int) -> None:
@@ -45,7 +45,8 @@ class Reduction:
         if result.dtype.itemsize == 2:  # the divisor itself may need more bits than these dtypes have
             result[...] = (result.astype(np.float32) / np.float32(size)).astype(result.dtype)
         else:
-            np.divide(result, size, out=result)
+            with np.errstate(invalid="ignore", under="ignore"):
+                np.divide(result, size, out=result)
 
 
 def is_numeric(dtype: np.dtype[Any]) -> bool:
@@ -69,7 +70,18 @@ def reduction_for(name: object, dtype: np.dtype[Any]) -> Reduction:
             f"op: mean needs a floating dtype, as {dtype} cannot hold it; "
             f"{dtype} has {', '.join(possible_operations(dtype))}"
         )
-    return Reduction(name=name, combine=_UFUNCS[name], divides=name == "mean")
+    ufunc = _UFUNCS[name]
+    return Reduction(name=name, combine=ufunc if dtype.kind in "biu" else _quiet(ufunc), divides=name == "mean")
+
+
+def _quiet(ufunc: np.ufunc) -> Combine:
+    """Return ``ufunc`` without warnings: infinities and NaNs are results like others, and equal on all ranks."""
+
+    def combine(a: Array, b: Array, out: Array) -> None:
+        with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+            ufunc(a, b, out)
+
+    return combine
 
 
 def possible_operations(dtype: np.dtype[Any]) -> list[str]:

@@ -134,7 +134,7 @@ class OperationTable:
 
     def watch(self, operation: Operation) -> None:
         """See to it that ``operation`` asks around when it waits for long, and ends when it waits for too long."""
-        timeout = operation.home.timeout
+        timeout = operation.home.limits.timeout
         due = operation.started_at + (PROBE_AFTER if timeout is None or timeout > PROBE_AFTER else timeout)
         if self._timer is None or due < self._timer.when():
             self._arm(due)
@@ -155,7 +155,7 @@ class OperationTable:
         ]
         due = now + PROBE_AFTER
         for operation in running:
-            timeout = operation.home.timeout
+            timeout = operation.home.limits.timeout
             if timeout is not None:
                 deadline = operation.progress_at + timeout
                 if now >= deadline:

@@ -67,17 +67,6 @@ class BucketFlow:
                 async with asyncio.timeout(0):
                     await self._begin(collective)
 
-    def count_bytes(self) -> tuple[int, int]:
-        """Return the bytes that this rank sends of the bucket, and that it would send uncompressed.
-
-        The latter is what the algorithms of least traffic send: 2 (size - 1) / size of the bucket.
-        """
-        buffers, others = self.buffers, self.communicator.size - 1
-        uncompressed = 2 * others * buffers.bucket.nbytes // self.communicator.size
-        if buffers.codec.is_summable:
-            return uncompressed, uncompressed
-        return 2 * others * buffers.row_bytes, uncompressed
-
     async def _begin(self, collective: Callable[[], Coroutine[Any, Any, None]]) -> None:
         self.begun += 1
         await collective()

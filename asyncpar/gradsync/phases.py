@@ -79,7 +79,8 @@ def sum_owned(buffers: BucketBuffers, rank: int) -> None:
     buffers.codec.decode(buffers.body(buffers.incoming[0]), buffers.total)
     for row in buffers.incoming[1:]:
         buffers.codec.decode(buffers.body(row), buffers.scratch)
-        buffers.total += buffers.scratch
+        with np.errstate(over="ignore", invalid="ignore"):  # found when the sum is encoded
+            buffers.total += buffers.scratch
     lost = None if buffers.lost is None else buffers.scratch
     try:
         buffers.codec.encode(buffers.total, buffers.body(buffers.reduced), lost=lost)

@@ -11,9 +11,10 @@ class SyncStatistics:
 
     ``total_sync_time`` counts time in which at least one bucket was under way, ``total_bucket_sync_time`` sums over
     buckets.  ``total_exposed_time`` is the part that the caller had to wait for after its last gradient.
-    ``bytes_on_wire`` is what this rank sent of gradients, ``bytes_uncompressed`` what it would have sent without a
-    codec; frame headers are in neither.  ``communication_efficiency`` is ``bytes_on_wire`` over what the communicator's
-    lanes could have sent in that time.  ``residual_norm`` is that of the error feedback after the last step.
+    ``bytes_on_wire`` is the payload that this rank's communicator sent during steps, ``bytes_uncompressed`` what the
+    algorithms of least traffic would have sent of uncompressed gradients, 2 (ranks - 1) / ranks of their size.
+    ``communication_efficiency`` is ``bytes_on_wire`` over what the communicator's lanes could have sent in that time.
+    ``residual_norm`` is that of the error feedback after the last step.
     """
 
     total_sync_operations: int = 0
@@ -29,7 +30,7 @@ class SyncStatistics:
 
     @property
     def compression_ratio_achieved(self) -> float:
-        """How many times fewer bytes were sent; 1 when nothing was sent or compressed."""
+        """How many times fewer bytes compression sent; 1 without it."""
         return self.bytes_uncompressed / self.bytes_on_wire if self.bytes_on_wire else 1.0
 
     @property
@@ -54,12 +55,6 @@ class StepRecord:
     bytes_uncompressed: int = 0
     last_gradient_at: float = 0.0
     """When the caller had nothing left to do but wait."""
-
-    def add_bucket(self, *, start: float, stop: float, sent: int, uncompressed: int) -> None:
-        """Record a bucket that went through."""
-        self.intervals.append((start, stop))
-        self.bytes_on_wire += sent
-        self.bytes_uncompressed += uncompressed
 
     def add_to(self, statistics: SyncStatistics, *, lane_bandwidth: float | None, residual_norm: float) -> None:
         """Add this step to the totals."""

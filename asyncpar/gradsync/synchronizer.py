@@ -97,6 +97,7 @@ class GradientSynchronizer:
             layout = self._prepare(by_name)
             flows = self._flows(layout, by_name)
             step = SyncStep(layout.plan, overlap=self._bucketing.overlap_communication)
+            sent_before = self._communicator.traffic.payload_bytes
             try:
                 with _first_error():
                     async with asyncio.TaskGroup() as tasks:
@@ -110,6 +111,7 @@ class GradientSynchronizer:
                 for flow in flows:
                     await flow.give_up()
                 raise
+            self._count_bytes(step, layout, sent_before=sent_before)
             self._commit(step, layout, by_name)
         finally:
             self._is_stepping = False
@@ -207,8 +209,16 @@ class GradientSynchronizer:
             phases.unpack(buffers, by_name, factor=factor)
             buffers.keep_lost()
             squares += buffers.residual_square()
-        bandwidth = self._communicator.bandwidth
-        step.record.add_to(self._statistics, lane_bandwidth=bandwidth, residual_norm=math.sqrt(squares))
+        step.record.add_to(
+            self._statistics, lane_bandwidth=self._communicator.bandwidth, residual_norm=math.sqrt(squares)
+        )
+
+    def _count_bytes(self, step: SyncStep, layout: _Layout, *, sent_before: int) -> None:
+        """Record what the communicator sent in this step, and what it would have sent without a codec."""
+        sent, size = self._communicator.traffic.payload_bytes - sent_before, self._communicator.size
+        step.record.bytes_on_wire = sent
+        is_lossy = self._compression.enable_compression
+        step.record.bytes_uncompressed = 2 * (size - 1) * layout.plan.nbytes // size if is_lossy else sent
 
     def _check_idle(self, what: str) -> None:
         if self._is_stepping:

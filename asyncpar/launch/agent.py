@@ -14,8 +14,7 @@ from asyncpar._proto.asyncpar.v1 import membership_pb2 as pb
 from asyncpar._proto.asyncpar.v1 import membership_pb2_grpc
 from asyncpar.config.environment import LaunchEnvironment
 from asyncpar.errors import UsageError
-from asyncpar.launch.agent_machine import (
-    AgentMachine,
+from asyncpar.launch.agent_events import (
     Command,
     CrewGone,
     Event,
@@ -30,6 +29,7 @@ from asyncpar.launch.agent_machine import (
     TellStopped,
     Tick,
 )
+from asyncpar.launch.agent_machine import AgentMachine
 from asyncpar.launch.attendance import Attendance
 from asyncpar.launch.coordinator_machine import JobSettings
 from asyncpar.launch.coordinator_service import CoordinatorService
@@ -70,7 +70,7 @@ async def run_agent(job: Job, display: Display) -> Outcome:
         guard = Guard()
         stack.callback(guard.close)
         secret = obtain_secret(job.options, job.site, guard, stack)
-        async with _served(job, Credentials(secret.secret)) as (address, is_server):
+        async with _served(job, secret) as (address, is_server):
             agent = _Agent(job, display, guard, secret, address, is_first=is_server)
             return await agent.run()
 
@@ -78,18 +78,18 @@ async def run_agent(job: Job, display: Display) -> Outcome:
 class _served:  # noqa: N801  # used like a function
     """Serve the coordinator and the rendezvous here if this is the place; gives the address to attend at."""
 
-    def __init__(self, job: Job, credentials: Credentials) -> None:
+    def __init__(self, job: Job, secret: JobSecret) -> None:
         self._job = job
-        self._credentials = credentials
+        self._secret = secret
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> tuple[str, bool]:
         site = self._job.site
         if site.serve_at is None:
             return site.coordinator, False
-        server = RpcServer(self._credentials, bind=site.serve_at[0], port=site.serve_at[1])
+        server = RpcServer(Credentials(self._secret.secret), bind=site.serve_at[0], port=site.serve_at[1])
         rendezvous = RendezvousService(job=site.job)
-        coordinator = CoordinatorService(self._settings(), rendezvous, self._choose_master)
+        coordinator = CoordinatorService(self._settings(), rendezvous, self._begin_generation)
         membership_pb2_grpc.add_RendezvousServicer_to_server(rendezvous, server.server)  # type: ignore[no-untyped-call]
         membership_pb2_grpc.add_CoordinatorServicer_to_server(coordinator, server.server)  # type: ignore[no-untyped-call]
         try:
@@ -113,6 +113,7 @@ class _served:  # noqa: N801  # used like a function
         except TimeoutError:  # an agent that does not go away hears nothing more
             rendezvous.close("the job has ended")
         coordinator.close()
+        self._secret.clear_meeting_place()
         await server.stop(grace=0.2)
 
     def _settings(self) -> JobSettings:
@@ -125,7 +126,9 @@ class _served:  # noqa: N801  # used like a function
             grace=options.grace,
         )
 
-    def _choose_master(self) -> tuple[str, int]:
+    def _begin_generation(self) -> tuple[str, int]:
+        """All agents are here; return MASTER_ADDR and MASTER_PORT."""
+        self._secret.clear_meeting_place()
         address = self._job.site.master_addr
         return address, free_port(address)
 
@@ -147,6 +150,8 @@ class _Agent:
         self._outcome: asyncio.Future[Outcome] = self._loop.create_future()
         self._timer: asyncio.TimerHandle | None = None
         self._crew: Crew | None = None
+        self._crews: list[asyncio.Task[None]] = []
+        self._talking: set[asyncio.Task[None]] = set()
         self._tasks = asyncio.TaskGroup()
         self._tools = CrewTools(
             guard=guard,
@@ -172,7 +177,9 @@ class _Agent:
                     tasks.create_task(self._attendance.run(hello)),
                 ]
                 outcome = await self._outcome
-                for task in own:
+                if self._talking:  # unless nobody listens
+                    await asyncio.wait(self._talking, timeout=_FAREWELL_PATIENCE / 3)
+                for task in (*own, *self._talking, *self._crews):
                     task.cancel()
                 return outcome
         finally:
@@ -193,7 +200,8 @@ class _Agent:
         match command:
             case StartCrew(assignment):
                 self._crew = Crew(self._plans(assignment), self._tools)
-                self._tasks.create_task(self._run_crew(self._crew, assignment.generation))
+                crew = self._run_crew(self._crew, assignment.generation)
+                self._crews.append(self._tasks.create_task(crew))
             case SignalCrew(number) if self._crew is not None:
                 self._crew.signal(number)
             case KillCrew() if self._crew is not None:
@@ -203,7 +211,9 @@ class _Agent:
             case TellInterrupted(number):
                 self._attendance.tell(pb.AgentEvent(interrupted=pb.AgentInterrupted(signal_number=number)))
             case Say(text):
-                self._tasks.create_task(self._say(text))
+                talking = self._tasks.create_task(self._say(text))
+                self._talking.add(talking)
+                talking.add_done_callback(self._talking.discard)
             case Exit(outcome) if not self._outcome.done():
                 self._outcome.set_result(outcome)
 

@@ -7,8 +7,26 @@ asked to end, killed after the grace period, and given up on a while after that:
 from __future__ import annotations
 
 import signal
-from dataclasses import dataclass
 
+from asyncpar.launch.agent_events import (
+    Assigned,
+    Command,
+    CoordinatorLost,
+    CrewGone,
+    Event,
+    Exit,
+    Finished,
+    KillCrew,
+    OutputBroken,
+    Say,
+    SignalCrew,
+    Signalled,
+    StartCrew,
+    StopOrdered,
+    TellInterrupted,
+    TellStopped,
+    Tick,
+)
 from asyncpar.launch.failure import exit_code_of
 from asyncpar.launch.plan import Assignment, Outcome
 
@@ -16,115 +34,6 @@ _ANSWER_PATIENCE = 3.0
 """How long an interrupted agent without ranks waits for the coordinator's word."""
 _KILL_PATIENCE = 5.0
 """How long the kernel may take to end killed processes."""
-
-
-@dataclass(frozen=True, slots=True)
-class Assigned:
-    """The coordinator wants this host's ranks to start."""
-
-    assignment: Assignment
-
-
-@dataclass(frozen=True, slots=True)
-class CrewGone:
-    """No process of ``generation`` is left here, and all output has been passed on."""
-
-    generation: int
-
-
-@dataclass(frozen=True, slots=True)
-class StopOrdered:
-    """The coordinator wants the ranks of ``generation`` to end."""
-
-    generation: int
-    signal_number: int
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Finished:
-    """The coordinator says how the job ended."""
-
-    outcome: Outcome
-
-
-@dataclass(frozen=True, slots=True)
-class Signalled:
-    """This process got a signal that asks it to end."""
-
-    signal_number: int
-
-
-@dataclass(frozen=True, slots=True)
-class OutputBroken:
-    """Our output cannot be written: ``cause``, "" when whoever read it has left."""
-
-    cause: str
-
-
-@dataclass(frozen=True, slots=True)
-class CoordinatorLost:
-    """The coordinator cannot be reached, or went away."""
-
-    cause: str
-
-
-@dataclass(frozen=True, slots=True)
-class Tick:
-    """Time has passed."""
-
-
-Event = Assigned | CrewGone | StopOrdered | Finished | Signalled | OutputBroken | CoordinatorLost | Tick
-
-
-@dataclass(frozen=True, slots=True)
-class StartCrew:
-    """Start the ranks."""
-
-    assignment: Assignment
-
-
-@dataclass(frozen=True, slots=True)
-class SignalCrew:
-    """Send a signal to the process group of each rank."""
-
-    signal_number: int
-
-
-@dataclass(frozen=True, slots=True)
-class KillCrew:
-    """End each rank's process group now, and stop waiting for its output."""
-
-
-@dataclass(frozen=True, slots=True)
-class TellStopped:
-    """Report that nothing of ``generation`` is left."""
-
-    generation: int
-
-
-@dataclass(frozen=True, slots=True)
-class TellInterrupted:
-    """Report that somebody asked for the end of the job."""
-
-    signal_number: int
-
-
-@dataclass(frozen=True, slots=True)
-class Say:
-    """Tell people."""
-
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class Exit:
-    """Go, with this outcome."""
-
-    outcome: Outcome
-
-
-Command = StartCrew | SignalCrew | KillCrew | TellStopped | TellInterrupted | Say | Exit
 
 
 class AgentMachine:

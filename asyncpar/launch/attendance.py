@@ -10,12 +10,12 @@ import grpc.aio
 
 from asyncpar._proto.asyncpar.v1 import membership_pb2 as pb
 from asyncpar._proto.asyncpar.v1 import membership_pb2_grpc
-from asyncpar.launch import agent_machine
+from asyncpar.launch import agent_events
 from asyncpar.launch.messages import decode_command, encode_hello
 from asyncpar.launch.plan import Hello
 from asyncpar.transport.rpc import Credentials, open_channel
 
-EventTaker = Callable[[agent_machine.Event], None]
+EventTaker = Callable[[agent_events.Event], None]
 
 
 class Attendance:
@@ -37,16 +37,16 @@ class Attendance:
         try:
             await self._attend(hello)
         except grpc.aio.AioRpcError as error:
-            self._take(agent_machine.CoordinatorLost(self._explain(error)))
+            self._take(agent_events.CoordinatorLost(self._explain(error)))
         except TimeoutError:
             self._take(
-                agent_machine.CoordinatorLost(
+                agent_events.CoordinatorLost(
                     f"no coordinator answered at {self._address} for {self._timeout:g} s; is the agent of the first "
                     "host (--node-rank 0) running there, with the same --rdzv-endpoint?"
                 )
             )
         else:
-            self._take(agent_machine.CoordinatorLost(f"the coordinator at {self._address} ended without a word"))
+            self._take(agent_events.CoordinatorLost(f"the coordinator at {self._address} ended without a word"))
 
     async def _attend(self, hello: Hello) -> None:
         async with open_channel(self._address, self._credentials) as channel:

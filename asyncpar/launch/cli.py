@@ -101,7 +101,7 @@ def launch(program: str, arguments: tuple[str, ...], **given: Any) -> None:
 def _run(options: LaunchOptions) -> int:
     """Start late what is slow to import: mistakes in options show at once."""
     environment = dict(os.environ)
-    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what matters comes as exceptions
     from asyncpar.launch.run import run_launch
 
     return run_launch(options, environment)

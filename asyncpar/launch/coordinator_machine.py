@@ -11,6 +11,21 @@ import signal
 from dataclasses import dataclass
 from enum import StrEnum
 
+from asyncpar.launch.coordinator_events import (
+    AgentArrived,
+    AgentLost,
+    AgentStopped,
+    AnnounceExit,
+    Assign,
+    Command,
+    Event,
+    Finish,
+    Interrupted,
+    OpenGeneration,
+    RankEnded,
+    Stop,
+    Tick,
+)
 from asyncpar.launch.failure import Failure, choose_first, describe, exit_code_of
 from asyncpar.launch.plan import Assignment, Hello, Outcome
 
@@ -18,102 +33,6 @@ _BLAME_PATIENCE = 1.0
 """How long to wait for the rank that is to blame, once a rank that blames another one has failed."""
 _STOP_MARGIN = 15.0
 """How much longer than the grace period agents may take to report that their ranks are gone."""
-
-
-@dataclass(frozen=True, slots=True)
-class AgentArrived:
-    """The agent ``agent`` (a number of our own) introduced itself."""
-
-    agent: int
-    hello: Hello
-
-
-@dataclass(frozen=True, slots=True)
-class AgentLost:
-    """The connection to ``agent`` ended."""
-
-    agent: int
-    cause: str
-
-
-@dataclass(frozen=True, slots=True)
-class RankEnded:
-    """A rank's process is gone; ``failure`` None: it ended with code 0."""
-
-    agent: int
-    generation: int
-    rank: int
-    failure: Failure | None
-
-
-@dataclass(frozen=True, slots=True)
-class AgentStopped:
-    """No process of ``generation`` is left on the agent's host."""
-
-    agent: int
-    generation: int
-
-
-@dataclass(frozen=True, slots=True)
-class Interrupted:
-    """Somebody asked ``agent`` to end the job, with a signal."""
-
-    agent: int
-    signal_number: int
-
-
-@dataclass(frozen=True, slots=True)
-class Tick:
-    """Time has passed."""
-
-
-Event = AgentArrived | AgentLost | RankEnded | AgentStopped | Interrupted | Tick
-
-
-@dataclass(frozen=True, slots=True)
-class Assign:
-    """Have ``agent`` start its ranks."""
-
-    agent: int
-    assignment: Assignment
-
-
-@dataclass(frozen=True, slots=True)
-class Stop:
-    """Have ``agent`` end its ranks of ``generation``, with ``signal_number`` first."""
-
-    agent: int
-    generation: int
-    signal_number: int
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Finish:
-    """Tell ``agent`` the outcome; it goes away."""
-
-    agent: int
-    outcome: Outcome
-
-
-@dataclass(frozen=True, slots=True)
-class OpenGeneration:
-    """From now on ranks may join ``generation``."""
-
-    generation: int
-    world_size: int
-
-
-@dataclass(frozen=True, slots=True)
-class AnnounceExit:
-    """Tell the ranks that wait in the rendezvous that ``rank`` is gone."""
-
-    generation: int
-    rank: int
-    how: str
-
-
-Command = Assign | Stop | Finish | OpenGeneration | AnnounceExit
 
 
 class Phase(StrEnum):

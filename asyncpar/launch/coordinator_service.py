@@ -12,23 +12,22 @@ import grpc.aio
 
 from asyncpar._proto.asyncpar.v1 import membership_pb2 as pb
 from asyncpar._proto.asyncpar.v1 import membership_pb2_grpc
-from asyncpar.launch.coordinator_machine import (
+from asyncpar.launch.coordinator_events import (
     AgentArrived,
     AgentLost,
     AgentStopped,
     AnnounceExit,
     Assign,
     Command,
-    CoordinatorMachine,
     Event,
     Finish,
     Interrupted,
-    JobSettings,
     OpenGeneration,
     RankEnded,
     Stop,
     Tick,
 )
+from asyncpar.launch.coordinator_machine import CoordinatorMachine, JobSettings
 from asyncpar.launch.messages import (
     decode_failure,
     decode_hello,
@@ -39,19 +38,19 @@ from asyncpar.launch.messages import (
 from asyncpar.launch.plan import Assignment
 from asyncpar.membership.service import RendezvousService
 
-MasterChoice = Callable[[], tuple[str, int]]
+Beginning = Callable[[], tuple[str, int]]
 
 
 class CoordinatorService(membership_pb2_grpc.CoordinatorServicer):
     """The `Coordinator` servicer; it also tells the rendezvous of the same job what it has to know.
 
-    ``choose_master`` returns the MASTER_ADDR and the free MASTER_PORT for a new generation.
+    ``begin_generation`` is called when all agents are there; it returns the MASTER_ADDR and the free MASTER_PORT.
     """
 
-    def __init__(self, settings: JobSettings, rendezvous: RendezvousService, choose_master: MasterChoice) -> None:
+    def __init__(self, settings: JobSettings, rendezvous: RendezvousService, begin_generation: Beginning) -> None:
         self._machine = CoordinatorMachine(settings, now=asyncio.get_running_loop().time())
         self._rendezvous = rendezvous
-        self._choose_master = choose_master
+        self._begin_generation = begin_generation
         self._master = ("", 0)
         self._agents = itertools.count()
         self._outboxes: dict[int, asyncio.Queue[pb.AgentCommand | None]] = {}
@@ -142,7 +141,7 @@ class CoordinatorService(membership_pb2_grpc.CoordinatorServicer):
     def _obey(self, command: Command) -> None:
         match command:
             case OpenGeneration(generation, world_size):
-                self._master = self._choose_master()
+                self._master = self._begin_generation()
                 self._rendezvous.open(generation=generation, world_size=world_size)
             case AnnounceExit(generation, rank, how):
                 self._rendezvous.exited(generation=generation, rank=rank, how=how)

@@ -73,7 +73,7 @@ class Crew:
         """Return when every process group is gone and all output has been passed on."""
         async with asyncio.TaskGroup() as tasks:
             for plan in self._plans:
-                await self._start(plan, tasks)
+                self._start(plan, tasks)
             for process in self._processes.values():
                 process.go()
             if self._pending_signal is not None:
@@ -92,9 +92,9 @@ class Crew:
         for output in self._outputs:
             output.abandon()
 
-    async def _start(self, plan: RankPlan, tasks: asyncio.TaskGroup) -> None:
+    def _start(self, plan: RankPlan, tasks: asyncio.TaskGroup) -> None:
         try:
-            process, output = await self._spawn(plan)
+            process, output = self._spawn(plan)
         except (OSError, LaunchError) as error:
             reason = f"the process could not be started: {error}"
             report = FailureReport(type_name=type(error).__name__, message=reason, traceback="")
@@ -104,7 +104,7 @@ class Crew:
         self._outputs.append(output)
         tasks.create_task(self._watch(plan, process, output, tasks))
 
-    async def _spawn(self, plan: RankPlan) -> tuple[RankProcess, RankOutput]:
+    def _spawn(self, plan: RankPlan) -> tuple[RankProcess, RankOutput]:
         """Start the trampoline with its pipes.  On an error nothing stays open."""
         files = self._open_logs(plan)
         read_ends, write_ends = zip(*(os.pipe() for _ in range(3)), strict=True)
@@ -113,7 +113,7 @@ class Crew:
         )
         environment = plan.environment | {"ASYNCPAR_REPORT_FD": str(streams.report)}
         try:
-            process = await RankProcess.start(plan.command, environment, streams, self._tools.guard)
+            process = RankProcess.start(plan.command, environment, streams, self._tools.guard)
         except BaseException:
             for descriptor in read_ends:
                 os.close(descriptor)

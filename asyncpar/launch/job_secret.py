@@ -14,15 +14,24 @@ from asyncpar.errors import UsageError
 from asyncpar.launch.guard import Guard
 from asyncpar.launch.options import LaunchOptions
 from asyncpar.launch.site import Site
-from asyncpar.membership.secret_file import create_secret, read_secret
+from asyncpar.membership.secret_file import create_secret, read_secret, write_secret
 
 
 @dataclass(frozen=True, slots=True)
 class JobSecret:
-    """The secret, and the file with it that ranks are told of."""
+    """The secret, and the file with it that ranks are told of.
+
+    ``meeting_place`` is where agents on one machine find the secret until all are there.
+    """
 
     secret: bytes
     path: Path
+    meeting_place: Path | None = None
+
+    def clear_meeting_place(self) -> None:
+        """Take the secret away from there: all agents have it, and the next job of that name makes another."""
+        if self.meeting_place is not None:
+            self.meeting_place.unlink(missing_ok=True)
 
     def __repr__(self) -> str:
         return f"JobSecret(<secret>, {self.path})"
@@ -40,34 +49,37 @@ def check_secret_options(options: LaunchOptions, site: Site) -> None:
 
 
 def obtain_secret(options: LaunchOptions, site: Site, guard: Guard, stack: ExitStack) -> JobSecret:
-    """Return the secret of this job; what was made for it is removed when ``stack`` closes, or by ``guard``.
+    """Return the secret of this job; the private file for the ranks is removed when ``stack`` closes, or by ``guard``.
 
-    That is the content of the secret file, if there is one.  A job on this machine alone gets a new one; agents that
-    meet on loopback share it through a directory that only this user can enter.
+    The secret is the content of the secret file, if there is one.  A job on this machine alone gets a new one; agents
+    that meet on loopback share one through a directory that only this user can enter.
     """
     if options.secret_file is not None:
         return JobSecret(read_secret(options.secret_file), Path(options.secret_file).absolute())
-    if options.nnodes > 1:
-        path = _shared_directory() / hashlib.sha256(f"{site.coordinator} {site.job}".encode()).hexdigest()[:32]
-        return JobSecret(_share(path, guard, stack), path)
     directory = Path(tempfile.mkdtemp(prefix="asyncpar-"))  # mode 0700
     guard.add_path(directory)
-    path = directory / "secret"
     stack.callback(directory.rmdir)
-    secret = create_secret(path)
+    path = directory / "secret"
+    if options.nnodes == 1:
+        secret, meeting_place = create_secret(path), None
+    else:
+        meeting_place = _shared_directory() / _shared_name(site)
+        secret = _share(meeting_place)
+        write_secret(path, secret)
     stack.callback(path.unlink)
-    return JobSecret(secret, path)
+    return JobSecret(secret, path, meeting_place)
 
 
-def _share(path: Path, guard: Guard, stack: ExitStack) -> bytes:
+def _shared_name(site: Site) -> str:
+    return hashlib.sha256(f"{site.coordinator} {site.job}".encode()).hexdigest()[:32]
+
+
+def _share(path: Path) -> bytes:
     """Read the secret at ``path``, or make it if we are the first."""
     try:
-        secret = create_secret(path)
+        return create_secret(path)
     except FileExistsError:
         return read_secret(path)
-    guard.add_path(path)
-    stack.callback(path.unlink, missing_ok=True)
-    return secret
 
 
 def _shared_directory() -> Path:

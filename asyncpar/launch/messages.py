@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from asyncpar._proto.asyncpar.v1 import membership_pb2 as pb
-from asyncpar.launch import agent_machine
+from asyncpar.launch import agent_events
 from asyncpar.launch.crew import RankEnd
 from asyncpar.launch.failure import Failure, FailureReport
 from asyncpar.launch.plan import Assignment, Hello, Outcome
@@ -99,16 +99,16 @@ def encode_finish(outcome: Outcome) -> pb.AgentCommand:
     return pb.AgentCommand(finish=pb.Finish(exit_code=outcome.exit_code, message=outcome.message))
 
 
-def decode_command(message: pb.AgentCommand) -> agent_machine.Event | None:
+def decode_command(message: pb.AgentCommand) -> agent_events.Event | None:
     """Return the event for the agent's machine; None for what a newer coordinator may say."""
     match message.WhichOneof("command"):
         case "assign":
-            return agent_machine.Assigned(_decode_assignment(message.assign))
+            return agent_events.Assigned(_decode_assignment(message.assign))
         case "stop":
             stop = message.stop
-            return agent_machine.StopOrdered(stop.generation, stop.signal_number, stop.reason)
+            return agent_events.StopOrdered(stop.generation, stop.signal_number, stop.reason)
         case "finish":
-            return agent_machine.Finished(Outcome(message.finish.exit_code, message.finish.message))
+            return agent_events.Finished(Outcome(message.finish.exit_code, message.finish.message))
     return None
 
 

@@ -35,8 +35,8 @@ class OutputStream:
         self._jobs.put((job, done))
         await done
 
-    def close(self, *, patience: float = 1.0) -> None:
-        """End the thread when its jobs are done, and wait for that at most ``patience`` seconds."""
+    def close(self, *, patience: float = 0.2) -> None:
+        """End the thread after the job it is in, and wait for that at most ``patience`` seconds."""
         self._jobs.put(None)
         self._thread.join(patience)
 

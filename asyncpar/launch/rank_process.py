@@ -6,7 +6,9 @@ import asyncio
 import contextlib
 import os
 import signal
+import subprocess
 import sys
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,16 +33,20 @@ class ChildStreams:
 
 
 class RankProcess:
-    """A process that leads a session and a process group of its own, known to the reaper before it runs anything."""
+    """A process that leads a session and a process group of its own, known to the reaper before it runs anything.
 
-    def __init__(self, process: asyncio.subprocess.Process, guard: Guard, go: int) -> None:
+    Started with ``subprocess``, which uses vfork: a plain fork (as uvloop does) runs the fork handlers of gRPC in a
+    child that has none of its threads, and may crash there.
+    """
+
+    def __init__(self, process: subprocess.Popen[bytes], guard: Guard, go: int) -> None:
         self._process = process
         self._guard = guard
         self._go: int | None = go
         self.pid = process.pid
 
     @classmethod
-    async def start(
+    def start(
         cls, command: Sequence[str], environment: Mapping[str, str], streams: ChildStreams, guard: Guard
     ) -> RankProcess:
         """Start the trampoline for ``command``; nothing of it runs before ``go``.
@@ -49,12 +55,12 @@ class RankProcess:
         """
         read_end, write_end = os.pipe()
         try:
-            process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-I", "-S", str(_TRAMPOLINE), str(read_end), str(os.getpid()), *command),
+            process = subprocess.Popen(
+                (sys.executable, "-I", "-S", str(_TRAMPOLINE), str(read_end), str(os.getpid()), *command),
                 stdin=streams.stdin,
                 stdout=streams.stdout,
                 stderr=streams.stderr,
-                env=dict(environment),
+                env=environment,
                 pass_fds=(read_end, streams.report),
                 start_new_session=True,
             )
@@ -67,6 +73,7 @@ class RankProcess:
             guard.add_group(process.pid)
         except BaseException:
             os.close(write_end)  # which ends the trampoline
+            process.wait()
             raise
         return cls(process, guard, write_end)
 
@@ -86,11 +93,11 @@ class RankProcess:
 
     async def wait(self) -> int:
         """Return the leader's return code once it ended; others of its group may still run."""
-        code = await self._process.wait()
+        await _wait_for_end(self._process)
         if self._go is not None:
             os.close(self._go)
             self._go = None
-        return code
+        return self._process.wait()
 
     async def clear(self, *, grace: float) -> None:
         """End what the leader left in its group: SIGTERM, and SIGKILL after ``grace`` seconds."""
@@ -110,6 +117,24 @@ class RankProcess:
                 return False
             await asyncio.sleep(_POLL_EVERY)
         return True
+
+
+async def _wait_for_end(process: subprocess.Popen[bytes]) -> None:
+    """Return when ``process.wait()`` would not block."""
+    loop = asyncio.get_running_loop()
+    ended = asyncio.Event()
+    if not hasattr(os, "pidfd_open"):  # not Linux
+        thread = threading.Thread(target=lambda: (process.wait(), loop.call_soon_threadsafe(ended.set)), daemon=True)
+        thread.start()
+        await ended.wait()
+        return
+    descriptor = os.pidfd_open(process.pid)
+    loop.add_reader(descriptor, ended.set)
+    try:
+        await ended.wait()
+    finally:
+        loop.remove_reader(descriptor)
+        os.close(descriptor)
 
 
 def is_group_alive(group: int) -> bool:

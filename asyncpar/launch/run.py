@@ -16,6 +16,8 @@ from asyncpar.launch.output import OutputStream
 from asyncpar.launch.plan import Outcome
 from asyncpar.launch.site import make_log_directory, survey
 
+_LAST_WORD_PATIENCE = 1.0
+
 
 def run_launch(options: LaunchOptions, environment: Mapping[str, str]) -> int:
     """Run the job and return the exit code.  Ranks inherit ``environment``.
@@ -45,8 +47,9 @@ async def _run(job: Job, stdout: OutputStream, stderr: OutputStream) -> Outcome:
     if outcome.message:
         text = "".join(f"asyncpar launch: {line}\n" for line in outcome.message.splitlines())
         try:
-            await display.lines(text.encode(errors="replace"))
-        except OSError:  # nobody reads it
+            async with asyncio.timeout(_LAST_WORD_PATIENCE):
+                await display.lines(text.encode(errors="replace"))
+        except OSError:  # nobody reads it (TimeoutError is one)
             return outcome
     return outcome
 

@@ -11,16 +11,16 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Final, Protocol, TypeVar
 
 import msgspec
 
-from asyncpar.errors import AsyncparError, PeerLost, ProtocolError, UsageError
+from asyncpar.errors import AsyncparError, PeerCancelled, PeerError, PeerLost, ProtocolError, UsageError
 from asyncpar.runtime.actor import Actor
 from asyncpar.runtime.endpoint import EndpointSpec
 from asyncpar.runtime.message import CLOSED, STOPPED, USAGE
+from asyncpar.runtime.thread import ActorThread
 from asyncpar.runtime.window import message_cost
 
 T = TypeVar("T")
@@ -75,13 +75,20 @@ class Cell:
     """One actor and its mailbox.  ``run`` is its task; everything else is called on the same loop."""
 
     def __init__(
-        self, name: str, create: Callable[[], Actor], endpoints: Mapping[str, EndpointSpec], events: CellEvents
+        self,
+        name: str,
+        *,
+        rank: int,
+        create: Callable[[], Actor],
+        endpoints: Mapping[str, EndpointSpec],
+        events: CellEvents,
     ) -> None:
         self.name = name
+        self._rank = rank
         self.task: asyncio.Task[None] | None = None
         self.started: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Ends when the actor is ready, with what its constructor or ``on_start`` raised if it is not."""
-        self.stop_error: Exception | None = None
+        self.stop_error: BaseException | None = None
         """What ``on_stop`` raised."""
         self._create = create
         self._endpoints = endpoints
@@ -92,7 +99,7 @@ class Cell:
         self._interrupts = 0
         self._is_busy = False
         self._end: str | None = None
-        self._thread: ThreadPoolExecutor | None = None
+        self._thread = ActorThread(f"actor {name}")
 
     @property
     def is_stopping(self) -> bool:
@@ -143,19 +150,20 @@ class Cell:
         finally:
             self._end = self._end or STOPPED
             self._refuse_rest()
-            if self._thread is not None:
-                self._thread.shutdown(wait=False)
+            self._thread.close()
             if not self.started.done():
-                self.started.set_exception(PeerLost("this node is closed", cause="closed"))
+                self.started.set_exception(self._never_started())
             self._events.ended(self)
 
     # -- the task --------------------------------------------------------------------------------------------------
 
     async def _start(self) -> Actor | None:
+        if self._end is not None or self.started.done():
+            return None
         try:
             actor = self._create()
             await self._interruptible(actor.on_start())
-        except Exception as error:  # noqa: BLE001  # user code; spawn raises it
+        except (Exception, SystemExit) as error:  # noqa: BLE001  # user code; spawn raises it
             if not self.started.done():
                 self.started.set_exception(error)
             return None
@@ -172,7 +180,7 @@ class Cell:
     async def _stop(self, actor: Actor) -> None:
         try:
             await actor.on_stop()
-        except Exception as error:  # noqa: BLE001  # user code; whoever stops the actor decides
+        except (Exception, SystemExit) as error:  # noqa: BLE001  # user code; whoever stops the actor decides
             self.stop_error = error
 
     async def _serve(self, actor: Actor) -> None:
@@ -181,6 +189,7 @@ class Cell:
             self._events.taken(self, delivery)
             if not delivery.is_cancelled:
                 await self._handle(actor, delivery)
+            del delivery  # an idle actor keeps no message alive
             handled += 1
             if handled % BURST == 0:
                 await asyncio.sleep(0)
@@ -210,7 +219,7 @@ class Cell:
             if spec.is_async:
                 value = await self._interruptible(method(*args, **kwargs))
             else:
-                value = await self._interruptible(self._run_in_thread(lambda: method(*args, **kwargs)))
+                value = await self._interruptible(self._thread.run(lambda: method(*args, **kwargs)))
         except (Exception, SystemExit) as error:  # noqa: BLE001  # user code; its caller is told
             self._events.raised(self, delivery, error)
         except asyncio.CancelledError as error:
@@ -243,24 +252,6 @@ class Cell:
                 self._interrupts -= 1
                 task.uncancel()
 
-    async def _run_in_thread(self, work: Callable[[], T]) -> T:
-        """Run ``work`` in this actor's thread.  A cancellation takes effect when it has returned, not before."""
-        if self._thread is None:
-            self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"actor {self.name}")
-        outcome = asyncio.get_running_loop().run_in_executor(self._thread, _outcome, work)
-        cancellation: asyncio.CancelledError | None = None
-        while not outcome.done():
-            try:
-                await asyncio.wait({outcome})
-            except asyncio.CancelledError as error:
-                cancellation = error
-        if cancellation is not None:
-            raise cancellation
-        value, failure = outcome.result()
-        if failure is not None:
-            raise failure
-        return value  # type: ignore[return-value]
-
     # -- inside ----------------------------------------------------------------------------------------------------
 
     def _wake(self) -> None:
@@ -277,6 +268,11 @@ class Cell:
         self._interrupts += 1
         self.task.cancel()
 
+    def _never_started(self) -> PeerError:
+        if self._end == STOPPED:
+            return PeerCancelled(f"actor {self.name!r} was stopped before it had started", rank=self._rank)
+        return PeerLost("this node is closed", rank=self._rank, cause="closed")
+
     def _is_task_cancelled(self) -> bool:
         task = asyncio.current_task()
         return task is not None and task.cancelling() > 0
@@ -288,11 +284,3 @@ class Cell:
             delivery = self._mailbox.popleft()
             self._events.taken(self, delivery)
             self._events.refused(self, delivery, reason, text)
-
-
-def _outcome(work: Callable[[], T]) -> tuple[T | None, BaseException | None]:
-    """Run ``work`` and return (value, None) or (None, error): some exceptions cannot pass through a future."""
-    try:
-        return work(), None
-    except (Exception, SystemExit) as error:  # noqa: BLE001  # raised again in the actor's task
-        return None, error

@@ -6,13 +6,13 @@ import traceback
 from types import TracebackType
 from typing import Final
 
-from asyncpar.runtime import cell, message
+from asyncpar.runtime import cell, message, thread
 from asyncpar.wire.array import type_name
 
 MAX_TEXT: Final = 64 * 1024
 """Most characters of a message or traceback that travel."""
 
-_OWN_FILES: Final = frozenset({cell.__file__})
+_OWN_FILES: Final = frozenset({cell.__file__, thread.__file__})
 
 
 def describe_failure(call: int, error: BaseException) -> message.Failure:

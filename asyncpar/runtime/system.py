@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeVar, overload
 
 from asyncpar.errors import PeerLost, UsageError
 from asyncpar.runtime import message
@@ -44,13 +44,14 @@ class ActorSystem(Messenger):
         self._tasks = asyncio.TaskGroup()
         self._endpoints: dict[type[Actor], dict[str, EndpointSpec]] = {}
         self._names = 0
+        self._was_opened = False
         self._is_open = False
 
     async def __aenter__(self) -> Self:
         await self._tasks.__aenter__()
         self._links.on_message = self._receive
         self._links.add_loss_listener(self._peer_lost)
-        self._is_open = True
+        self._is_open = self._was_opened = True
         return self
 
     async def __aexit__(
@@ -89,7 +90,9 @@ class ActorSystem(Messenger):
             instance._reference = ref
             return instance
 
-        cell = self._callee.cells[name] = Cell(name, create, self._describe(actor), self._callee)
+        cell = self._callee.cells[name] = Cell(
+            name, rank=self.rank, create=create, endpoints=self._describe(actor), events=self._callee
+        )
         cell.task = self._tasks.create_task(cell.run(), name=f"actor {name} of rank {self.rank}")
         try:
             await cell.started
@@ -98,7 +101,11 @@ class ActorSystem(Messenger):
             raise
         return ref
 
-    def ref(self, name: str, rank: int | None = None, actor_class: type[A] | None = None) -> ActorRef[A]:
+    @overload
+    def ref(self, name: str, rank: int | None = None) -> ActorRef[Any]: ...
+    @overload
+    def ref(self, name: str, rank: int | None = None, *, actor_class: type[A]) -> ActorRef[A]: ...
+    def ref(self, name: str, rank: int | None = None, *, actor_class: type[Any] | None = None) -> ActorRef[Any]:
         """Return the reference to the actor called ``name`` on ``rank`` (default: this one); nothing is sent.
 
         With ``actor_class`` results come typed, and wrong calls are refused before they are sent.
@@ -184,6 +191,8 @@ class ActorSystem(Messenger):
         self, ref: ActorRef[Any], endpoint: str, arguments: tuple[Any, ...], keywords: dict[str, Any]
     ) -> EndpointSpec | None:
         """Refuse a wrong call before it is sent, as far as the actor's class is known here."""
+        if not self._was_opened:
+            raise UsageError(f"{endpoint} of {ref!r}: the actor system of rank {self.rank} is not open yet")
         if ref.actor_class is None:
             return None
         spec = self._describe(ref.actor_class)[endpoint]

@@ -6,6 +6,7 @@ import asyncio
 import os
 import socket
 from collections.abc import Callable
+from typing import cast
 
 from asyncpar.errors import AuthenticationError, PeerLost, UsageError
 from asyncpar.transport.sockets import tune
@@ -37,8 +38,7 @@ class _HandshakeProtocol(asyncio.BufferedProtocol):
         self._timer = self._loop.call_later(seconds, self._expire)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)  # what uvloop passes is none by inheritance
         self._socket = socket.socket(fileno=os.dup(transport.get_extra_info("socket").fileno()))
         self._socket.setblocking(False)
         tune(self._socket)

@@ -159,9 +159,7 @@ async def test_a_killed_rank_ends_the_asks_that_wait_for_it(open_ranks: Any) -> 
         await gate.entered.wait()
         ranks.kill(1)
         for ask in asks:
-            with pytest.raises(
-                PeerLost, match="wait of <actor 'gate' on rank 1>: rank 1 on .* is lost: killed"
-            ) as lost:
+            with pytest.raises(PeerLost, match=r"gate' on rank 1>: rank 1 on .* is lost: killed") as lost:
                 await ask
             assert (lost.value.rank, lost.value.operation) == (1, "wait of <actor 'gate' on rank 1>")
         assert ranks.systems[0].pending == 0

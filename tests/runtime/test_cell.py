@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import weakref
 from typing import Any
 
+import numpy as np
 import pytest
 
 from asyncpar.errors import AsyncparError, PeerCancelled, PeerLost, RemoteError, UsageError
@@ -176,6 +178,28 @@ async def test_closing_ends_a_spawn_that_waits(open_ranks: Any) -> None:
             await spawning
 
 
+async def test_a_spawn_cancelled_before_it_began_constructs_nothing(open_ranks: Any) -> None:
+    log = Log()
+    async with open_ranks(1) as ranks:
+        spawning = asyncio.create_task(ranks.systems[0].spawn(Recorder, log, name="r"))
+        await asyncio.sleep(0)
+        spawning.cancel()
+        await asyncio.wait({spawning})
+        assert spawning.cancelled()
+    assert log == []
+
+
+async def test_stopping_an_actor_before_it_has_started_ends_its_spawn(open_ranks: Any) -> None:
+    log = Log()
+    async with open_ranks(1) as ranks:
+        spawning = asyncio.create_task(ranks.systems[0].spawn(Recorder, log, name="r"))
+        await asyncio.sleep(0)
+        await ranks.systems[0].stop(ranks.systems[0].ref("r"))
+        with pytest.raises(PeerCancelled, match="actor 'r' was stopped before it had started"):
+            await spawning
+    assert log == []
+
+
 # -- one message at a time ---------------------------------------------------------------------------------------------
 
 
@@ -200,6 +224,62 @@ async def test_a_long_mailbox_lets_others_run(open_ranks: Any) -> None:
         await log.shows("x")
         assert log.count("x") == BURST
         await ref.note("last")
+
+
+class Watcher(Actor):
+    @endpoint
+    async def watch(self, array: np.ndarray) -> None:
+        self.weak = weakref.ref(array)
+
+    def is_alive(self) -> bool:
+        return self.weak() is not None
+
+
+async def test_an_idle_actor_keeps_no_message_alive(open_ranks: Any) -> None:
+    watchers: list[Watcher] = []
+
+    class Seen(Watcher):
+        async def on_start(self) -> None:
+            watchers.append(self)
+
+    async with open_ranks(2) as ranks:
+        await ranks.systems[1].spawn(Seen, name="w")
+        await ranks.systems[0].ref("w", rank=1).watch(np.zeros(1000))
+        await asyncio.sleep(0)
+        assert not watchers[0].is_alive()
+
+
+class Killer(Actor):
+    """Makes its own caller disappear."""
+
+    def __init__(self, ranks: Any, log: Log) -> None:
+        self.ranks = ranks
+        self.log = log
+
+    @endpoint
+    async def kill(self, rank: int, is_patient: bool) -> None:
+        self.ranks.kill(rank)
+        if is_patient:
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                self.log.append("cancelled")
+                raise
+
+    @endpoint
+    async def hello(self) -> str:
+        return "hello"
+
+
+@pytest.mark.parametrize("is_patient", [False, True])
+async def test_an_endpoint_that_ends_its_own_caller_is_cancelled_if_it_waits(open_ranks: Any, is_patient: bool) -> None:
+    log = Log()
+    async with open_ranks(3) as ranks:
+        await ranks.systems[1].spawn(Killer, ranks, log, name="k")
+        with pytest.raises(PeerLost):
+            await ranks.systems[0].ref("k", rank=1).kill(0, is_patient)
+        assert await ranks.systems[2].ref("k", rank=1).hello() == "hello"
+    assert log == (["cancelled"] if is_patient else [])
 
 
 async def test_plain_endpoints_run_in_one_thread_that_is_not_the_loops(open_ranks: Any) -> None:
@@ -399,6 +479,40 @@ async def test_a_cancelled_owner_still_stops_its_actors(open_ranks: Any) -> None
     await asyncio.wait({owner})
     assert owner.cancelled()
     assert log[-1] == "it stops"
+
+
+class Unmoved(Recorder):
+    """Waits on, whatever is cancelled, once."""
+
+    @endpoint
+    async def wait(self, text: str) -> str:
+        self.log.append(f"{text} begins")
+        try:
+            await self.gate.wait()
+        except asyncio.CancelledError:
+            self.log.append("not impressed")
+            await self.gate.wait()
+        return text
+
+
+async def test_an_endpoint_that_survives_a_close_ends_when_the_close_is_cancelled(open_ranks: Any) -> None:
+    log = Log()
+    asks: list[asyncio.Task[Any]] = []
+
+    async def own() -> None:
+        async with open_ranks(1) as ranks:
+            ref = await ranks.systems[0].spawn(Unmoved, log)
+            asks.append(asyncio.create_task(ref.wait("w")))
+            await log.shows("w begins")
+
+    owner = asyncio.create_task(own())
+    await log.shows("not impressed")
+    owner.cancel()
+    await asyncio.wait({owner})
+    assert owner.cancelled()
+    assert log[-1] == "it stops"
+    with pytest.raises(PeerLost, match="the node was closed"):
+        await asks[0]
 
 
 class Stubborn(Recorder):

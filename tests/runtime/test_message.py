@@ -173,10 +173,10 @@ async def test_answers_that_nobody_waits_for_are_ignored(open_ranks: Any) -> Non
 async def test_only_endpoints_can_be_reached_from_the_wire(open_ranks: Any, name: str) -> None:
     async with open_ranks(2) as ranks:
         await ranks.systems[1].spawn(Echo, name="echo")
-        received: asyncio.Future[memoryview] = asyncio.get_running_loop().create_future()
-        ranks.links[0].on_message = lambda rank, payload, release: received.set_result(payload)
+        received: asyncio.Queue[memoryview] = asyncio.Queue()
+        ranks.links[0].on_message = lambda rank, payload, release: received.put_nowait(payload)
         ranks.links[0].send_message(1, encode(Call(1, "echo", name, [], {})))
-        answer = MessageDecoder().decode(await received)
+        answer = MessageDecoder().decode(await received.get())
         assert isinstance(answer, Failure)
         assert (answer.call, answer.reason) == (1, message.USAGE)
         assert answer.text == f"{name!r} is no endpoint of Echo; it has ['echo', 'open', 'total', 'wait']"
@@ -186,11 +186,11 @@ async def test_a_damaged_array_in_an_argument_is_refused_and_the_actor_goes_on(o
     array = msgspec.msgpack.Ext(1, b"\x0b\x01" + (0).to_bytes(8, "little") + (1 << 40).to_bytes(8, "little"))
     async with open_ranks(2) as ranks:
         await ranks.systems[1].spawn(Echo, name="echo")
-        received: asyncio.Future[memoryview] = asyncio.get_running_loop().create_future()
+        received: asyncio.Queue[memoryview] = asyncio.Queue()
         on_message = ranks.links[0].on_message
-        ranks.links[0].on_message = lambda rank, payload, release: received.set_result(payload)
+        ranks.links[0].on_message = lambda rank, payload, release: received.put_nowait(payload)
         ranks.links[0].send_message(1, encode(Call(1, "echo", "total", [raw(array)], {})))
-        answer = MessageDecoder().decode(await received)
+        answer = MessageDecoder().decode(await received.get())
         assert isinstance(answer, Failure)
         assert "array: shape (1099511627776,) of float32 at" in answer.text
         ranks.links[0].on_message = on_message

@@ -13,7 +13,9 @@ import pytest
 
 from asyncpar.errors import RemoteError, UsageError
 from asyncpar.runtime.actor import Actor, endpoint
+from asyncpar.runtime.failure import MAX_TEXT
 from asyncpar.runtime.ref import ActorRef
+from asyncpar.runtime.system import ActorSystem
 
 
 @dataclass
@@ -75,6 +77,10 @@ class Raiser(Actor):
     @endpoint
     def fail_in_thread(self, text: str) -> None:
         raise StopIteration(text)
+
+    @endpoint
+    async def fail_oddly(self) -> None:
+        raise ValueError("\udcff")
 
     @endpoint
     async def leave(self) -> None:
@@ -327,6 +333,26 @@ async def test_a_taken_name_is_a_usage_error(open_ranks: Any) -> None:
         with pytest.raises(UsageError, match="name: 'c' is taken by another actor on rank 0"):
             await ranks.systems[0].spawn(Counter, name="c")
         await ranks.systems[1].spawn(Counter, name="c")
+
+
+async def test_a_system_that_is_not_open_says_so(open_ranks: Any) -> None:
+    async with open_ranks(1) as ranks:
+        system = ActorSystem(ranks.links[0])
+        with pytest.raises(UsageError, match=r"add of .*: the actor system of rank 0 is not open yet"):
+            await system.ref("c").add(1)
+        with pytest.raises(UsageError, match="spawn: the actor system of rank 0 is not open"):
+            await system.spawn(Counter)
+
+
+async def test_long_texts_are_cut_and_odd_ones_survive(open_ranks: Any) -> None:
+    async with open_ranks(2) as ranks:
+        await ranks.systems[1].spawn(Raiser, name="r")
+        with pytest.raises(RemoteError) as caught:
+            await ranks.systems[0].ref("r", rank=1).fail("x" * 200_000)
+        assert caught.value.message.startswith("...xxx")
+        assert len(caught.value.message) == MAX_TEXT + 3
+        with pytest.raises(RemoteError, match="udcff"):
+            await ranks.systems[0].ref("r", rank=1).fail_oddly()
 
 
 async def test_wrong_ranks_and_classes_are_usage_errors(open_ranks: Any) -> None:

@@ -1,0 +1,102 @@
+"""Operations in which every rank sends something else to every rank: all_to_all."""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine
+from typing import Any
+
+import numpy as np
+
+from asyncpar.collectives.arguments import (
+    check_apart,
+    check_array,
+    check_counts,
+    check_leading,
+    check_out,
+    check_rows,
+    contiguous,
+)
+from asyncpar.collectives.engine import Engine, Prepared, describe_array
+from asyncpar.collectives.execute import execute
+from asyncpar.collectives.gathers import exchange_numbers
+from asyncpar.collectives.layout import AlongChunks, Slice
+from asyncpar.collectives.operation import Operation
+from asyncpar.collectives.plan import Plan
+from asyncpar.collectives.reduction import Array
+from asyncpar.collectives.workspace import InPlace
+
+
+def all_to_all(
+    engine: Engine, x: object, *, out: object, algorithm: str | None, key: str | None
+) -> Coroutine[Any, Any, Array]:
+    source = check_leading(check_array(x), engine.size)
+    target = check_out(out, source.shape, source.dtype)
+    if out is not None:
+        check_apart(source, target)
+    prepared = engine.prepared(
+        ("all_to_all", source.dtype, source.shape, algorithm),
+        lambda: _prepare_all_to_all(engine, source, algorithm),
+    )
+
+    async def body(operation: Operation) -> Array:
+        work = contiguous(target)
+        scratch = np.empty(prepared.extra, source.dtype)
+        await execute(operation, prepared.plan, InPlace(contiguous(source), work, scratch))
+        if work is not target:
+            target[...] = work
+        return target
+
+    return engine.start("all_to_all", prepared.description, key, body)
+
+
+def _prepare_all_to_all(engine: Engine, x: Array, wanted: str | None) -> Prepared:
+    size = engine.size
+    algorithm = engine.algorithm("all_to_all", x.nbytes, wanted)
+    schedule = engine.schedule("all_to_all", algorithm)
+    count = x.size // size
+    slices: list[Slice] = []
+    for chunk in range(schedule.chunks):
+        region = min(chunk // size, 2)  # input, output, and all the rest is scratch
+        start = (chunk - region * size) * count
+        slices.append(Slice(region, start, start + count))
+    layout = AlongChunks(slices, longest=count, itemsize=x.itemsize)
+    return Prepared(
+        description=describe_array("all_to_all", x.dtype, x.shape, (), algorithm),
+        plan=Plan(schedule, layout, rank=engine.rank, ranks=engine.ranks),
+        extra=max(schedule.chunks - 2 * size, 0) * count,
+    )
+
+
+def all_to_all_v(
+    engine: Engine, x: object, counts: object, *, out: object, key: str | None
+) -> Coroutine[Any, Any, tuple[Array, list[int]]]:
+    source = check_rows(check_array(x))
+    sent = check_counts(counts, engine.size, source.shape[0])
+    rest = source.shape[1:]
+    description = describe_array("all_to_all_v", source.dtype, (None, *rest), (), "pairwise")
+
+    async def body(operation: Operation) -> tuple[Array, list[int]]:
+        matrix = await exchange_numbers(engine, operation, sent)
+        received = [int(count) for count in matrix[:, engine.rank]]
+        target = check_out(out, (sum(received), *rest), source.dtype)
+        if out is not None:
+            check_apart(source, target)
+        work = contiguous(target)
+        plan = _plan_all_to_all_v(engine, source, sent, received, longest=int(matrix.max()))
+        await execute(operation, plan, InPlace(contiguous(source), work))
+        if work is not target:
+            target[...] = work
+        return target, received
+
+    return engine.start("all_to_all_v", description, key, body)
+
+
+def _plan_all_to_all_v(engine: Engine, x: Array, sent: list[int], received: list[int], *, longest: int) -> Plan:
+    row = int(np.prod(x.shape[1:], dtype=np.int64))
+    slices: list[Slice] = []
+    for region, counts in enumerate((sent, received)):
+        ends = np.cumsum((0, *counts)) * row
+        slices += [Slice(region, int(low), int(high)) for low, high in zip(ends, ends[1:], strict=False)]
+    layout = AlongChunks(slices, longest=longest * row, itemsize=x.itemsize)
+    schedule = engine.schedule("all_to_all", "pairwise")
+    return Plan(schedule, layout, rank=engine.rank, ranks=engine.ranks, phase=1)

@@ -1,0 +1,266 @@
+"""Messages between two ranks of a group.
+
+Theory of operation.  A message is an envelope of fixed size (tag 0) and a body (tag 1).  Messages from one rank to
+another with one tag are numbered, and are received in that order.  As soon as somebody wants a message of a source, an
+envelope is posted for it: a *slot*.  A receive from any source posts one for every rank, and takes the first that
+fills; the other slots stay for receives to come, so nothing is lost and no memory is promised twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from asyncpar.collectives.description import describe, hash64
+from asyncpar.collectives.engine import Engine, Ticket
+from asyncpar.collectives.envelope import ENVELOPE_BYTES, Envelope, decode_envelope, encode_envelope
+from asyncpar.collectives.group import Group
+from asyncpar.collectives.ledger import TAG_SHIFT, ChannelLedger
+from asyncpar.collectives.operation import Operation
+from asyncpar.collectives.reduction import Array
+from asyncpar.errors import OperationMismatch, PeerLost, ProtocolError
+from asyncpar.transport.links import LEFT
+
+MAX_BYTES = 1 << 30
+"""Largest message that is received into memory of our own making."""
+
+_DESCRIPTION = describe("message", (), "direct")
+
+
+class Delivery(NamedTuple):
+    """A received array, and who sent it (a rank of the group)."""
+
+    source: int
+    array: Array
+    is_object: bool
+
+
+class _Slot:
+    """The next message of one source and tag."""
+
+    def __init__(self, source: int, tag: int, operation: Operation) -> None:
+        self.source = source
+        self.tag = tag
+        self.operation = operation
+        self.envelope = bytearray(ENVELOPE_BYTES)
+        self.is_filled = False
+
+
+class _Request:
+    """A receive that waits for its slot."""
+
+    def __init__(self, source: int | None, tag: int, operation: Operation, filled: asyncio.Future[None]) -> None:
+        self.source = source
+        self.tag = tag
+        self.operation = operation
+        self.filled = filled
+        self.slot: _Slot | None = None
+
+    def wants(self, source: int, tag: int) -> bool:
+        return tag == self.tag and self.source in (None, source)
+
+
+class Mailbox:
+    """Sends and receives of one rank in the group of ``engine``."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._table = engine.table
+        self._slots: dict[tuple[int, int], _Slot] = {}
+        self._requests: list[_Request] = []
+
+    # -- sending -------------------------------------------------------------------------------------------------------
+
+    def send(self, x: Array, dest: int, tag: int, *, is_object: bool = False) -> Coroutine[Any, Any, None]:
+        """Send ``x`` to the receive that ``dest`` posts for it."""
+        envelope = encode_envelope(x, is_object=is_object)
+        channel = self._channel(self._engine.rank, dest)
+        peer = self._engine.ranks[dest]
+        sequence = _ledger(channel).allot(tag)
+        ticket = self._ticket("send", f"to rank {peer}", tag, channel, channel, sequence)
+        self._table.enter(ticket.operation)
+
+        async def body(operation: Operation) -> None:
+            payload = memoryview(np.ascontiguousarray(x).reshape(-1).view(np.uint8))
+            sendings = [operation.send(peer, 0, memoryview(envelope)), operation.send(peer, 1, payload)]
+            for sending in sendings:
+                if sending is not None:
+                    await operation.sent(peer, sending)
+
+        return self._engine.launch(ticket, body)
+
+    # -- receiving -----------------------------------------------------------------------------------------------------
+
+    def receive(self, source: int | None, tag: int, out: Array | None) -> Coroutine[Any, Any, Delivery]:
+        """Receive the next message of ``source`` (None: of anybody) into ``out``, or into a fresh array."""
+        home = self._engine.group if source is None else self._channel(source, self._engine.rank)
+        place = "from any rank" if source is None else f"from rank {self._engine.ranks[source]}"
+        ticket = self._ticket("recv", place, tag, home, None, 0)
+        home.loose.add(ticket.operation)
+        request = _Request(source, tag, ticket.operation, self._table.loop.create_future())
+        self._requests.append(request)
+        self._listen(request)
+        self._match()
+
+        async def body(operation: Operation) -> Delivery:
+            slot = await self._matched(request)
+            envelope = decode_envelope(slot.envelope)
+            array = self._memory(operation, slot, envelope, out)
+            work = array if array.flags.c_contiguous else np.empty(array.shape, array.dtype)
+            peer = self._engine.ranks[slot.source]
+            future = operation.post(peer, 1, memoryview(work.reshape(-1).view(np.uint8)))
+            if future is not None:
+                await operation.received(peer, 1, future)
+            if work is not array:
+                array[...] = work
+            return Delivery(slot.source, array, envelope.is_object)
+
+        return self._engine.launch(ticket, body, gone=self._gone if source is None else None)
+
+    async def _matched(self, request: _Request) -> _Slot:
+        try:
+            if not request.filled.done():
+                peer = None if request.source is None else self._engine.ranks[request.source]
+                await request.operation.wait(peer, request.filled)
+            request.filled.result()
+        finally:
+            if request in self._requests:
+                self._requests.remove(request)
+        assert request.slot is not None
+        return request.slot
+
+    def _memory(self, operation: Operation, slot: _Slot, envelope: Envelope, out: Array | None) -> Array:
+        if out is None:
+            if envelope.nbytes > MAX_BYTES:
+                raise ProtocolError(
+                    f"{operation.label}: at most {MAX_BYTES} bytes are received without out=, got {envelope.nbytes}"
+                )
+            return np.empty(envelope.shape, envelope.dtype)
+        if envelope.is_object or (envelope.dtype, envelope.shape) != (out.dtype, out.shape):
+            mine = Envelope(out.dtype, out.shape, False)
+            raise OperationMismatch(
+                f"rank {self._engine.ranks[slot.source]} sends {envelope} where "
+                f"rank {self._table.links.rank} receives {mine} (tag {slot.tag})"
+            )
+        return out
+
+    def _gone(self) -> PeerLost | None:
+        """Return why nothing can come from any rank: one has failed, or all have left."""
+        lost = [self._table.links.lost.get(rank) for rank in self._engine.others]
+        failed = next((error for error in lost if error is not None and error.cause != LEFT), None)
+        return failed or (lost[0] if all(error is not None for error in lost) and lost else None)
+
+    # -- slots -----------------------------------------------------------------------------------------------------------
+
+    def _listen(self, request: _Request) -> None:
+        """See to it that there is a slot for every source that ``request`` takes messages of."""
+        everyone = [rank for rank in range(self._engine.size) if rank != self._engine.rank]
+        for source in everyone if request.source is None else [request.source]:
+            if (source, request.tag) not in self._slots and self._engine.ranks[source] not in self._table.links.lost:
+                self._open_slot(source, request.tag)
+
+    def _open_slot(self, source: int, tag: int) -> None:
+        channel = self._channel(source, self._engine.rank)
+        peer = self._engine.ranks[source]
+        sequence = _ledger(channel).allot(tag)
+        operation = self._operation("recv", f"from rank {peer}", tag, channel, channel, sequence)
+        slot = self._slots[source, tag] = _Slot(source, tag, operation)
+        self._table.enter(operation)
+        if operation.failure is not None:
+            self._end_slot(slot, operation.failure)
+            return
+        future = operation.post(peer, 0, memoryview(slot.envelope))
+        if future is None:
+            slot.is_filled = True
+        else:
+            operation.waiter = future
+            future.add_done_callback(lambda future: self._filled(slot, future))
+
+    def _filled(self, slot: _Slot, future: asyncio.Future[None]) -> None:
+        operation = slot.operation
+        error = None if future.cancelled() else future.exception()
+        if operation.failure is not None or future.cancelled() or error is not None:
+            self._end_slot(slot, operation.failure or error)
+            return
+        operation.waiter = None
+        operation.posts.clear()
+        slot.is_filled = True
+        self._match()
+
+    def _end_slot(self, slot: _Slot, error: BaseException | None) -> None:
+        """The message of ``slot`` will not come; whoever was to get it is told."""
+        self._slots.pop((slot.source, slot.tag), None)
+        slot.operation.discard()
+        for request in list(self._requests):
+            is_for_it = request.wants(slot.source, slot.tag) and not request.filled.done()
+            if is_for_it and error is not None and not (isinstance(error, PeerLost) and request.source is None):
+                self._requests.remove(request)
+                request.filled.set_exception(error)
+                request.filled.exception()
+                return
+
+    def _match(self) -> None:
+        """Give filled slots to the requests that have waited longest for them."""
+        for request in list(self._requests):
+            if request.operation.is_over or request.operation.failure is not None:
+                self._requests.remove(request)
+                continue
+            slot = next(
+                (slot for slot in self._slots.values() if slot.is_filled and request.wants(slot.source, slot.tag)), None
+            )
+            if slot is not None:
+                self._requests.remove(request)
+                self._hand_over(slot, request)
+                for other in list(self._requests):
+                    if other.wants(slot.source, slot.tag):
+                        self._listen(other)
+
+    def _hand_over(self, slot: _Slot, request: _Request) -> None:
+        del self._slots[slot.source, slot.tag]
+        incoming = slot.operation
+        incoming.is_over = True
+        assert incoming.route is not None
+        request.operation.bind(incoming.route, incoming.sequence, self._engine.ranks[slot.source])
+        request.slot = slot
+        if not request.filled.done():
+            request.filled.set_result(None)
+
+    # -- making operations -------------------------------------------------------------------------------------------------
+
+    def _channel(self, source: int, dest: int) -> Group:
+        """Return the group in which messages from ``source`` to ``dest`` are numbered."""
+        ranks = (self._engine.ranks[source], self._engine.ranks[dest])
+        number = hash64("messages", self._engine.group.number, *ranks)
+        channel = self._table.find(number)
+        if channel is None:
+            group = self._engine.group
+            channel = Group(number=number, name=group.name, ranks=ranks, ledger=ChannelLedger(), limits=group.limits)
+            self._table.add(channel)
+        return channel
+
+    def _ticket(self, name: str, place: str, tag: int, home: Group, route: Group | None, sequence: int) -> Ticket:
+        return Ticket(self._operation(name, place, tag, home, route, sequence))
+
+    def _operation(
+        self, name: str, place: str, tag: int, home: Group, route: Group | None, sequence: int
+    ) -> Operation:
+        number = "" if route is None else f" #{sequence & ((1 << TAG_SHIFT) - 1)}"
+        me = self._table.links.rank
+        return Operation(
+            table=self._table,
+            home=home,
+            route=route,
+            sequence=sequence,
+            description=_DESCRIPTION,
+            name=name,
+            label=f"{name}{number} {place} (tag {tag})",
+            audience=() if route is None else tuple(rank for rank in route.ranks if rank != me),
+        )
+
+
+def _ledger(channel: Group) -> ChannelLedger:
+    assert isinstance(channel.ledger, ChannelLedger)
+    return channel.ledger

@@ -1,0 +1,206 @@
+"""Operations that combine: all_reduce, reduce, reduce_scatter."""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine
+from typing import Any
+
+from asyncpar.collectives.algorithms.steps import Recv, Schedule
+from asyncpar.collectives.arguments import (
+    check_apart,
+    check_array,
+    check_only_root,
+    check_out,
+    check_rank,
+    check_rows,
+    check_writable,
+    contiguous,
+)
+from asyncpar.collectives.engine import Engine, Prepared, describe_array
+from asyncpar.collectives.execute import Workspace, execute
+from asyncpar.collectives.layout import (
+    AlongBuffer,
+    AlongChunks,
+    PackedChunks,
+    Slice,
+    ceil_bounds,
+    packed_segment,
+)
+from asyncpar.collectives.operation import Operation
+from asyncpar.collectives.plan import Plan
+from asyncpar.collectives.reduction import Array, Reduction, reduction_for
+from asyncpar.collectives.workspace import InPlace, Scratch
+
+
+def all_reduce(
+    engine: Engine, x: object, *, op: str, out: object, algorithm: str | None, key: str | None
+) -> Coroutine[Any, Any, Array]:
+    source = check_array(x)
+    target = check_writable(source, "x") if out is None or out is x else check_out(out, source.shape, source.dtype)
+    prepared = engine.prepared(
+        ("all_reduce", source.dtype, source.shape, op, algorithm),
+        lambda: _prepare_all_reduce(engine, source, op, algorithm),
+    )
+    reduction, layout = prepared.extra
+
+    async def body(operation: Operation) -> Array:
+        if target is not source:
+            target[...] = source
+        work = contiguous(target)
+        flat = work.reshape(-1)
+
+        def finish(piece: int) -> None:
+            start, stop = layout.bounds(piece)
+            reduction.finish(flat[start:stop], engine.size)
+
+        workspace = InPlace(flat, finish=finish if reduction.divides else None)
+        await execute(operation, prepared.plan, workspace, reduction.combine)
+        if work is not target:
+            target[...] = work
+        return target
+
+    return engine.start("all_reduce", prepared.description, key, body)
+
+
+def _prepare_all_reduce(engine: Engine, x: Array, op: str, wanted: str | None) -> Prepared:
+    reduction = reduction_for(op, x.dtype)
+    algorithm = engine.algorithm("all_reduce", x.nbytes, wanted)
+    schedule = engine.schedule("all_reduce", algorithm)
+    layout = AlongBuffer(count=x.size, chunks=schedule.chunks, itemsize=x.itemsize)
+    return Prepared(
+        description=describe_array("all_reduce", x.dtype, x.shape, (op,), algorithm),
+        plan=Plan(schedule, layout, rank=engine.rank, ranks=engine.ranks),
+        extra=(reduction, layout),
+    )
+
+
+def reduce(
+    engine: Engine, x: object, *, op: str, root: int, out: object, algorithm: str | None, key: str | None
+) -> Coroutine[Any, Any, Array | None]:
+    source = check_array(x)
+    root = check_rank(root, engine.size)
+    check_only_root(out, "out", engine.rank, root)
+    target = check_out(out, source.shape, source.dtype) if engine.rank == root else None
+    prepared = engine.prepared(
+        ("reduce", source.dtype, source.shape, op, root, algorithm),
+        lambda: _prepare_reduce(engine, source, op, root, algorithm),
+    )
+    reduction, layout, receives = prepared.extra
+
+    async def body(operation: Operation) -> Array | None:
+        if target is None:
+            flat = contiguous(source).reshape(-1)
+            partial = _partial(operation, flat, layout) if receives else InPlace(flat)
+            await execute(operation, prepared.plan, partial, reduction.combine)
+            return None
+        target[...] = source
+        work = contiguous(target)
+        await execute(operation, prepared.plan, InPlace(work), reduction.combine)
+        reduction.finish(work, engine.size)
+        if work is not target:
+            target[...] = work
+        return target
+
+    return engine.start("reduce", prepared.description, key, body)
+
+
+def _partial(operation: Operation, flat: Array, layout: AlongBuffer) -> Workspace:
+    """Return scratch for the partial sums of a rank that is not the root."""
+
+    def fill(piece: int) -> list[tuple[Slice, Slice]]:
+        start, stop = layout.bounds(piece)
+        return [(Slice(0, 0, stop - start), Slice(0, start, stop))]
+
+    def length(piece: int) -> int:
+        start, stop = layout.bounds(piece)
+        return stop - start
+
+    return Scratch(pool=operation.table.pool, dtype=flat.dtype, length=length, source=flat, fill=fill)
+
+
+def _prepare_reduce(engine: Engine, x: Array, op: str, root: int, wanted: str | None) -> Prepared:
+    reduction = reduction_for(op, x.dtype)
+    algorithm = engine.algorithm("reduce", x.nbytes, wanted)
+    schedule = engine.schedule("reduce", algorithm, root)
+    receives = engine.rank != root and _receives(schedule)
+    layout = AlongBuffer(count=x.size, chunks=1, itemsize=x.itemsize, is_packed=receives)
+    return Prepared(
+        description=describe_array("reduce", x.dtype, x.shape, (op, f"root={root}"), algorithm),
+        plan=Plan(schedule, layout, rank=engine.rank, ranks=engine.ranks),
+        extra=(reduction, layout, receives),
+    )
+
+
+def _receives(schedule: Schedule) -> bool:
+    return any(isinstance(step, Recv) for steps in schedule.rounds for step in steps)
+
+
+def reduce_scatter(
+    engine: Engine, x: object, *, op: str, out: object, algorithm: str | None, key: str | None
+) -> Coroutine[Any, Any, Array]:
+    source = check_rows(check_array(x))
+    start, stop = ceil_bounds(source.shape[0], engine.size)[engine.rank]
+    target = check_out(out, (stop - start, *source.shape[1:]), source.dtype, of="this rank's slice")
+    if out is not None:
+        check_apart(source, target)
+    prepared = engine.prepared(
+        ("reduce_scatter", source.dtype, source.shape, op, algorithm),
+        lambda: _prepare_reduce_scatter(engine, source, op, algorithm),
+    )
+    reduction, spread, packed, own = prepared.extra
+
+    async def body(operation: Operation) -> Array:
+        work = contiguous(target)
+        flat, result = contiguous(source).reshape(-1), work.reshape(-1)
+        workspace: Workspace
+        if packed is None:
+            work[...] = source[start:stop]
+            workspace = InPlace(flat, result)
+        else:
+            workspace = _copied(operation, flat, result, spread, packed, own, engine.rank)
+        await execute(operation, prepared.plan, workspace, reduction.combine)
+        reduction.finish(result, engine.size)
+        if work is not target:
+            target[...] = work
+        return target
+
+    return engine.start("reduce_scatter", prepared.description, key, body)
+
+
+def _copied(
+    operation: Operation, flat: Array, result: Array, spread: AlongChunks, packed: PackedChunks, own: AlongChunks, rank: int
+) -> Workspace:
+    """Return scratch that holds a copy of the input, for algorithms that write to all of it."""
+    return Scratch(
+        pool=operation.table.pool,
+        dtype=flat.dtype,
+        length=lambda piece: packed.place(piece)[-1].stop,
+        source=flat,
+        fill=lambda piece: list(zip(packed.place(piece), spread.place(piece), strict=True)),
+        target=result,
+        drain=lambda piece: [(packed.place(piece)[rank], own.place(piece)[0])],
+    )
+
+
+def _prepare_reduce_scatter(engine: Engine, x: Array, op: str, wanted: str | None) -> Prepared:
+    reduction: Reduction = reduction_for(op, x.dtype)
+    algorithm = engine.algorithm("reduce_scatter", x.nbytes, wanted)
+    row = x[0].size if x.shape[0] else 0
+    bounds = [(low * row, high * row) for low, high in ceil_bounds(x.shape[0], engine.size)]
+    longest = bounds[0][1]
+    mine = Slice(1, 0, bounds[engine.rank][1] - bounds[engine.rank][0])
+    slices = [Slice(0, low, high) for low, high in bounds]
+    packed: PackedChunks | None = None
+    if algorithm == "pairwise":
+        slices[engine.rank] = mine
+        spread = own = AlongChunks(slices, longest=longest, itemsize=x.itemsize)
+    else:
+        segment = packed_segment(engine.size)
+        spread = AlongChunks(slices, longest=longest, itemsize=x.itemsize, segment=segment)
+        own = AlongChunks([mine], longest=longest, itemsize=x.itemsize, segment=segment)
+        packed = PackedChunks(spread)
+    return Prepared(
+        description=describe_array("reduce_scatter", x.dtype, x.shape, (op,), algorithm),
+        plan=Plan(engine.schedule("reduce_scatter", algorithm), packed or spread, rank=engine.rank, ranks=engine.ranks),
+        extra=(reduction, spread, packed, own),
+    )

@@ -1,0 +1,49 @@
+"""The thread in which the plain ``def`` endpoints of one actor run."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+class ActorThread:
+    """One thread, started when first needed: an actor's blocking code always runs in the same one."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._executor: ThreadPoolExecutor | None = None
+
+    async def run(self, work: Callable[[], T]) -> T:
+        """Return what ``work`` returns.  A cancellation takes effect when it has ended, not before."""
+        if self._executor is None:
+            self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix=self._name)
+        outcome = asyncio.get_running_loop().run_in_executor(self._executor, _outcome, work)
+        cancellation: asyncio.CancelledError | None = None
+        while not outcome.done():
+            try:
+                await asyncio.wait({outcome})
+            except asyncio.CancelledError as error:
+                cancellation = error
+        if cancellation is not None:
+            raise cancellation
+        value, failure = outcome.result()
+        if failure is not None:
+            raise failure
+        return value  # type: ignore[return-value]
+
+    def close(self) -> None:
+        """Let the thread end.  Nothing is running in it any more."""
+        if self._executor is not None:
+            self._executor.shutdown(wait=False)
+
+
+def _outcome(work: Callable[[], T]) -> tuple[T | None, BaseException | None]:
+    """Run ``work`` and return (value, None) or (None, error): some exceptions cannot pass through a future."""
+    try:
+        return work(), None
+    except (Exception, SystemExit) as error:  # noqa: BLE001  # raised again in the actor's task
+        return None, error

@@ -1,0 +1,66 @@
+"""A language model with its optimizer: what one process computes in one step."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+from asyncpar.errors import UsageError
+from asyncpar.nn import (
+    AdamW,
+    AdamWConfig,
+    OnGradient,
+    Transformer,
+    TransformerConfig,
+    WarmupCosine,
+    softmax_cross_entropy,
+)
+from asyncpar.train.batches import Windows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingConfig:
+    """Everything that decides the numbers of a run, but for the text."""
+
+    model: TransformerConfig
+    optimizer: AdamWConfig
+    schedule: WarmupCosine
+    steps: int
+    rows: int
+
+    def __post_init__(self) -> None:
+        if self.steps < 1 or self.rows < 1:
+            raise UsageError(f"steps, batch: expected 1 or more, got {self.steps}, {self.rows}")
+
+    @property
+    def tokens(self) -> int:
+        """Number of predictions in one whole batch."""
+        return self.rows * self.model.length
+
+
+class LanguageModel:
+    """A transformer and its AdamW, both as the configuration says.  All methods compute; none waits."""
+
+    def __init__(self, config: TrainingConfig) -> None:
+        self.config = config
+        self.model = Transformer(config.model)
+        self._optimizer = AdamW(self.model.parameters(), config.optimizer)
+
+    def accumulate(self, windows: Windows, *, scale: float, on_gradient: OnGradient | None = None) -> float:
+        """Set gradients to ``scale`` times those of the summed loss over ``windows``, and return that sum."""
+        self.model.zero_grad()
+        logits, saved = self.model.forward(windows[:, :-1])
+        loss, gradient = softmax_cross_entropy(logits, windows[:, 1:], scale=scale)
+        self.model.backward(saved, gradient, on_gradient)
+        return loss
+
+    def update(self, step: int) -> float:
+        """Move the parameters by their gradients; return the norm of the gradients."""
+        return self._optimizer.step(self.config.schedule(step))
+
+    def digest(self) -> str:
+        """Return a hash over all bits of all parameters."""
+        hasher = hashlib.sha256()
+        for parameter in self.model.parameters():
+            hasher.update(parameter.value.tobytes())
+        return hasher.hexdigest()

@@ -1,0 +1,259 @@
+"""Train a byte-level transformer on real text with data parallelism, and check it against one process.
+
+    asyncpar launch --nproc-per-node 4 scripts/examples/train_lm.py --check
+    python scripts/examples/train_lm.py --steps 20
+
+Without a launcher it trains alone.  The last line on stdout is one JSON object with the figures of the run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import asyncpar as ap
+from asyncpar.collectives.communicator import Communicator
+from asyncpar.config.parallel import RankMapping, ThreeDParallelismConfig
+from asyncpar.errors import UsageError
+from asyncpar.gradsync import (
+    GradientBucketingConfig,
+    GradientCompressionConfig,
+    GradientSynchronizer,
+    SyncStatistics,
+)
+from asyncpar.nn import AdamWConfig, TransformerConfig, WarmupCosine
+from asyncpar.observe.reporting import Reporter
+from asyncpar.train import (
+    Batches,
+    DataParallelTrainer,
+    LanguageModel,
+    Progress,
+    StepReport,
+    Summary,
+    TrainingConfig,
+    compare,
+    compression_ratio,
+    find_fault,
+    open_progress,
+    plot_losses,
+    read_corpus,
+    split_rows,
+    standard_library_text,
+)
+
+LIBRARY_BYTES = 4 << 20
+LEAST_WINDOWS = 16
+"""A text shorter than this many windows is too short to learn anything from."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """What the distributed part hands over: its losses, its figures, and whether this rank tells about it."""
+
+    losses: list[float]
+    summary: Summary
+    is_first: bool
+
+
+def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """Return the options.  A wrong one ends the program with code 2."""
+    parser = argparse.ArgumentParser(description="Train a byte-level transformer on text, data parallel.")
+    parser.add_argument(
+        "--text", nargs="+", type=Path, metavar="PATH", help="files or folders (default: the standard library's source)"
+    )
+    parser.add_argument("--steps", type=int, default=160)
+    parser.add_argument("--batch", type=int, default=64, help="windows per step, over all ranks (default: 64)")
+    parser.add_argument("--seq", type=int, default=64, help="bytes per window (default: 64)")
+    parser.add_argument("--dim", type=int, default=128, help="features (default: 128)")
+    parser.add_argument("--layers", type=int, default=2)
+    parser.add_argument("--heads", type=int, default=4)
+    parser.add_argument("--lr", type=float, default=3e-3, help="peak learning rate (default: 0.003)")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--dtype", choices=("float32", "float64"), default="float32")
+    parser.add_argument("--compress", choices=("none", "int8"), default="none", help="gradients on the wire")
+    parser.add_argument("--bucket-mb", type=float, default=25.0, help="largest bucket in MiB (default: 25)")
+    parser.add_argument("--check", action="store_true", help="repeat the run in one process and compare")
+    parser.add_argument("--out", type=Path, default=Path("out"), help="folder for loss.png and summary.json")
+    return parser.parse_args(arguments)
+
+
+def make_config(options: argparse.Namespace) -> TrainingConfig:
+    """Return everything that decides the numbers.  Raises ``UsageError`` for settings out of range."""
+    warmup = min(20, options.steps // 4)
+    return TrainingConfig(
+        model=TransformerConfig(
+            length=options.seq,
+            features=options.dim,
+            layers=options.layers,
+            heads=options.heads,
+            seed=options.seed,
+            dtype=options.dtype,
+        ),
+        optimizer=AdamWConfig(beta2=0.99, clip_norm=1.0),
+        schedule=WarmupCosine(peak=options.lr, steps=options.steps, warmup=warmup),
+        steps=options.steps,
+        rows=options.batch,
+    )
+
+
+def make_batches(options: argparse.Namespace) -> Batches:
+    """Read the text.  Raises ``UsageError`` when it cannot be read or is too short."""
+    least = LEAST_WINDOWS * (options.seq + 1)
+    if options.text:
+        corpus = read_corpus(options.text, least=least)
+    else:
+        corpus = read_corpus(standard_library_text(), least=least, most=LIBRARY_BYTES)
+    return Batches(corpus, rows=options.batch, length=options.seq, seed=options.seed)
+
+
+def make_synchronizer(options: argparse.Namespace, communicator: Communicator) -> GradientSynchronizer:
+    """Return the synchronizer of all replicas."""
+    config = ThreeDParallelismConfig(dp_size=communicator.size)
+    return GradientSynchronizer(
+        config,
+        RankMapping(config, communicator.rank),
+        communicator=communicator,
+        bucketing=GradientBucketingConfig(bucket_size_mb=options.bucket_mb),
+        compression=GradientCompressionConfig(enable_compression=options.compress == "int8"),
+    )
+
+
+async def train(options: argparse.Namespace, config: TrainingConfig, batches: Batches, reporter: Reporter) -> Run:
+    """Train on all ranks together."""
+    async with ap.init() as node:
+        communicator = node.world
+        await check_same_text(communicator, batches)
+        model = LanguageModel(config)
+        synchronizer = make_synchronizer(options, communicator)
+        trainer = DataParallelTrainer(model, batches, communicator=communicator, synchronizer=synchronizer)
+        await communicator.barrier()
+        losses: list[float] = []
+        sent, start = node.links.bytes_sent, time.perf_counter()
+        is_first = communicator.rank == 0
+        with open_progress(description="train", total=config.steps, reporter=reporter, is_watched=is_first) as progress:
+            async for report in trainer.run():
+                losses.append(report.loss)
+                show(progress, report, config, synchronizer.get_sync_stats())
+        seconds = time.perf_counter() - start
+        await trainer.check_replicas()
+        counts = await communicator.all_gather_object(node.links.bytes_sent - sent)
+        summary = summarize(losses, config, options, counts=counts, seconds=seconds, model=model)
+        return Run(losses=losses, summary=summary, is_first=is_first)
+
+
+async def check_same_text(communicator: Communicator, batches: Batches) -> None:
+    """Raise ``UsageError`` that names the first rank whose text differs."""
+    digests = await communicator.all_gather_object(hashlib.sha256(batches.corpus).hexdigest())
+    for rank, digest in enumerate(digests):
+        if digest != digests[0]:
+            raise UsageError(f"text: expected the same bytes on all ranks, but rank {rank} has others than rank 0")
+
+
+def show(progress: Progress, report: StepReport, config: TrainingConfig, statistics: SyncStatistics) -> None:
+    """Show a step."""
+    steps = statistics.total_sync_operations
+    fields = {
+        "loss": f"{report.loss:.4f}",
+        "bytes/s": f"{config.tokens / report.seconds:,.0f}",
+        "comm": f"{statistics.average_sync_time_ms:.0f} ms",
+        "exposed": f"{1e3 * statistics.total_exposed_time / max(1, steps):.0f} ms",
+        "ratio": f"{statistics.compression_ratio_achieved:.2f}",
+    }
+    progress.show(report.step + 1, fields)
+
+
+def summarize(
+    losses: list[float],
+    config: TrainingConfig,
+    options: argparse.Namespace,
+    *,
+    counts: list[int],
+    seconds: float,
+    model: LanguageModel,
+) -> Summary:
+    """Return the figures of the distributed part."""
+    ranks, sent = len(counts), sum(counts) // len(counts)
+    return Summary(
+        ranks=ranks,
+        steps=config.steps,
+        first_loss=losses[0],
+        last_loss=losses[-1],
+        bytes_sent_per_rank=sent,
+        compression_ratio=compression_ratio(
+            ranks=ranks,
+            gradient_bytes=sum(parameter.grad.nbytes for parameter in model.model.parameters()),
+            steps=config.steps,
+            sent=sent,
+            is_lossy=options.compress != "none",
+        ),
+        seconds=seconds,
+        tokens_per_second=config.tokens * config.steps / seconds,
+    )
+
+
+def repeat_alone(config: TrainingConfig, batches: Batches, *, reporter: Reporter) -> list[float]:
+    """Repeat the run in this process alone, each batch whole, and return the losses."""
+    model = LanguageModel(config)
+    losses: list[float] = []
+    with open_progress(description="check in one process", total=config.steps, reporter=reporter) as progress:
+        for step in range(config.steps):
+            total = model.accumulate(batches.windows(step), scale=1.0 / config.tokens)
+            model.update(step)
+            losses.append(total / config.tokens)
+            progress.show(step + 1, {"loss": f"{losses[-1]:.4f}"})
+    return losses
+
+
+def write_results(out: Path, summary: Summary, curves: dict[str, list[float]], options: argparse.Namespace) -> None:
+    """Write summary.json, and loss.png where matplotlib is."""
+    out.mkdir(parents=True, exist_ok=True)
+    settings = {name: str(value) for name, value in vars(options).items()}
+    content = asdict(summary) | {"settings": settings, "losses": curves}
+    (out / "summary.json").write_text(json.dumps(content, indent=1) + "\n")
+    try:
+        plot_losses(curves, out / "loss.png", title=f"{summary.ranks} ranks, compression: {options.compress}")
+    except UsageError as error:
+        print(f"no loss.png: {error}", file=sys.stderr)
+
+
+def refuse(error: UsageError) -> SystemExit:
+    """Say once per host what is wrong; return the exception that ends this rank with code 2."""
+    if os.environ.get("LOCAL_RANK", "0") == "0":
+        print(f"train_lm: {error}", file=sys.stderr)
+    return SystemExit(2)
+
+
+def main() -> None:
+    """Train, check, write, and print the figures."""
+    options = parse_arguments()
+    try:
+        config = make_config(options)
+        batches = make_batches(options)
+        split_rows(batches.rows, rank=0, size=int(os.environ.get("WORLD_SIZE", "1")))
+        options.out.mkdir(parents=True, exist_ok=True)
+    except UsageError as error:
+        raise refuse(error) from None
+    reporter = Reporter.from_environment(os.environ)
+    run = ap.run(train(options, config, batches, reporter))
+    if not run.is_first:
+        return
+    summary, curves, failure = run.summary, {f"{run.summary.ranks} ranks": run.losses}, None
+    if options.check:
+        curves["one process"] = repeat_alone(config, batches, reporter=reporter)
+        summary = compare(summary, run.losses, curves["one process"])
+        failure = find_fault(summary, is_lossy=options.compress != "none")
+    write_results(options.out, summary, curves, options)
+    print(json.dumps(asdict(summary)), flush=True)
+    if failure is not None:
+        raise SystemExit(f"train_lm: the check failed: {failure}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,51 @@
+"""Figures follow from events."""
+
+from __future__ import annotations
+
+import pytest
+
+from asyncpar.gradsync import SyncStatistics
+from asyncpar.gradsync.statistics import StepRecord, merge_intervals
+
+
+def test_intervals_are_merged_where_they_touch() -> None:
+    assert merge_intervals([(5.0, 6.0), (0.0, 2.0), (1.0, 3.0), (3.0, 4.0)]) == [(0.0, 4.0), (5.0, 6.0)]
+
+
+def test_time_that_buckets_share_counts_once_in_the_total() -> None:
+    statistics = SyncStatistics()
+    StepRecord(intervals=[(0.0, 3.0), (1.0, 4.0)], last_gradient_at=4.0).add_to(
+        statistics, lane_bandwidth=1.0, residual_norm=0.0
+    )
+    assert statistics.total_sync_time == 4.0
+    assert statistics.total_bucket_sync_time == 6.0
+    assert (statistics.total_sync_operations, statistics.total_buckets_synced) == (1, 2)
+    assert statistics.overlap_fraction == 1.0
+
+
+def test_what_comes_after_the_last_gradient_is_exposed() -> None:
+    statistics = SyncStatistics()
+    StepRecord(intervals=[(0.0, 1.0), (2.0, 5.0)], last_gradient_at=4.0).add_to(
+        statistics, lane_bandwidth=1.0, residual_norm=0.0
+    )
+    assert statistics.total_exposed_time == 1.0
+    assert statistics.overlap_fraction == pytest.approx(0.75)
+
+
+def test_averages_and_ratios_are_over_all_steps() -> None:
+    statistics = SyncStatistics()
+    for sent, plain, seconds in ((100, 400, 1.0), (100, 380, 3.0)):
+        record = StepRecord(intervals=[(0.0, seconds)], bytes_on_wire=sent, bytes_uncompressed=plain)
+        record.add_to(statistics, lane_bandwidth=100.0, residual_norm=seconds)
+    assert statistics.average_sync_time_ms == 2000.0
+    assert statistics.compression_ratio_achieved == pytest.approx(3.9)
+    assert statistics.communication_efficiency == pytest.approx(200 / (4.0 * 100.0))
+    assert statistics.residual_norm == 3.0
+
+
+def test_no_step_gives_no_figures() -> None:
+    statistics = SyncStatistics()
+    statistics.update_average_sync_time()
+    assert statistics.average_sync_time_ms == 0.0
+    assert statistics.compression_ratio_achieved == 1.0
+    assert statistics.overlap_fraction == 0.0

@@ -1,0 +1,115 @@
+"""Start real launchers, and never leave one behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import psutil
+import pytest
+
+LIMIT = 30.0
+"""Seconds that anything may take here, far more than it needs."""
+
+
+class Launcher:
+    """Runs ``asyncpar launch`` in ``directory``; ranks that want to be found write their pid into ``pids/``."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.pids_directory = directory / "pids"
+        self.pids_directory.mkdir()
+        self._started: list[subprocess.Popen[str]] = []
+
+    def script(self, text: str, *, name: str = "job.py") -> str:
+        """Write a rank's program; ``register()`` in it makes a process known to ``ranks_alive``."""
+        head = (
+            "import os, sys, time, json, signal, subprocess\n"
+            "rank = int(os.environ['RANK'])\n"
+            "def register(pid=None):\n"
+            f"    os.close(os.open(f'{self.pids_directory}/{{pid or os.getpid()}}', os.O_CREAT))\n"
+            "def report(**record):\n"
+            "    os.write(int(os.environ['ASYNCPAR_REPORT_FD']), json.dumps(record).encode() + b'\\n')\n"
+            "def park():\n"
+            "    signal.pause()\n"
+        )
+        path = self.directory / name
+        path.write_text(head + textwrap.dedent(text))
+        return str(path)
+
+    def start(
+        self, *arguments: str, env: Mapping[str, str] | None = None, prefix: tuple[str, ...] = ()
+    ) -> subprocess.Popen[str]:
+        """Start ``asyncpar launch`` with pipes for its output."""
+        clean = {name: value for name, value in os.environ.items() if not name.startswith(("ASYNCPAR_", "COV_"))}
+        process = subprocess.Popen(
+            [*prefix, sys.executable, "-m", "asyncpar", "launch", *arguments],
+            cwd=self.directory,
+            env=clean | dict(env or {}),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+        )
+        self._started.append(process)
+        return process
+
+    def run(self, *arguments: str, env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+        """Run ``asyncpar launch`` to its end."""
+        return self.finish(self.start(*arguments, env=env))
+
+    def finish(self, process: subprocess.Popen[str]) -> subprocess.CompletedProcess[str]:
+        """Wait for a started launcher."""
+        stdout, stderr = process.communicate(timeout=LIMIT)
+        return subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)
+
+    def registered(self) -> list[int]:
+        """Return the pids of all processes that registered."""
+        return [int(name) for name in os.listdir(self.pids_directory)]
+
+    def ranks_alive(self) -> list[int]:
+        """Return those of ``registered`` that still run."""
+        return [pid for pid in self.registered() if _is_running(pid)]
+
+    def close(self) -> None:
+        for process in self._started:
+            if process.poll() is None:
+                process.kill()
+            process.communicate()
+        for pid in self.ranks_alive():
+            os.kill(pid, signal.SIGKILL)
+
+
+def _is_running(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _eventually(is_so: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + LIMIT
+    while not is_so():
+        assert time.monotonic() < deadline, "it never became so"
+        time.sleep(0.01)
+
+
+@pytest.fixture
+def eventually() -> Callable[[Callable[[], bool]], None]:
+    """Wait for another process: poll a condition until it holds."""
+    return _eventually
+
+
+@pytest.fixture
+def launcher(tmp_path: Path) -> Iterator[Launcher]:
+    """A launcher with a directory of its own; whatever it started is gone afterwards."""
+    instance = Launcher(tmp_path)
+    yield instance
+    instance.close()

@@ -1,0 +1,222 @@
+"""Several agents, one world: two launchers on loopback, and two network namespaces."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.process
+Launcher = Any  # the class lives in conftest.py
+Eventually = Callable[[Callable[[], bool]], None]
+
+JOIN = """
+    import asyncio
+    from asyncpar.config.environment import LaunchEnvironment
+    from asyncpar.config.world import Member
+    from asyncpar.membership.client import JoinRequest, join_world
+    from asyncpar.membership.secret_file import read_secret
+    from asyncpar.transport.rpc import Credentials
+    place = LaunchEnvironment.from_mapping(os.environ)
+    member = Member(rank=rank, host_id=place.host_id, local_rank=place.local_rank, address=f"{place.bind}:1")
+    request = JoinRequest(member=member, world_size=place.world_size, generation=place.generation, job=place.job)
+    world = asyncio.run(join_world(place.rendezvous, Credentials(read_secret(place.secret_file)), request))
+    if rank == 0:
+        print([(member.rank, member.local_rank, member.address) for member in world.members], len(world.hosts))
+"""
+PARKED = """
+    register()
+    park()
+"""
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def start_pair(
+    launcher: Launcher, script: str, *options: str, first: tuple[str, ...] = (), second: tuple[str, ...] = ()
+) -> tuple[subprocess.Popen[str], subprocess.Popen[str]]:
+    endpoint = f"127.0.0.1:{free_port()}"
+    common = ("--nnodes", "2", "--rdzv-endpoint", endpoint, "--rdzv-timeout", "25", *options)
+    follower = launcher.start(*common, "--node-rank", "1", *second, script)
+    leader = launcher.start(*common, "--node-rank", "0", *first, script)
+    return leader, follower
+
+
+def test_two_agents_make_one_world(launcher: Launcher) -> None:
+    script = launcher.script(JOIN)
+    leader, follower = start_pair(launcher, script, first=("--nproc-per-node", "2"), second=("--nproc-per-node", "1"))
+    one, other = launcher.finish(leader), launcher.finish(follower)
+    assert (one.returncode, other.returncode) == (0, 0), one.stderr + other.stderr
+    assert one.stdout == "[(0, 0, '127.0.0.1:1'), (1, 1, '127.0.0.1:1'), (2, 0, '127.0.0.1:1')] 1\n"
+    assert other.stdout == ""
+
+
+def test_agents_without_a_node_rank_find_their_places(launcher: Launcher) -> None:
+    script = launcher.script("print(rank, os.environ['GROUP_RANK'], os.environ['WORLD_SIZE'], file=sys.stderr)")
+    endpoint = f"127.0.0.1:{free_port()}"
+    both = [launcher.start("--nnodes", "2", "--rdzv-endpoint", endpoint, script) for _ in range(2)]
+    ends = [launcher.finish(process) for process in both]
+    assert [end.returncode for end in ends] == [0, 0], ends
+    shown = sorted(line.split("] ")[1] for end in ends for line in end.stderr.splitlines())
+    assert shown == ["0 0 2", "1 1 2"]
+
+
+def test_a_failure_on_one_host_ends_all_with_its_code(launcher: Launcher) -> None:
+    script = launcher.script("""
+        register()
+        if rank == 1:
+            print("no luck", file=sys.stderr)
+            sys.exit(9)
+        park()
+    """)
+    leader, follower = start_pair(launcher, script)
+    one, other = launcher.finish(leader), launcher.finish(follower)
+    assert (one.returncode, other.returncode) == (9, 9)
+    assert "rank 1 failed first: exited with code 9" in one.stderr
+    assert "no luck" in one.stderr
+    assert launcher.ranks_alive() == []
+
+
+def test_all_hosts_restart_together(launcher: Launcher) -> None:
+    script = launcher.script("""
+        if os.environ["ASYNCPAR_GENERATION"] == "1":
+            print("again", file=sys.stderr)
+            sys.exit(0)
+        if rank == 1:
+            sys.exit(1)
+        park()
+    """)
+    leader, follower = start_pair(launcher, script, "--max-restarts", "1")
+    one, other = launcher.finish(leader), launcher.finish(follower)
+    assert (one.returncode, other.returncode) == (0, 0), one.stderr + other.stderr
+    assert "again" in one.stderr
+    assert "again" in other.stderr
+
+
+def test_ctrl_c_on_one_host_ends_all(launcher: Launcher, eventually: Eventually) -> None:
+    leader, follower = start_pair(launcher, launcher.script(PARKED))
+    eventually(lambda: len(launcher.registered()) == 2)
+    follower.send_signal(signal.SIGINT)
+    one, other = launcher.finish(leader), launcher.finish(follower)
+    assert (one.returncode, other.returncode) == (130, 130)
+    assert "got SIGINT" in one.stderr
+    assert launcher.ranks_alive() == []
+
+
+def test_a_lost_agent_is_a_failure_of_its_ranks(launcher: Launcher, eventually: Eventually) -> None:
+    leader, follower = start_pair(launcher, launcher.script(PARKED))
+    eventually(lambda: len(launcher.registered()) == 2)
+    follower.kill()
+    one = launcher.finish(leader)
+    assert one.returncode == 1
+    assert "rank 1 failed first: was lost with the agent on" in one.stderr
+    eventually(lambda: launcher.ranks_alive() == [])
+
+
+def test_a_lost_coordinator_ends_the_other_agents(launcher: Launcher, eventually: Eventually) -> None:
+    leader, follower = start_pair(launcher, launcher.script(PARKED))
+    eventually(lambda: len(launcher.registered()) == 2)
+    leader.kill()
+    other = launcher.finish(follower)
+    assert other.returncode == 1
+    assert "lost the coordinator at 127.0.0.1:" in other.stderr
+    eventually(lambda: launcher.ranks_alive() == [])
+
+
+def test_an_agent_that_never_comes_is_named(launcher: Launcher) -> None:
+    endpoint = f"127.0.0.1:{free_port()}"
+    script = launcher.script("pass")
+    done = launcher.run(
+        "--nnodes", "3", "--node-rank", "0", "--rdzv-endpoint", endpoint, "--rdzv-timeout", "0.5", script
+    )
+    assert done.returncode == 1
+    assert "missing: node rank 1, 2" in done.stderr
+
+
+def test_a_coordinator_that_never_comes_is_named(launcher: Launcher) -> None:
+    endpoint = f"127.0.0.1:{free_port()}"
+    script = launcher.script("pass")
+    done = launcher.run(
+        "--nnodes", "2", "--node-rank", "1", "--rdzv-endpoint", endpoint, "--rdzv-timeout", "0.5", script
+    )
+    assert done.returncode == 1
+    assert f"no coordinator answered at {endpoint} for 0.5 s" in done.stderr
+
+
+def test_agents_that_disagree_are_refused(launcher: Launcher) -> None:
+    endpoint = f"127.0.0.1:{free_port()}"
+    script = launcher.script("pass")
+    common = ("--rdzv-endpoint", endpoint, "--rdzv-timeout", "25")
+    leader = launcher.start(*common, "--nnodes", "2", "--node-rank", "0", script)
+    stranger = launcher.run(*common, "--nnodes", "3", "--node-rank", "1", script)
+    assert stranger.returncode == 2
+    assert "--nnodes: the coordinator expects 2, this agent says 3" in stranger.stderr
+    assert launcher.run(*common, "--nnodes", "2", "--node-rank", "1", script).returncode == 0
+    assert launcher.finish(leader).returncode == 0
+
+
+def test_another_secret_is_refused(launcher: Launcher, tmp_path: Path) -> None:
+    for name in ("one", "other"):
+        (tmp_path / name).write_bytes(os.urandom(32))
+        (tmp_path / name).chmod(0o600)
+    endpoint = f"127.0.0.1:{free_port()}"
+    script = launcher.script("pass")
+    common = ("--nnodes", "2", "--rdzv-endpoint", endpoint, "--rdzv-timeout", "2")
+    leader = launcher.start(*common, "--node-rank", "0", "--secret-file", "one", script)
+    stranger = launcher.run(*common, "--node-rank", "1", "--secret-file", "other", script)
+    assert stranger.returncode == 1
+    assert "did not accept our secret" in stranger.stderr
+    assert launcher.finish(leader).returncode == 1
+
+
+@pytest.fixture
+def namespaces() -> Iterator[tuple[str, str]]:
+    """Two network namespaces joined by a wire: 10.213.7.1 and 10.213.7.2."""
+    if os.geteuid() != 0 or shutil.which("ip") is None:
+        pytest.skip("network namespaces need root and the ip command")
+    left, right = f"apl{os.getpid()}", f"apr{os.getpid()}"
+    commands = [
+        f"ip netns add {left}",
+        f"ip netns add {right}",
+        f"ip link add {left} netns {left} type veth peer name {right} netns {right}",
+        f"ip -n {left} addr add 10.213.7.1/24 dev {left}",
+        f"ip -n {right} addr add 10.213.7.2/24 dev {right}",
+        f"ip -n {left} link set {left} up",
+        f"ip -n {right} link set {right} up",
+        f"ip -n {left} link set lo up",
+        f"ip -n {right} link set lo up",
+    ]
+    try:
+        for command in commands:
+            made = subprocess.run(command.split(), capture_output=True, text=True, check=False)
+            if made.returncode != 0:
+                pytest.skip(f"network namespaces cannot be made here: {made.stderr.strip()}")
+        yield left, right
+    finally:
+        for name in (left, right):
+            subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
+
+
+def test_two_network_namespaces_make_one_world(launcher: Launcher, namespaces: tuple[str, str], tmp_path: Path) -> None:
+    (tmp_path / "secret").write_bytes(os.urandom(32))
+    (tmp_path / "secret").chmod(0o600)
+    script = launcher.script(JOIN)
+    common = ("--nnodes", "2", "--rdzv-endpoint", "10.213.7.1:29400", "--secret-file", "secret")
+    prefixes = [("ip", "netns", "exec", name) for name in namespaces]
+    follower = launcher.start(*common, "--node-rank", "1", script, prefix=prefixes[1])
+    leader = launcher.start(*common, "--node-rank", "0", script, prefix=prefixes[0])
+    one, other = launcher.finish(leader), launcher.finish(follower)
+    assert (one.returncode, other.returncode) == (0, 0), one.stderr + other.stderr
+    assert one.stdout == "[(0, 0, '10.213.7.1:1'), (1, 0, '10.213.7.2:1')] 2\n"
