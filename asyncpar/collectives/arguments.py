@@ -1,4 +1,4 @@
-"""Check what callers pass, before anything is sent.  Every error names the argument, what was expected and given.  Pure."""
+"""Check what callers pass, before anything is sent.  Errors name the argument, what was expected and given.  Pure."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from asyncpar.collectives.ledger import LARGEST_TAG
 from asyncpar.collectives.reduction import Array, is_numeric
 from asyncpar.errors import UsageError
 
@@ -33,9 +34,7 @@ def check_out(out: object, shape: Sequence[int], dtype: np.dtype[Any], *, of: st
         return np.empty(shape, dtype)
     array = check_writable(check_array(out, "out"), "out")
     if array.shape != tuple(shape) or array.dtype != dtype:
-        raise UsageError(
-            f"out: expected {dtype}{list(shape)} for {of}, got {array.dtype}{list(array.shape)}"
-        )
+        raise UsageError(f"out: expected {dtype}{list(shape)} for {of}, got {array.dtype}{list(array.shape)}")
     return array
 
 
@@ -84,6 +83,13 @@ def check_counts(counts: object, size: int, rows: int, name: str = "counts") -> 
     if sum(numbers) != rows:
         raise UsageError(f"{name}: expected counts that add up to the {rows} rows of x, got a sum of {sum(numbers)}")
     return [int(count) for count in numbers]
+
+
+def check_tag(tag: object) -> int:
+    """Return ``tag`` if messages can carry it."""
+    if isinstance(tag, bool) or not isinstance(tag, int | np.integer) or not 0 <= tag <= LARGEST_TAG:
+        raise UsageError(f"tag: expected an integer 0..{LARGEST_TAG}, got {tag!r}")
+    return int(tag)
 
 
 def check_key(key: object) -> str | None:

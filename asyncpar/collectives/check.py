@@ -149,9 +149,9 @@ class Simulation:
             rank.knows |= message.knowledge
             for chunk, content in zip(_flat(step.chunks), message.contents, strict=True):
                 rank.chunks[chunk] = _combine(rank, chunk, content) if step.reduce else content
-        for step in rank.schedule.rounds[rank.round]:
-            if isinstance(step, Copy):
-                _copy(rank, step)
+        for copy in rank.schedule.rounds[rank.round]:
+            if isinstance(copy, Copy):
+                _copy(rank, copy)
         rank.time = rank.ready
         self._begin_next(rank)
         return True

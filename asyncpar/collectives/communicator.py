@@ -1,15 +1,19 @@
-"""The communicator: collective operations over an ordered set of ranks."""
+"""The communicator: operations over an ordered set of ranks."""
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Sequence
+import time
+from collections.abc import Coroutine, Iterable, Sequence
 from typing import Any, Self
 
-from asyncpar.collectives import exchanges, gathers, reductions
+from asyncpar.collectives import calibration, objects, subgroups
+from asyncpar.collectives.arguments import check_array, check_rank, check_tag, check_writable
+from asyncpar.collectives.array_operations import ArrayOperations
 from asyncpar.collectives.cost import CostModel, LaneCosts, costs_of_lane
 from asyncpar.collectives.description import hash64
 from asyncpar.collectives.engine import Engine
 from asyncpar.collectives.group import Limits
+from asyncpar.collectives.mailbox import Delivery, Mailbox
 from asyncpar.collectives.pin import parse_pin
 from asyncpar.collectives.policy import Policy
 from asyncpar.collectives.reduction import Array
@@ -22,8 +26,8 @@ DEFAULT_TIMEOUT = 300.0
 """Seconds that an operation may go without progress."""
 
 
-class Communicator:
-    """Collective operations over the ranks of a group.
+class Communicator(ArrayOperations):
+    """Operations over the ranks of a group.
 
     All ranks of the group call the same operations in the same order; an operation takes its place in that order when
     it is *called*, and runs when what the call returned is awaited, so several may be in flight.  Operations with equal
@@ -39,7 +43,8 @@ class Communicator:
     """
 
     def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+        super().__init__(engine)
+        self._mailbox = Mailbox(engine)
 
     @classmethod
     def world(
@@ -50,29 +55,29 @@ class Communicator:
         timeout: float | None = DEFAULT_TIMEOUT,
         lane: str | LaneCosts | None = None,
     ) -> Self:
-        """Return the communicator over all ranks of the world of ``links``; make one per links.
+        """Return the communicator over all ranks of the world of ``links``; make one per links, on the running loop.
 
-        ``pin`` is described in ``collectives.pin``.  ``lane`` says what the cost model reckons with between hosts: a
-        kind of lane or figures, equal on all ranks; by default in-process figures where no rank has an address, else
-        those of TCP.
+        ``pin`` is described in ``collectives.pin``.  ``lane`` says what the cost model reckons with: a kind of lane or
+        figures, equal on all ranks; by default in-process figures where no rank has an address, else those of TCP.
         """
-        table = OperationTable(links)
         members = links.world.members
         if lane is None:
             lane = "tcp" if any(member.address for member in members) else "inproc"
         costs = costs_of_lane(lane) if isinstance(lane, str) else lane
         model = CostModel(size=len(members), hosts=links.world.hosts, lane=costs, local=costs)
+        policy = Policy(model=model, pin=parse_pin(pin or ""))
+        limits = Limits(_checked_timeout(timeout))
         engine = Engine(
-            table=table,
+            table=OperationTable(links),
             number=hash64("world", links.world.generation),
             name="world",
             ranks=tuple(range(len(members))),
-            policy=Policy(model=model, pin=parse_pin(pin or "")),
-            limits=Limits(_checked_timeout(timeout)),
+            policy=policy,
+            limits=limits,
         )
         return cls(engine)
 
-    # -- who ---------------------------------------------------------------------------------------------------------
+    # -- who -------------------------------------------------------------------------------------------------------
 
     @property
     def rank(self) -> int:
@@ -100,7 +105,10 @@ class Communicator:
 
     @property
     def timeout(self) -> float | None:
-        """Seconds that an operation may go without progress before it raises ``PeerTimeout``; None: for ever."""
+        """Seconds that an operation may go without progress before it raises ``PeerTimeout``; None: for ever.
+
+        Sub-groups share it.
+        """
         return self._engine.group.limits.timeout
 
     @timeout.setter
@@ -112,126 +120,130 @@ class Communicator:
         """What the finished operations of this rank have sent: a snapshot."""
         return self._engine.traffic()
 
+    @property
+    def bandwidth(self) -> float:
+        """Bytes/s of a lane, as the cost model reckons with: built in, or measured by ``calibrate``."""
+        return self._engine.policy.model.lane.bandwidth
+
     def algorithm_table(self) -> str:
         """Return which algorithm is used for which operation and size, with the estimates behind it."""
         return self._engine.policy.table()
 
-    # -- combining -----------------------------------------------------------------------------------------------------
+    def calibrate(self) -> Coroutine[Any, Any, None]:
+        """Measure latency and bandwidth from rank 0 and choose algorithms by its figures, on all ranks alike.
 
-    def all_reduce(
-        self,
-        x: Array,
-        op: str = "sum",
-        *,
-        out: Array | None = None,
-        algorithm: str | None = None,
-        key: str | None = None,
-    ) -> Coroutine[Any, Any, Array]:
-        """Combine ``x`` of all ranks, in place (or into ``out``), and return it.
-
-        ``op`` is sum, mean, prod, min, max, band, bor or bxor.  The result has the same bits on every rank, and again
-        whenever the same values are reduced by the same algorithm.  Needs 8 MiB of memory besides at most.
+        Call no other operation of this group until it is over.
         """
-        return reductions.all_reduce(self._engine, x, op=op, out=out, algorithm=algorithm, key=key)
+        return calibration.calibrate(self._engine, clock=time.perf_counter)
 
-    def reduce(
-        self,
-        x: Array,
-        op: str = "sum",
-        *,
-        root: int = 0,
-        out: Array | None = None,
-        algorithm: str | None = None,
-        key: str | None = None,
-    ) -> Coroutine[Any, Any, Array | None]:
-        """Combine ``x`` of all ranks at ``root``, which gets the result (in ``out``); the others get None."""
-        return reductions.reduce(self._engine, x, op=op, root=root, out=out, algorithm=algorithm, key=key)
+    # -- sub-groups ------------------------------------------------------------------------------------------------
 
-    def reduce_scatter(
-        self,
-        x: Array,
-        op: str = "sum",
-        *,
-        out: Array | None = None,
-        algorithm: str | None = None,
-        key: str | None = None,
-    ) -> Coroutine[Any, Any, Array]:
-        """Combine ``x`` of all ranks and return this rank's slice of the result along axis 0.
+    def subgroup(self, ranks: Iterable[int], *, name: str | None = None) -> Communicator | None:
+        """Return the communicator over ``ranks`` of this group, in that order; None if this rank is not one of them.
 
-        Slices have ``ceil(len(x) / size)`` rows; those of the last ranks may be shorter or empty.
+        Nothing is sent.  Its members must ask for the same ranks in the same order, and as often.
         """
-        return reductions.reduce_scatter(self._engine, x, op=op, out=out, algorithm=algorithm, key=key)
+        engine = subgroups.subgroup(self._engine, ranks, name)
+        return None if engine is None else Communicator(engine)
 
-    # -- collecting and handing out --------------------------------------------------------------------------------------
+    def split(
+        self, color: int | None, key: int = 0, *, name: str | None = None
+    ) -> Coroutine[Any, Any, Communicator | None]:
+        """Return the communicator over the ranks that pass the same ``color``, ordered by ``key``, then by rank.
 
-    def all_gather(
-        self, x: Array, *, out: Array | None = None, algorithm: str | None = None, key: str | None = None
-    ) -> Coroutine[Any, Any, Array]:
-        """Return ``x`` of all ranks as one array of shape ``(size, *x.shape)``."""
-        return gathers.all_gather(self._engine, x, out=out, algorithm=algorithm, key=key)
-
-    def all_gather_v(
-        self, x: Array, *, out: Array | None = None, algorithm: str | None = None, key: str | None = None
-    ) -> Coroutine[Any, Any, Array]:
-        """Return ``x`` of all ranks one after another along axis 0, in which they may differ."""
-        return gathers.all_gather_v(self._engine, x, out=out, algorithm=algorithm, key=key)
-
-    def gather(
-        self,
-        x: Array,
-        *,
-        root: int = 0,
-        out: Array | None = None,
-        algorithm: str | None = None,
-        key: str | None = None,
-    ) -> Coroutine[Any, Any, Array | None]:
-        """Return ``x`` of all ranks at ``root``, as ``all_gather`` does; the others get None."""
-        return gathers.gather(self._engine, x, root=root, out=out, algorithm=algorithm, key=key)
-
-    def scatter(
-        self,
-        x: Array | None = None,
-        *,
-        root: int = 0,
-        out: Array | None = None,
-        algorithm: str | None = None,
-        key: str | None = None,
-    ) -> Coroutine[Any, Any, Array]:
-        """Return ``x[rank]`` of the ``x`` that ``root`` passes, of shape ``(size, ...)``.
-
-        The other ranks pass no ``x``, but ``out``, which says shape and dtype.
+        All ranks of this group call it; those that pass None get None.
         """
-        return gathers.scatter(self._engine, x, root=root, out=out, algorithm=algorithm, key=key)
+        return subgroups.split(self._engine, color, key, name, Communicator)
 
-    def broadcast(
-        self, x: Array, *, root: int = 0, algorithm: str | None = None, key: str | None = None
-    ) -> Coroutine[Any, Any, Array]:
-        """Overwrite ``x`` with that of ``root``, and return it."""
-        return gathers.broadcast(self._engine, x, root=root, algorithm=algorithm, key=key)
+    # -- messages between two ranks --------------------------------------------------------------------------------
 
-    def barrier(self, *, algorithm: str | None = None, key: str | None = None) -> Coroutine[Any, Any, None]:
-        """Wait until all ranks have come here."""
-        return gathers.barrier(self._engine, algorithm=algorithm, key=key)
+    def send(self, x: Array, dest: int, *, tag: int = 0) -> Coroutine[Any, Any, None]:
+        """Send ``x`` to ``dest``, which receives it with the same ``tag`` (0 to 65535).
 
-    def all_to_all(
-        self, x: Array, *, out: Array | None = None, algorithm: str | None = None, key: str | None = None
-    ) -> Coroutine[Any, Any, Array]:
-        """Send ``x[r]`` to each rank ``r`` and return what they sent, entry ``r`` from rank ``r``; shapes as ``x``."""
-        return exchanges.all_to_all(self._engine, x, out=out, algorithm=algorithm, key=key)
-
-    def all_to_all_v(
-        self, x: Array, counts: Sequence[int], *, out: Array | None = None, key: str | None = None
-    ) -> Coroutine[Any, Any, tuple[Array, list[int]]]:
-        """Send the first ``counts[0]`` rows of ``x`` to rank 0, the next ``counts[1]`` to rank 1, and so on.
-
-        Returns the rows received, by rank of their sender, and how many came from each.
+        Messages of one rank with one tag arrive in the order of the calls.  Returns when ``x`` may be reused: for a
+        small array at once, for a larger one when it has been received.
         """
-        return exchanges.all_to_all_v(self._engine, x, counts, out=out, key=key)
+        return self._mailbox.send(check_array(x), self._other(dest, "dest"), check_tag(tag))
 
-    # -- sub-groups ------------------------------------------------------------------------------------------------------
+    def recv(self, source: int | None = None, *, out: Array | None = None, tag: int = 0) -> Coroutine[Any, Any, Array]:
+        """Return the next array that ``source`` (None: any rank) sends with ``tag``, in ``out`` if given.
+
+        ``out`` must have the shape and dtype that are sent: anything else is an ``OperationMismatch`` on both ranks.
+        """
+        return self._mailbox.receive(*self._reception(source, out, tag), convert=_array)
+
+    def recv_any(self, *, out: Array | None = None, tag: int = 0) -> Coroutine[Any, Any, tuple[int, Array]]:
+        """Return the rank that sends the next array with ``tag``, and the array."""
+        return self._mailbox.receive(*self._reception(None, out, tag), convert=lambda got: (got.source, _array(got)))
+
+    def send_object(self, value: object, dest: int, *, tag: int = 0) -> Coroutine[Any, Any, None]:
+        """Send a value of plain data, dataclasses, msgspec structs and arrays to ``dest``; see ``send``."""
+        content = objects.encoded(value, "value")
+        return self._mailbox.send(content, self._other(dest, "dest"), check_tag(tag), is_object=True)
+
+    def recv_object(self, source: int | None = None, *, tag: int = 0, wanted: Any = Any) -> Coroutine[Any, Any, Any]:
+        """Return the next value that ``source`` (None: any rank) sends with ``tag``; it must be of type ``wanted``."""
+
+        def convert(delivery: Delivery) -> Any:
+            if not delivery.is_object:
+                raise UsageError("recv_object: expected an object, but an array was sent; use recv")
+            return objects.decoded(delivery.array, wanted, "recv_object")
+
+        return self._mailbox.receive(*self._reception(source, None, tag), convert=convert)
+
+    # -- objects ---------------------------------------------------------------------------------------------------
+
+    def broadcast_object(
+        self, value: object = None, *, root: int = 0, key: str | None = None, wanted: Any = Any
+    ) -> Coroutine[Any, Any, Any]:
+        """Return the ``value`` that ``root`` passes.
+
+        Values are plain data, dataclasses, msgspec structs and numpy arrays, nested as you like.  ``wanted`` is the
+        type to check and make; for ``Any``, dataclasses and structs come as dicts, and tuples as lists.
+        """
+        return objects.broadcast_object(self._engine, value, root=root, wanted=wanted, key=key)
+
+    def all_gather_object(
+        self, value: object, *, key: str | None = None, wanted: Any = Any
+    ) -> Coroutine[Any, Any, list[Any]]:
+        """Return the values of all ranks, in their order."""
+        return objects.all_gather_object(self._engine, value, wanted=wanted, key=key)
+
+    def gather_object(
+        self, value: object, *, root: int = 0, key: str | None = None, wanted: Any = Any
+    ) -> Coroutine[Any, Any, list[Any] | None]:
+        """Return the values of all ranks at ``root``; the others get None."""
+        return objects.gather_object(self._engine, value, root=root, wanted=wanted, key=key)
+
+    def scatter_object(
+        self, values: Sequence[object] | None = None, *, root: int = 0, key: str | None = None, wanted: Any = Any
+    ) -> Coroutine[Any, Any, Any]:
+        """Return ``values[rank]`` of the values that ``root`` passes, one per rank; the others pass None."""
+        return objects.scatter_object(self._engine, values, root=root, wanted=wanted, key=key)
+
+    # -- inside ----------------------------------------------------------------------------------------------------
+
+    def _other(self, rank: object, name: str) -> int:
+        checked = check_rank(rank, self.size, name)
+        if checked == self.rank:
+            raise UsageError(f"{name}: expected another rank than this one, got {rank}")
+        return checked
+
+    def _reception(self, source: int | None, out: Array | None, tag: int) -> tuple[int | None, int, Array | None]:
+        if out is not None:
+            check_writable(check_array(out, "out"), "out")
+        if source is None and self.size == 1:
+            raise UsageError("source: there is no other rank to receive from in a group of one")
+        return None if source is None else self._other(source, "source"), check_tag(tag), out
+
+
+def _array(delivery: Delivery) -> Array:
+    if delivery.is_object:
+        raise UsageError("recv: expected an array, but an object was sent; use recv_object")
+    return delivery.array
 
 
 def _checked_timeout(seconds: float | None) -> float | None:
-    if seconds is not None and not (isinstance(seconds, int | float) and seconds > 0):
+    if seconds is not None and not seconds > 0:
         raise UsageError(f"timeout: expected a positive number of seconds or None, got {seconds!r}")
     return seconds

@@ -11,7 +11,7 @@ from asyncpar.errors import ProtocolError
 
 _TEXT_LIMIT = 4096
 
-Reason = Literal["cancelled", "failed", "mismatch"]
+Reason = Literal["cancelled", "failed", "mismatch", "lost"]
 
 
 class Abort(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -19,12 +19,14 @@ class Abort(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     ``text`` says why.  A mismatch that the sender has found comes with its own ``operation``, and the receiver answers
     with its own (``is_answer``, which is not answered again); third ranks get the whole ``text`` and no operation.
+    ``rank`` is the one that is lost.
     """
 
     reason: Reason
     text: str = ""
     operation: Description | None = None
     is_answer: bool = False
+    rank: int | None = None
 
 
 class Probe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -78,9 +78,7 @@ def _all_reduce(algorithm: str, size: int, payload: float) -> Work:
         case "ring":
             return Work(2 * (size - 1), 2 * share, share)
         case "halving":
-            return _folded(
-                size, lambda n: Work(2 * _log(n), 2 * payload * (n - 1) / n, payload * (n - 1) / n), payload
-            )
+            return _folded(size, lambda n: Work(2 * _log(n), 2 * payload * (n - 1) / n, payload * (n - 1) / n), payload)
         case "doubling":
             return _folded(size, lambda n: Work(_log(n), payload * _log(n), payload * _log(n)), payload)
     return Work(2 * _log(size), 2 * _log(size) * payload, _log(size) * payload)
@@ -121,7 +119,7 @@ def _all_to_all(algorithm: str, size: int, payload: float) -> Work:
 
 
 def work_of(operation: str, algorithm: str, size: int, payload: float) -> Work:
-    """Return the work of an operation over ``payload`` bytes (the largest buffer of any rank); not hierarchical ones."""
+    """Return the work of an operation over ``payload`` bytes, the largest buffer of any rank.  Not hierarchical."""
     check_algorithm(operation, algorithm)
     if size == 1:
         return Work(0, 0)

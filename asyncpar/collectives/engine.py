@@ -133,22 +133,26 @@ class Engine:
         self.table.enter(operation)
         return Ticket(operation)
 
-    def start(
-        self, name: str, description: Description, key: str | None, body: Body[T]
-    ) -> Coroutine[Any, Any, T]:
+    def start(self, name: str, description: Description, key: str | None, body: Body[T]) -> Coroutine[Any, Any, T]:
         """Give a call its place in the order of operations now; it runs when the returned coroutine is awaited."""
         return self.launch(self.open(name, description, key), body)
 
-    def launch(self, ticket: Ticket, body: Body[T]) -> Coroutine[Any, Any, T]:
-        """Return the coroutine that runs the operation of ``ticket``."""
-        coroutine = self._run(ticket, body)
-        coroutine.__qualname__ = f"Communicator.{ticket.operation.name}"
+    def launch(
+        self, ticket: Ticket, body: Body[T], *, gone: Callable[[], PeerLost | None] | None = None
+    ) -> Coroutine[Any, Any, T]:
+        """Return the coroutine that runs the operation of ``ticket``.
+
+        ``gone`` says who is missing for it; by default the first rank of its group that is lost.
+        """
+        coroutine = self._run(ticket, body, gone)
+        named: Any = coroutine
+        named.__qualname__ = f"Communicator.{ticket.operation.name}"  # what Python names if it is never awaited
         return coroutine
 
-    async def _run(self, ticket: Ticket, body: Body[T]) -> T:
+    async def _run(self, ticket: Ticket, body: Body[T], gone: Callable[[], PeerLost | None] | None) -> T:
         operation = ticket.operation
         try:
-            operation.begin()
+            operation.begin(gone() if gone is not None else self.table.lost_member(operation.home))
             result = await body(operation)
         except BaseException as error:
             outcome = _ended(operation, error)
@@ -200,11 +204,12 @@ def _ended(operation: Operation, error: BaseException) -> BaseException:
             operation.tell_failure("cancelled", "")
     elif isinstance(error, OperationMismatch):
         operation.tell_failure("mismatch", f"{operation.label}: {error}")
+    elif isinstance(error, PeerLost):
+        operation.tell_failure("lost", error.cause or str(error), lost=error.rank)
+        operation.discard()
+        return operation.lost(error)
     else:
         operation.tell_failure("failed", f"{type(error).__name__}: {error}")
-        if isinstance(error, PeerLost):
-            operation.discard()
-            return operation.lost(error)
     operation.discard()
     return error
 

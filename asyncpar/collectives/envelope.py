@@ -16,8 +16,9 @@ MAX_DIMENSIONS: Final = 16
 _LAYOUT = struct.Struct(f"<BBB5xQ{MAX_DIMENSIONS}Q")
 ENVELOPE_BYTES: Final = _LAYOUT.size
 
+_NAMES = ("?", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8", "c8", "c16")
 _DTYPES: tuple[np.dtype[Any], ...] = (
-    *(np.dtype(name) for name in "? i1 i2 i4 i8 u1 u2 u4 u8 f2 f4 f8 c8 c16".split()),
+    *(np.dtype(name) for name in _NAMES),
     np.dtype(ml_dtypes.bfloat16),
 )
 
@@ -51,7 +52,9 @@ def decode_envelope(content: bytes | bytearray) -> Envelope:
     """Return what ``encode_envelope`` encoded.  Raises ``ProtocolError`` for anything else."""
     code, ndim, is_object, nbytes, *dims = _LAYOUT.unpack(content)
     if code >= len(_DTYPES) or ndim > MAX_DIMENSIONS or is_object > 1:
-        raise ProtocolError(f"message envelope: dtype {code}, {ndim} dimensions and kind {is_object} are not known here")
+        raise ProtocolError(
+            f"message envelope: dtype {code}, {ndim} dimensions and kind {is_object} are not known here"
+        )
     envelope = Envelope(_DTYPES[code], tuple(dims[:ndim]), bool(is_object))
     if envelope.nbytes != nbytes:
         raise ProtocolError(f"message envelope: {envelope} has {envelope.nbytes} bytes, but {nbytes} are declared")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Coroutine
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from asyncpar.collectives.arguments import (
 )
 from asyncpar.collectives.engine import Engine, Prepared, describe_array
 from asyncpar.collectives.execute import execute
-from asyncpar.collectives.gathers import exchange_numbers
+from asyncpar.collectives.gathers import check_lengths, exchange_numbers
 from asyncpar.collectives.layout import AlongChunks, Slice
 from asyncpar.collectives.operation import Operation
 from asyncpar.collectives.plan import Plan
@@ -77,6 +78,7 @@ def all_to_all_v(
 
     async def body(operation: Operation) -> tuple[Array, list[int]]:
         matrix = await exchange_numbers(engine, operation, sent)
+        check_lengths(matrix.reshape(-1))
         received = [int(count) for count in matrix[:, engine.rank]]
         target = check_out(out, (sum(received), *rest), source.dtype)
         if out is not None:
@@ -96,7 +98,7 @@ def _plan_all_to_all_v(engine: Engine, x: Array, sent: list[int], received: list
     slices: list[Slice] = []
     for region, counts in enumerate((sent, received)):
         ends = np.cumsum((0, *counts)) * row
-        slices += [Slice(region, int(low), int(high)) for low, high in zip(ends, ends[1:], strict=False)]
+        slices += [Slice(region, int(low), int(high)) for low, high in pairwise(ends)]
     layout = AlongChunks(slices, longest=longest * row, itemsize=x.itemsize)
     schedule = engine.schedule("all_to_all", "pairwise")
     return Plan(schedule, layout, rank=engine.rank, ranks=engine.ranks, phase=1)

@@ -36,7 +36,7 @@ class Region(NamedTuple):
 def region_of(array: Array) -> Region:
     """Return the region of a contiguous array."""
     flat = array.reshape(-1)
-    return Region(flat, memoryview(flat.view(np.uint8)))
+    return Region(flat, flat.view(np.uint8).data)
 
 
 class Workspace(Protocol):
@@ -126,7 +126,7 @@ class _PieceRun:
             buffer = _NOTHING
         elif receive.reduce or len(slices) > 1:
             staging = self._pool.take(receive.count, self.regions[slices[0].region].array.dtype)
-            buffer = memoryview(staging.view(np.uint8))
+            buffer = staging.view(np.uint8).data
         else:
             buffer = self._bytes(*slices[0])
         return _Pending(receive, self._operation.post(receive.peer, receive.tag, buffer), staging)
@@ -139,7 +139,7 @@ class _PieceRun:
             parts = [self.regions[region].array[start:stop] for region, start, stop in slices]
             staging = self._pool.take(sum(len(part) for part in parts), parts[0].dtype)
             np.concatenate(parts, out=staging)
-            payload = memoryview(staging.view(np.uint8))
+            payload = staging.view(np.uint8).data
         else:
             payload = _NOTHING
         sending = self._operation.send(peer, tag, payload)

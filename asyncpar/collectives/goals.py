@@ -52,9 +52,7 @@ def verify(operation: str, schedules: Sequence[Schedule], *, root: int = 0) -> R
     holding each rank exactly once (reductions) or the right origin (all others).
     """
     size = len(schedules)
-    simulation = Simulation(
-        schedules, lambda rank, chunk: initial_content(operation, size, root, rank, chunk)
-    )
+    simulation = Simulation(schedules, lambda rank, chunk: initial_content(operation, size, root, rank, chunk))
     simulation.run()
     for state in simulation.ranks:
         for chunk, expected in goal(operation, size, root, state.rank, state.schedule.chunks):

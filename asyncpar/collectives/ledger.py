@@ -41,7 +41,10 @@ class GroupLedger:
         return self.last
 
     def allot_keyed(self, key: str, active: Container[int]) -> tuple[int, int]:
-        """Return the number of the next use of ``key``, and which use it is; numbers in ``active`` are not forgotten."""
+        """Return the number of the next use of ``key``, and which use it is.
+
+        Numbers in ``active`` are not forgotten.
+        """
         use = self._uses[key] = self._uses.get(key, 0) + 1
         sequence = hash64(key, use) | KEYED
         self._keyed[sequence] = None

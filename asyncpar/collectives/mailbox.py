@@ -9,8 +9,8 @@ fills; the other slots stay for receives to come, so nothing is lost and no memo
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
-from typing import Any, NamedTuple
+from collections.abc import Callable, Coroutine
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -22,7 +22,10 @@ from asyncpar.collectives.ledger import TAG_SHIFT, ChannelLedger
 from asyncpar.collectives.operation import Operation
 from asyncpar.collectives.reduction import Array
 from asyncpar.errors import OperationMismatch, PeerLost, ProtocolError
+from asyncpar.transport.lane import fail_future
 from asyncpar.transport.links import LEFT
+
+T = TypeVar("T")
 
 MAX_BYTES = 1 << 30
 """Largest message that is received into memory of our own making."""
@@ -72,7 +75,7 @@ class Mailbox:
         self._slots: dict[tuple[int, int], _Slot] = {}
         self._requests: list[_Request] = []
 
-    # -- sending -------------------------------------------------------------------------------------------------------
+    # -- sending ---------------------------------------------------------------------------------------------------
 
     def send(self, x: Array, dest: int, tag: int, *, is_object: bool = False) -> Coroutine[Any, Any, None]:
         """Send ``x`` to the receive that ``dest`` posts for it."""
@@ -84,7 +87,7 @@ class Mailbox:
         self._table.enter(ticket.operation)
 
         async def body(operation: Operation) -> None:
-            payload = memoryview(np.ascontiguousarray(x).reshape(-1).view(np.uint8))
+            payload = np.ascontiguousarray(x).reshape(-1).view(np.uint8).data
             sendings = [operation.send(peer, 0, memoryview(envelope)), operation.send(peer, 1, payload)]
             for sending in sendings:
                 if sending is not None:
@@ -92,9 +95,11 @@ class Mailbox:
 
         return self._engine.launch(ticket, body)
 
-    # -- receiving -----------------------------------------------------------------------------------------------------
+    # -- receiving -------------------------------------------------------------------------------------------------
 
-    def receive(self, source: int | None, tag: int, out: Array | None) -> Coroutine[Any, Any, Delivery]:
+    def receive(
+        self, source: int | None, tag: int, out: Array | None, *, convert: Callable[[Delivery], T]
+    ) -> Coroutine[Any, Any, T]:
         """Receive the next message of ``source`` (None: of anybody) into ``out``, or into a fresh array."""
         home = self._engine.group if source is None else self._channel(source, self._engine.rank)
         place = "from any rank" if source is None else f"from rank {self._engine.ranks[source]}"
@@ -105,20 +110,20 @@ class Mailbox:
         self._listen(request)
         self._match()
 
-        async def body(operation: Operation) -> Delivery:
+        async def body(operation: Operation) -> T:
             slot = await self._matched(request)
             envelope = decode_envelope(slot.envelope)
             array = self._memory(operation, slot, envelope, out)
             work = array if array.flags.c_contiguous else np.empty(array.shape, array.dtype)
             peer = self._engine.ranks[slot.source]
-            future = operation.post(peer, 1, memoryview(work.reshape(-1).view(np.uint8)))
+            future = operation.post(peer, 1, work.reshape(-1).view(np.uint8).data)
             if future is not None:
                 await operation.received(peer, 1, future)
             if work is not array:
                 array[...] = work
-            return Delivery(slot.source, array, envelope.is_object)
+            return convert(Delivery(slot.source, array, envelope.is_object))
 
-        return self._engine.launch(ticket, body, gone=self._gone if source is None else None)
+        return self._engine.launch(ticket, body, gone=lambda: self._gone(request))
 
     async def _matched(self, request: _Request) -> _Slot:
         try:
@@ -147,20 +152,28 @@ class Mailbox:
             )
         return out
 
-    def _gone(self) -> PeerLost | None:
-        """Return why nothing can come from any rank: one has failed, or all have left."""
-        lost = [self._table.links.lost.get(rank) for rank in self._engine.others]
-        failed = next((error for error in lost if error is not None and error.cause != LEFT), None)
-        return failed or (lost[0] if all(error is not None for error in lost) and lost else None)
+    def _gone(self, request: _Request) -> PeerLost | None:
+        """Return why nothing can come for ``request``: its source is gone; or one has failed, or all have left."""
+        lost = self._table.links.lost
+        if request.filled.done() or not lost:
+            return None
+        if request.source is not None:
+            return lost.get(self._engine.ranks[request.source])
+        errors = [lost[rank] for rank in self._engine.others if rank in lost]
+        failed = next((error for error in errors if error.cause != LEFT), None)
+        return failed or (errors[0] if errors and len(errors) == len(self._engine.others) else None)
 
-    # -- slots -----------------------------------------------------------------------------------------------------------
+    # -- slots -----------------------------------------------------------------------------------------------------
 
     def _listen(self, request: _Request) -> None:
         """See to it that there is a slot for every source that ``request`` takes messages of."""
         everyone = [rank for rank in range(self._engine.size) if rank != self._engine.rank]
         for source in everyone if request.source is None else [request.source]:
-            if (source, request.tag) not in self._slots and self._engine.ranks[source] not in self._table.links.lost:
+            if (source, request.tag) not in self._slots:
                 self._open_slot(source, request.tag)
+        if request.source is not None:
+            slot = self._slots.get((request.source, request.tag))
+            request.operation.stand_in = None if slot is None else slot.operation
 
     def _open_slot(self, source: int, tag: int) -> None:
         channel = self._channel(source, self._engine.rank)
@@ -172,7 +185,11 @@ class Mailbox:
         if operation.failure is not None:
             self._end_slot(slot, operation.failure)
             return
-        future = operation.post(peer, 0, memoryview(slot.envelope))
+        try:
+            future = operation.post(peer, 0, memoryview(slot.envelope))
+        except PeerLost as error:
+            self._end_slot(slot, error)
+            return
         if future is None:
             slot.is_filled = True
         else:
@@ -195,22 +212,24 @@ class Mailbox:
         self._slots.pop((slot.source, slot.tag), None)
         slot.operation.discard()
         for request in list(self._requests):
-            is_for_it = request.wants(slot.source, slot.tag) and not request.filled.done()
-            if is_for_it and error is not None and not (isinstance(error, PeerLost) and request.source is None):
+            if error is None or not request.wants(slot.source, slot.tag) or request.operation.is_over:
+                continue
+            outcome = self._gone(request) if isinstance(error, PeerLost) and request.source is None else error
+            if outcome is not None:
                 self._requests.remove(request)
-                request.filled.set_exception(error)
-                request.filled.exception()
+                fail_future(request.filled, outcome)
                 return
 
     def _match(self) -> None:
         """Give filled slots to the requests that have waited longest for them."""
+        for broken in [slot for slot in self._slots.values() if slot.is_filled and slot.operation.failure is not None]:
+            self._end_slot(broken, broken.operation.failure)
         for request in list(self._requests):
             if request.operation.is_over or request.operation.failure is not None:
                 self._requests.remove(request)
                 continue
-            slot = next(
-                (slot for slot in self._slots.values() if slot.is_filled and request.wants(slot.source, slot.tag)), None
-            )
+            filled = (slot for slot in self._slots.values() if slot.is_filled and request.wants(slot.source, slot.tag))
+            slot = next(filled, None)
             if slot is not None:
                 self._requests.remove(request)
                 self._hand_over(slot, request)
@@ -228,7 +247,7 @@ class Mailbox:
         if not request.filled.done():
             request.filled.set_result(None)
 
-    # -- making operations -------------------------------------------------------------------------------------------------
+    # -- making operations -----------------------------------------------------------------------------------------
 
     def _channel(self, source: int, dest: int) -> Group:
         """Return the group in which messages from ``source`` to ``dest`` are numbered."""
@@ -244,9 +263,7 @@ class Mailbox:
     def _ticket(self, name: str, place: str, tag: int, home: Group, route: Group | None, sequence: int) -> Ticket:
         return Ticket(self._operation(name, place, tag, home, route, sequence))
 
-    def _operation(
-        self, name: str, place: str, tag: int, home: Group, route: Group | None, sequence: int
-    ) -> Operation:
+    def _operation(self, name: str, place: str, tag: int, home: Group, route: Group | None, sequence: int) -> Operation:
         number = "" if route is None else f" #{sequence & ((1 << TAG_SHIFT) - 1)}"
         me = self._table.links.rank
         return Operation(

@@ -43,6 +43,7 @@ class Operation:
         "route",
         "sendings",
         "sequence",
+        "stand_in",
         "started_at",
         "steps",
         "suspects",
@@ -82,6 +83,8 @@ class Operation:
         self.sendings: dict[Sending, int] = {}
         self.reports: dict[int, tuple[float, str]] = {}
         self.suspects: set[int] = set()
+        self.stand_in: Operation | None = None
+        """In whose name a receive asks around that does not know its message yet."""
         self.payload_sent = 0
         self.messages_sent = 0
         self.steps = 0
@@ -94,13 +97,12 @@ class Operation:
 
     # -- moving payloads -----------------------------------------------------------------------------------------
 
-    def begin(self) -> None:
-        """The caller awaits.  Raises what has ended the operation before it began."""
+    def begin(self, lost: PeerLost | None) -> None:
+        """The caller awaits.  Raises what has ended the operation before it began, ``lost`` for one."""
         self.has_started = True
         self.started_at = self.progress_at = self.table.now()
         if self.failure is not None:
             raise self.failure
-        lost = self.table.lost_member(self.home)
         if lost is not None:
             raise lost
         self.table.watch(self)
@@ -176,11 +178,11 @@ class Operation:
         self._release(keep=None)
         self._close()
 
-    def tell_failure(self, reason: Reason, text: str) -> None:
-        """Tell the audience that the operation has failed here."""
+    def tell_failure(self, reason: Reason, text: str, *, lost: int | None = None) -> None:
+        """Tell the audience that the operation has failed here, because rank ``lost`` is gone perhaps."""
         if self.route is None or self.table.links.is_closing:
             return
-        payload = encode_control(Abort(reason, shortened(text)))
+        payload = encode_control(Abort(reason, shortened(text), rank=lost))
         for rank in self.audience:
             self.table.links.control(rank, FrameKind.ABORT, self.key(), payload)
 
@@ -228,7 +230,8 @@ class Operation:
         ranks = self.waits_for()
         if not ranks:
             return f"{me} waited {waited} for any rank" if self.waiter is not None else f"{me} was not waiting"
-        report = self.reports.get(ranks[0])
+        asker = self.stand_in or self
+        report = self.reports.get(ranks[0]) or asker.reports.get(ranks[0])
         known = "not heard of since" if report is None else f"last heard {now - report[0]:.1f} s ago, {report[1]}"
         return f"{me} waited {waited} for rank {ranks[0]} ({known})"
 

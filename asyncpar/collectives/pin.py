@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass
+from itertools import pairwise
 
 from asyncpar.collectives.algorithms.catalog import KNOWN, check_algorithm
 from asyncpar.errors import UsageError
@@ -52,7 +53,9 @@ def parse_pin(text: str) -> Pin:
     text = text.strip()
     if text and not re.search(r"[:;@]", text):
         if text not in PRESETS:
-            raise UsageError(f"pin: expected a preset ({', '.join(PRESETS)}) or operation:range@algorithm, got {text!r}")
+            raise UsageError(
+                f"pin: expected a preset ({', '.join(PRESETS)}) or operation:range@algorithm, got {text!r}"
+            )
         text = PRESETS[text]
     ranges: dict[str, tuple[PinnedRange, ...]] = {}
     for part in filter(None, (part.strip() for part in text.split(";"))):
@@ -69,8 +72,10 @@ def parse_pin(text: str) -> Pin:
 
 
 def _parse_ranges(operation: str, listed: str) -> tuple[PinnedRange, ...]:
-    ranges = sorted((_parse_range(operation, text.strip()) for text in listed.split(",")), key=lambda pinned: pinned.low)
-    for one, other in zip(ranges, ranges[1:], strict=False):
+    ranges = sorted(
+        (_parse_range(operation, text.strip()) for text in listed.split(",")), key=lambda pinned: pinned.low
+    )
+    for one, other in pairwise(ranges):
         if other.low < one.high:
             raise UsageError(f"pin: two ranges of {operation} overlap from {other.low:.0f} bytes on")
     return tuple(ranges)

@@ -67,9 +67,7 @@ class Plan:
         self._rank = rank
         self._ranks = ranks
         self._first_tag = phase * PHASE_TAGS
-        self._early = [
-            _may_be_early(schedule.rounds, index) for index in range(len(schedule.rounds))
-        ]
+        self._early = [_may_be_early(schedule.rounds, index) for index in range(len(schedule.rounds))]
         self._bound: dict[int, tuple[BoundRound, ...]] = {}
 
     def bind(self, piece: int) -> tuple[BoundRound, ...]:
@@ -166,7 +164,9 @@ def _may_be_early(rounds: Sequence[Round], index: int) -> bool:
     """May the plain receives of round ``index`` be posted in the round before?"""
     if index == 0:
         return False
-    written = {chunk for step in rounds[index] if isinstance(step, Recv) and not step.reduce for chunk in _of(step.chunks)}
+    written = {
+        chunk for step in rounds[index] if isinstance(step, Recv) and not step.reduce for chunk in _of(step.chunks)
+    }
     touched: set[int] = set()
     for step in rounds[index - 1]:
         if isinstance(step, Copy):

@@ -29,13 +29,10 @@ class Policy:
         """
         rows = [("operation", "bytes", "algorithm", "us", "others (us)")]
         for operation in KNOWN:
-            for payload in _SIZES if operation != "barrier" else (0,):
-                rows.append(self._row(operation, payload))
+            sizes = _SIZES if operation != "barrier" else (0,)
+            rows.extend(self._row(operation, payload) for payload in sizes)
         widths = [max(len(row[column]) for row in rows) for column in range(4)]
-        return "\n".join(
-            f"{row[0]:<{widths[0]}}  {row[1]:>{widths[1]}}  {row[2]:<{widths[2]}}  {row[3]:>{widths[3]}}  {row[4]}".rstrip()
-            for row in rows
-        )
+        return "\n".join(_aligned(row, widths) for row in rows)
 
     def _row(self, operation: str, payload: int) -> tuple[str, str, str, str, str]:
         chosen = self.choose(operation, payload)
@@ -46,6 +43,12 @@ class Policy:
         }
         others = "  ".join(f"{name} {time}" for name, time in times.items() if name != chosen)
         return operation, format_bytes(payload), chosen + mark, times[chosen], others
+
+
+def _aligned(row: tuple[str, str, str, str, str], widths: list[int]) -> str:
+    operation, size, algorithm, time, others = row
+    start = f"{operation:<{widths[0]}}  {size:>{widths[1]}}  {algorithm:<{widths[2]}}"
+    return f"{start}  {time:>{widths[3]}}  {others}".rstrip()
 
 
 def format_bytes(count: int) -> str:

@@ -14,7 +14,7 @@ from asyncpar.errors import UsageError
 
 Array = npt.NDArray[Any]
 Combine = Callable[[Array, Array, Array], Any]
-"""``combine(a, b, out)``, like the numpy ufuncs."""
+"""``combine(a, b, out)`` leaves ``a`` and ``b`` combined in ``out``, which may be one of them."""
 
 _UFUNCS: dict[str, np.ufunc] = {
     "sum": np.add,
@@ -62,16 +62,21 @@ def reduction_for(name: object, dtype: np.dtype[Any]) -> Reduction:
     if not isinstance(name, str) or name not in _UFUNCS:
         raise UsageError(f"op: expected one of {', '.join(_UFUNCS)}, got {name!r}")
     if name in _BITS and dtype.kind not in "biu":
-        raise UsageError(
-            f"op: {name} works on integers and bool; {dtype} has {', '.join(possible_operations(dtype))}"
-        )
+        raise UsageError(f"op: {name} works on integers and bool; {dtype} has {', '.join(possible_operations(dtype))}")
     if name == "mean" and dtype.kind in "biu":
         raise UsageError(
             f"op: mean needs a floating dtype, as {dtype} cannot hold it; "
             f"{dtype} has {', '.join(possible_operations(dtype))}"
         )
-    ufunc = _UFUNCS[name]
-    return Reduction(name=name, combine=ufunc if dtype.kind in "biu" else _quiet(ufunc), divides=name == "mean")
+    combine = _plain(_UFUNCS[name]) if dtype.kind in "biu" else _quiet(_UFUNCS[name])
+    return Reduction(name=name, combine=combine, divides=name == "mean")
+
+
+def _plain(ufunc: np.ufunc) -> Combine:
+    def combine(a: Array, b: Array, out: Array) -> None:
+        ufunc(a, b, out=out)
+
+    return combine
 
 
 def _quiet(ufunc: np.ufunc) -> Combine:
@@ -79,7 +84,7 @@ def _quiet(ufunc: np.ufunc) -> Combine:
 
     def combine(a: Array, b: Array, out: Array) -> None:
         with np.errstate(over="ignore", under="ignore", invalid="ignore"):
-            ufunc(a, b, out)
+            ufunc(a, b, out=out)
 
     return combine
 

@@ -168,7 +168,13 @@ def reduce_scatter(
 
 
 def _copied(
-    operation: Operation, flat: Array, result: Array, spread: AlongChunks, packed: PackedChunks, own: AlongChunks, rank: int
+    operation: Operation,
+    flat: Array,
+    result: Array,
+    spread: AlongChunks,
+    packed: PackedChunks,
+    own: AlongChunks,
+    rank: int,
 ) -> Workspace:
     """Return scratch that holds a copy of the input, for algorithms that write to all of it."""
     return Scratch(

@@ -64,9 +64,7 @@ class Traffic:
     def of(self, operation: str, algorithm: str | None = None) -> CollectiveStatistics:
         """Return the statistics of ``operation``, by one algorithm or by all together."""
         chosen = [
-            entry
-            for entry in self.operations
-            if entry.operation == operation and algorithm in (None, entry.algorithm)
+            entry for entry in self.operations if entry.operation == operation and algorithm in (None, entry.algorithm)
         ]
         return CollectiveStatistics(
             operation=operation,

@@ -177,11 +177,12 @@ class OperationTable:
         operation.fail(PeerTimeout(message, rank=rank, host=host, operation=operation.label, cause=cause))
 
     def _probe(self, operation: Operation) -> None:
-        if operation.route is None:
+        asker = operation if operation.route is not None else operation.stand_in
+        if asker is None:
             return
         payload = encode_control(Probe(operation.description))
         for rank in operation.waits_for():
-            self.links.control(rank, FrameKind.PROBE, operation.key(), payload)
+            self.links.control(rank, FrameKind.PROBE, asker.key(), payload)
 
     def _on_probe(self, rank: int, key: Key, probe: Probe) -> None:
         group = self._groups.get(key.group)
@@ -203,15 +204,13 @@ class OperationTable:
                 return "it has called that operation, but does not await it yet"
             ranks = operation.waits_for()
             return f"in that operation too, waiting for rank {ranks[0]}" if ranks else "in that operation too"
-        if group is None:
-            return "it has not made that group yet"
-        if group.is_stale(sequence):
+        if group is not None and group.is_stale(sequence):
             return "it is through with that operation"
         running = [other for known in self._groups.values() for other in known.pending() if other.has_started]
         here = next((other for other in running if other.home is group), running[0] if running else None)
         if here is not None:
             return f"in op {here.label.partition(' ')[2]} ({here.name})"
-        done = group.ledger.last if isinstance(group.ledger, GroupLedger) else 0
+        done = group.ledger.last if group is not None and isinstance(group.ledger, GroupLedger) else 0
         return f"in no operation, after op #{done}" if done else "in no operation"
 
     def _operation(self, group: int, sequence: int) -> Operation | None:
@@ -228,7 +227,13 @@ def _error_of(operation: Operation, rank: int, abort: Abort) -> AsyncparError:
     me = operation.table.links.rank
     if abort.reason == "mismatch":
         return OperationMismatch(abort.text)
-    host = operation.table.links.world.members[rank].host
+    members = operation.table.links.world.members
+    if abort.reason == "lost" and abort.rank is not None and 0 <= abort.rank < len(members):
+        host = members[abort.rank].host
+        cause = f"{abort.text} (reported by rank {rank})"
+        error = PeerLost(f"rank {abort.rank} on {host} is lost: {cause}", rank=abort.rank, host=host, cause=cause)
+        return operation.lost(error)
+    host = members[rank].host
     did = "cancelled it" if abort.reason == "cancelled" else "failed in it"
     return PeerCancelled(
         f"rank {me}: {operation.label}: rank {rank} {did}" + (f": {abort.text}" if abort.text else ""),

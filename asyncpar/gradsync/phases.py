@@ -125,7 +125,7 @@ def unpack(buffers: BucketBuffers, parameters: Parameters, *, factor: float) -> 
 
 def spoil(buffers: BucketBuffers) -> None:
     """Make sure that what this bucket would send cannot pass for gradients."""
-    buffers.flat.fill(np.nan)
+    buffers.payload.fill(np.nan)
     if not buffers.codec.is_summable:
         _set_status(buffers.outgoing, _GIVEN_UP)
         _set_status(buffers.reduced[np.newaxis], _GIVEN_UP)

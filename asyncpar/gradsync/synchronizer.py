@@ -18,7 +18,7 @@ from asyncpar.collectives.communicator import Communicator
 from asyncpar.config.parallel import CommunicationStrategy, RankMapping, ThreeDParallelismConfig
 from asyncpar.errors import PeerCancelled, UsageError
 from asyncpar.gradsync import phases
-from asyncpar.gradsync.agreement import check_agreement, digest_of
+from asyncpar.gradsync.agreement import Agreement, Disagreement, digest_of
 from asyncpar.gradsync.buffers import BucketBuffers
 from asyncpar.gradsync.config import GradientBucketingConfig, GradientCompressionConfig
 from asyncpar.gradsync.flow import BucketFlow
@@ -34,14 +34,13 @@ class ModelShards(Protocol):
     def parameters(self) -> Iterable[HasGradient]: ...
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Layout:
     """The buckets in force: their plan, their description for other ranks, and, unless alone, their memory."""
 
     plan: BucketPlan
     lines: tuple[str, ...]
     buffers: tuple[BucketBuffers, ...]
-    is_agreed: bool = False
 
 
 class GradientSynchronizer:
@@ -69,6 +68,7 @@ class GradientSynchronizer:
         self._name = name
         self._is_stepping = False
         self._layout: _Layout | None = None
+        self._disagreements = 0
         self._residuals: dict[str, Values] = {}
         self._statistics = SyncStatistics()
 
@@ -95,19 +95,26 @@ class GradientSynchronizer:
         try:
             by_name = _by_name(parameters)
             layout = self._prepare(by_name)
-            flows = self._flows(layout, by_name)
             step = SyncStep(layout.plan, overlap=self._bucketing.overlap_communication)
             sent_before = self._communicator.traffic.payload_bytes
+            agreement, flows = self._make_flows(layout, by_name)
             try:
                 with _first_error():
                     async with asyncio.TaskGroup() as tasks:
+                        if self._communicator.size > 1:
+                            tasks.create_task(agreement.run(), name=f"{self._name}/agreement")
                         for flow in flows:
                             tasks.create_task(step.carry(flow), name=flow.key)
-                        await self._agree(layout)
                         yield step
                         step.finish()
+            except Disagreement:
+                self._layout, self._disagreements = None, self._disagreements + 1
+                step.close()
+                raise
             except BaseException:
                 step.close()
+                if self._communicator.size > 1:
+                    await agreement.give_up()
                 for flow in flows:
                     await flow.give_up()
                 raise
@@ -182,24 +189,25 @@ class GradientSynchronizer:
             has_feedback=is_lossy and self._compression.error_feedback,
         )
 
-    def _flows(self, layout: _Layout, by_name: Mapping[str, HasGradient]) -> list[BucketFlow]:
-        prefix = f"{self._name}/{digest_of(layout.lines)[:16]}"
-        return [
+    def _make_flows(self, layout: _Layout, by_name: Mapping[str, HasGradient]) -> tuple[Agreement, list[BucketFlow]]:
+        """Return what has to run in a step; no flows when there is nothing to synchronize.
+
+        Buckets of different layouts never meet: their keys differ.  Keys begin anew after a disagreement, as ranks had
+        used different ones in it.
+        """
+        prefix = f"{self._name}/{self._disagreements}"
+        agreement = Agreement(self._communicator, layout.lines, key=f"{prefix}/agreement")
+        flows = [
             BucketFlow(
                 buffers=buffers,
                 parameters=by_name,
                 communicator=self._communicator,
-                key=f"{prefix}/bucket/{buffers.bucket.index}",
+                key=f"{prefix}/{digest_of(layout.lines).hex()}/bucket/{buffers.bucket.index}",
                 algorithm=self._algorithm,
             )
             for buffers in layout.buffers
         ]
-
-    async def _agree(self, layout: _Layout) -> None:
-        """See once per layout that all ranks have the same."""
-        if not layout.is_agreed and self._communicator.size > 1:
-            await check_agreement(self._communicator, layout.lines, key=self._name)
-        layout.is_agreed = True
+        return agreement, flows
 
     def _commit(self, step: SyncStep, layout: _Layout, by_name: Mapping[str, HasGradient]) -> None:
         """Write back: nothing can fail from here on."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
+import signal
 import sys
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -43,6 +44,17 @@ class _BothSpellings(click.Option):
             self.opts = every
 
 
+class _LaunchCommand(click.Command):
+    """Says what is wrong with the command line in one line."""
+
+    def parse_args(self, context: click.Context, arguments: list[str]) -> list[str]:
+        try:
+            return super().parse_args(context, arguments)
+        except click.UsageError as error:
+            click.echo(f"asyncpar launch: {error.format_message()} (asyncpar launch --help shows all)", err=True)
+            sys.exit(_USAGE_EXIT)
+
+
 def _option(*declarations: str, **attributes: Any) -> Callable[[Function], Function]:
     return click.option(*declarations, cls=_BothSpellings, **attributes)
 
@@ -53,7 +65,7 @@ def main() -> None:
     """Collectives, actors and parallel training as coroutines."""
 
 
-@main.command(context_settings={"ignore_unknown_options": False, "allow_interspersed_args": False})
+@main.command(cls=_LaunchCommand, context_settings={"allow_interspersed_args": False})
 @_option("--nproc-per-node", metavar="N", default="1", help="Ranks on this host; 'auto' or 'cpu': one per core.  [1]")
 @_option("--nnodes", metavar="N", default="1", help="Number of hosts.  [1]")
 @_option("--node-rank", metavar="N", default=None, help="Place of this host; 0 is the one at the endpoint.")
@@ -95,6 +107,8 @@ def launch(program: str, arguments: tuple[str, ...], **given: Any) -> None:
     except AsyncparError as error:
         click.echo(f"asyncpar launch: {error}", err=True)
         exit_code = 1
+    except KeyboardInterrupt:  # before or after the agent, which has a handler of its own
+        exit_code = 128 + signal.SIGINT
     sys.exit(exit_code)
 
 

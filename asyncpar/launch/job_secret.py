@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from asyncpar.errors import UsageError
+from asyncpar.errors import LaunchError, UsageError
 from asyncpar.launch.guard import Guard
 from asyncpar.launch.options import LaunchOptions
 from asyncpar.launch.site import Site
@@ -21,7 +21,8 @@ from asyncpar.membership.secret_file import create_secret, read_secret, write_se
 class JobSecret:
     """The secret, and the file with it that ranks are told of.
 
-    ``meeting_place`` is where agents on one machine find the secret until all are there.
+    ``meeting_place`` is where agents on one machine find the secret until all are there.  An agent that waited in vain
+    leaves it, for others may still wait with the same secret.
     """
 
     secret: bytes
@@ -56,6 +57,13 @@ def obtain_secret(options: LaunchOptions, site: Site, guard: Guard, stack: ExitS
     """
     if options.secret_file is not None:
         return JobSecret(read_secret(options.secret_file), Path(options.secret_file).absolute())
+    try:
+        return _make_files(options, site, guard, stack)
+    except OSError as error:
+        raise LaunchError(f"the file with the job's secret cannot be made: {error}") from error
+
+
+def _make_files(options: LaunchOptions, site: Site, guard: Guard, stack: ExitStack) -> JobSecret:
     directory = Path(tempfile.mkdtemp(prefix="asyncpar-"))  # mode 0700
     guard.add_path(directory)
     stack.callback(directory.rmdir)
@@ -66,7 +74,7 @@ def obtain_secret(options: LaunchOptions, site: Site, guard: Guard, stack: ExitS
         meeting_place = _shared_directory() / _shared_name(site)
         secret = _share(meeting_place)
         write_secret(path, secret)
-    stack.callback(path.unlink)
+    stack.callback(path.unlink, missing_ok=True)
     return JobSecret(secret, path, meeting_place)
 
 

@@ -51,7 +51,7 @@ def drawn_line(record: ProgressRecord, *, width: int) -> str:
 def _render(renderable: Table, *, width: int) -> str:
     """Draw with rich into a string, first line only."""
     file = io.StringIO()
-    console = Console(file=file, force_terminal=True, width=width, color_system="standard", legacy_windows=False)
+    console = Console(file=file, force_terminal=True, width=width, color_system="256", legacy_windows=False)
     console.print(renderable, no_wrap=True, overflow="crop", crop=True)
     return file.getvalue().split("\n", 1)[0].rstrip()
 

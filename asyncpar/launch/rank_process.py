@@ -123,18 +123,24 @@ async def _wait_for_end(process: subprocess.Popen[bytes]) -> None:
     """Return when ``process.wait()`` would not block."""
     loop = asyncio.get_running_loop()
     ended = asyncio.Event()
-    if not hasattr(os, "pidfd_open"):  # not Linux
-        thread = threading.Thread(target=lambda: (process.wait(), loop.call_soon_threadsafe(ended.set)), daemon=True)
-        thread.start()
+    try:
+        descriptor = os.pidfd_open(process.pid)
+    except (AttributeError, OSError):  # not Linux, or one without pidfds: a thread waits
+        threading.Thread(target=_wait_in_thread, args=(process, loop, ended), daemon=True).start()
         await ended.wait()
         return
-    descriptor = os.pidfd_open(process.pid)
     loop.add_reader(descriptor, ended.set)
     try:
         await ended.wait()
     finally:
         loop.remove_reader(descriptor)
         os.close(descriptor)
+
+
+def _wait_in_thread(process: subprocess.Popen[bytes], loop: asyncio.AbstractEventLoop, ended: asyncio.Event) -> None:
+    process.wait()
+    with contextlib.suppress(RuntimeError):  # the loop is closed, and nobody waits
+        loop.call_soon_threadsafe(ended.set)
 
 
 def is_group_alive(group: int) -> bool:

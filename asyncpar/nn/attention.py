@@ -31,7 +31,14 @@ class CausalSelfAttention(Stage[AttentionSaved]):
     """
 
     def __init__(
-        self, name: str, features: int, heads: int, *, initializer: Initializer, output_gain: float = 1.0
+        self,
+        name: str,
+        features: int,
+        heads: int,
+        *,
+        initializer: Initializer,
+        gain: float = 1.0,
+        output_gain: float = 1.0,
     ) -> None:
         check_positive(name, features=features, heads=heads)
         if features % heads:
@@ -40,7 +47,9 @@ class CausalSelfAttention(Stage[AttentionSaved]):
         self.features = features
         self.heads = heads
         self._scale = 1.0 / math.sqrt(features // heads)
-        self.project = Linear(f"{name}/project", features, 3 * features, initializer=initializer, has_bias=False)
+        self.project = Linear(
+            f"{name}/project", features, 3 * features, initializer=initializer, gain=gain, has_bias=False
+        )
         self.output = Linear(f"{name}/output", features, features, initializer=initializer, gain=output_gain)
 
     def forward(self, x: Array) -> tuple[Array, AttentionSaved]:

@@ -25,14 +25,23 @@ class Block(Stage[BlockSaved]):
     """``h = x + attention(norm(x)); y = h + mlp(norm(h))``: normalization first (Xiong et al. 2020)."""
 
     def __init__(
-        self, name: str, features: int, heads: int, *, initializer: Initializer, output_gain: float = 1.0
+        self,
+        name: str,
+        features: int,
+        heads: int,
+        *,
+        initializer: Initializer,
+        gain: float = 1.0,
+        output_gain: float = 1.0,
     ) -> None:
         self.first_norm = LayerNorm(f"{name}/first_norm", features, initializer=initializer)
         self.attention = CausalSelfAttention(
-            f"{name}/attention", features, heads, initializer=initializer, output_gain=output_gain
+            f"{name}/attention", features, heads, initializer=initializer, gain=gain, output_gain=output_gain
         )
         self.second_norm = LayerNorm(f"{name}/second_norm", features, initializer=initializer)
-        self.mlp = Mlp(f"{name}/mlp", features, 4 * features, initializer=initializer, output_gain=output_gain)
+        self.mlp = Mlp(
+            f"{name}/mlp", features, 4 * features, initializer=initializer, gain=gain, output_gain=output_gain
+        )
 
     def forward(self, x: Array) -> tuple[Array, BlockSaved]:
         normalized, first_norm = self.first_norm.forward(x)

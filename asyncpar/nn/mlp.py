@@ -29,10 +29,17 @@ class Mlp(Stage[MlpSaved]):
     """Linear, GELU, linear.  GELU in its tanh form (Hendrycks and Gimpel 2016)."""
 
     def __init__(
-        self, name: str, features: int, hidden: int, *, initializer: Initializer, output_gain: float = 1.0
+        self,
+        name: str,
+        features: int,
+        hidden: int,
+        *,
+        initializer: Initializer,
+        gain: float = 1.0,
+        output_gain: float = 1.0,
     ) -> None:
         self.name = name
-        self.widen = Linear(f"{name}/widen", features, hidden, initializer=initializer)
+        self.widen = Linear(f"{name}/widen", features, hidden, initializer=initializer, gain=gain)
         self.narrow = Linear(f"{name}/narrow", hidden, features, initializer=initializer, gain=output_gain)
 
     def forward(self, x: Array) -> tuple[Array, MlpSaved]:

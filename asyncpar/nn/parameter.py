@@ -30,7 +30,7 @@ class Parameter:
         if not np.issubdtype(value.dtype, np.floating):
             raise UsageError(f"parameter {name}: expected a floating dtype, got {value.dtype}")
         self.name = name
-        self.value: Array = np.ascontiguousarray(value)
+        self.value: Array = np.asarray(value, order="C")
         self.grad: Array = np.zeros_like(self.value)
 
     def zero_grad(self) -> None:

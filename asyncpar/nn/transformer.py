@@ -17,6 +17,9 @@ from asyncpar.nn.parameter import Array, Initializer, OnGradient, Parameter
 from asyncpar.nn.sequential import Sequential
 from asyncpar.nn.stage import Stage, check_positive
 
+_GAIN = 0.5
+_HEAD_GAIN = 0.25
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransformerConfig:
@@ -43,23 +46,33 @@ class Transformer(Stage[list[Any]]):
     """Embedding, blocks, a last normalization, and a linear head to one logit per token of the vocabulary.
 
     Weights that write into the residual stream start scaled down by the square root of their number (Radford et al.
-    2019), the head at a tenth of its usual size, so that the first loss is near the logarithm of the vocabulary.  Two
+    2019).  All weights start small enough to learn fast, and large enough that the first steps do not amplify rounding:
+    runs that differ in the order of sums only stay within 1e-6 of each other for hundreds of steps in float32.  Two
     models of one configuration are equal to the last bit.
     """
 
     def __init__(self, config: TransformerConfig) -> None:
         self.config = config
         initializer = Initializer.from_seed(config.seed, config.dtype)
-        output_gain = 1.0 / math.sqrt(2 * config.layers)
+        output_gain = _GAIN / math.sqrt(2 * config.layers)
         embedding = Embedding(
             "embedding", config.vocabulary, config.features, max_length=config.length, initializer=initializer
         )
         blocks = [
-            Block(f"block{i}", config.features, config.heads, initializer=initializer, output_gain=output_gain)
+            Block(
+                f"block{i}",
+                config.features,
+                config.heads,
+                initializer=initializer,
+                gain=_GAIN,
+                output_gain=output_gain,
+            )
             for i in range(config.layers)
         ]
         norm = LayerNorm("norm", config.features, initializer=initializer)
-        head = Linear("head", config.features, config.vocabulary, initializer=initializer, gain=0.1, has_bias=False)
+        head = Linear(
+            "head", config.features, config.vocabulary, initializer=initializer, gain=_HEAD_GAIN, has_bias=False
+        )
         self._stages = Sequential([embedding, *blocks, norm, head])
         self._parameters = self._stages.parameters()
 

@@ -17,6 +17,7 @@ import traceback
 from collections.abc import Callable, Mapping
 from numbers import Integral, Real
 from types import TracebackType
+from typing import SupportsFloat
 
 from asyncpar.errors import PeerError, UsageError
 
@@ -66,8 +67,8 @@ class Reporter:
         self,
         *,
         description: str,
-        completed: float,
-        total: float | None = None,
+        completed: SupportsFloat,
+        total: SupportsFloat | None = None,
         fields: Mapping[str, object] | None = None,
     ) -> None:
         """Show how far this rank is; ``fields`` are short figures beside it.  Dropped when the agent is behind."""

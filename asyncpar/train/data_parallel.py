@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -50,7 +50,7 @@ class DataParallelTrainer:
         self._rows = split_rows(batches.rows, rank=communicator.rank, size=communicator.size)
         self._scale = communicator.size / batches.tokens
 
-    async def run(self) -> AsyncIterator[StepReport]:
+    async def run(self) -> AsyncGenerator[StepReport, None]:
         """Yield a report after each step."""
         loop = asyncio.get_running_loop()
         with ThreadPoolExecutor(1, thread_name_prefix="compute") as worker:

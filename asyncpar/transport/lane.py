@@ -63,7 +63,7 @@ class Lane(ABC):
 
     @abstractmethod
     def send(self, header: FrameHeader, payload: memoryview) -> Sending | None:
-        """Hand one frame to the channel; None if ``payload`` may be reused at once.
+        """Hand one frame to the channel, which was started; None if ``payload`` may be reused at once.
 
         ``payload`` holds ``header.length`` contiguous bytes (format ``B``).  Only a BULK frame ever returns a
         ``Sending``: all others are small, and are copied if the channel cannot take them now.  Once the channel has

@@ -16,6 +16,9 @@ from asyncpar.transport.link import Link
 from asyncpar.wire.header import FrameHeader, FrameKind, Key
 
 _NO_KEY = Key(0, 0, 0)
+LEFT = "it left the world"
+"""The ``cause`` of a loss that is none: the rank has closed its links in good order."""
+
 MAX_MESSAGE_BYTES = 1 << 30
 MESSAGE_BUDGET = 64 << 20
 
@@ -270,7 +273,7 @@ class Links:
                 self.report_lost(lost, f"{payload.decode(errors='replace')} (reported by rank {rank})")
         elif header.kind is FrameKind.GOODBYE:
             if rank not in self.lost and self._closed is None:
-                self._mark_lost(rank, self._lost_error(rank, "it left the world"), has_left=True)
+                self._mark_lost(rank, self._lost_error(rank, LEFT), has_left=True)
         else:
             self.operations.control(rank, header, payload)
 

@@ -16,7 +16,7 @@ _MAX_SEGMENTS = 256
 class OutgoingFrame:
     """One frame that waits, or is partly written."""
 
-    __slots__ = ("has_begun", "head", "is_released", "payload", "written")
+    __slots__ = ("has_begun", "head", "is_dropped", "is_released", "payload", "written")
 
     def __init__(self, head: memoryview, payload: memoryview, written: Callable[[], None] | None) -> None:
         self.head = head
@@ -24,6 +24,7 @@ class OutgoingFrame:
         self.written = written
         self.has_begun = False
         self.is_released = False
+        self.is_dropped = False
 
 
 class FrameWriter:
@@ -41,7 +42,7 @@ class FrameWriter:
     def push(
         self,
         head: bytes | memoryview,
-        payload: bytes | memoryview,
+        payload: bytes | bytearray | memoryview,
         *,
         taken: int = 0,
         written: Callable[[], None] | None = None,
@@ -97,12 +98,15 @@ class FrameWriter:
         A frame that has begun goes on from a copy of its rest; one that has not is dropped.
         """
         frame.is_released = True
+        if frame.is_dropped:
+            return False
         if frame.has_begun:
             frame.payload = memoryview(bytes(frame.payload))
             return True
         if frame.head:
             self.waiting_bytes -= len(frame.head) + len(frame.payload)
             frame.head = frame.payload = _NOTHING
+            frame.is_dropped = True
             return False
         return True
 
@@ -110,5 +114,6 @@ class FrameWriter:
         """Drop everything and give all payloads back."""
         for frame in self._frames:
             frame.head = frame.payload = _NOTHING
+            frame.is_dropped = True
         self._frames.clear()
         self.waiting_bytes = 0

@@ -15,11 +15,14 @@ import os
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import aclosing
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import NoReturn
 
 import asyncpar as ap
 from asyncpar.collectives.communicator import Communicator
+from asyncpar.config.environment import LaunchEnvironment
 from asyncpar.config.parallel import RankMapping, ThreeDParallelismConfig
 from asyncpar.errors import UsageError
 from asyncpar.gradsync import (
@@ -62,9 +65,16 @@ class Run:
     is_first: bool
 
 
+class Parser(argparse.ArgumentParser):
+    """Raises ``UsageError`` for wrong options, so that not every rank prints them."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(message)
+
+
 def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """Return the options.  A wrong one ends the program with code 2."""
-    parser = argparse.ArgumentParser(description="Train a byte-level transformer on text, data parallel.")
+    """Return the options.  Raises ``UsageError`` for a wrong one."""
+    parser = Parser(description="Train a byte-level transformer on text, data parallel.")
     parser.add_argument(
         "--text", nargs="+", type=Path, metavar="PATH", help="files or folders (default: the standard library's source)"
     )
@@ -138,19 +148,20 @@ async def train(options: argparse.Namespace, config: TrainingConfig, batches: Ba
         sent, start = node.links.bytes_sent, time.perf_counter()
         is_first = communicator.rank == 0
         with open_progress(description="train", total=config.steps, reporter=reporter, is_watched=is_first) as progress:
-            async for report in trainer.run():
-                losses.append(report.loss)
-                show(progress, report, config, synchronizer.get_sync_stats())
-        seconds = time.perf_counter() - start
+            async with aclosing(trainer.run()) as reports:
+                async for report in reports:
+                    losses.append(report.loss)
+                    show(progress, report, config, synchronizer.get_sync_stats())
+        sent, seconds = node.links.bytes_sent - sent, time.perf_counter() - start
         await trainer.check_replicas()
-        counts = await communicator.all_gather_object(node.links.bytes_sent - sent)
+        counts = await communicator.all_gather_object(sent)
         summary = summarize(losses, config, options, counts=counts, seconds=seconds, model=model)
         return Run(losses=losses, summary=summary, is_first=is_first)
 
 
 async def check_same_text(communicator: Communicator, batches: Batches) -> None:
     """Raise ``UsageError`` that names the first rank whose text differs."""
-    digests = await communicator.all_gather_object(hashlib.sha256(batches.corpus).hexdigest())
+    digests = await communicator.all_gather_object(hashlib.sha256(batches.corpus.data).hexdigest())
     for rank, digest in enumerate(digests):
         if digest != digests[0]:
             raise UsageError(f"text: expected the same bytes on all ranks, but rank {rank} has others than rank 0")
@@ -213,7 +224,6 @@ def repeat_alone(config: TrainingConfig, batches: Batches, *, reporter: Reporter
 
 def write_results(out: Path, summary: Summary, curves: dict[str, list[float]], options: argparse.Namespace) -> None:
     """Write summary.json, and loss.png where matplotlib is."""
-    out.mkdir(parents=True, exist_ok=True)
     settings = {name: str(value) for name, value in vars(options).items()}
     content = asdict(summary) | {"settings": settings, "losses": curves}
     (out / "summary.json").write_text(json.dumps(content, indent=1) + "\n")
@@ -221,6 +231,14 @@ def write_results(out: Path, summary: Summary, curves: dict[str, list[float]], o
         plot_losses(curves, out / "loss.png", title=f"{summary.ranks} ranks, compression: {options.compress}")
     except UsageError as error:
         print(f"no loss.png: {error}", file=sys.stderr)
+
+
+def make_folder(path: Path) -> None:
+    """Make the folder unless it exists.  Raises ``UsageError`` when that is not allowed."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"out: {path} cannot be made a folder: {error.strerror or error}") from error
 
 
 def refuse(error: UsageError) -> SystemExit:
@@ -232,12 +250,13 @@ def refuse(error: UsageError) -> SystemExit:
 
 def main() -> None:
     """Train, check, write, and print the figures."""
-    options = parse_arguments()
     try:
+        options = parse_arguments()
         config = make_config(options)
         batches = make_batches(options)
-        split_rows(batches.rows, rank=0, size=int(os.environ.get("WORLD_SIZE", "1")))
-        options.out.mkdir(parents=True, exist_ok=True)
+        place = LaunchEnvironment.from_mapping(os.environ)
+        split_rows(batches.rows, rank=0, size=1 if place is None else place.world_size)
+        make_folder(options.out)
     except UsageError as error:
         raise refuse(error) from None
     reporter = Reporter.from_environment(os.environ)

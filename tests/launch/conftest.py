@@ -25,6 +25,8 @@ class Launcher:
         self.directory = directory
         self.pids_directory = directory / "pids"
         self.pids_directory.mkdir()
+        self.temporary = directory / "tmp"
+        self.temporary.mkdir()
         self._started: list[subprocess.Popen[str]] = []
 
     def script(self, text: str, *, name: str = "job.py") -> str:
@@ -44,17 +46,21 @@ class Launcher:
         return str(path)
 
     def start(
-        self, *arguments: str, env: Mapping[str, str] | None = None, prefix: tuple[str, ...] = ()
+        self,
+        *arguments: str,
+        env: Mapping[str, str] | None = None,
+        prefix: tuple[str, ...] = (),
+        output: int = subprocess.PIPE,
     ) -> subprocess.Popen[str]:
-        """Start ``asyncpar launch`` with pipes for its output."""
+        """Start ``asyncpar launch``; its stdout and stderr are ``output``, a pipe each by default."""
         clean = {name: value for name, value in os.environ.items() if not name.startswith(("ASYNCPAR_", "COV_"))}
         process = subprocess.Popen(
             [*prefix, sys.executable, "-m", "asyncpar", "launch", *arguments],
             cwd=self.directory,
-            env=clean | dict(env or {}),
+            env=clean | {"TMPDIR": str(self.temporary)} | dict(env or {}),
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            stdout=output,
+            stderr=output,
             text=True,
             errors="replace",
         )
@@ -82,9 +88,22 @@ class Launcher:
         for process in self._started:
             if process.poll() is None:
                 process.kill()
-            process.communicate()
-        for pid in self.ranks_alive():
+            for stream in (process.stdout, process.stderr):
+                if stream is not None:
+                    stream.close()
+            process.wait()
+        left = self.ranks_alive()
+        for pid in left:
             os.kill(pid, signal.SIGKILL)
+        assert not left, "ranks outlived their launcher"
+        _eventually(lambda: not self._traces())
+
+    def _traces(self) -> list[str]:
+        """Return what must not be there once all launchers are gone: processes, and directories with secrets."""
+        directory = str(self.directory)
+        processes = [str(process) for process in psutil.process_iter(["cwd"]) if process.info["cwd"] == directory]
+        shared = f"asyncpar-{os.geteuid()}"
+        return processes + [name for name in os.listdir(self.temporary) if name != shared]
 
 
 def _is_running(pid: int) -> bool:

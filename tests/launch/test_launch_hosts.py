@@ -173,12 +173,13 @@ def test_another_secret_is_refused(launcher: Launcher, tmp_path: Path) -> None:
         (tmp_path / name).chmod(0o600)
     endpoint = f"127.0.0.1:{free_port()}"
     script = launcher.script("pass")
-    common = ("--nnodes", "2", "--rdzv-endpoint", endpoint, "--rdzv-timeout", "2")
+    common = ("--nnodes", "2", "--rdzv-endpoint", endpoint, "--rdzv-timeout", "25")
     leader = launcher.start(*common, "--node-rank", "0", "--secret-file", "one", script)
     stranger = launcher.run(*common, "--node-rank", "1", "--secret-file", "other", script)
     assert stranger.returncode == 1
     assert "did not accept our secret" in stranger.stderr
-    assert launcher.finish(leader).returncode == 1
+    leader.send_signal(signal.SIGTERM)
+    assert launcher.finish(leader).returncode == 143
 
 
 @pytest.fixture

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import pty
+import re
 import socket
 import time
 from pathlib import Path
@@ -229,6 +231,34 @@ def test_progress_of_the_lowest_rank_is_shown_as_lines(launcher: Launcher) -> No
     lines = [line for line in done.stderr.splitlines() if "train" in line]
     assert lines[-1].endswith("] train 200/200 (100%) loss=0.5")
     assert len(lines) <= 4
+
+
+def test_a_terminal_gets_a_bar_with_the_output_above_it(launcher: Launcher) -> None:
+    script = launcher.script("""
+        report(kind="progress", description="train", completed=5, total=5)
+        time.sleep(0.2)
+        print("done")
+    """)
+    terminal, inside = pty.openpty()
+    process = launcher.start(script, env={"TERM": "xterm"}, output=inside)
+    os.close(inside)
+    seen = b""
+    while chunk := read_terminal(terminal):
+        seen += chunk
+    os.close(terminal)
+    assert process.wait(30) == 0
+    text = re.sub(r"\x1b\[[0-9;]*m", "", seen.decode())
+    first, *_, last = text.split("\r\x1b[2K")
+    assert first == ""
+    assert re.fullmatch(r"done\r\ntrain ━+ 5/5  100%\r\n", last)
+
+
+def read_terminal(descriptor: int) -> bytes:
+    """Read; a terminal whose other side is closed ends with an error."""
+    try:
+        return os.read(descriptor, 1 << 16)
+    except OSError:
+        return b""
 
 
 def test_a_reader_that_leaves_ends_the_job_quietly(launcher: Launcher) -> None:

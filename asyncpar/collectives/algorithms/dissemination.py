@@ -1,4 +1,7 @@
-"""The dissemination barrier.  Source: Hensgen, Finkel and Manber, "Two algorithms for barrier synchronization", 1988."""
+"""The dissemination barrier.
+
+Source: Hensgen, Finkel and Manber, "Two algorithms for barrier synchronization", IJPP 1988.
+"""
 
 from __future__ import annotations
 

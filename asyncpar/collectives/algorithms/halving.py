@@ -65,7 +65,7 @@ def all_gather(rank: int, size: int) -> Iterator[Round]:
         yield (Send(fold.absorbs, span(0, fold.absorbs) + span(fold.absorbs + 1, size)),)
 
 
-def _block(fold: Fold, place: int, distance: int, first: Callable[[int], int]) -> Spans:
+def _block(place: int, distance: int, first: Callable[[int], int]) -> Spans:
     """Return the chunks of the aligned block of ``distance`` places around ``place``."""
     start = place - place % distance
     return (Span(first(start), first(start + distance)),)
@@ -74,12 +74,12 @@ def _block(fold: Fold, place: int, distance: int, first: Callable[[int], int]) -
 def _halve(fold: Fold, first: Callable[[int], int]) -> Iterator[Round]:
     for distance in reversed(fold.distances()):
         peer = fold.partner(distance)
-        theirs = _block(fold, fold.place ^ distance, distance, first)
-        yield Send(peer, theirs), Recv(peer, _block(fold, fold.place, distance, first), reduce=True)
+        theirs = _block(fold.place ^ distance, distance, first)
+        yield Send(peer, theirs), Recv(peer, _block(fold.place, distance, first), reduce=True)
 
 
 def _double(fold: Fold, first: Callable[[int], int]) -> Iterator[Round]:
     for distance in fold.distances():
         peer = fold.partner(distance)
-        theirs = _block(fold, fold.place ^ distance, distance, first)
-        yield Send(peer, _block(fold, fold.place, distance, first)), Recv(peer, theirs)
+        theirs = _block(fold.place ^ distance, distance, first)
+        yield Send(peer, _block(fold.place, distance, first)), Recv(peer, theirs)

@@ -37,7 +37,10 @@ def gather(rank: int, size: int, root: int) -> Iterator[Round]:
 
 
 def scatter(rank: int, size: int, root: int) -> Iterator[Round]:
-    """Send chunk r of ``root`` to each rank r; the root sends ``(size - 1) / size`` of the buffer, the least possible."""
+    """Send chunk r of ``root`` to each rank r.
+
+    The root sends ``(size - 1) / size`` of the buffer, the least possible.
+    """
     if rank == root:
         yield tuple(Send(peer, one(peer)) for peer in _others(size, root))
     else:

@@ -30,9 +30,7 @@ class _Place:
         reach = self.number & -self.number or self._size
         distances = (1 << bit for bit in range(self._size.bit_length()))
         return [
-            self.number + distance
-            for distance in distances
-            if distance < reach and self.number + distance < self._size
+            self.number + distance for distance in distances if distance < reach and self.number + distance < self._size
         ]
 
     def weight(self, number: int) -> int:

@@ -1,0 +1,96 @@
+"""Measure what lanes cost, and agree on it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import numpy as np
+
+from asyncpar.collectives.algorithms.steps import Recv, Round, Send, one, schedule
+from asyncpar.collectives.cost import CostModel, LaneCosts
+from asyncpar.collectives.description import describe
+from asyncpar.collectives.engine import Engine
+from asyncpar.collectives.execute import execute
+from asyncpar.collectives.gathers import prepare_broadcast
+from asyncpar.collectives.layout import AlongBuffer
+from asyncpar.collectives.operation import Operation
+from asyncpar.collectives.plan import Plan
+from asyncpar.collectives.policy import Policy
+from asyncpar.collectives.workspace import InPlace
+
+_SMALL_BYTES = 8
+_LARGE_BYTES = 1 << 20
+_SMALL_TRIPS = 30
+_LARGE_TRIPS = 6
+
+
+def calibrate(engine: Engine, *, clock: Callable[[], float]) -> Coroutine[Any, Any, None]:
+    """Measure between rank 0 and the first other rank of its host, and the first rank of another host.
+
+    Rank 0's figures are broadcast, and all ranks choose by them from then on.
+    """
+    hosts = engine.hosts
+    near = next((rank for rank in hosts[0] if rank != 0), None)
+    far = hosts[1][0] if len(hosts) > 1 else None
+
+    async def body(operation: Operation) -> None:
+        figures = np.zeros(5)
+        for index, peer in enumerate((near, far)):
+            if peer is not None and engine.rank in (0, peer):
+                figures[2 * index : 2 * index + 2] = await _measure(engine, operation, peer, index, clock)
+        figures[4] = _reduction_speed(clock)
+        await execute(operation, prepare_broadcast(engine, figures, 0, "tree", phase=6).plan, InPlace(figures))
+        _adopt(engine, figures, has_near=near is not None, has_far=far is not None)
+
+    return engine.start("calibrate", describe("calibrate", (), "direct"), None, body)
+
+
+async def _measure(
+    engine: Engine, operation: Operation, peer: int, index: int, clock: Callable[[], float]
+) -> tuple[float, float]:
+    """Return seconds of latency and bytes/s between rank 0 and ``peer``."""
+    times: list[float] = []
+    for phase, (trips, length) in enumerate(
+        ((2, _SMALL_BYTES), (_SMALL_TRIPS, _SMALL_BYTES), (_LARGE_TRIPS, _LARGE_BYTES))
+    ):
+        rounds = _ping_pong(trips, 0 if engine.rank else peer, is_first=engine.rank == 0)
+        layout = AlongBuffer(count=1, chunks=1, itemsize=1)
+        plan = Plan(schedule(1, rounds), layout, rank=engine.rank, ranks=engine.ranks, phase=3 * index + phase)
+        memory = np.zeros(1, np.dtype((np.void, length))) if length > 1 else np.zeros(1, np.uint8)
+        begun = clock()
+        await execute(operation, plan, InPlace(memory))
+        times.append(max(clock() - begun, 1e-9) / (2 * trips))
+    latency = times[1]
+    return latency, _LARGE_BYTES / max(times[2] - latency, 1e-9)
+
+
+def _ping_pong(trips: int, peer: int, *, is_first: bool) -> list[Round]:
+    trip: list[Round] = [(Send(peer, one(0)),), (Recv(peer, one(0)),)]
+    return (trip if is_first else trip[::-1]) * trips
+
+
+def _reduction_speed(clock: Callable[[], float]) -> float:
+    """Return the bytes/s that numpy adds."""
+    one_buffer, other = np.zeros(_LARGE_BYTES // 4, np.float32), np.zeros(_LARGE_BYTES // 4, np.float32)
+    np.add(one_buffer, other, out=one_buffer)
+    begun = clock()
+    for _ in range(4):
+        np.add(one_buffer, other, out=one_buffer)
+    return 4 * _LARGE_BYTES / max(clock() - begun, 1e-9)
+
+
+def _adopt(engine: Engine, figures: np.ndarray[Any, np.dtype[np.float64]], *, has_near: bool, has_far: bool) -> None:
+    model = engine.policy.model
+    reduction = float(figures[4])
+    local, lane = model.local, model.lane
+    if has_near:
+        local = LaneCosts(latency=float(figures[0]), bandwidth=float(figures[1]), reduction=reduction)
+    if has_far:
+        lane = LaneCosts(latency=float(figures[2]), bandwidth=float(figures[3]), reduction=reduction)
+    elif has_near:
+        lane = local
+    engine.policy = Policy(
+        model=CostModel(size=engine.size, hosts=engine.hosts, lane=lane, local=local), pin=engine.policy.pin
+    )
+    engine.forget_prepared()

@@ -1,0 +1,156 @@
+"""The object forms: values of plain data and arrays, encoded without pickle, moved as bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine, Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from asyncpar.collectives.arguments import check_rank
+from asyncpar.collectives.description import describe
+from asyncpar.collectives.engine import Engine
+from asyncpar.collectives.execute import execute
+from asyncpar.collectives.gathers import check_lengths, exchange_numbers, prepare_broadcast
+from asyncpar.collectives.layout import NOWHERE, AlongChunks, Slice
+from asyncpar.collectives.operation import Operation
+from asyncpar.collectives.plan import Plan
+from asyncpar.collectives.reduction import Array
+from asyncpar.collectives.workspace import InPlace
+from asyncpar.errors import ProtocolError, UsageError
+from asyncpar.wire.payload import decode_payload, encode_payload
+
+MAX_BYTES = 1 << 30
+"""Most bytes of objects that a rank receives in one operation."""
+
+
+def encoded(value: object, what: str) -> Array:
+    """Return ``value`` as bytes.  Raises ``UsageError`` naming the type that cannot be sent."""
+    return np.frombuffer(encode_payload(value, what=what), np.uint8)
+
+
+def decoded(content: Array, wanted: Any, what: str) -> Any:
+    """Return the value in ``content``, which nobody else uses: arrays in it are views."""
+    return decode_payload(content.data, wanted, what=what)
+
+
+def broadcast_object(
+    engine: Engine, value: object, *, root: int, wanted: Any, key: str | None
+) -> Coroutine[Any, Any, Any]:
+    root = check_rank(root, engine.size)
+    content = encoded(value, "value") if engine.rank == root else None
+
+    async def body(operation: Operation) -> Any:
+        length = np.array([0 if content is None else content.size], np.int64)
+        lengths = engine.prepared(("length", root), lambda: prepare_broadcast(engine, length, root, "tree"))
+        await execute(operation, lengths.plan, InPlace(length))
+        _checked(length)
+        moving = np.empty(int(length[0]), np.uint8) if content is None else content
+        await execute(operation, prepare_broadcast(engine, moving, root, None, phase=1).plan, InPlace(moving))
+        return value if engine.rank == root else decoded(moving, wanted, operation.label)
+
+    return engine.start("broadcast_object", describe("broadcast_object", (f"root={root}",), "auto"), key, body)
+
+
+def all_gather_object(engine: Engine, value: object, *, wanted: Any, key: str | None) -> Coroutine[Any, Any, list[Any]]:
+    content = encoded(value, "value")
+
+    async def body(operation: Operation) -> list[Any]:
+        lengths = _checked((await exchange_numbers(engine, operation, [content.size]))[:, 0])
+        chunks = _chunks(lengths)
+        everything = np.empty(sum(lengths), np.uint8)
+        everything[chunks[engine.rank].start : chunks[engine.rank].stop] = content
+        algorithm = engine.algorithm("all_gather", everything.size, None)
+        await execute(operation, _plan(engine, "all_gather", algorithm, 0, chunks, max(lengths)), InPlace(everything))
+        return [
+            value if rank == engine.rank else decoded(everything[start:stop].copy(), wanted, operation.label)
+            for rank, (_, start, stop) in enumerate(chunks)
+        ]
+
+    return engine.start("all_gather_object", describe("all_gather_object", (), "auto"), key, body)
+
+
+def gather_object(
+    engine: Engine, value: object, *, root: int, wanted: Any, key: str | None
+) -> Coroutine[Any, Any, list[Any] | None]:
+    root = check_rank(root, engine.size)
+    content = encoded(value, "value")
+
+    async def body(operation: Operation) -> list[Any] | None:
+        lengths = _checked((await exchange_numbers(engine, operation, [content.size]))[:, 0])
+        if engine.rank != root:
+            chunks = [Slice(0, 0, content.size) if rank == engine.rank else NOWHERE for rank in range(engine.size)]
+            await execute(operation, _plan(engine, "gather", "linear", root, chunks, max(lengths)), InPlace(content))
+            return None
+        chunks = _chunks(lengths)
+        everything = np.empty(sum(lengths), np.uint8)
+        await execute(operation, _plan(engine, "gather", "linear", root, chunks, max(lengths)), InPlace(everything))
+        return [
+            value if rank == root else decoded(everything[start:stop].copy(), wanted, operation.label)
+            for rank, (_, start, stop) in enumerate(chunks)
+        ]
+
+    return engine.start("gather_object", describe("gather_object", (f"root={root}",), "linear"), key, body)
+
+
+def scatter_object(
+    engine: Engine, values: Sequence[object] | None, *, root: int, wanted: Any, key: str | None
+) -> Coroutine[Any, Any, Any]:
+    root = check_rank(root, engine.size)
+    contents = _encoded_values(engine, values, root)
+
+    async def body(operation: Operation) -> Any:
+        lengths = np.array([content.size for content in contents] or [0] * engine.size, np.int64)
+        known = engine.prepared(("lengths", root), lambda: prepare_broadcast(engine, lengths, root, "tree"))
+        await execute(operation, known.plan, InPlace(lengths))
+        longest, length = max(_checked(lengths)), int(lengths[engine.rank])
+        if contents:
+            assert values is not None
+            chunks = _chunks([content.size for content in contents])
+            everything = np.concatenate(contents)
+            await execute(operation, _plan(engine, "scatter", "linear", root, chunks, longest), InPlace(everything))
+            return values[root]
+        mine = np.empty(length, np.uint8)
+        chunks = [Slice(0, 0, length) if rank == engine.rank else NOWHERE for rank in range(engine.size)]
+        await execute(operation, _plan(engine, "scatter", "linear", root, chunks, longest), InPlace(mine))
+        return decoded(mine, wanted, operation.label)
+
+    return engine.start("scatter_object", describe("scatter_object", (f"root={root}",), "linear"), key, body)
+
+
+def _encoded_values(engine: Engine, values: Sequence[object] | None, root: int) -> list[Array]:
+    if engine.rank != root:
+        if values is not None:
+            raise UsageError(f"values: expected None on rank {engine.rank} of the group, as only root {root} has them")
+        return []
+    if not isinstance(values, Sequence) or isinstance(values, str | bytes) or len(values) != engine.size:
+        raise UsageError(
+            f"values: expected a sequence of {engine.size} values, one per rank, got {type(values).__name__}"
+        )
+    return [encoded(value, f"values[{rank}]") for rank, value in enumerate(values)]
+
+
+def _checked(lengths: Array) -> list[int]:
+    """Return the lengths that ranks announce.  Raises ``ProtocolError`` for more than can be meant."""
+    numbers = check_lengths(lengths)
+    if sum(numbers) > MAX_BYTES:
+        raise ProtocolError(f"objects: at most {MAX_BYTES} bytes are received in one operation, got {sum(numbers)}")
+    return numbers
+
+
+def _chunks(lengths: Sequence[int]) -> list[Slice]:
+    ends = [0]
+    for length in lengths:
+        ends.append(ends[-1] + length)
+    return [Slice(0, start, stop) for start, stop in pairwise(ends)]
+
+
+def _plan(engine: Engine, operation: str, algorithm: str, root: int, chunks: list[Slice], longest: int) -> Plan:
+    return Plan(
+        engine.schedule(operation, algorithm, root),
+        AlongChunks(chunks, longest=longest, itemsize=1),
+        rank=engine.rank,
+        ranks=engine.ranks,
+        phase=1,
+    )

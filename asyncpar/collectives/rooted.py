@@ -1,0 +1,153 @@
+"""Operations between one rank and all others, with a chunk for each: gather, scatter."""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine
+from typing import Any
+
+import numpy as np
+
+from asyncpar.collectives.arguments import (
+    check_array,
+    check_leading,
+    check_only_root,
+    check_out,
+    check_rank,
+    check_writable,
+    contiguous,
+)
+from asyncpar.collectives.engine import Engine, Prepared, describe_array
+from asyncpar.collectives.execute import execute
+from asyncpar.collectives.gathers import equal_chunks
+from asyncpar.collectives.layout import (
+    NOWHERE,
+    SEGMENT_BYTES,
+    AlongChunks,
+    PackedChunks,
+    Slice,
+    packed_segment,
+)
+from asyncpar.collectives.operation import Operation
+from asyncpar.collectives.plan import Plan
+from asyncpar.collectives.reduction import Array
+from asyncpar.collectives.workspace import InPlace, Scratch
+from asyncpar.errors import UsageError
+
+
+def gather(
+    engine: Engine, x: object, *, root: int, out: object, algorithm: str | None, key: str | None
+) -> Coroutine[Any, Any, Array | None]:
+    root = check_rank(root, engine.size)
+    source = check_array(x)
+    check_only_root(out, "out", engine.rank, root)
+    target = check_out(out, (engine.size, *source.shape), source.dtype) if engine.rank == root else None
+    prepared = engine.prepared(
+        ("gather", source.dtype, source.shape, root, algorithm),
+        lambda: _prepare_rooted("gather", engine, source.dtype, source.shape, root, algorithm),
+    )
+    packed, own = prepared.extra
+
+    async def body(operation: Operation) -> Array | None:
+        if target is None:
+            flat = contiguous(source).reshape(-1)
+            workspace = InPlace(flat) if packed is None else _scratch(operation, flat, None, packed, own, engine.rank)
+            await execute(operation, prepared.plan, workspace)
+            return None
+        work = contiguous(target)
+        work[root] = source
+        await execute(operation, prepared.plan, InPlace(work))
+        if work is not target:
+            target[...] = work
+        return target
+
+    return engine.start("gather", prepared.description, key, body)
+
+
+def scatter(
+    engine: Engine, x: object, *, root: int, out: object, algorithm: str | None, key: str | None
+) -> Coroutine[Any, Any, Array]:
+    root = check_rank(root, engine.size)
+    check_only_root(x, "x", engine.rank, root)
+    source = check_leading(check_array(x), engine.size) if engine.rank == root else None
+    if source is None and out is None:
+        raise UsageError(f"out: expected an array on every rank but root {root}, to tell shape and dtype; got None")
+    target = (
+        check_out(out, source.shape[1:], source.dtype)
+        if source is not None
+        else check_writable(check_array(out, "out"), "out")
+    )
+    prepared = engine.prepared(
+        ("scatter", target.dtype, target.shape, root, algorithm),
+        lambda: _prepare_rooted("scatter", engine, target.dtype, target.shape, root, algorithm),
+    )
+    packed, own = prepared.extra
+
+    async def body(operation: Operation) -> Array:
+        if source is not None:
+            await execute(operation, prepared.plan, InPlace(contiguous(source)))
+            target[...] = source[root]
+            return target
+        work = contiguous(target)
+        flat = work.reshape(-1)
+        workspace = InPlace(flat) if packed is None else _scratch(operation, None, flat, packed, own, engine.rank)
+        await execute(operation, prepared.plan, workspace)
+        if work is not target:
+            target[...] = work
+        return target
+
+    return engine.start("scatter", prepared.description, key, body)
+
+
+def _prepare_rooted(
+    name: str, engine: Engine, dtype: np.dtype[Any], shape: tuple[int, ...], root: int, wanted: str | None
+) -> Prepared:
+    """Prepare gather or scatter of one array of ``shape`` per rank.
+
+    The root works in its own memory; others, in a tree, in scratch that holds the chunks they pass on.
+    """
+    count = int(np.prod(shape, dtype=np.int64))
+    algorithm = engine.algorithm(name, count * dtype.itemsize * engine.size, wanted)
+    is_direct = algorithm == "linear"
+    segment = SEGMENT_BYTES if is_direct else packed_segment(engine.size)
+
+    def along(slices: list[Slice]) -> AlongChunks:
+        return AlongChunks(slices, longest=count, itemsize=dtype.itemsize, segment=segment)
+
+    own = along([Slice(0, 0, count)])
+    packed: PackedChunks | None = None
+    layout: AlongChunks | PackedChunks
+    if engine.rank == root:
+        layout = along(equal_chunks(engine.size, count))
+    elif is_direct:
+        layout = along([Slice(0, 0, count) if rank == engine.rank else NOWHERE for rank in range(engine.size)])
+    else:
+        layout = packed = PackedChunks(along(equal_chunks(engine.size, count)))
+    return Prepared(
+        description=describe_array(name, dtype, shape, (f"root={root}",), algorithm),
+        plan=Plan(engine.schedule(name, algorithm, root), layout, rank=engine.rank, ranks=engine.ranks),
+        extra=(packed, own),
+    )
+
+
+def _scratch(
+    operation: Operation, source: Array | None, target: Array | None, packed: PackedChunks, own: AlongChunks, rank: int
+) -> Scratch:
+    """Return scratch for the chunks that a rank of a tree passes on.
+
+    Its own comes from ``source`` or goes to ``target``.
+    """
+    mine = source if source is not None else target
+    assert mine is not None
+
+    def pair(piece: int) -> list[tuple[Slice, Slice]]:
+        return [(packed.place(piece)[rank], own.place(piece)[0])]
+
+    return Scratch(
+        pool=operation.table.pool,
+        dtype=mine.dtype,
+        length=lambda piece: packed.place(piece)[-1].stop,
+        source=mine,
+        fill=pair if source is not None else lambda piece: [],  # noqa: ARG005
+        target=target,
+        drain=pair if target is not None else None,
+    )

@@ -1,0 +1,77 @@
+"""What the parts of the communicator conformance suite share: worlds, operations on all ranks, and arrays to move."""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from contextlib import AbstractAsyncContextManager
+from functools import reduce
+from typing import Any, ClassVar, TypeVar
+
+import ml_dtypes
+import numpy as np
+
+from asyncpar.collectives.communicator import Communicator
+from asyncpar.collectives.reduction import Array
+
+T = TypeVar("T")
+
+DTYPES: tuple[np.dtype[Any], ...] = (
+    *(np.dtype(name) for name in ("i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8", "c8", "c16")),
+    np.dtype(ml_dtypes.bfloat16),
+)
+
+COMBINED: dict[str, np.ufunc] = {
+    "sum": np.add,
+    "prod": np.multiply,
+    "min": np.minimum,
+    "max": np.maximum,
+    "band": np.bitwise_and,
+    "bor": np.bitwise_or,
+    "bxor": np.bitwise_xor,
+}
+"""Reduce operations by what numpy calls them."""
+
+
+class CommunicatorSuite(ABC):
+    """Says how to make the communicators under test.  ``sizes`` are the numbers of ranks that are tried."""
+
+    sizes: ClassVar[Sequence[int]] = (1, 2, 3, 4, 5, 8)
+
+    @abstractmethod
+    def connect(self, size: int) -> AbstractAsyncContextManager[Sequence[Communicator]]:
+        """Return the communicators of a fresh world of ``size`` ranks, in the order of ranks."""
+
+
+async def on_all(communicators: Sequence[Communicator], operation: Callable[[Communicator], Awaitable[T]]) -> list[T]:
+    """Run ``operation`` on every rank at once and return the results in the order of ranks."""
+    return list(await asyncio.gather(*(operation(communicator) for communicator in communicators)))
+
+
+async def errors_on_all(
+    communicators: Sequence[Communicator], operation: Callable[[Communicator], Coroutine[Any, Any, Any]]
+) -> list[BaseException]:
+    """Run ``operation`` on every rank at once; return the errors, of which every rank must raise one."""
+    running = (operation(communicator) for communicator in communicators)
+    outcomes = await asyncio.gather(*running, return_exceptions=True)
+    errors = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
+    assert len(errors) == len(communicators), f"expected an error on every rank, got {outcomes}"
+    return errors
+
+
+def values(rank: int, shape: int | tuple[int, ...], dtype: Any = np.float64) -> Array:
+    """Return small whole numbers that every dtype holds and sums exactly, other ones on every rank."""
+    count = int(np.prod(shape))
+    numbers = (np.arange(count) * (rank + 3) + rank) % 5
+    return numbers.astype(dtype).reshape(shape)
+
+
+def noise(rank: int, count: int) -> Array:
+    """Return numbers whose sum depends on the order of summation in its last bits."""
+    return np.random.default_rng(rank).standard_normal(count).astype(np.float32)
+
+
+def combined(op: str, arrays: Sequence[Array]) -> Array:
+    """Return what numpy makes of ``arrays``."""
+    return reduce(COMBINED[op], arrays)

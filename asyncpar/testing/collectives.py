@@ -1,0 +1,24 @@
+"""The conformance suite of communicators: what every ``Communicator`` must do, whatever carries it.
+
+Subclass ``CommunicatorConformance`` in a test module, say how to make a world, and pytest runs the suite against it::
+
+    class TestMyBackend(CommunicatorConformance):
+        @asynccontextmanager
+        async def connect(self, size):
+            yield [...]  # one communicator per rank
+
+The suite needs pytest (and its asyncio mode) for nothing but running it.
+"""
+
+from __future__ import annotations
+
+from asyncpar.testing.collective_moves import Moves
+from asyncpar.testing.collective_reductions import Reductions
+from asyncpar.testing.collective_rules import Rules
+from asyncpar.testing.collective_worlds import CommunicatorSuite, errors_on_all, on_all, values
+
+__all__ = ["CommunicatorConformance", "CommunicatorSuite", "errors_on_all", "on_all", "values"]
+
+
+class CommunicatorConformance(Reductions, Moves, Rules):
+    """The suite.  Each test is one promise of ``Communicator``."""

@@ -1,0 +1,143 @@
+"""The agent's machine, by conversation."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from asyncpar.launch.agent_events import (
+    Assigned,
+    CoordinatorLost,
+    CrewGone,
+    Exit,
+    Finished,
+    KillCrew,
+    OutputBroken,
+    Say,
+    SignalCrew,
+    Signalled,
+    StartCrew,
+    StopOrdered,
+    TellInterrupted,
+    TellStopped,
+    Tick,
+)
+from asyncpar.launch.agent_machine import AgentMachine
+from asyncpar.launch.plan import Assignment, Outcome
+
+PLACE = Assignment(generation=0, restart_count=0, group_rank=0, group_world_size=1, rank_offset=0, world_size=2)
+AGAIN = Assignment(generation=1, restart_count=1, group_rank=0, group_world_size=1, rank_offset=0, world_size=2)
+
+
+def running() -> AgentMachine:
+    machine = AgentMachine(grace=10.0)
+    assert machine.handle(Assigned(PLACE), now=0.0) == [StartCrew(PLACE)]
+    return machine
+
+
+def without_words(commands: list[object]) -> list[object]:
+    return [command for command in commands if not isinstance(command, Say)]
+
+
+def test_a_good_end() -> None:
+    machine = running()
+    assert machine.handle(Finished(Outcome(0)), now=1.0) == []  # output may still be on its way
+    assert machine.handle(CrewGone(0), now=1.1) == [TellStopped(0), Exit(Outcome(0))]
+
+
+def test_the_end_may_be_told_after_the_ranks_are_gone() -> None:
+    machine = running()
+    assert machine.handle(CrewGone(0), now=1.0) == [TellStopped(0)]
+    assert machine.next_deadline is None
+    assert machine.handle(Finished(Outcome(3, "why")), now=2.0) == [Exit(Outcome(3, "why"))]
+    assert machine.handle(Tick(), now=99.0) == []
+
+
+def test_stop_then_restart() -> None:
+    machine = running()
+    stopping = machine.handle(StopOrdered(0, signal.SIGTERM, "rank 1 failed"), now=1.0)
+    assert stopping == [Say("rank 1 failed; stopping all ranks"), SignalCrew(signal.SIGTERM)]
+    assert machine.handle(StopOrdered(0, signal.SIGTERM, "rank 1 failed"), now=1.1) == []
+    assert machine.handle(CrewGone(0), now=1.5) == [TellStopped(0)]
+    assert without_words([*machine.handle(Assigned(AGAIN), now=2.0)]) == [StartCrew(AGAIN)]
+    assert machine.handle(CrewGone(0), now=2.1) == []  # of the old generation
+    assert machine.handle(StopOrdered(0, signal.SIGTERM, "late"), now=2.2) == []
+
+
+def test_ranks_that_do_not_end_are_killed_after_the_grace_period() -> None:
+    machine = running()
+    machine.handle(StopOrdered(0, signal.SIGTERM, "why"), now=1.0)
+    assert machine.next_deadline == 11.0
+    assert machine.handle(Tick(), now=10.9) == []
+    assert without_words([*machine.handle(Tick(), now=11.0)]) == [KillCrew()]
+    assert machine.next_deadline is None
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_goes_to_the_ranks_and_to_the_coordinator(number: signal.Signals) -> None:
+    machine = running()
+    assert without_words([*machine.handle(Signalled(number), now=1.0)]) == [SignalCrew(number), TellInterrupted(number)]
+    assert machine.handle(StopOrdered(0, number, "we know"), now=1.1) == []
+    assert machine.handle(CrewGone(0), now=1.2) == [TellStopped(0)]
+    (leave,) = machine.handle(Finished(Outcome(1, "whatever")), now=1.3)
+    assert leave == Exit(Outcome(128 + number, f"ended by {number.name}"))
+
+
+def test_a_second_ctrl_c_kills_at_once_and_the_agent_goes_even_if_the_kernel_does_not_help() -> None:
+    machine = running()
+    machine.handle(Signalled(signal.SIGINT), now=1.0)
+    assert without_words([*machine.handle(Signalled(signal.SIGINT), now=1.5)]) == [KillCrew()]
+    deadline = machine.next_deadline
+    assert deadline == 6.5
+    (leave,) = machine.handle(Tick(), now=6.5)
+    assert isinstance(leave, Exit)
+    assert leave.outcome.exit_code == 130
+
+
+def test_an_interrupted_agent_without_an_answer_goes_by_itself() -> None:
+    machine = AgentMachine(grace=10.0)
+    assert machine.handle(Signalled(signal.SIGTERM), now=1.0) == [TellInterrupted(signal.SIGTERM)]
+    assert machine.handle(Assigned(PLACE), now=1.1) == [TellStopped(0)]
+    (leave,) = machine.handle(Tick(), now=4.0)
+    assert isinstance(leave, Exit)
+    assert leave.outcome.exit_code == 143
+
+
+def test_a_lost_coordinator_ends_the_ranks_and_then_the_agent() -> None:
+    machine = running()
+    assert machine.handle(CoordinatorLost("it is gone"), now=1.0) == [SignalCrew(signal.SIGTERM)]
+    assert machine.handle(CrewGone(0), now=1.5) == [TellStopped(0), Exit(Outcome(1, "it is gone"))]
+
+
+def test_a_coordinator_that_goes_after_the_word_is_no_news() -> None:
+    machine = running()
+    machine.handle(Finished(Outcome(0)), now=1.0)
+    assert machine.handle(CoordinatorLost("it is gone"), now=1.1) == []
+    assert machine.handle(CrewGone(0), now=1.2)[-1] == Exit(Outcome(0))
+
+
+def test_a_coordinator_that_never_was_there_is_the_outcome() -> None:
+    machine = AgentMachine(grace=10.0)
+    assert machine.handle(CoordinatorLost("nobody answers"), now=9.0) == [Exit(Outcome(1, "nobody answers"))]
+
+
+def test_a_bad_end_does_not_wait_for_ranks_that_run() -> None:
+    machine = running()
+    assert machine.handle(Finished(Outcome(1, "we gave you up")), now=1.0) == [SignalCrew(signal.SIGTERM)]
+    assert without_words([*machine.handle(Tick(), now=11.0)]) == [KillCrew()]
+    assert machine.handle(Tick(), now=16.0) == [Exit(Outcome(1, "we gave you up"))]
+
+
+def test_a_reader_that_left_ends_the_job_without_a_word() -> None:
+    machine = running()
+    commands = machine.handle(OutputBroken(""), now=1.0)
+    assert commands == [SignalCrew(signal.SIGTERM), TellInterrupted(signal.SIGPIPE)]
+    assert machine.handle(OutputBroken(""), now=1.1) == []
+    machine.handle(CrewGone(0), now=1.2)
+    assert machine.handle(Finished(Outcome(1, "x")), now=1.3) == [Exit(Outcome(141, ""))]
+
+
+def test_output_that_cannot_be_written_is_explained() -> None:
+    commands = running().handle(OutputBroken("no space left"), now=1.0)
+    assert commands[0] == Say("no space left")

@@ -1,0 +1,225 @@
+"""The coordinator's machine, by conversation."""
+
+from __future__ import annotations
+
+import signal
+
+from asyncpar.launch.coordinator_events import (
+    AgentArrived,
+    AgentLost,
+    AgentStopped,
+    AnnounceExit,
+    Assign,
+    Command,
+    Finish,
+    Interrupted,
+    OpenGeneration,
+    RankEnded,
+    Stop,
+    Tick,
+)
+from asyncpar.launch.coordinator_machine import CoordinatorMachine, JobSettings, Phase
+from asyncpar.launch.failure import Failure, FailureReport
+from asyncpar.launch.plan import Hello, Outcome
+
+
+def hello(node_rank: int | None = None, *, nproc: int = 2, nnodes: int = 2, job: str = "job") -> Hello:
+    return Hello(job=job, nnodes=nnodes, nproc=nproc, node_rank=node_rank, host=f"host{node_rank}")
+
+
+def failure(rank: int, *, at: float = 0.0, code: int = 1, blames: int | None = None, report: bool = False) -> Failure:
+    told = None
+    if report or blames is not None:
+        told = FailureReport(
+            type_name="PeerLost" if blames is not None else "ValueError",
+            message="oh",
+            traceback="oh",
+            is_peer_error=blames is not None,
+            blames=blames,
+        )
+    return Failure(rank=rank, local_rank=0, host="h", pid=1, returncode=code, at=at, report=told)
+
+
+def machine(*, nnodes: int = 2, restarts: int = 0) -> CoordinatorMachine:
+    settings = JobSettings(job="job", nnodes=nnodes, max_restarts=restarts, timeout=30.0, grace=10.0)
+    return CoordinatorMachine(settings, now=0.0)
+
+
+def running(*, restarts: int = 0) -> CoordinatorMachine:
+    """Agents 0 and 1 run ranks 0, 1 and 2, 3."""
+    coordinator = machine(restarts=restarts)
+    coordinator.handle(AgentArrived(0, hello(0)), now=0.0)
+    coordinator.handle(AgentArrived(1, hello(1)), now=0.0)
+    assert coordinator.phase == Phase.RUNNING
+    return coordinator
+
+
+def finishes(commands: list[Command]) -> dict[int, Outcome]:
+    return {command.agent: command.outcome for command in commands if isinstance(command, Finish)}
+
+
+def stops(commands: list[Command]) -> list[int]:
+    return [command.agent for command in commands if isinstance(command, Stop)]
+
+
+def test_ranks_are_numbered_in_the_order_of_places_when_all_agents_are_there() -> None:
+    coordinator = machine(nnodes=3)
+    assert coordinator.handle(AgentArrived(7, hello(2, nproc=1, nnodes=3)), now=0.0) == []
+    assert coordinator.handle(AgentArrived(8, hello(None, nproc=4, nnodes=3)), now=0.0) == []
+    commands = coordinator.handle(AgentArrived(9, hello(0, nproc=2, nnodes=3)), now=0.0)
+    assert commands[0] == OpenGeneration(0, 7)
+    assigned = [command for command in commands if isinstance(command, Assign)]
+    assert [(command.agent, command.assignment.rank_offset) for command in assigned] == [(9, 0), (8, 2), (7, 6)]
+    assert {command.assignment.world_size for command in assigned} == {7}
+    assert [command.assignment.group_rank for command in assigned] == [0, 1, 2]
+
+
+def test_agents_that_do_not_fit_are_refused_alone() -> None:
+    coordinator = machine()
+    coordinator.handle(AgentArrived(0, hello(0)), now=0.0)
+    for agent, stranger, reason in (
+        (1, hello(1, nnodes=3), "--nnodes: the coordinator expects 2"),
+        (2, hello(1, job="other"), "--rdzv-id"),
+        (3, hello(0), "--node-rank: 0 is taken"),
+    ):
+        (finish,) = coordinator.handle(AgentArrived(agent, stranger), now=0.0)
+        assert isinstance(finish, Finish)
+        assert (finish.agent, finish.outcome.exit_code) == (agent, 2)
+        assert reason in finish.outcome.message
+    assert len(coordinator.handle(AgentArrived(4, hello(1)), now=0.0)) == 3
+
+
+def test_one_agent_too_many_is_refused() -> None:
+    (finish,) = running().handle(AgentArrived(2, hello(None)), now=1.0)
+    assert isinstance(finish, Finish)
+    assert "all 2 agents" in finish.outcome.message
+
+
+def test_missing_agents_are_named_when_time_is_up() -> None:
+    coordinator = machine(nnodes=3)
+    coordinator.handle(AgentArrived(0, hello(0, nnodes=3)), now=0.0)
+    assert coordinator.next_deadline == 30.0
+    assert coordinator.handle(Tick(), now=29.0) == []
+    outcome = finishes(coordinator.handle(Tick(), now=30.0))[0]
+    assert outcome.exit_code == 1
+    assert "missing: node rank 1, 2; present: host0" in outcome.message
+
+
+def test_an_agent_that_leaves_while_others_are_awaited_may_come_back() -> None:
+    coordinator = machine()
+    coordinator.handle(AgentArrived(0, hello(0)), now=0.0)
+    assert coordinator.handle(AgentLost(0, "gone"), now=1.0) == []
+    coordinator.handle(AgentArrived(1, hello(0)), now=2.0)
+    assert len(coordinator.handle(AgentArrived(2, hello(1)), now=2.0)) == 3
+
+
+def test_the_job_ends_well_when_every_rank_has() -> None:
+    coordinator = running()
+    for rank in range(3):
+        assert coordinator.handle(RankEnded(rank // 2, 0, rank, None), now=1.0) == [
+            AnnounceExit(0, rank, "exited with code 0")
+        ]
+    commands = coordinator.handle(RankEnded(1, 0, 3, None), now=1.0)
+    assert finishes(commands) == {0: Outcome(0), 1: Outcome(0)}
+    assert coordinator.outcome == Outcome(0)
+
+
+def test_a_failure_stops_all_hosts_and_gives_the_exit_code() -> None:
+    coordinator = running()
+    commands = coordinator.handle(RankEnded(1, 0, 3, failure(3, code=-9)), now=1.0)
+    assert AnnounceExit(0, 3, "was killed by SIGKILL") in commands
+    assert stops(commands) == [0, 1]
+    coordinator.handle(RankEnded(0, 0, 0, failure(0, code=-15)), now=1.1)
+    assert coordinator.handle(AgentStopped(1, 0), now=1.2) == []
+    outcome = finishes(coordinator.handle(AgentStopped(0, 0), now=1.3))[1]
+    assert outcome.exit_code == 137
+    assert outcome.message.startswith("rank 3 failed first: was killed by SIGKILL")
+    assert "then rank" not in outcome.message  # it ended because we asked for it
+
+
+def test_a_rank_that_blames_another_is_given_a_second_for_the_culprit_to_show() -> None:
+    coordinator = running()
+    commands = coordinator.handle(RankEnded(0, 0, 0, failure(0, at=1.0, blames=3)), now=1.0)
+    assert stops(commands) == []
+    assert coordinator.next_deadline == 2.0
+    assert stops(coordinator.handle(RankEnded(1, 0, 3, failure(3, at=1.5, code=5)), now=1.5)) == [0, 1]
+    coordinator.handle(AgentStopped(0, 0), now=2.0)
+    outcome = finishes(coordinator.handle(AgentStopped(1, 0), now=2.0))[0]
+    assert outcome.exit_code == 5
+    assert outcome.message.startswith("rank 3 failed first")
+    assert "then rank 0" in outcome.message
+
+
+def test_if_nobody_else_fails_within_a_second_the_blaming_rank_counts() -> None:
+    coordinator = running()
+    coordinator.handle(RankEnded(0, 0, 0, failure(0, at=1.0, blames=3)), now=1.0)
+    assert coordinator.handle(Tick(), now=1.9) == []
+    assert stops(coordinator.handle(Tick(), now=2.0)) == [0, 1]
+
+
+def test_a_failure_reported_before_the_stop_counts_though_its_process_ends_later() -> None:
+    coordinator = running()
+    coordinator.handle(RankEnded(0, 0, 1, failure(1, at=2.0, code=4)), now=2.0)
+    coordinator.handle(RankEnded(1, 0, 2, failure(2, at=1.5, code=6, report=True)), now=2.2)
+    coordinator.handle(RankEnded(1, 0, 3, failure(3, at=2.1, code=7, report=True)), now=2.2)
+    coordinator.handle(AgentStopped(0, 0), now=2.3)
+    outcome = finishes(coordinator.handle(AgentStopped(1, 0), now=2.3))[0]
+    assert outcome.exit_code == 6
+    assert "rank 3" not in outcome.message
+
+
+def test_ranks_start_again_with_the_next_generation_while_restarts_are_left() -> None:
+    coordinator = running(restarts=1)
+    coordinator.handle(RankEnded(0, 0, 0, failure(0)), now=1.0)
+    coordinator.handle(AgentStopped(0, 0), now=1.1)
+    commands = coordinator.handle(AgentStopped(1, 0), now=1.2)
+    assert commands[0] == OpenGeneration(1, 4)
+    assigned = [command.assignment for command in commands if isinstance(command, Assign)]
+    assert [(place.generation, place.restart_count) for place in assigned] == [(1, 1), (1, 1)]
+    assert coordinator.handle(RankEnded(0, 0, 1, failure(1)), now=1.3) == []  # of the old generation
+    coordinator.handle(RankEnded(0, 1, 1, failure(1, code=8)), now=2.0)
+    coordinator.handle(AgentStopped(0, 1), now=2.1)
+    assert finishes(coordinator.handle(AgentStopped(1, 1), now=2.1))[0].exit_code == 8
+
+
+def test_a_lost_agent_is_a_failure_of_its_ranks_and_cannot_restart() -> None:
+    coordinator = running(restarts=3)
+    commands = coordinator.handle(AgentLost(1, "its connection closed"), now=1.0)
+    assert stops(commands) == [0]
+    outcome = finishes(coordinator.handle(AgentStopped(0, 0), now=1.1))[0]
+    assert outcome.exit_code == 1
+    assert outcome.message.startswith("rank 2 failed first: was lost with the agent on host1 (its connection closed)")
+
+
+def test_an_interrupt_stops_all_and_restarts_nothing() -> None:
+    coordinator = running(restarts=3)
+    commands = coordinator.handle(Interrupted(1, signal.SIGINT), now=1.0)
+    assert [(command.agent, command.signal_number) for command in commands if isinstance(command, Stop)] == [
+        (0, signal.SIGINT),
+        (1, signal.SIGINT),
+    ]
+    coordinator.handle(AgentStopped(0, 0), now=1.1)
+    commands = coordinator.handle(AgentStopped(1, 0), now=1.1)
+    assert finishes(commands)[0] == Outcome(130, "the agent on host1 got SIGINT")
+
+
+def test_an_interrupt_before_all_are_there_ends_the_job() -> None:
+    coordinator = machine()
+    coordinator.handle(AgentArrived(0, hello(0)), now=0.0)
+    assert finishes(coordinator.handle(Interrupted(0, signal.SIGTERM), now=1.0))[0].exit_code == 143
+
+
+def test_agents_that_never_stop_are_not_waited_for_for_ever() -> None:
+    coordinator = running(restarts=1)
+    coordinator.handle(RankEnded(0, 0, 0, failure(0, code=3)), now=1.0)
+    coordinator.handle(AgentStopped(0, 0), now=1.1)
+    deadline = coordinator.next_deadline
+    assert deadline is not None
+    assert 11.0 < deadline < 60.0
+    assert finishes(coordinator.handle(Tick(), now=deadline))[0].exit_code == 3
+
+
+def test_whoever_comes_after_the_end_is_told() -> None:
+    coordinator = machine()
+    coordinator.handle(Tick(), now=30.0)
+    assert finishes(coordinator.handle(AgentArrived(5, hello(1)), now=31.0))[5].exit_code == 1

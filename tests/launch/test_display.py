@@ -1,0 +1,94 @@
+"""What people see, without a terminal: what is written is collected, or goes into a pipe (80 columns)."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+
+from asyncpar.launch.display import PlainDisplay, TerminalDisplay
+from asyncpar.launch.output import OutputStream
+from asyncpar.launch.report_lines import ProgressRecord
+
+
+class Collected(OutputStream):
+    """Keeps what is written."""
+
+    def __init__(self) -> None:
+        self.written = b""
+
+    async def write(self, chunk: bytes) -> None:
+        self.written += chunk
+
+    async def run(self, job: Callable[[], None]) -> None:
+        job()
+
+
+def record(step: int, description: str = "train") -> ProgressRecord:
+    return ProgressRecord(description=description, completed=float(step), total=10.0)
+
+
+async def test_progress_is_coalesced_and_the_last_is_always_shown() -> None:
+    stdout, stderr = Collected(), Collected()
+    display = PlainDisplay(stdout, stderr, every=3600.0)
+    running = asyncio.ensure_future(display.run())
+    for step in range(1, 9):
+        display.progress(0, "[h:0] ", record(step))
+        await asyncio.sleep(0)
+    await display.finish()
+    running.cancel()
+    assert stderr.written == b"[h:0] train 1/10 (10%)\n[h:0] train 8/10 (80%)\n"
+    assert stdout.written == b""
+
+
+async def test_the_lowest_rank_is_shown_until_all_begin_anew() -> None:
+    stderr = Collected()
+    display = PlainDisplay(Collected(), stderr)
+    display.progress(2, "[h:2] ", record(1))
+    display.progress(1, "[h:1] ", record(2))
+    display.progress(2, "[h:2] ", record(3))
+    await display.finish()
+    display.progress(2, "[h:2] ", record(4))
+    await display.finish()
+    assert stderr.written == b"[h:1] train 2/10 (20%)\n[h:2] train 4/10 (40%)\n"
+
+
+async def test_nothing_reported_shows_nothing() -> None:
+    stderr = Collected()
+    await PlainDisplay(Collected(), stderr).finish()
+    assert stderr.written == b""
+
+
+async def test_the_bar_stays_below_what_is_printed() -> None:
+    reader, writer = os.pipe()
+    try:
+        display = TerminalDisplay(Collected(), Collected(), descriptor=writer, is_stdout_shared=True)
+        await display.show("", record(5))
+        await display.lines(b"[h:1] hello\n")
+        await display.raw(b"half a ")
+        await display.raw(b"line\n")
+        seen = os.read(reader, 1 << 16)
+    finally:
+        os.close(reader)
+        os.close(writer)
+    frames = seen.split(b"\r\x1b[2K")
+    assert b"train" in frames[1]
+    assert frames[2].startswith(b"[h:1] hello\n")
+    assert b"train" in frames[2]
+    assert frames[3].startswith(b"half a line\n")
+    assert len(frames) == 4
+
+
+async def test_without_progress_a_terminal_gets_the_plain_lines() -> None:
+    reader, writer = os.pipe()
+    try:
+        stdout = Collected()
+        display = TerminalDisplay(stdout, Collected(), descriptor=writer, is_stdout_shared=False)
+        await display.lines(b"hello\n")
+        await display.raw(b"to the pipe")
+        await display.finish()
+        assert os.read(reader, 1 << 16) == b"hello\n"
+        assert stdout.written == b"to the pipe"
+    finally:
+        os.close(reader)
+        os.close(writer)

@@ -1,0 +1,48 @@
+"""Who failed first, and how that reads."""
+
+from __future__ import annotations
+
+from asyncpar.launch.failure import Failure, FailureReport, choose_first, describe, describe_ending, exit_code_of
+
+
+def failure(rank: int, at: float, *, peer: int | None = None, tail: str = "", code: int = 1) -> Failure:
+    report = None
+    if peer is not None:
+        report = FailureReport(
+            type_name="PeerLost", message=f"rank {peer} is gone\nmore", traceback="tb", is_peer_error=True, blames=peer
+        )
+    return Failure(rank=rank, local_rank=0, host="left", pid=9, returncode=code, at=at, report=report, stderr_tail=tail)
+
+
+def test_the_earliest_failure_counts_not_the_lowest_rank() -> None:
+    assert choose_first([failure(0, 3.0), failure(2, 1.0), failure(1, 2.0)]).rank == 2
+
+
+def test_who_blames_others_comes_after_who_does_not() -> None:
+    assert choose_first([failure(0, 1.0, peer=2), failure(2, 5.0)]).rank == 2
+    assert choose_first([failure(0, 2.0, peer=2), failure(1, 1.0, peer=2)]).rank == 1
+
+
+def test_the_summary_quotes_the_evidence() -> None:
+    text = describe([failure(0, 2.0, peer=1), failure(1, 3.0, tail="oh\nno\n", code=3)])
+    assert text.splitlines() == [
+        "rank 1 failed first: exited with code 3",
+        "  host: left, local rank 0, pid 9",
+        "  end: exited with code 3",
+        "  end of its stderr:",
+        "    oh",
+        "    no",
+        "  then rank 0 on left: PeerLost: rank 1 is gone",
+    ]
+
+
+def test_many_failures_are_counted_not_listed() -> None:
+    text = describe([failure(rank, float(rank)) for rank in range(20)])
+    assert text.count("then rank") == 8
+    assert "then 11 more ranks" in text
+
+
+def test_ends_read_and_exit_as_in_a_shell() -> None:
+    assert [exit_code_of(code) for code in (0, 3, -9, -15)] == [0, 3, 137, 143]
+    assert describe_ending(-11) == "was killed by SIGSEGV"
+    assert describe_ending(-40) == "was killed by signal 40"

@@ -1,0 +1,90 @@
+"""Where the secret comes from, and that it does not stay."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from asyncpar.errors import UsageError
+from asyncpar.launch.guard import Guard
+from asyncpar.launch.job_secret import check_secret_options, obtain_secret
+from asyncpar.launch.options import LaunchOptions
+from asyncpar.launch.site import Site
+
+pytestmark = pytest.mark.process
+
+
+def site(*, bind: str = "127.0.0.1") -> Site:
+    return Site(
+        host="h",
+        host_id="h-1",
+        nproc=1,
+        serve_at=None,
+        may_attend=False,
+        coordinator="127.0.0.1:1",
+        bind=bind,
+        master_addr="127.0.0.1",
+        job="j",
+    )
+
+
+@pytest.fixture
+def guard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Guard]:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    made = Guard()
+    yield made
+    made.close()
+
+
+def test_agents_that_meet_over_a_network_need_a_secret_file() -> None:
+    options = LaunchOptions(program="x", nnodes=2, endpoint="10.0.0.1:1")
+    with pytest.raises(UsageError, match="--secret-file: needed when agents meet over a network"):
+        check_secret_options(options, site(bind="10.0.0.2"))
+    check_secret_options(options, site())
+
+
+def test_a_job_on_one_host_gets_a_secret_of_its_own_for_as_long_as_it_runs(guard: Guard) -> None:
+    options = LaunchOptions(program="x")
+    with ExitStack() as stack:
+        one, other = (obtain_secret(options, site(), guard, stack) for _ in range(2))
+        assert one.secret != other.secret
+        assert one.path.read_bytes() == one.secret
+        assert stat.S_IMODE(one.path.stat().st_mode) == 0o600
+        assert stat.S_IMODE(one.path.parent.stat().st_mode) == 0o700
+        assert repr(one.secret) not in repr(one)
+    assert not one.path.parent.exists()
+
+
+def test_agents_on_one_machine_share_a_secret_until_all_are_there(guard: Guard) -> None:
+    options = LaunchOptions(program="x", nnodes=2, endpoint="127.0.0.1:1")
+    with ExitStack() as stack:
+        one, other = (obtain_secret(options, site(), guard, stack) for _ in range(2))
+        assert one.secret == other.secret
+        assert one.path != other.path
+        one.clear_meeting_place()
+        other.clear_meeting_place()
+        assert one.path.read_bytes() == one.secret
+        assert obtain_secret(options, site(), guard, stack).secret != one.secret
+
+
+def test_a_meeting_place_that_others_can_enter_is_refused(guard: Guard, tmp_path: Path) -> None:
+    options = LaunchOptions(program="x", nnodes=2, endpoint="127.0.0.1:1")
+    with ExitStack() as stack:
+        obtain_secret(options, site(), guard, stack)
+        shared = tmp_path / f"asyncpar-{os.geteuid()}"
+        shared.chmod(0o755)
+        with pytest.raises(UsageError, match="not a private directory"):
+            obtain_secret(options, site(), guard, stack)
+        shared.chmod(0o700)
+
+
+def test_the_reaper_removes_what_the_agent_could_not(guard: Guard, tmp_path: Path) -> None:
+    secret = obtain_secret(LaunchOptions(program="x"), site(), guard, ExitStack())
+    assert secret.path.exists()
+    guard.close()
+    assert not secret.path.parent.exists()

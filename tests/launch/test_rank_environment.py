@@ -1,0 +1,48 @@
+"""What a rank's environment is made of."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from asyncpar.config.environment import LaunchEnvironment
+from asyncpar.launch.rank_environment import rank_environment
+
+PLACE = LaunchEnvironment(
+    rank=0,
+    local_rank=0,
+    world_size=2,
+    local_world_size=2,
+    group_rank=0,
+    group_world_size=1,
+    master_addr="127.0.0.1",
+    master_port=1,
+    rendezvous="127.0.0.1:2",
+    secret_file="/s",
+    job="j",
+    generation=0,
+    restart_count=0,
+    host="h",
+    host_id="h-1",
+    bind="127.0.0.1",
+    timeout=1.0,
+)
+
+
+def test_the_place_is_added_to_what_is_inherited() -> None:
+    environment = rank_environment({"HOME": "/root", "RANK": "9"}, PLACE)
+    assert (environment["HOME"], environment["RANK"]) == ("/root", "0")
+    assert LaunchEnvironment.from_mapping(environment) == PLACE
+
+
+def test_threads_are_limited_with_several_ranks_unless_somebody_chose() -> None:
+    assert rank_environment({}, PLACE)["OPENBLAS_NUM_THREADS"] == "1"
+    assert rank_environment({"OMP_NUM_THREADS": "4"}, PLACE)["OMP_NUM_THREADS"] == "4"
+    alone = replace(PLACE, world_size=1, local_world_size=1)
+    assert "OMP_NUM_THREADS" not in rank_environment({}, alone)
+
+
+def test_nothing_of_an_outer_launch_shines_through() -> None:
+    outer = {"ASYNCPAR_TRANSPORT": "grpc", "ASYNCPAR_REPORT_FD": "7"}
+    environment = rank_environment(outer, PLACE)
+    assert "ASYNCPAR_TRANSPORT" not in environment
+    assert "ASYNCPAR_REPORT_FD" not in environment

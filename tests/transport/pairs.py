@@ -1,0 +1,72 @@
+"""Connected lanes over real sockets of this machine, for tests."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import grpc
+import grpc.aio
+
+from asyncpar.errors import PeerLost
+from asyncpar.transport.grpc_lane import GrpcLane
+from asyncpar.transport.grpc_stream import FRAMES_METHOD, SERVICE, Context, ServerStream, call_frames
+from asyncpar.transport.rpc import RpcServer, open_channel
+from asyncpar.transport.tcp import TcpLane
+from asyncpar.transport.tcp_connect import TcpListener, dial_tcp
+from asyncpar.wire.handshake import LinkTerms
+
+SECRET = b"s" * 32
+TERMS = LinkTerms(job="job", generation=3, dialer=1, listener=0, token=b"t" * 16)
+_OVER = PeerLost("the test is over", cause="the test is over")
+
+
+@asynccontextmanager
+async def open_tcp_pair() -> AsyncIterator[tuple[TcpLane, TcpLane]]:
+    """Yield dialer and listener."""
+    accepted: asyncio.Future[TcpLane] = asyncio.get_running_loop().create_future()
+    listener = TcpListener(
+        bind="127.0.0.1",
+        secret=SECRET,
+        find_terms=lambda token: TERMS if token == TERMS.token else None,
+        on_lane=lambda _, lane: accepted.set_result(lane),
+    )
+    await listener.start()
+    one = await dial_tcp("127.0.0.1", listener.port, TERMS, secret=SECRET)
+    other = await accepted
+    try:
+        yield one, other
+    finally:
+        one.abort(_OVER)
+        other.abort(_OVER)
+        await listener.stop()
+        await asyncio.sleep(0)  # transports close in a callback
+
+
+@asynccontextmanager
+async def open_grpc_pair() -> AsyncIterator[tuple[GrpcLane, GrpcLane, RpcServer]]:
+    """Yield caller, callee and the callee's server."""
+    accepted: asyncio.Future[GrpcLane] = asyncio.get_running_loop().create_future()
+
+    async def frames(_: object, context: Context) -> None:
+        lane = GrpcLane(ServerStream(context))
+        accepted.set_result(lane)
+        await lane.run()
+
+    server = RpcServer(None)
+    handler = grpc.stream_stream_rpc_method_handler(frames)
+    server.server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {FRAMES_METHOD: handler}),))
+    await server.start()
+    async with asyncio.TaskGroup() as tasks:
+        channel = open_channel(server.address, None)
+        one = GrpcLane(call_frames(channel, ()))
+        tasks.create_task(one.run())
+        try:
+            other = await accepted
+            yield one, other, server
+            other.abort(_OVER)
+        finally:
+            one.abort(_OVER)
+            await channel.close(None)
+            await server.stop(grace=0)

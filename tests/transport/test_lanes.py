@@ -1,0 +1,61 @@
+"""Every lane passes the shipped conformance suite; the TCP lane under both event loops."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import uvloop
+
+from asyncpar.testing.lanes import LaneConformance, LanePair
+from asyncpar.transport.grpc_lane import GrpcLane
+from asyncpar.transport.inproc import InprocLane
+from tests.transport.pairs import open_grpc_pair, open_tcp_pair
+
+
+class TestInprocLane(LaneConformance):
+    has_back_pressure = False
+
+    @asynccontextmanager
+    async def connect(self) -> AsyncIterator[LanePair]:
+        one, other = InprocLane.pair()
+
+        async def sever() -> None:
+            one.cut("the test cut it")
+
+        yield LanePair(one=one, other=other, sever=sever)
+
+
+class TestTcpLane(LaneConformance):
+    @asynccontextmanager
+    async def connect(self) -> AsyncIterator[LanePair]:
+        async with open_tcp_pair() as (one, other):
+
+            async def sever() -> None:
+                one._socket.shutdown(socket.SHUT_RDWR)
+
+            yield LanePair(one=one, other=other, sever=sever)
+
+
+class TestTcpLaneOnUvloop(TestTcpLane):
+    def new_event_loop(self) -> asyncio.AbstractEventLoop:
+        return uvloop.new_event_loop()
+
+
+class TestGrpcLane(LaneConformance):
+    @asynccontextmanager
+    async def connect(self) -> AsyncIterator[LanePair]:
+        async with open_grpc_pair() as (one, other, server):
+            assert isinstance(one, GrpcLane)
+
+            async def sever() -> None:
+                await server.stop(grace=0)
+
+            yield LanePair(one=one, other=other, sever=sever)
+
+
+class TestGrpcLaneOnUvloop(TestGrpcLane):
+    def new_event_loop(self) -> asyncio.AbstractEventLoop:
+        return uvloop.new_event_loop()
