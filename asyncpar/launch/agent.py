@@ -5,15 +5,10 @@ from __future__ import annotations
 import asyncio
 import signal
 import time
-from collections.abc import Mapping
-from contextlib import AsyncExitStack, ExitStack
-from dataclasses import dataclass
-from pathlib import Path
+from contextlib import ExitStack
 
 from asyncpar._proto.asyncpar.v1 import membership_pb2 as pb
-from asyncpar._proto.asyncpar.v1 import membership_pb2_grpc
 from asyncpar.config.environment import LaunchEnvironment
-from asyncpar.errors import UsageError
 from asyncpar.launch.agent_events import (
     Command,
     CrewGone,
@@ -31,34 +26,20 @@ from asyncpar.launch.agent_events import (
 )
 from asyncpar.launch.agent_machine import AgentMachine
 from asyncpar.launch.attendance import Attendance
-from asyncpar.launch.coordinator_machine import JobSettings
-from asyncpar.launch.coordinator_service import CoordinatorService
+from asyncpar.launch.coordinator_server import CoordinatorServer
 from asyncpar.launch.crew import Crew, CrewTools, RankEnd, RankPlan
 from asyncpar.launch.display import Display
 from asyncpar.launch.guard import Guard
+from asyncpar.launch.job import Job
 from asyncpar.launch.job_secret import JobSecret, obtain_secret
 from asyncpar.launch.messages import encode_rank_end
-from asyncpar.launch.options import LaunchOptions
 from asyncpar.launch.plan import Assignment, Hello, Outcome
 from asyncpar.launch.rank_environment import rank_environment
 from asyncpar.launch.rank_logs import RankLogs
-from asyncpar.launch.site import Site, free_port
-from asyncpar.membership.service import RendezvousService
-from asyncpar.transport.rpc import Credentials, RpcServer
+from asyncpar.transport.rpc import Credentials
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _FAREWELL_PATIENCE = 3.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
-    """All that an agent needs to know; ``environment`` is what its ranks inherit."""
-
-    options: LaunchOptions
-    site: Site
-    command: tuple[str, ...]
-    log_directory: Path | None
-    environment: Mapping[str, str]
 
 
 async def run_agent(job: Job, display: Display) -> Outcome:
@@ -70,67 +51,9 @@ async def run_agent(job: Job, display: Display) -> Outcome:
         guard = Guard()
         stack.callback(guard.close)
         secret = obtain_secret(job.options, job.site, guard, stack)
-        async with _served(job, secret) as (address, is_server):
-            agent = _Agent(job, display, guard, secret, address, is_first=is_server)
+        async with CoordinatorServer(job, secret) as server:
+            agent = _Agent(job, display, guard, secret, server.address, is_first=server.is_here)
             return await agent.run()
-
-
-class _served:  # noqa: N801  # used like a function
-    """Serve the coordinator and the rendezvous here if this is the place; gives the address to attend at."""
-
-    def __init__(self, job: Job, secret: JobSecret) -> None:
-        self._job = job
-        self._secret = secret
-        self._stack = AsyncExitStack()
-
-    async def __aenter__(self) -> tuple[str, bool]:
-        site = self._job.site
-        if site.serve_at is None:
-            return site.coordinator, False
-        server = RpcServer(Credentials(self._secret.secret), bind=site.serve_at[0], port=site.serve_at[1])
-        rendezvous = RendezvousService(job=site.job)
-        coordinator = CoordinatorService(self._settings(), rendezvous, self._begin_generation)
-        membership_pb2_grpc.add_RendezvousServicer_to_server(rendezvous, server.server)  # type: ignore[no-untyped-call]
-        membership_pb2_grpc.add_CoordinatorServicer_to_server(coordinator, server.server)  # type: ignore[no-untyped-call]
-        try:
-            await server.start()
-        except UsageError:
-            coordinator.close()
-            if site.may_attend:  # another agent of the job was first
-                return site.coordinator, False
-            raise
-        self._stack.push_async_callback(self._close, server, rendezvous, coordinator)
-        return site.coordinator or server.address, True
-
-    async def __aexit__(self, *_: object) -> None:
-        await self._stack.aclose()
-
-    async def _close(self, server: RpcServer, rendezvous: RendezvousService, coordinator: CoordinatorService) -> None:
-        """Let the other agents hear the outcome before the server goes."""
-        try:
-            async with asyncio.timeout(_FAREWELL_PATIENCE):
-                await coordinator.wait_empty()
-        except TimeoutError:  # an agent that does not go away hears nothing more
-            rendezvous.close("the job has ended")
-        coordinator.close()
-        self._secret.clear_meeting_place()
-        await server.stop(grace=0.2)
-
-    def _settings(self) -> JobSettings:
-        options = self._job.options
-        return JobSettings(
-            job=self._job.site.job,
-            nnodes=options.nnodes,
-            max_restarts=options.max_restarts,
-            timeout=options.timeout,
-            grace=options.grace,
-        )
-
-    def _begin_generation(self) -> tuple[str, int]:
-        """All agents are here; return MASTER_ADDR and MASTER_PORT."""
-        self._secret.clear_meeting_place()
-        address = self._job.site.master_addr
-        return address, free_port(address)
 
 
 class _Agent:

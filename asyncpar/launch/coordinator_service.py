@@ -58,6 +58,9 @@ class CoordinatorService(membership_pb2_grpc.CoordinatorServicer):
         self._timer: asyncio.TimerHandle | None = None
         self._is_empty = asyncio.Event()
         self._is_empty.set()
+
+    def open(self) -> None:
+        """Begin to measure how long the agents take to come."""
         self._arm()
 
     async def wait_empty(self) -> None:

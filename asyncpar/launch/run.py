@@ -7,9 +7,10 @@ import os
 import tempfile
 from collections.abc import Mapping
 
-from asyncpar.launch.agent import Job, run_agent
+from asyncpar.launch.agent import run_agent
 from asyncpar.launch.command import rank_command
 from asyncpar.launch.display import make_display
+from asyncpar.launch.job import Job
 from asyncpar.launch.job_secret import check_secret_options
 from asyncpar.launch.options import LaunchOptions
 from asyncpar.launch.output import OutputStream

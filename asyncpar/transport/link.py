@@ -152,19 +152,16 @@ class Link:
         for key in [key for key in self._waiting if key[:2] == (group, sequence)]:
             self._waiting.pop(key).release()
 
-    def fail(self, error: PeerLost, *, abort: bool = True) -> None:
+    def fail(self, error: PeerLost) -> None:
         """End everything that waits on the peer, and all that will, with ``error``.
 
-        With ``abort`` the lane ends at once; without, what the lane already has still goes out.
+        Whatever still comes is dropped.  What the lane already has goes out, if the lane lives.
         """
         if self.error is not None:
             return
         self.error = error
         if self._lane is not None:
-            if abort:
-                self._lane.abort(error)
-            else:
-                self._lane.divert()
+            self._lane.divert()
         self._inbox.fail(error)
         waiting, self._waiting = self._waiting, {}
         for pending in waiting.values():
@@ -181,6 +178,8 @@ class Link:
     # -- the lane's side (LaneEvents) ------------------------------------------------------------------------------
 
     def lend(self, header: FrameHeader) -> memoryview | None:
+        if self.error is not None:
+            return None
         if header.generation != self._generation:
             raise ProtocolError(f"frame generation: this world has {self._generation}, got {header.generation}")
         if header.kind in _PAYLOAD_KINDS:

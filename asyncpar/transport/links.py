@@ -204,7 +204,10 @@ class Links:
         link.attach(lane)
 
     def report_lost(self, rank: int, cause: str, *, because: BaseException | None = None) -> PeerLost:
-        """Mark ``rank`` as failed, tell everyone who is linked to us, and return the error."""
+        """Mark ``rank`` as failed, tell everyone who is linked to us, and return the error.
+
+        ``rank`` is told too, for the case that it lives: it must not wait for us, nor call us lost to others.
+        """
         error = self.lost.get(rank)
         if error is not None:
             return error
@@ -212,12 +215,11 @@ class Links:
         error.__cause__ = because
         if self._closed is not None:
             return error
-        self._mark_lost(rank, error)
-        self.operations.peer_lost(rank, error)
-        notice = Key(0, rank, 0)
-        for other, link in list(self._links.items()):
-            if other != rank and link.lane is not None:
-                link.control(FrameKind.NOTICE, notice, cause.encode()[:1024])
+        self.lost[rank] = error
+        for link in list(self._links.values()):
+            if link.lane is not None:
+                link.control(FrameKind.NOTICE, Key(0, rank, 0), cause.encode()[:1024])
+        self._give_up(rank, error)
         return error
 
     async def close(self) -> None:
@@ -232,7 +234,7 @@ class Links:
             if link.lane is not None:
                 link.control(FrameKind.GOODBYE, _NO_KEY)
         for link in links:
-            link.fail(self._closed, abort=False)
+            link.fail(self._closed)
         await asyncio.gather(*(link.close() for link in links))
 
     # -- inside ------------------------------------------------------------------------------------------------------
@@ -268,23 +270,34 @@ class Links:
 
     def _on_control(self, rank: int, header: FrameHeader, payload: bytes) -> None:
         if header.kind is FrameKind.NOTICE:
-            lost = header.sequence
-            if lost != self.rank and lost < self.world.size and lost not in self.lost:
-                self.report_lost(lost, f"{payload.decode(errors='replace')} (reported by rank {rank})")
+            self._hear_notice(rank, header.sequence, payload.decode(errors="replace"))
         elif header.kind is FrameKind.GOODBYE:
             if rank not in self.lost and self._closed is None:
-                self._mark_lost(rank, self._lost_error(rank, LEFT), has_left=True)
+                self._mark_lost(rank, self._lost_error(rank, LEFT))
         else:
             self.operations.control(rank, header, payload)
+
+    def _hear_notice(self, rank: int, lost: int, cause: str) -> None:
+        if self._closed is not None or rank in self.lost:
+            return
+        if lost == self.rank:
+            self._give_up(rank, self._lost_error(rank, f"it holds this rank, {lost}, for lost: {cause}"))
+        elif lost < self.world.size and lost not in self.lost:
+            by = "" if "(reported by" in cause else f" (reported by rank {rank})"
+            self.report_lost(lost, cause + by)
+
+    def _give_up(self, rank: int, error: PeerLost) -> None:
+        self._mark_lost(rank, error)
+        self.operations.peer_lost(rank, error)
 
     def _lost_error(self, rank: int, cause: str) -> PeerLost:
         host = self.world.members[rank].host
         return PeerLost(f"rank {rank} on {host} is lost: {cause}", rank=rank, host=host, cause=cause)
 
-    def _mark_lost(self, rank: int, error: PeerLost, *, has_left: bool = False) -> None:
+    def _mark_lost(self, rank: int, error: PeerLost) -> None:
         self.lost[rank] = error
         if rank in self._links:
-            self._links[rank].fail(error, abort=not has_left)
+            self._links[rank].fail(error)
         for listener in list(self._listeners):
             listener(rank, error)
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import math
 import os
 import sys
 import time
@@ -52,6 +53,9 @@ from asyncpar.train import (
 )
 
 LIBRARY_BYTES = 4 << 20
+PATIENCE = 5.0
+"""Seconds within which the launcher ends the other ranks after one has failed."""
+
 LEAST_WINDOWS = 16
 """A text shorter than this many windows is too short to learn anything from."""
 
@@ -96,7 +100,11 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
 
 def make_config(options: argparse.Namespace) -> TrainingConfig:
     """Return everything that decides the numbers.  Raises ``UsageError`` for settings out of range."""
-    warmup = min(20, options.steps // 4)
+    for name in ("steps", "batch", "seq", "dim", "layers", "heads", "lr", "bucket_mb"):
+        value = getattr(options, name)
+        if not 0 < value < math.inf:
+            raise UsageError(f"--{name.replace('_', '-')}: expected a positive number, got {value}")
+    warmup = min(40, options.steps // 4)
     return TrainingConfig(
         model=TransformerConfig(
             length=options.seq,
@@ -106,7 +114,7 @@ def make_config(options: argparse.Namespace) -> TrainingConfig:
             seed=options.seed,
             dtype=options.dtype,
         ),
-        optimizer=AdamWConfig(beta2=0.99, clip_norm=1.0),
+        optimizer=AdamWConfig(beta2=0.99, clip_norm=0.5),
         schedule=WarmupCosine(peak=options.lr, steps=options.steps, warmup=warmup),
         steps=options.steps,
         rows=options.batch,
@@ -242,9 +250,14 @@ def make_folder(path: Path) -> None:
 
 
 def refuse(error: UsageError) -> SystemExit:
-    """Say once per host what is wrong; return the exception that ends this rank with code 2."""
-    if os.environ.get("LOCAL_RANK", "0") == "0":
-        print(f"train_lm: {error}", file=sys.stderr)
+    """Say what is wrong; return the exception that ends this rank with code 2.
+
+    All ranks find the same.  So that it is said once, others wait for the launcher to end them after the first rank of
+    their host has spoken.
+    """
+    if os.environ.get("LOCAL_RANK", "0") != "0":
+        time.sleep(PATIENCE)
+    print(f"train_lm: {error}", file=sys.stderr)
     return SystemExit(2)
 
 

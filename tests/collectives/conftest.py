@@ -11,7 +11,8 @@ import pytest
 
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.config.world import Member, World
-from asyncpar.transport.inproc import InprocConnector, InprocFabric, InprocLane
+from asyncpar.errors import PeerLost
+from asyncpar.transport.inproc import InprocConnector, InprocFabric
 from asyncpar.transport.links import Links
 
 
@@ -24,13 +25,12 @@ class Ranks:
     communicators: tuple[Communicator, ...]
 
     def kill(self, rank: int) -> None:
-        """Let ``rank`` disappear as a killed process would: all its channels end at once."""
+        """Let ``rank`` disappear as a killed process would: its channels end, and it says nothing more."""
         self.fabric.leave(rank)
-        for other, links in enumerate(self.links):
-            if other != rank and links.is_up(rank):
-                lane = links.link(rank).lane
-                assert isinstance(lane, InprocLane)
-                lane.cut("killed")
+        for other in range(len(self.links)):
+            lane = self.links[rank].link(other).lane if other != rank else None
+            if lane is not None:
+                lane.abort(PeerLost("killed", rank=rank))
 
 
 OpenRanks = Callable[..., AbstractAsyncContextManager[Ranks]]

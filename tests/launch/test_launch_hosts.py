@@ -69,7 +69,8 @@ def test_agents_without_a_node_rank_find_their_places(launcher: Launcher) -> Non
     both = [launcher.start("--nnodes", "2", "--rdzv-endpoint", endpoint, script) for _ in range(2)]
     ends = [launcher.finish(process) for process in both]
     assert [end.returncode for end in ends] == [0, 0], ends
-    shown = sorted(line.split("] ")[1] for end in ends for line in end.stderr.splitlines())
+    lines = [line for end in ends for line in end.stderr.splitlines() if line.startswith("[")]
+    shown = sorted(line.split("] ")[1] for line in lines)
     assert shown == ["0 0 2", "1 1 2"]
 
 

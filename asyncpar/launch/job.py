@@ -1,0 +1,21 @@
+"""One launch, as far as one host is concerned."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from asyncpar.launch.options import LaunchOptions
+from asyncpar.launch.site import Site
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """All that an agent needs to know; ``environment`` is what its ranks inherit."""
+
+    options: LaunchOptions
+    site: Site
+    command: tuple[str, ...]
+    log_directory: Path | None
+    environment: Mapping[str, str]

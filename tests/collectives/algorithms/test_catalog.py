@@ -1,0 +1,142 @@
+"""Every algorithm is proved for every size by running all ranks symbolically."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import pytest
+
+from asyncpar.collectives.algorithms.catalog import KNOWN, check_algorithm, schedule_of
+from asyncpar.collectives.algorithms.hierarchical import Hosts
+from asyncpar.collectives.check import Report
+from asyncpar.collectives.goals import verify
+from asyncpar.errors import UsageError
+
+SIZES = (*range(1, 18), 24, 31, 32, 33)
+ROOTED = ("broadcast", "reduce", "gather", "scatter")
+PLAIN = [
+    (operation, algorithm)
+    for operation, algorithms in KNOWN.items()
+    for algorithm in algorithms
+    if not algorithm.startswith("hierarchical")
+]
+
+
+def report_of(operation: str, algorithm: str, size: int, *, root: int = 0, hosts: Hosts | None = None) -> Report:
+    schedules = [
+        schedule_of(operation, algorithm, rank=rank, size=size, root=root, hosts=hosts) for rank in range(size)
+    ]
+    return verify(operation, schedules, root=root)
+
+
+def log2(size: int) -> int:
+    return (size - 1).bit_length()
+
+
+def is_power_of_two(size: int) -> bool:
+    return size & (size - 1) == 0
+
+
+def share_sent(report: Report, rank: int) -> Fraction:
+    """Return the part of the buffer that ``rank`` sends."""
+    return Fraction(report.chunks_sent[rank], report.chunks)
+
+
+@pytest.mark.parametrize(("operation", "algorithm"), PLAIN, ids=["-".join(pair) for pair in PLAIN])
+def test_every_algorithm_is_right_for_every_size_and_root(operation: str, algorithm: str) -> None:
+    for size in SIZES:
+        for root in sorted({0, 1 % size, size // 2, size - 1}) if operation in ROOTED else (0,):
+            report_of(operation, algorithm, size, root=root)
+
+
+@pytest.mark.parametrize("algorithm", ["hierarchical", "hierarchical-tree"])
+@pytest.mark.parametrize(
+    "hosts",
+    [((0,),), ((0, 1, 2),), ((0,), (1,)), ((0, 1), (2, 3)), ((0, 3, 4), (1,), (2, 5, 6, 7)), ((4, 1), (0, 2, 3))],
+    ids=str,
+)
+def test_hierarchical_algorithms_are_right_for_any_spread_over_hosts(algorithm: str, hosts: Hosts) -> None:
+    report = report_of("all_reduce", algorithm, sum(map(len, hosts)), hosts=hosts)
+    assert len(report.messages) == sum(map(len, hosts))
+
+
+@pytest.mark.parametrize("size", SIZES[1:])
+def test_ring_all_reduce_sends_twice_what_each_rank_lacks(size: int) -> None:
+    report = report_of("all_reduce", "ring", size)
+    assert report.steps == 2 * (size - 1)
+    assert set(report.messages) == {2 * (size - 1)}
+    assert {share_sent(report, rank) for rank in range(size)} == {Fraction(2 * (size - 1), size)}
+
+
+@pytest.mark.parametrize("size", SIZES[1:])
+@pytest.mark.parametrize(
+    ("operation", "algorithm"),
+    [
+        ("reduce_scatter", "ring"),
+        ("reduce_scatter", "pairwise"),
+        ("all_gather", "ring"),
+        ("all_gather", "pairwise"),
+        ("all_gather", "bruck"),
+        ("all_to_all", "pairwise"),
+    ],
+)
+def test_optimal_algorithms_send_only_what_others_lack(operation: str, algorithm: str, size: int) -> None:
+    report = report_of(operation, algorithm, size)
+    assert {share_sent(report, rank) for rank in range(size)} == {Fraction(size - 1, size)}
+    assert report.steps == (log2(size) if algorithm == "bruck" else size - 1)
+
+
+@pytest.mark.parametrize("size", [size for size in SIZES[1:] if is_power_of_two(size)])
+def test_halving_takes_logarithmic_steps_at_the_least_traffic(size: int) -> None:
+    for operation, rounds in (("all_reduce", 2), ("reduce_scatter", 1), ("all_gather", 1)):
+        report = report_of(operation, "halving", size)
+        assert report.steps == rounds * log2(size)
+        assert {share_sent(report, rank) for rank in range(size)} == {Fraction(rounds * (size - 1), size)}
+
+
+@pytest.mark.parametrize("size", SIZES[1:])
+def test_steps_of_logarithmic_algorithms_are_the_theory(size: int) -> None:
+    folding = 0 if is_power_of_two(size) else 2
+    power = size.bit_length() - 1
+    assert report_of("all_reduce", "doubling", size).steps == power + folding
+    assert report_of("all_reduce", "halving", size).steps == 2 * power + folding
+    assert report_of("barrier", "dissemination", size).steps == log2(size)
+    assert report_of("all_to_all", "bruck", size).steps == log2(size)
+    assert report_of("broadcast", "tree", size).steps <= log2(size)
+    assert report_of("reduce", "tree", size).steps <= log2(size)
+
+
+@pytest.mark.parametrize("size", SIZES[1:])
+def test_trees_send_each_buffer_once_per_edge(size: int) -> None:
+    assert sum(report_of("reduce", "tree", size).messages) == size - 1
+    assert sum(report_of("broadcast", "tree", size).messages) == size - 1
+    assert sum(report_of("all_reduce", "tree", size).messages) == 2 * (size - 1)
+    assert report_of("broadcast", "tree", size).messages[0] == log2(size)
+    assert max(report_of("broadcast", "chain", size).messages) == 1
+
+
+@pytest.mark.parametrize("size", SIZES[1:])
+def test_bruck_all_to_all_sends_a_chunk_per_set_bit_of_its_distance(size: int) -> None:
+    report = report_of("all_to_all", "bruck", size)
+    assert set(report.chunks_sent) == {sum(distance.bit_count() for distance in range(size))}
+
+
+def test_only_the_first_rank_of_a_host_talks_to_other_hosts() -> None:
+    hosts = ((0, 1, 2), (3, 4), (5,))
+    host_of = {rank: index for index, members in enumerate(hosts) for rank in members}
+    for rank in range(6):
+        plan = schedule_of("all_reduce", "hierarchical", rank=rank, size=6, hosts=hosts)
+        peers = {step.peer for steps in plan.rounds for step in steps}  # type: ignore[union-attr]
+        if rank not in (0, 3, 5):
+            assert {host_of[peer] for peer in peers} == {host_of[rank]}
+
+
+def test_an_unknown_algorithm_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(UsageError, match="all_gather has ring, bruck, halving, pairwise; got 'star'"):
+        check_algorithm("all_gather", "star")
+    with pytest.raises(UsageError, match="operation: expected one of all_reduce"):
+        check_algorithm("all_things", "ring")
+
+
+def test_schedules_are_made_once() -> None:
+    assert schedule_of("all_reduce", "ring", rank=1, size=5) is schedule_of("all_reduce", "ring", rank=1, size=5)

@@ -1,0 +1,210 @@
+"""The face: arguments, groups, statistics, choices."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from asyncpar.collectives.communicator import Communicator
+from asyncpar.errors import UsageError
+from tests.collectives.conftest import OpenRanks, Ranks
+
+Call = Callable[[Communicator], Any]
+
+
+async def on_all(ranks: Ranks, call: Call) -> list[Any]:
+    return list(await asyncio.gather(*(call(communicator) for communicator in ranks.communicators)))
+
+
+def read_only() -> Any:
+    array = np.zeros(4)
+    array.flags.writeable = False
+    return array
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda c: c.all_reduce([1.0]), "x: expected a numpy array, got list"),
+        (lambda c: c.all_reduce(np.array(["a"])), "x: expected a numeric dtype"),
+        (lambda c: c.all_reduce(np.zeros(2, ">f8")), "native byte order"),
+        (lambda c: c.all_reduce(read_only()), "x: expected an array that can be written, got a read-only one"),
+        (lambda c: c.all_reduce(np.zeros(2), out=np.zeros(3)), r"out: expected float64\[2\].* got float64\[3\]"),
+        (lambda c: c.all_reduce(np.zeros(2), "total"), "op: expected one of sum, mean, .*, got 'total'"),
+        (lambda c: c.all_reduce(np.zeros(2, "i4"), "mean"), "op: mean needs a floating dtype.*int32 has sum, prod"),
+        (lambda c: c.all_reduce(np.zeros(2), "bor"), "op: bor works on integers and bool; float64 has sum, mean"),
+        (lambda c: c.all_reduce(np.zeros(2), algorithm="bruck"), "algorithm: all_reduce has ring, .*got 'bruck'"),
+        (lambda c: c.all_reduce(np.zeros(2), algorithm=1), "algorithm: expected a name, got 1"),
+        (lambda c: c.all_reduce(np.zeros(2), key=""), "key: expected a name"),
+        (lambda c: c.broadcast(np.zeros(2), root=3), r"root: expected a rank 0\.\.2 of the group, got 3"),
+        (lambda c: c.broadcast(np.zeros(2), root=True), "root: expected a rank"),
+        (lambda c: c.broadcast(read_only(), root=1), "read-only"),
+        (lambda c: c.reduce(np.zeros(2), root=1, out=np.zeros(2)), "out: expected None on rank 0"),
+        (lambda c: c.gather(np.zeros(2), root=1, out=np.zeros((3, 2))), "out: expected None on rank 0"),
+        (lambda c: c.scatter(np.zeros((2, 2))), r"x: expected shape \(3, \.\.\.\), one entry per rank, got \(2, 2\)"),
+        (lambda c: c.scatter(np.zeros((3, 2)), root=1), "x: expected None on rank 0"),
+        (lambda c: c.scatter(root=1), "out: expected an array on every rank but root 1"),
+        (lambda c: c.all_gather(np.zeros(2), out=np.zeros((3, 2), "f4")), r"out: expected float64\[3, 2\]"),
+        (lambda c: c.all_gather_v(np.array(1.0)), "at least one dimension"),
+        (lambda c: c.all_gather_v(np.zeros(2), algorithm="tree"), "algorithm: all_gather has"),
+        (lambda c: c.reduce_scatter(np.array(1.0)), "at least one dimension"),
+        (lambda c: c.all_to_all(np.zeros(4)), r"x: expected shape \(3, "),
+        (lambda c: c.all_to_all_v(np.zeros(4), [1, 2]), "counts: expected 3 integers of 0 or more"),
+        (lambda c: c.all_to_all_v(np.zeros(4), [1, 2, 2]), "counts that add up to the 4 rows of x, got a sum of 5"),
+        (lambda c: c.all_to_all_v(np.zeros(4), "123"), "counts: expected 3 integers, got str"),
+        (lambda c: c.scatter_object([1, 2]), "values: expected a sequence of 3 values"),
+        (lambda c: c.scatter_object([1, 2, 3], root=1), "values: expected None on rank 0"),
+        (lambda c: c.all_gather_object({1, object()}), "value: a value of type .*object.* cannot be sent"),
+        (lambda c: c.split("red"), "color: expected an integer or None, got 'red'"),
+        (lambda c: c.split(0, "first"), "key: expected an integer"),
+        (lambda c: c.split(1 << 70), "color: expected an integer of at most 64 bits"),
+        (lambda c: c.subgroup((0, 3)), r"ranks: expected a rank 0\.\.2"),
+        (lambda c: c.subgroup((0, 0)), "each once"),
+        (lambda c: c.subgroup(()), "at least one rank"),
+    ],
+)
+async def test_wrong_arguments_are_named(open_ranks: OpenRanks, call: Call, message: str) -> None:
+    async with open_ranks(3) as ranks:
+        with pytest.raises(UsageError, match=message):
+            call(ranks.communicators[0])
+
+
+async def test_overlapping_memory_is_refused(open_ranks: OpenRanks) -> None:
+    async with open_ranks(2) as ranks:
+        x = np.zeros((2, 4))
+        with pytest.raises(UsageError, match="other memory than x"):
+            await ranks.communicators[0].all_to_all(x, out=x)
+        with pytest.raises(UsageError, match="other memory than x"):
+            await ranks.communicators[0].reduce_scatter(x, out=x[:1])
+
+
+async def test_a_refused_call_takes_no_place_in_the_order(open_ranks: OpenRanks) -> None:
+    async with open_ranks(2) as ranks:
+        with pytest.raises(UsageError):
+            await ranks.communicators[0].all_reduce(np.zeros(2), "total")
+        results = await on_all(ranks, lambda c: c.all_reduce(np.ones(2)))
+        assert [float(result[0]) for result in results] == [2.0, 2.0]
+
+
+async def test_a_group_of_one_returns_what_it_gets(open_ranks: OpenRanks) -> None:
+    async with open_ranks(1) as ranks:
+        alone = ranks.communicators[0]
+        x = np.arange(4.0)
+        np.testing.assert_array_equal(await alone.all_reduce(x, "mean"), np.arange(4.0))
+        np.testing.assert_array_equal(await alone.all_gather(x), np.arange(4.0)[None])
+        assert await alone.all_gather_object("x") == ["x"]
+        await alone.calibrate()
+        assert alone.traffic.payload_bytes == 0
+
+
+async def test_splitting_twice_makes_groups_that_do_not_meet(open_ranks: OpenRanks) -> None:
+    async with open_ranks(2) as ranks:
+        ones, others = await on_all(ranks, lambda c: c.split(0)), await on_all(ranks, lambda c: c.split(0))
+        assert ones[0].group == ones[1].group != others[0].group == others[1].group
+        assert ones[0].name == "of ranks 0,1"
+        waiting = ones[0].all_reduce(np.ones(1))
+        results = await asyncio.gather(others[0].all_reduce(np.full(1, 5.0)), others[1].all_reduce(np.full(1, 5.0)))
+        assert float(results[0][0]) == 10.0
+        both = await asyncio.gather(waiting, ones[1].all_reduce(np.ones(1)))
+        assert float(both[0][0]) == 2.0
+
+
+async def test_subgroups_of_subgroups_keep_world_ranks(open_ranks: OpenRanks) -> None:
+    async with open_ranks(4) as ranks:
+        inner = [c.subgroup((3, 1, 2)) for c in ranks.communicators]
+        assert inner[0] is None
+        pair = [group.subgroup((2, 0), name="pair") for group in inner[1:] if group is not None]
+        assert [None if group is None else (group.ranks, group.rank) for group in pair] == [
+            None,
+            ((2, 3), 0),
+            ((2, 3), 1),
+        ]
+        assert pair[1] is not None
+        assert pair[1].name == "pair"
+
+
+@pytest.mark.parametrize("size", [2, 3, 4, 8])
+async def test_traffic_counters_match_the_theory_exactly(open_ranks: OpenRanks, size: int) -> None:
+    async with open_ranks(size) as ranks:
+        count = 840
+        await on_all(ranks, lambda c: c.all_reduce(np.ones(count), algorithm="ring"))
+        await on_all(ranks, lambda c: c.reduce_scatter(np.ones(count), algorithm="pairwise"))
+        await on_all(ranks, lambda c: c.all_gather(np.ones(count), algorithm="ring"))
+        await on_all(ranks, lambda c: c.all_to_all(np.ones((size, count)), algorithm="pairwise"))
+        await on_all(ranks, lambda c: c.broadcast(np.ones(count), algorithm="tree"))
+        for communicator in ranks.communicators:
+            traffic = communicator.traffic
+            ring = traffic.of("all_reduce", "ring")
+            assert ring.payload_bytes * size == 2 * (size - 1) * count * 8
+            assert (ring.calls, ring.messages, ring.steps) == (1, 2 * (size - 1), 2 * (size - 1))
+            assert traffic.of("reduce_scatter").payload_bytes * size == (size - 1) * count * 8
+            assert traffic.of("all_gather").payload_bytes == (size - 1) * count * 8
+            assert traffic.of("all_to_all").payload_bytes == (size - 1) * count * 8
+            assert traffic.of("broadcast", "chain").calls == 0
+            assert traffic.payload_bytes == sum(entry.payload_bytes for entry in traffic.operations)
+            assert ring.seconds > 0.0
+        sent = sum(c.traffic.of("broadcast").payload_bytes for c in ranks.communicators)
+        assert sent == (size - 1) * count * 8
+        on_lanes = sum(links.bytes_sent for links in ranks.links)
+        assert on_lanes >= sum(c.traffic.payload_bytes + 40 * c.traffic.messages for c in ranks.communicators)
+
+
+async def test_hierarchical_all_reduce_sends_little_between_hosts(open_ranks: OpenRanks) -> None:
+    async with open_ranks(4, hosts=("a", "a", "b", "b")) as ranks:
+        results = await on_all(ranks, lambda c: c.all_reduce(np.full(100, c.rank + 1.0), algorithm="hierarchical"))
+        assert all(float(result[7]) == 10.0 for result in results)
+        assert [c.traffic.payload_bytes for c in ranks.communicators] == [1600, 800, 1600, 800]
+
+
+async def test_a_pin_decides_the_algorithm(open_ranks: OpenRanks) -> None:
+    async with open_ranks(3, pin="all_reduce:0-1k@tree,1k-inf@ring") as ranks:
+        await on_all(ranks, lambda c: c.all_reduce(np.ones(10)))
+        await on_all(ranks, lambda c: c.all_reduce(np.ones(1000)))
+        assert [entry.algorithm for entry in ranks.communicators[1].traffic.operations] == ["ring", "tree"]
+        assert "tree*" in ranks.communicators[0].algorithm_table()
+
+
+async def test_calibrating_agrees_on_the_figures_of_rank_0(open_ranks: OpenRanks) -> None:
+    async with open_ranks(4, hosts=("a", "a", "b", "b")) as ranks:
+        before = ranks.communicators[0].algorithm_table()
+        await on_all(ranks, lambda c: c.calibrate())
+        tables = {communicator.algorithm_table() for communicator in ranks.communicators}
+        assert len(tables) == 1
+        assert tables != {before}
+        results = await on_all(ranks, lambda c: c.all_reduce(np.ones(5000)))
+        assert all(float(result[0]) == 4.0 for result in results)
+
+
+async def test_infinities_and_nans_are_results_like_others(open_ranks: OpenRanks) -> None:
+    async with open_ranks(2) as ranks:
+        arrays = [np.array([np.inf, np.nan, 6e4, -np.inf], np.float16) for _ in range(2)]
+        arrays[1][3] = np.inf
+        results = await on_all(ranks, lambda c: c.all_reduce(arrays[c.rank]))
+        assert results[0].tobytes() == results[1].tobytes()
+        np.testing.assert_array_equal(results[0], np.array([np.inf, np.nan, np.inf, np.nan], np.float16))
+
+
+async def test_the_mean_of_many_bfloat16_values_divides_exactly(open_ranks: OpenRanks) -> None:
+    async with open_ranks(3) as ranks:
+        results = await on_all(ranks, lambda c: c.all_reduce(np.full(5, 3.0, ml_dtypes.bfloat16), "mean"))
+        assert all(result.dtype == ml_dtypes.bfloat16 for result in results)
+        assert all(float(result[0]) == 3.0 for result in results)
+
+
+async def test_an_all_reduce_needs_little_memory_besides(open_ranks: OpenRanks) -> None:
+    import tracemalloc
+
+    async with open_ranks(2) as ranks:
+        arrays = [np.ones(4 << 20, np.float32) for _ in range(2)]
+        tracemalloc.start()
+        try:
+            await on_all(ranks, lambda c: c.all_reduce(arrays[c.rank], algorithm="ring"))
+            peak = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+        assert peak < 2 * (8 << 20)

@@ -1,0 +1,103 @@
+"""The cost model agrees with the schedules, and its choices make sense."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from asyncpar.collectives.algorithms.catalog import KNOWN, schedule_of
+from asyncpar.collectives.cost import LANES, CostModel, LaneCosts, choose, costs_of_lane, work_of
+from asyncpar.collectives.goals import verify
+from asyncpar.collectives.pin import parse_pin
+from asyncpar.collectives.policy import Policy, format_bytes
+from asyncpar.errors import UsageError
+
+TCP = LANES["tcp"]
+EXACT = [
+    ("all_reduce", "ring"),
+    ("all_reduce", "halving"),
+    ("all_reduce", "doubling"),
+    ("all_reduce", "tree"),
+    ("reduce_scatter", "pairwise"),
+    ("all_gather", "ring"),
+    ("all_gather", "pairwise"),
+    ("broadcast", "tree"),
+    ("all_to_all", "pairwise"),
+    ("barrier", "dissemination"),
+    ("barrier", "tree"),
+]
+
+
+@pytest.mark.parametrize("size", [2, 3, 4, 7, 8, 16])
+@pytest.mark.parametrize(("operation", "algorithm"), EXACT)
+def test_steps_and_bytes_of_the_model_are_those_of_the_schedules(operation: str, algorithm: str, size: int) -> None:
+    report = verify(operation, [schedule_of(operation, algorithm, rank=rank, size=size) for rank in range(size)])
+    work = work_of(operation, algorithm, size, 1680)
+    assert report.steps <= work.steps <= report.steps + 1
+    if size & (size - 1) == 0 and algorithm != "tree":
+        assert work.moved == pytest.approx(max(report.bytes_sent(1680)))
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 8, 100])
+def test_every_algorithm_has_a_finite_cost_that_grows_with_the_payload(size: int) -> None:
+    model = CostModel(size=size, hosts=(tuple(range(size)),), lane=TCP, local=TCP)
+    for operation, algorithms in KNOWN.items():
+        for algorithm in algorithms:
+            small, large = (model.estimate(operation, algorithm, payload) for payload in (0, 1 << 30))
+            assert 0 <= small <= large < math.inf
+
+
+def test_latency_decides_for_small_payloads_and_bandwidth_for_large_ones() -> None:
+    assert choose("all_reduce", 4, size=8, lane=TCP) == "doubling"
+    assert choose("all_reduce", 100 << 20, size=8, lane=TCP) in ("ring", "halving")
+    assert choose("all_reduce", 100 << 20, size=7, lane=TCP) == "ring"
+    assert choose("all_gather", 64, size=16, lane=TCP) in ("bruck", "halving")
+    assert choose("all_gather", 100 << 20, size=16, lane=TCP) == "ring"
+    assert choose("broadcast", 100 << 20, size=16, lane=TCP) == "chain"
+    assert choose("all_to_all", 100 << 20, size=16, lane=TCP) == "pairwise"
+
+
+def test_a_slow_network_between_fast_hosts_makes_the_hierarchy_pay() -> None:
+    hosts = tuple(tuple(range(host * 8, host * 8 + 8)) for host in range(4))
+    slow = LaneCosts(latency=2e-3, bandwidth=1e8)
+    model = CostModel(size=32, hosts=hosts, lane=slow, local=LANES["inproc"])
+    assert model.choose("all_reduce", 25 << 20) == "hierarchical"
+
+
+def test_one_host_or_one_rank_per_host_is_no_hierarchy() -> None:
+    for hosts in (((0, 1),), ((0,), (1,))):
+        model = CostModel(size=2, hosts=hosts, lane=TCP, local=TCP)
+        assert not any(name.startswith("hierarchical") for name in model.candidates("all_reduce"))
+
+
+def test_a_pin_overrides_the_model_and_is_marked_in_the_table() -> None:
+    model = CostModel(size=4, hosts=((0, 1, 2, 3),), lane=TCP, local=TCP)
+    policy = Policy(model=model, pin=parse_pin("all_reduce:0-64k@tree"))
+    assert policy.choose("all_reduce", 100) == "tree"
+    assert policy.choose("all_reduce", 64 << 10) != "tree"
+    lines = policy.table().splitlines()
+    assert lines[0].split() == ["operation", "bytes", "algorithm", "us", "others", "(us)"]
+    assert lines[1].split()[:4] == ["all_reduce", "4", "B", "tree*"]
+    column = lines[0].index("algorithm")
+    assert all(line[column - 1] == " " and line[column] != " " for line in lines)
+
+
+def test_figures_that_cannot_be_are_refused() -> None:
+    with pytest.raises(UsageError, match="bandwidth: expected a positive number, got 0"):
+        LaneCosts(latency=1e-5, bandwidth=0)
+    with pytest.raises(UsageError, match="lane: expected one of inproc, tcp, grpc, got 'pigeon'"):
+        costs_of_lane("pigeon")
+    with pytest.raises(UsageError, match="operation"):
+        choose("sort", 1, size=2, lane=TCP)
+
+
+def test_bytes_are_shown_in_the_largest_unit_that_divides() -> None:
+    assert [format_bytes(count) for count in (0, 4, 1024, 1536, 1 << 20, 3 << 30)] == [
+        "0 B",
+        "4 B",
+        "1 KiB",
+        "1536 B",
+        "1 MiB",
+        "3 GiB",
+    ]

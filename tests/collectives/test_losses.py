@@ -1,0 +1,111 @@
+"""A rank that is gone ends every operation of its groups, and is named."""
+
+from __future__ import annotations
+
+import asyncio
+
+import numpy as np
+import pytest
+
+from asyncpar.errors import PeerLost
+from tests.collectives.conftest import OpenRanks, Ranks
+
+
+async def connect_all(ranks: Ranks) -> None:
+    """Bring all links up."""
+    size = len(ranks.communicators)
+    await asyncio.gather(*(c.all_to_all(np.zeros(size), algorithm="pairwise") for c in ranks.communicators))
+
+
+async def settle() -> None:
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("count", [1, 3_000_000])
+async def test_every_survivor_names_rank_host_operation_and_cause(open_ranks: OpenRanks, count: int) -> None:
+    async with open_ranks(4, hosts=("a", "a", "b", "b")) as ranks:
+        await connect_all(ranks)
+        survivors = [rank for rank in range(4) if rank != 2]
+        tasks = [asyncio.ensure_future(ranks.communicators[rank].all_reduce(np.zeros(count))) for rank in survivors]
+        await settle()
+        ranks.kill(2)
+        for rank, error in zip(survivors, await asyncio.gather(*tasks, return_exceptions=True), strict=True):
+            assert isinstance(error, PeerLost)
+            assert (error.rank, error.host, error.operation) == (2, "b", "all_reduce #2")
+            assert error.cause is not None
+            assert error.cause.startswith("the peer closed its end")
+            assert str(error) == f"rank {rank}: all_reduce #2: rank 2 on b is lost: {error.cause}"
+
+
+async def test_all_pending_operations_fail_and_new_ones_fail_at_once(open_ranks: OpenRanks) -> None:
+    async with open_ranks(3) as ranks:
+        await connect_all(ranks)
+        zero = ranks.communicators[0]
+        tasks = [
+            asyncio.ensure_future(call)
+            for call in (zero.barrier(), zero.all_gather(np.zeros(2)), zero.recv(1), zero.recv(), zero.barrier(key="k"))
+        ]
+        await settle()
+        ranks.kill(1)
+        for error in await asyncio.gather(*tasks, return_exceptions=True):
+            assert isinstance(error, PeerLost)
+            assert error.rank == 1
+        for call in (zero.barrier(), zero.send(np.zeros(1), 1), zero.recv(1), zero.recv()):
+            with pytest.raises(PeerLost, match="rank 1"):
+                await call
+
+
+async def test_groups_without_the_lost_rank_go_on(open_ranks: OpenRanks) -> None:
+    async with open_ranks(3) as ranks:
+        await connect_all(ranks)
+        pair = [ranks.communicators[rank].subgroup((0, 2)) for rank in (0, 2)]
+        calls = [asyncio.ensure_future(one.all_reduce(np.ones(200_000))) for one in pair if one is not None]
+        ranks.kill(1)
+        for result in await asyncio.gather(*calls):
+            assert float(result[-1]) == 2.0
+
+
+async def test_a_rank_nobody_is_linked_to_yet_is_found_lost(open_ranks: OpenRanks) -> None:
+    async with open_ranks(2) as ranks:
+        ranks.fabric.leave(1)
+        with pytest.raises(PeerLost, match=r"rank 0: barrier #1: rank 1 on localhost is lost: it left the process"):
+            await ranks.communicators[0].barrier()
+
+
+async def test_a_rank_that_left_in_good_order_does_not_disturb_what_needs_it_no_more(open_ranks: OpenRanks) -> None:
+    async with open_ranks(3) as ranks:
+        await connect_all(ranks)
+        zero, *others = ranks.communicators
+        waiting = [asyncio.ensure_future(c.broadcast(np.zeros(1), algorithm="chain")) for c in others]
+        await settle()
+        await zero.broadcast(np.ones(1), algorithm="chain")
+        await ranks.links[0].close()
+        for result in await asyncio.gather(*waiting):
+            assert float(result[0]) == 1.0
+        with pytest.raises(PeerLost, match="rank 0 on localhost is lost: it left the world"):
+            await others[0].barrier()
+
+
+async def test_an_operation_that_needs_a_rank_that_left_names_it_everywhere(open_ranks: OpenRanks) -> None:
+    async with open_ranks(3) as ranks:
+        await connect_all(ranks)
+        waiting = [asyncio.ensure_future(c.broadcast(np.zeros(1), algorithm="chain")) for c in ranks.communicators[1:]]
+        await settle()
+        await ranks.links[0].close()
+        for error in await asyncio.gather(*waiting, return_exceptions=True):
+            assert isinstance(error, PeerLost)
+            assert error.rank == 0
+            assert error.cause is not None
+            assert error.cause.startswith("it left the world")
+
+
+async def test_what_a_rank_sent_before_it_left_can_still_be_received(open_ranks: OpenRanks) -> None:
+    async with open_ranks(2) as ranks:
+        zero, one = ranks.communicators
+        await connect_all(ranks)
+        await zero.send(np.ones(3), 1)
+        await ranks.links[0].close()
+        np.testing.assert_array_equal(await one.recv(0), 1.0)
+        with pytest.raises(PeerLost, match="it left the world"):
+            await one.recv(0)

@@ -1,0 +1,97 @@
+"""The main job as its users run it: real processes, small models."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from asyncpar.train import Summary
+
+SCRIPT = Path(__file__).parents[2] / "scripts" / "examples" / "train_lm.py"
+TINY = ("--steps", "6", "--batch", "8", "--seq", "16", "--dim", "32", "--layers", "1", "--heads", "2")
+
+pytestmark = pytest.mark.process
+
+
+def run(*arguments: object, ranks: int = 0) -> subprocess.CompletedProcess[str]:
+    """Run the script alone, or launched with ``ranks``."""
+    launch = ["-m", "asyncpar", "launch", "--nproc-per-node", str(ranks)] if ranks else []
+    command = [sys.executable, *launch, str(SCRIPT), *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=50, check=False)
+
+
+def last_line(done: subprocess.CompletedProcess[str]) -> dict[str, float | None]:
+    figures: dict[str, float | None] = json.loads(done.stdout.splitlines()[-1])
+    assert list(figures) == [field.name for field in fields(Summary)]
+    return figures
+
+
+def test_two_ranks_train_as_one_process_does(tmp_path: Path) -> None:
+    done = run(*TINY, "--check", "--out", tmp_path, ranks=2)
+    assert done.returncode == 0, done.stderr
+    figures = last_line(done)
+    assert (figures["ranks"], figures["steps"]) == (2, 6)
+    assert figures["last_loss"] is not None
+    assert figures["first_loss"] is not None
+    assert figures["last_loss"] < figures["first_loss"]
+    difference = figures["max_relative_loss_difference"]
+    assert difference is not None
+    assert difference <= 1e-5
+    assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert summary["last_loss"] == figures["last_loss"]
+    assert {name: len(losses) for name, losses in summary["losses"].items()} == {"2 ranks": 6, "one process": 6}
+    assert "[" in done.stderr
+    assert "loss=" in done.stderr
+
+
+def test_alone_it_trains_without_a_launcher(tmp_path: Path) -> None:
+    done = run(*TINY, "--out", tmp_path)
+    assert done.returncode == 0, done.stderr
+    figures = last_line(done)
+    assert (figures["ranks"], figures["bytes_sent_per_rank"], figures["compression_ratio"]) == (1, 0, None)
+    assert figures["single_process_last_loss"] is None
+    assert "train 6/6  loss" in done.stderr
+
+
+def test_int8_shrinks_the_traffic_and_passes_the_check(tmp_path: Path) -> None:
+    larger = ("--steps", "3", "--batch", "4", "--seq", "16", "--dim", "128", "--layers", "1")
+    done = run(*larger, "--compress", "int8", "--check", "--out", tmp_path, ranks=2)
+    assert done.returncode == 0, done.stderr
+    ratio = last_line(done)["compression_ratio"]
+    assert ratio is not None
+    assert ratio >= 3.8
+
+
+def test_numbers_that_miss_the_promise_fail_the_job(tmp_path: Path) -> None:
+    smallest = ("--steps", "3", "--batch", "4", "--seq", "8", "--dim", "2", "--layers", "1", "--heads", "1")
+    done = run(*smallest, "--compress", "int8", "--check", "--out", tmp_path, ranks=2)
+    assert done.returncode == 1
+    assert "train_lm: the check failed: the bytes on the wire shrank" in done.stderr
+    assert last_line(done)["ranks"] == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--text", "/nowhere"), "train_lm: text: /nowhere does not exist"),
+        (("--text", "/dev/null"), "train_lm: text: expected at least 1040 bytes, got 0 from /dev/null"),
+        (("--heads", "3"), "train_lm: heads: expected a divisor of 128 features, got 3"),
+        (("--steps", "0"), "train_lm: --steps: expected a positive number, got 0"),
+        (("--compress", "zip"), "train_lm: argument --compress: invalid choice: 'zip'"),
+        (("--batch", "1"), "train_lm: batch: expected at least one row for each of 2 ranks, got 1"),
+    ],
+)
+def test_bad_input_is_one_clear_line_before_anything_starts(
+    tmp_path: Path, options: tuple[str, ...], message: str
+) -> None:
+    done = run(*options, "--out", tmp_path, ranks=2)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""

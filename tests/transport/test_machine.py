@@ -1,0 +1,124 @@
+"""Negotiation as conversations: who dials, who waits, who is refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import product
+
+import pytest
+
+from asyncpar.transport.machine import Accept, Answer, Defer, Negotiator, Proposal, Reason, Refuse
+
+TOKEN = b"t" * 16
+
+
+def negotiator(
+    rank: int, *, size: int = 3, lanes: tuple[str, ...] = ("tcp", "grpc"), generation: int = 1
+) -> Negotiator:
+    return Negotiator(job="job", generation=generation, rank=rank, size=size, lanes=lanes)
+
+
+def ask(other: Negotiator, proposal: Proposal, *, is_up: bool = False, lost: str | None = None) -> Answer:
+    return other.answer(proposal, token=TOKEN, is_up=is_up, lost=lost)
+
+
+def test_a_proposal_is_accepted_with_the_lanes_that_both_use_in_the_dialers_order() -> None:
+    one, other = negotiator(2, lanes=("grpc", "tcp")), negotiator(0)
+    answer = ask(other, one.propose(0))
+    assert isinstance(answer, Accept)
+    assert answer.lanes == ("grpc", "tcp")
+    assert (answer.terms.dialer, answer.terms.listener, answer.terms.token) == (2, 0, TOKEN)
+    assert other.is_accepting(2)
+
+
+def test_an_agreement_is_good_for_one_lane() -> None:
+    one, other = negotiator(1), negotiator(0)
+    ask(other, one.propose(0))
+    terms = other.find(TOKEN)
+    assert terms is not None
+    assert other.take(terms) is True
+    assert other.take(terms) is False
+    assert other.find(TOKEN) is None
+    assert not other.is_accepting(1)
+
+
+def test_a_newer_agreement_replaces_the_older_one() -> None:
+    one, other = negotiator(1), negotiator(0)
+    older = ask(other, one.propose(0))
+    newer = other.answer(one.propose(0), token=b"n" * 16, is_up=False, lost=None)
+    assert isinstance(older, Accept)
+    assert isinstance(newer, Accept)
+    assert other.find(TOKEN) is None
+    assert other.take(older.terms) is False
+    assert other.find(b"n" * 16) == newer.terms
+
+
+def test_of_two_dials_at_once_the_one_of_the_lower_rank_wins() -> None:
+    low, high = negotiator(0), negotiator(1)
+    of_low, of_high = low.propose(1), high.propose(0)
+    assert ask(low, of_high) == Defer()
+    assert isinstance(ask(high, of_low), Accept)
+
+
+def test_a_dial_that_is_over_puts_nobody_off() -> None:
+    low, high = negotiator(0), negotiator(1)
+    low.propose(1)
+    low.end_dial(1)
+    assert isinstance(ask(low, high.propose(0)), Accept)
+
+
+def test_a_link_that_is_up_is_not_made_again() -> None:
+    assert ask(negotiator(0), negotiator(1).propose(0), is_up=True) == Defer()
+    assert ask(negotiator(1), negotiator(0).propose(1), is_up=True) == Defer()
+
+
+def play(steps: tuple[str, ...]) -> set[str]:
+    """Return who connects.  a, b: rank 0 or 1 begins to dial unless it has accepted.  A, B: its proposal arrives."""
+    sides = {"a": negotiator(0), "b": negotiator(1)}
+    proposals: dict[str, Proposal] = {}
+    connecting: set[str] = set()
+    for step in steps:
+        me, other, peer = ("a", "b", 1) if step in "aA" else ("b", "a", 0)
+        if step == me and not sides[me].is_accepting(peer) and me not in proposals:
+            proposals[me] = sides[me].propose(peer)
+        elif step != me and me in proposals and me not in connecting:
+            if isinstance(ask(sides[other], proposals[me]), Accept):
+                connecting.add(me)
+            else:
+                del proposals[me]
+                sides[me].end_dial(peer)
+    return connecting
+
+
+def test_whatever_the_order_of_events_never_do_both_sides_connect() -> None:
+    outcomes = [play(steps) for steps in product("abAB", repeat=6)]
+    assert {"a", "b"} not in outcomes
+    assert {"a"} in outcomes
+    assert {"b"} in outcomes
+
+
+@pytest.mark.parametrize(
+    ("change", "reason", "message"),
+    [
+        ({"job": "other"}, Reason.WRONG_WORLD, "rank 0 belongs to job 'job', not 'other'"),
+        ({"generation": 7}, Reason.STALE_GENERATION, "rank 0 is in generation 1, rank 1 in 7"),
+        ({"listener": 2}, Reason.WRONG_WORLD, "this is rank 0 of 3; rank 1 asked for rank 2"),
+        ({"dialer": 0}, Reason.WRONG_WORLD, "rank 0"),
+        ({"dialer": 3}, Reason.WRONG_WORLD, "rank 3"),
+        ({"lanes": ()}, Reason.NO_COMMON_LANE, "rank 1 uses nothing"),
+        (
+            {"lanes": ("pigeon",)},
+            Reason.NO_COMMON_LANE,
+            "rank 1 uses pigeon, rank 0 uses tcp or grpc; give",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_refused_and_says_why(change: dict[str, object], reason: Reason, message: str) -> None:
+    answer = ask(negotiator(0), replace(negotiator(1).propose(0), **change))  # type: ignore[arg-type]
+    assert isinstance(answer, Refuse)
+    assert answer.reason is reason
+    assert message in answer.message
+
+
+def test_a_rank_that_is_lost_is_refused_with_the_cause() -> None:
+    assert ask(negotiator(0), negotiator(1).propose(0), lost="it crashed") == Refuse(Reason.LOST, "it crashed")

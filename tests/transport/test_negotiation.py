@@ -1,0 +1,344 @@
+"""Links between real servers of this machine: negotiation, fallback, and peers that are not there."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, replace
+
+import pytest
+
+from asyncpar.config.world import Member, World
+from asyncpar.errors import PeerLost, StaleGeneration, UsageError
+from asyncpar.transport import acceptor, negotiation
+from asyncpar.transport.grpc_stream import StreamEnded, call_frames, shake_hands
+from asyncpar.transport.links import Links
+from asyncpar.transport.negotiation import GrpcConnector
+from asyncpar.transport.rpc import Credentials, RpcServer, open_channel
+from asyncpar.transport.tcp import TcpLane
+from asyncpar.wire.handshake import Handshake, LinkTerms
+from asyncpar.wire.header import Key
+
+CREDENTIALS = Credentials(b"s" * 32)
+
+
+@dataclass
+class Rank:
+    server: RpcServer
+    connector: GrpcConnector
+    links: Links
+
+    def join(self) -> None:
+        self.connector.join(self.links)
+
+    async def stop(self) -> None:
+        """Leave, as a node does."""
+        await self.links.close()
+        await self.connector.stop()
+        await self.server.stop(grace=0)
+
+
+@asynccontextmanager
+async def serving(
+    transport: str | None = None, credentials: Credentials | None = CREDENTIALS
+) -> AsyncIterator[tuple[RpcServer, GrpcConnector]]:
+    server = RpcServer(credentials)
+    connector = GrpcConnector(credentials=credentials, transport=transport)
+    connector.register(server)
+    await server.start()
+    await connector.start()
+    try:
+        yield server, connector
+    finally:
+        await connector.stop()
+        await server.stop(grace=0)
+
+
+@asynccontextmanager
+async def open_world(
+    *transports: str | None, credentials: list[Credentials] | None = None, generations: list[int] | None = None
+) -> AsyncIterator[list[Rank]]:
+    """One rank per transport pin; nobody has joined yet."""
+    async with AsyncExitStack() as stack:
+        ends = []
+        for rank, transport in enumerate(transports):
+            own = CREDENTIALS if credentials is None else credentials[rank]
+            ends.append(await stack.enter_async_context(serving(transport, own)))
+        members = tuple(Member(rank=rank, address=server.address) for rank, (server, _) in enumerate(ends))
+        ranks = []
+        for rank, (server, connector) in enumerate(ends):
+            generation = 0 if generations is None else generations[rank]
+            world = World(members=members, generation=generation)
+            links = await stack.enter_async_context(Links(world=world, rank=rank, connector=connector))
+            ranks.append(Rank(server, connector, links))
+        yield ranks
+
+
+async def exchange(one: Links, other: Links, *, sequence: int = 0, length: int = 100_000) -> None:
+    """Send a payload both ways at once, which makes both sides dial at once if the link is new."""
+    payload = bytes(range(256)) * (length // 256 + 1)
+    key = Key(1, sequence, 0)
+    buffers = bytearray(length), bytearray(length)
+    waiters = one.post(other.rank, key, 0, memoryview(buffers[0])), other.post(one.rank, key, 0, memoryview(buffers[1]))
+    sendings = [
+        sender.send(receiver.rank, key, 0, memoryview(payload)[:length])
+        for sender, receiver in ((one, other), (other, one))
+    ]
+    async with asyncio.timeout(20):
+        for waiter in waiters:
+            if waiter is not None:
+                await waiter
+        for sending in sendings:
+            if sending is not None:
+                await sending.done
+    assert buffers[0] == buffers[1] == payload[:length]
+
+
+async def loss(links: Links, rank: int) -> PeerLost:
+    """Try to reach ``rank`` and return the error that comes of it."""
+    async with asyncio.timeout(20):
+        waiter = links.post(rank, Key(1, 0, 0), 0, memoryview(bytearray(1)))
+        assert waiter is not None
+        with pytest.raises(PeerLost) as caught:
+            await waiter
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("pins", "kind"),
+    [((None, None), "tcp"), (("tcp", None), "tcp"), ((None, "grpc"), "grpc"), (("grpc", "grpc"), "grpc")],
+)
+async def test_the_lane_is_the_best_that_both_sides_allow(pins: tuple[str | None, ...], kind: str) -> None:
+    async with open_world(*pins) as ranks:
+        for rank in ranks:
+            rank.join()
+        one, other = ranks[0].links, ranks[1].links
+        await exchange(one, other)
+        await exchange(one, other, sequence=1, length=3_000_000)
+        assert one.lane_kind(1) == other.lane_kind(0) == kind
+
+
+@pytest.mark.parametrize("dialer", [0, 1])
+async def test_either_side_may_dial(dialer: int) -> None:
+    async with open_world(None, None) as ranks:
+        for rank in ranks:
+            rank.join()
+        sender, receiver = ranks[dialer].links, ranks[1 - dialer].links
+        sending = sender.send(1 - dialer, Key(1, 0, 0), 0, memoryview(b"hello"))
+        assert sending is not None
+        async with asyncio.timeout(10):
+            await sending.done
+        buffer = bytearray(5)
+        waiter = receiver.post(dialer, Key(1, 0, 0), 0, memoryview(buffer))
+        if waiter is not None:
+            await waiter
+        assert buffer == b"hello"
+
+
+@pytest.mark.parametrize("transport", ["tcp", "grpc"])
+async def test_dials_from_both_sides_at_once_always_make_one_link(transport: str) -> None:
+    for _ in range(15):
+        async with open_world(*[transport] * 4) as ranks:
+            for rank in ranks:
+                rank.join()
+            pairs = [(one, other) for one in ranks for other in ranks if one.links.rank < other.links.rank]
+            async with asyncio.TaskGroup() as tasks:
+                for one, other in pairs:
+                    tasks.create_task(exchange(one.links, other.links, length=50_000))
+            assert all(rank.links.lost == {} for rank in ranks)
+
+
+async def test_calls_that_come_before_the_world_is_known_are_kept_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(acceptor, "JOIN_SECONDS", 0.05)
+    async with open_world(None, None) as (one, other):
+        one.join()
+        sending = one.links.send(1, Key(1, 0, 0), 0, memoryview(b"early"))
+        assert sending is not None
+        await asyncio.wait({sending.done}, timeout=0.3)
+        assert not sending.done.done()
+        other.join()
+        async with asyncio.timeout(10):
+            await sending.done
+
+
+async def test_a_server_that_is_gone_is_lost_at_once() -> None:
+    async with open_world(None, None) as (one, other):
+        one.join()
+        await other.stop()
+        loop = asyncio.get_running_loop()
+        before = loop.time()
+        error = await loss(one.links, 1)
+        assert loop.time() - before < 1.0
+        assert (error.rank, error.cause) == (1, f"no connection to {other.server.address} (Connection refused)")
+
+
+async def test_a_host_that_does_not_answer_is_lost_in_bounded_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(negotiation, "REACH_SECONDS", 0.2)
+    with socket.socket() as deaf:  # a full backlog: connections are neither accepted nor refused
+        deaf.bind(("127.0.0.1", 0))
+        deaf.listen(0)
+        address = f"127.0.0.1:{deaf.getsockname()[1]}"
+        fillers = [socket.socket() for _ in range(3)]
+        for filler in fillers:
+            filler.setblocking(False)
+            filler.connect_ex(deaf.getsockname())
+        async with open_world(None, None) as (one, _):
+            world = replace(one.links.world, members=(one.links.world.members[0], Member(rank=1, address=address)))
+            async with Links(world=world, rank=0, connector=one.connector) as links:
+                one.connector.join(links)
+                error = await loss(links, 1)
+        for filler in fillers:
+            filler.close()
+    assert error.cause == f"no connection to {address} (no answer)"
+
+
+async def test_something_else_that_listens_at_the_address_is_not_a_peer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(negotiation, "REACH_SECONDS", 0.3)
+
+    async def say_hello(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"220 mail.example.com\r\n")
+        writer.close()
+
+    server = await asyncio.start_server(say_hello, "127.0.0.1", 0)
+    address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    async with server, open_world(None, None) as (one, _):
+        world = replace(one.links.world, members=(one.links.world.members[0], Member(rank=1, address=address)))
+        async with Links(world=world, rank=0, connector=one.connector) as links:
+            one.connector.join(links)
+            error = await loss(links, 1)
+    assert f"it answers UNAVAILABLE at {address}" in str(error)
+
+
+async def test_pins_that_do_not_fit_fail_on_both_sides_and_name_both() -> None:
+    async with open_world("tcp", "grpc") as ranks:
+        for rank in ranks:
+            rank.join()
+        errors = await asyncio.gather(loss(ranks[0].links, 1), loss(ranks[1].links, 0))
+    for error in errors:
+        assert "rank 0" in str(error)
+        assert "rank 1" in str(error)
+        assert "give both the same" in str(error)
+    assert any(isinstance(error.__cause__, UsageError) for error in errors)
+
+
+async def test_another_generation_is_refused_as_stale() -> None:
+    async with open_world(None, None, generations=[1, 2]) as ranks:
+        for rank in ranks:
+            rank.join()
+        error = await loss(ranks[0].links, 1)
+    assert isinstance(error.__cause__, StaleGeneration)
+    assert "rank 1 is in generation 2, rank 0 in 1" in str(error)
+
+
+async def test_another_secret_is_refused() -> None:
+    async with open_world(None, None, credentials=[CREDENTIALS, Credentials(b"x" * 32)]) as ranks:
+        for rank in ranks:
+            rank.join()
+        error = await loss(ranks[0].links, 1)
+    assert "UNAUTHENTICATED" in str(error)
+
+
+async def test_the_grpc_stream_stands_in_when_tcp_does_not_get_through(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def blocked(host: str, port: int, terms: object, *, secret: bytes) -> TcpLane:
+        raise ConnectionRefusedError(111, "Connection refused")
+
+    monkeypatch.setattr(negotiation, "dial_tcp", blocked)
+    with caplog.at_level(logging.WARNING):
+        async with open_world(None, None, None) as ranks:
+            for rank in ranks:
+                rank.join()
+            await exchange(ranks[0].links, ranks[1].links)
+            await exchange(ranks[0].links, ranks[2].links)
+            assert ranks[0].links.lane_kind(1) == ranks[2].links.lane_kind(0) == "grpc"
+    told = [record.message for record in caplog.records if "gRPC stream is used instead" in record.message]
+    assert 1 <= len(told) <= 2
+    assert "no TCP connection to 127.0.0.1" in told[0]
+
+
+async def test_a_pinned_tcp_lane_that_does_not_get_through_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def blocked(host: str, port: int, terms: object, *, secret: bytes) -> TcpLane:
+        raise TimeoutError
+
+    monkeypatch.setattr(negotiation, "dial_tcp", blocked)
+    async with open_world("tcp", "tcp") as ranks:
+        for rank in ranks:
+            rank.join()
+        error = await loss(ranks[0].links, 1)
+    assert "no TCP connection to 127.0.0.1" in str(error)
+
+
+@pytest.mark.parametrize("transport", ["tcp", "grpc"])
+async def test_a_peer_that_dies_in_mid_transfer_is_lost_and_memory_comes_back(transport: str) -> None:
+    async with open_world(transport, transport) as (one, other):
+        one.join()
+        other.join()
+        await exchange(one.links, other.links)
+        payload, buffer = bytearray(200_000_000), bytearray(200_000_000)
+        waiter = other.links.post(0, Key(2, 0, 0), 0, memoryview(buffer))
+        sending = one.links.send(1, Key(2, 0, 0), 0, memoryview(payload))
+        assert sending is not None
+        assert waiter is not None
+        while not other.links.bytes_received > 1_000_000:  # noqa: ASYNC110 - no event tells of bytes
+            await asyncio.sleep(0)
+        lane = other.links.link(0).lane
+        assert lane is not None
+        lane.abort(PeerLost("the process was killed"))
+        async with asyncio.timeout(5):
+            with pytest.raises(PeerLost, match="rank 1 on localhost is lost"):
+                await sending.done
+        del sending
+        payload.clear()  # resizing raises BufferError while anybody holds the memory
+
+
+@pytest.mark.parametrize("transport", ["tcp", "grpc"])
+async def test_a_rank_that_leaves_is_missed_at_once_and_its_last_words_are_kept(transport: str) -> None:
+    async with open_world(transport, transport) as (one, other):
+        one.join()
+        other.join()
+        await exchange(one.links, other.links)
+        waiter = other.links.post(0, Key(2, 0, 0), 0, memoryview(bytearray(1)))
+        assert one.links.send(1, Key(2, 1, 0), 0, memoryview(b"last")) is None
+        await one.stop()
+        assert waiter is not None
+        async with asyncio.timeout(2):
+            with pytest.raises(PeerLost, match="it left the world"):
+                await waiter
+        buffer = bytearray(4)
+        assert other.links.post(0, Key(2, 1, 0), 0, memoryview(buffer)) is None
+        assert buffer == b"last"
+
+
+async def test_closing_in_the_middle_of_link_up_leaves_nothing_behind() -> None:
+    async with open_world(None, None) as (one, other):
+        one.join()
+        sending = one.links.send(1, Key(1, 0, 0), 0, memoryview(b"x"))
+        await asyncio.wait({asyncio.create_task(one.links.close())}, timeout=5)
+        assert sending is not None
+        with pytest.raises(PeerLost, match="this node is closed"):
+            await sending.done
+        other.join()
+        error = await loss(other.links, 0)
+        assert "it is leaving the world" in str(error)
+
+
+def test_unknown_transports_are_named_with_the_known_ones() -> None:
+    with pytest.raises(UsageError, match=r"expected one of tcp, grpc .* got 'carrier-pigeon'"):
+        GrpcConnector(credentials=None, transport="carrier-pigeon")
+
+
+async def test_frames_without_an_agreement_are_refused_on_the_stream() -> None:
+    async with open_world(None) as (one,):
+        one.join()
+        channel = open_channel(one.server.address, None)
+        terms = LinkTerms(job="local", generation=0, dialer=1, listener=0, token=b"?" * 16)
+        handshake = Handshake.dial(terms, secret=CREDENTIALS.secret, nonce=b"n" * 32)
+        for metadata, code in ((CREDENTIALS.metadata(), "PERMISSION_DENIED"), ((), "UNAUTHENTICATED")):
+            stream = call_frames(channel, metadata)
+            with pytest.raises(StreamEnded, match=code):
+                await shake_hands(stream, handshake)
+        await channel.close(None)
