@@ -13,6 +13,7 @@ from asyncpar.observe.reporting import Reporter, record_failures
 
 T = TypeVar("T")
 SIGTERM_EXIT = 128 + signal.SIGTERM
+SIGINT_EXIT = 128 + signal.SIGINT
 
 
 def run(main: Callable[[], Coroutine[Any, Any, T]] | Coroutine[Any, Any, T]) -> T:
@@ -20,12 +21,19 @@ def run(main: Callable[[], Coroutine[Any, Any, T]] | Coroutine[Any, Any, T]) -> 
 
     For programs, not for use inside a running loop.  Ctrl-C and SIGTERM cancel ``main``, so that its ``finally`` blocks
     leave the world in good order; the process then ends with status 130 or 143.  Under ``asyncpar launch`` an exception
-    that ends the program is reported to the agent with its traceback.
+    that ends the program is reported to the agent with its traceback, and Ctrl-C, which every rank gets, ends it
+    without one.
     """
-    record_failures(Reporter.from_environment(os.environ))
+    reporter = Reporter.from_environment(os.environ)
+    record_failures(reporter)
     coroutine = main if asyncio.iscoroutine(main) else main()
-    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        return runner.run(_until_terminated(coroutine))
+    try:
+        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+            return runner.run(_until_terminated(coroutine))
+    except KeyboardInterrupt:
+        if reporter.is_connected:
+            raise SystemExit(SIGINT_EXIT) from None
+        raise
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:

@@ -141,7 +141,8 @@ class Communicator(ArrayOperations):
     def subgroup(self, ranks: Iterable[int], *, name: str | None = None) -> Communicator | None:
         """Return the communicator over ``ranks`` of this group, in that order; None if this rank is not one of them.
 
-        Nothing is sent.  Its members must ask for the same ranks in the same order, and as often.
+        Nothing is sent.  Its members must ask for the same ranks in the same order, and as often.  Groups last as long
+        as the world: make them once.
         """
         engine = subgroups.subgroup(self._engine, ranks, name)
         return None if engine is None else Communicator(engine)

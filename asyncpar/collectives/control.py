@@ -55,7 +55,7 @@ def decode_control(payload: bytes, kind: type[Message]) -> Message:
     """Return the message of a control frame.  Raises ``ProtocolError`` for anything else."""
     try:
         return msgspec.msgpack.decode(payload, type=kind)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:  # ValueError: text that is not UTF-8
         raise ProtocolError(f"{kind.__name__} frame: {error}") from error
 
 

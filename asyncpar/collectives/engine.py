@@ -193,6 +193,8 @@ def describe_array(
 
 def _ended(operation: Operation, error: BaseException) -> BaseException:
     """Clean up after ``error``, tell the others if they cannot know, and return what the caller gets."""
+    if isinstance(error, GeneratorExit) and not operation.table.loop.is_running():
+        return error  # the loop has ended under the call; there is nobody left to tell
     if operation.failure is not None and not isinstance(error, asyncio.CancelledError):
         operation.discard()
         return operation.failure

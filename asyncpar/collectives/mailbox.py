@@ -214,7 +214,8 @@ class Mailbox:
         for request in list(self._requests):
             if error is None or not request.wants(slot.source, slot.tag) or request.operation.is_over:
                 continue
-            outcome = self._gone(request) if isinstance(error, PeerLost) and request.source is None else error
+            may_come_of_others = isinstance(error, PeerLost) and request.source is None
+            outcome = self._gone(request) if may_come_of_others and not self._table.links.is_closing else error
             if outcome is not None:
                 self._requests.remove(request)
                 fail_future(request.filled, outcome)

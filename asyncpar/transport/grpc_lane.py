@@ -3,6 +3,9 @@
 Frames are packed into chunks of up to 1 MiB; frames that wait together travel together.  Each chunk begins with a u32:
 how many chunks the sender of this one has consumed since it last said so.  A side never has more than ``WINDOW``
 chunks out that the other has not consumed, so whatever gRPC buffers on the way is bounded.
+
+Whoever closes says so in a last chunk and then waits for the other side to end the stream: if a server simply returned,
+a client that is writing would get an error, and gRPC would keep what has arrived but is not read from it.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ WINDOW = 8
 
 FLUSH_SECONDS = 1.0
 _CONSUMED = struct.Struct("<I")
+_LAST_CHUNK = _CONSUMED.pack(0xFFFFFFFF)
 
 
 class GrpcLane(Lane):
@@ -121,8 +125,7 @@ class GrpcLane(Lane):
                 while chunk := self._next_chunk():
                     await self._stream.write(chunk)
                 if self._is_closing and not self._writer:
-                    if not await self._stream.finish():
-                        self._lose("closed")
+                    await self._stream.write(_LAST_CHUNK)
                     return
         except StreamEnded as error:
             self._lose(str(error))
@@ -133,6 +136,8 @@ class GrpcLane(Lane):
         """Take one chunk of the peer: its credit, and its frames."""
         if not _CONSUMED.size <= len(chunk) <= _CONSUMED.size + CHUNK_BYTES:
             raise ProtocolError(f"chunk: expected 4 to {_CONSUMED.size + CHUNK_BYTES} bytes, got {len(chunk)}")
+        if chunk == _LAST_CHUNK:
+            raise StreamEnded("the peer closed the stream")
         returned = _CONSUMED.unpack_from(chunk)[0]
         if returned:
             self._credit += returned

@@ -36,10 +36,6 @@ class ByteStream(ABC):
         """Send one message; returns when there is room for another.  Raises ``StreamEnded``."""
 
     @abstractmethod
-    async def finish(self) -> bool:
-        """Send nothing more; True if the stream goes on until the peer ends it."""
-
-    @abstractmethod
     def cancel(self) -> None:
         """End the stream at once.  Idempotent."""
 
@@ -65,13 +61,6 @@ class ClientStream(ByteStream):
         except _BROKEN as error:
             raise StreamEnded(_describe(error)) from error
 
-    async def finish(self) -> bool:
-        try:
-            await self._call.done_writing()
-        except _BROKEN as error:
-            raise StreamEnded(_describe(error)) from error
-        return True
-
     def cancel(self) -> None:
         self._call.cancel()
 
@@ -96,9 +85,6 @@ class ServerStream(ByteStream):
             await self._context.write(message)
         except _BROKEN as error:
             raise StreamEnded(_describe(error)) from error
-
-    async def finish(self) -> bool:
-        return False
 
     def cancel(self) -> None:
         """The handler ends the stream by returning."""
@@ -130,6 +116,8 @@ async def shake_hands(stream: ByteStream, handshake: Handshake) -> None:
 
 
 def _describe(error: Exception) -> str:
+    if isinstance(error, grpc.aio.AioRpcError) and error.code() is grpc.StatusCode.INTERNAL:
+        return "the peer ended the stream"  # this is what a write gets that comes too late
     if isinstance(error, grpc.aio.AioRpcError):
         return f"the stream broke: {error.code().name} {error.details() or ''}".rstrip()
     return f"the stream broke: {str(error) or type(error).__name__}"

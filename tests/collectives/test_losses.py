@@ -109,3 +109,19 @@ async def test_what_a_rank_sent_before_it_left_can_still_be_received(open_ranks:
         np.testing.assert_array_equal(await one.recv(0), 1.0)
         with pytest.raises(PeerLost, match="it left the world"):
             await one.recv(0)
+
+
+async def test_closing_the_own_node_ends_what_waits(open_ranks: OpenRanks) -> None:
+    async with open_ranks(3) as ranks:
+        await connect_all(ranks)
+        zero = ranks.communicators[0]
+        waiting = [asyncio.ensure_future(call) for call in (zero.barrier(), zero.recv(), zero.recv(2))]
+        await settle()
+        await ranks.links[0].close()
+        for error in await asyncio.gather(*waiting, return_exceptions=True):
+            assert isinstance(error, PeerLost)
+            assert error.cause == "closed"
+        with pytest.raises(PeerLost, match="this node is closed"):
+            await zero.barrier()
+        with pytest.raises(PeerLost, match="this node is closed"):
+            await zero.recv()

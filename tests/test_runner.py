@@ -1,0 +1,87 @@
+"""Running a program: how it ends, and what is left of it."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import asyncpar as ap
+
+WAITING = """
+import asyncio, asyncpar as ap
+
+async def main():
+    async with ap.init() as node:
+        print("ready", flush=True)
+        try:
+            await asyncio.get_running_loop().create_future()
+        finally:
+            print("left", flush=True)
+
+ap.run(main)
+"""
+
+
+def test_the_result_of_main_is_returned() -> None:
+    async def main() -> int:
+        await asyncio.sleep(0)
+        return 7
+
+    assert ap.run(main) == 7
+    assert ap.run(main()) == 7
+
+
+def test_what_main_raises_is_raised() -> None:
+    async def main() -> None:
+        raise KeyError("gone")
+
+    with pytest.raises(KeyError, match="gone"):
+        ap.run(main)
+
+
+def test_signal_handlers_are_as_before_when_run_returns() -> None:
+    async def main() -> None:
+        await asyncio.sleep(0)
+
+    before = signal.getsignal(signal.SIGTERM)
+    ap.run(main)
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("number", "is_launched", "code", "is_silent"),
+    [
+        (signal.SIGTERM, False, 143, True),
+        (signal.SIGINT, False, -signal.SIGINT, False),
+        (signal.SIGINT, True, 130, True),
+    ],
+)
+def test_signals_end_a_program_in_good_order(
+    tmp_path: Path, number: signal.Signals, is_launched: bool, code: int, is_silent: bool
+) -> None:
+    program = tmp_path / "waiting.py"
+    program.write_text(WAITING)
+    reading, writing = os.pipe()
+    environment = {**os.environ, **({"ASYNCPAR_REPORT_FD": str(writing)} if is_launched else {})}
+    process = subprocess.Popen(
+        [sys.executable, program],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+        pass_fds=[writing],
+    )
+    os.close(writing)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    process.send_signal(number)
+    shown, complaints = process.communicate()
+    os.close(reading)
+    assert shown == "left\n"
+    assert process.returncode == code
+    assert (complaints == "") is is_silent
