@@ -2,10 +2,10 @@
 
 Theory of operation.  Up to two pieces are in flight, and their rounds take turns: while this rank waits for and reduces
 a message of one piece, messages of the other travel.  All waits happen in one coroutine, so an operation has no tasks
-of its own.  Pieces go in pairs, round by round, on all ranks alike: what a rank waits for always lies in an earlier pair
-or, within the pair, earlier in a schedule that is proved to end; so two pieces at once cannot lock each other.
-Receives are posted before the sends of their round, and a round early where memory allows, so that the
-grant is at the sender when it wants to send.
+of its own.  Pieces go in pairs, round by round, on all ranks alike: what a rank waits for lies in an earlier pair or,
+within the pair, earlier in a schedule that is proved to end, so two pieces at once cannot lock each other.  Receives
+are posted before the sends of their round, and a round early where memory allows, so that the grant is at the sender
+when it wants to send.
 """
 
 from __future__ import annotations

@@ -208,18 +208,23 @@ class Mailbox:
         self._match()
 
     def _end_slot(self, slot: _Slot, error: BaseException | None) -> None:
-        """The message of ``slot`` will not come; whoever was to get it is told."""
+        """The message of ``slot`` will not come: tell who was to get it, or all who wait if its source is gone."""
         self._slots.pop((slot.source, slot.tag), None)
         slot.operation.discard()
-        for request in list(self._requests):
-            if error is None or not request.wants(slot.source, slot.tag) or request.operation.is_over:
-                continue
-            may_come_of_others = isinstance(error, PeerLost) and request.source is None
-            outcome = self._gone(request) if may_come_of_others and not self._table.links.is_closing else error
-            if outcome is not None:
-                self._requests.remove(request)
-                fail_future(request.filled, outcome)
-                return
+        wanting = [request for request in self._requests if request.wants(slot.source, slot.tag)]
+        if isinstance(error, PeerLost):
+            for request in wanting:
+                may_come_of_others = request.source is None and not self._table.links.is_closing
+                self._refuse(request, self._gone(request) if may_come_of_others else error)
+        elif wanting:
+            self._refuse(wanting[0], error)
+            for request in wanting[1:]:
+                self._listen(request)
+
+    def _refuse(self, request: _Request, error: BaseException | None) -> None:
+        if error is not None:
+            self._requests.remove(request)
+            fail_future(request.filled, error)
 
     def _match(self) -> None:
         """Give filled slots to the requests that have waited longest for them."""

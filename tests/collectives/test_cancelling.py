@@ -166,3 +166,17 @@ async def test_cancelling_a_send_fails_the_receive_of_it(open_ranks: OpenRanks) 
             await one.recv(0)
         both = await asyncio.gather(zero.send(np.ones(2), 1), one.recv(0))
         np.testing.assert_array_equal(both[1], 1.0)
+
+
+async def test_a_send_that_is_cancelled_does_not_hold_up_the_next_one(open_ranks: OpenRanks) -> None:
+    async with open_ranks(2) as ranks:
+        zero, one = ranks.communicators
+        receives = [asyncio.ensure_future(one.recv(0)) for _ in range(2)]
+        await settle()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            zero.send(np.zeros(2), 1).close()
+        await zero.send(np.ones(2), 1)
+        outcomes = await asyncio.gather(*receives, return_exceptions=True)
+        assert isinstance(outcomes[0], PeerCancelled)
+        np.testing.assert_array_equal(outcomes[1], 1.0)

@@ -21,7 +21,7 @@ class TestInproc(CommunicatorConformance):
 
 
 class TestTcp(CommunicatorConformance):
-    sizes: ClassVar[Sequence[int]] = (1, 2, 5)
+    sizes: ClassVar[Sequence[int]] = (1, 2, 3, 4, 5, 6, 7, 8, 9)
 
     @asynccontextmanager
     async def connect(self, size: int) -> AsyncIterator[Sequence[Communicator]]:
@@ -30,7 +30,7 @@ class TestTcp(CommunicatorConformance):
 
 
 class TestGrpc(CommunicatorConformance):
-    sizes: ClassVar[Sequence[int]] = (1, 2, 5)
+    sizes: ClassVar[Sequence[int]] = (1, 2, 3, 4, 5, 6, 7, 8, 9)
 
     @asynccontextmanager
     async def connect(self, size: int) -> AsyncIterator[Sequence[Communicator]]:
