@@ -1,13 +1,13 @@
 """asyncpar: collectives, actors and parallel training as coroutines.
 
-    import asyncpar as ap, numpy as np
+import asyncpar as ap, numpy as np
 
-    async def main():
-        async with ap.init() as node:                # alone: a world of one; under `asyncpar launch`: one of many
-            x = np.full(1 << 20, node.rank, np.float32)
-            await node.world.all_reduce(x)           # in place, bit-identical on every rank
+async def main():
+    async with ap.init() as node:                # alone: a world of one; under `asyncpar launch`: one of many
+        x = np.full(1 << 20, node.rank, np.float32)
+        await node.world.all_reduce(x)           # in place, bit-identical on every rank
 
-    ap.run(main)
+ap.run(main)
 """
 
 from asyncpar import testing

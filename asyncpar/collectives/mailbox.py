@@ -211,7 +211,11 @@ class Mailbox:
         """The message of ``slot`` will not come: tell who was to get it, or all who wait if its source is gone."""
         self._slots.pop((slot.source, slot.tag), None)
         slot.operation.discard()
-        wanting = [request for request in self._requests if request.wants(slot.source, slot.tag)]
+        wanting = [
+            request
+            for request in self._requests
+            if request.wants(slot.source, slot.tag) and not request.operation.is_over
+        ]
         if isinstance(error, PeerLost):
             for request in wanting:
                 may_come_of_others = request.source is None and not self._table.links.is_closing
@@ -220,6 +224,7 @@ class Mailbox:
             self._refuse(wanting[0], error)
             for request in wanting[1:]:
                 self._listen(request)
+            self._match()
 
     def _refuse(self, request: _Request, error: BaseException | None) -> None:
         if error is not None:

@@ -84,9 +84,9 @@ async def process_world(
             ranks.append(Rank(rank, process))
         yield ranks
     finally:
-        for rank in ranks:
-            if rank.process.returncode is None:
-                rank.process.kill()
-            await rank.process.wait()
+        for left in ranks:
+            if left.process.returncode is None:
+                left.process.kill()
+            await left.process.wait()
         service.close("the test is over")
         await server.stop(grace=0)

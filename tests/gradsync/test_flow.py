@@ -1,0 +1,78 @@
+"""Large buckets go through worker threads, and a cancelled caller leaves no thread behind in their memory."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from asyncpar.codecs import Identity
+from asyncpar.collectives.communicator import Communicator
+from asyncpar.config.parallel import RankMapping, ThreeDParallelismConfig
+from asyncpar.gradsync import GradientCompressionConfig, GradientSpec, GradientSynchronizer, plan_buckets
+from asyncpar.gradsync.buffers import BucketBuffers
+from asyncpar.gradsync.flow import INLINE_BYTES, BucketFlow
+from asyncpar.nn import Array, Parameter
+from asyncpar.node import Node
+from asyncpar.testing.world import local_world
+
+LARGE = INLINE_BYTES  # values of four bytes: four times what is done inline
+
+
+def make_parameter(rank: int) -> Parameter:
+    parameter = Parameter("large", np.zeros(LARGE, np.float32))
+    parameter.grad[:] = np.random.default_rng(rank).normal(size=LARGE)
+    return parameter
+
+
+@pytest.mark.parametrize("lossy", [False, True])
+async def test_large_buckets_become_the_mean_too(lossy: bool) -> None:
+    async def main(node: Node) -> Array:
+        config = ThreeDParallelismConfig(dp_size=node.size)
+        synchronizer = GradientSynchronizer(
+            config,
+            RankMapping(config, node.rank),
+            communicator=node.world,
+            compression=GradientCompressionConfig(enable_compression=lossy),
+        )
+        parameter = make_parameter(node.rank)
+        async with synchronizer.step([parameter]):
+            pass
+        return parameter.grad
+
+    async with local_world(3) as nodes:
+        results = await asyncio.gather(*(main(node) for node in nodes))
+    expected = np.mean([make_parameter(rank).grad for rank in range(3)], axis=0)
+    np.testing.assert_allclose(results[0], expected, atol=0.05 if lossy else 1e-6)
+    for other in results:
+        np.testing.assert_array_equal(other, results[0])
+
+
+async def test_a_cancelled_phase_is_waited_for() -> None:
+    spec = GradientSpec(name="large", shape=(LARGE,), dtype=np.dtype(np.float32))
+    (bucket,) = plan_buckets([spec], bucket_bytes=1, max_buckets=1).buckets
+    flow = BucketFlow(
+        buffers=BucketBuffers(bucket, size=2, codec=Identity(), has_feedback=False),
+        parameters={},
+        communicator=cast(Communicator, None),
+        key="bucket",
+    )
+    has_begun, may_end = asyncio.Event(), threading.Event()
+    loop = asyncio.get_running_loop()
+
+    def phase(*_: Any) -> None:
+        loop.call_soon_threadsafe(has_begun.set)
+        may_end.wait()
+
+    async with asyncio.TaskGroup() as tasks:
+        running = tasks.create_task(flow._off_loop(phase))
+        await has_begun.wait()
+        running.cancel()
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert not running.done()
+        may_end.set()
+    assert running.cancelled()
