@@ -13,7 +13,7 @@ from asyncpar.collectives.algorithms.catalog import KNOWN
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.testing.collective_worlds import DTYPES, CommunicatorSuite, on_all, values
 
-_COUNTS = (0, 1, 10, 150_000)
+_COUNTS = (0, 1, 10, 40_000)
 
 
 class Moves(CommunicatorSuite):
@@ -47,7 +47,7 @@ class Moves(CommunicatorSuite):
         for size in self.sizes:
             async with self.connect(size) as communicators:
                 for algorithm in KNOWN["broadcast"]:
-                    for count, root in ((0, 0), (9, size - 1), (600_001, size // 2)):
+                    for count, root in ((0, 0), (9, size - 1), (200_001, size // 2)):
                         results = await on_all(
                             communicators,
                             lambda c: c.broadcast(values(c.rank, count), root=root, algorithm=algorithm),
@@ -59,7 +59,7 @@ class Moves(CommunicatorSuite):
         for size in self.sizes:
             async with self.connect(size) as communicators:
                 for algorithm in KNOWN["gather"]:
-                    for count, root in ((0, 0), (5, size - 1), (200_000, size // 2)):
+                    for count, root in ((0, 0), (5, size - 1), (60_000, size // 2)):
 
                         async def there_and_back(communicator: Communicator) -> Any:
                             x = values(communicator.rank, count)
@@ -83,7 +83,7 @@ class Moves(CommunicatorSuite):
         for size in self.sizes:
             async with self.connect(size) as communicators:
                 for algorithm in KNOWN["all_to_all"]:
-                    for count in (0, 3, 90_000):
+                    for count in (0, 3, 33_000):
                         matrix = values(1, (size, size, count))
                         results = await on_all(
                             communicators, lambda c: c.all_to_all(matrix[c.rank], algorithm=algorithm)

@@ -33,7 +33,7 @@ class Reductions(CommunicatorSuite):
         for size in (2, 3):
             async with self.connect(size) as communicators:
                 for algorithm in KNOWN["all_reduce"]:
-                    arrays = [values(rank, 700_001, np.float32) for rank in range(size)]
+                    arrays = [values(rank, 350_001, np.float32) for rank in range(size)]
                     expected = sum(arrays)
                     for result in await on_all(
                         communicators, lambda c: c.all_reduce(arrays[c.rank], algorithm=algorithm)
@@ -110,7 +110,7 @@ class Reductions(CommunicatorSuite):
         for size in self.sizes:
             async with self.connect(size) as communicators:
                 for algorithm in KNOWN["reduce"]:
-                    for count, root in ((0, 0), (7, size - 1), (300_001, size // 2)):
+                    for count, root in ((0, 0), (7, size - 1), (150_001, size // 2)):
                         arrays = [values(rank, count) for rank in range(size)]
                         results = await on_all(
                             communicators, lambda c: c.reduce(arrays[c.rank], root=root, algorithm=algorithm)

@@ -16,7 +16,7 @@ KEEPALIVE_OPTIONS = (("TCP_KEEPIDLE", 1), ("TCP_KEEPINTVL", 1), ("TCP_KEEPCNT", 
 """One second idle, then a probe per second: the third in a row without an answer ends the connection."""
 
 PULSE_SECONDS = 1.0
-SILENCE_SECONDS = 3.0
+SILENCE_SECONDS = 3.5
 
 _TCP_INFO_BYTES = 60
 _RETRANSMITS = struct.Struct("<xxBB")

@@ -236,9 +236,8 @@ def repeat_alone(config: TrainingConfig, batches: Batches, *, reporter: Reporter
 
 def write_results(out: Path, summary: Summary, curves: dict[str, list[float]], options: argparse.Namespace) -> None:
     """Write summary.json, and loss.png where matplotlib is."""
-    settings = {name: str(value) for name, value in vars(options).items()}
-    content = asdict(summary) | {"settings": settings, "losses": curves}
-    (out / "summary.json").write_text(json.dumps(content, indent=1) + "\n")
+    content = asdict(summary) | {"settings": vars(options), "losses": curves}
+    (out / "summary.json").write_text(json.dumps(content, indent=1, default=str) + "\n")
     try:
         plot_losses(curves, out / "loss.png", title=f"{summary.ranks} ranks, compression: {options.compress}")
     except UsageError as error:
