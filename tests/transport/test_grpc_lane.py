@@ -1,0 +1,132 @@
+"""What is special about the gRPC lane: chunks and their credit, over a stream that the test plays."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from asyncpar.errors import PeerLost
+from asyncpar.testing.lanes import RecordingEvents, frame
+from asyncpar.transport.grpc_lane import CHUNK_BYTES, WINDOW, GrpcLane
+from asyncpar.transport.grpc_stream import ByteStream, StreamEnded
+from asyncpar.wire.header import HEADER_BYTES, FrameKind, encode_header
+
+
+class PlayedStream(ByteStream):
+    """The test is the peer: it puts into ``incoming`` (None ends the stream) and looks at ``written``."""
+
+    def __init__(self) -> None:
+        self.incoming: asyncio.Queue[bytes | None] = asyncio.Queue()
+        self.written: list[bytes] = []
+        self.is_cancelled = False
+
+    async def read(self) -> bytes:
+        message = await self.incoming.get()
+        if message is None:
+            raise StreamEnded("the peer closed the stream")
+        return message
+
+    async def write(self, message: bytes) -> None:
+        self.written.append(message)
+
+    def cancel(self) -> None:
+        self.is_cancelled = True
+
+
+@asynccontextmanager
+async def running() -> AsyncIterator[tuple[GrpcLane, PlayedStream, RecordingEvents]]:
+    stream, events = PlayedStream(), RecordingEvents()
+    lane = GrpcLane(stream)
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(lane.run())
+        lane.start(events)
+        yield lane, stream, events
+        lane.abort(PeerLost("the test is over"))
+    assert stream.is_cancelled
+
+
+async def settle() -> None:
+    for _ in range(50):
+        await asyncio.sleep(0)
+
+
+def credit(count: int) -> bytes:
+    return count.to_bytes(4, "little")
+
+
+async def test_frames_that_wait_together_travel_in_one_chunk() -> None:
+    async with running() as (lane, stream, _):
+        for tag in range(20):
+            lane.send(*frame(tag, b"abc", kind=FrameKind.EAGER))
+        await settle()
+        assert [len(chunk) for chunk in stream.written] == [4 + 20 * (HEADER_BYTES + 3)]
+
+
+async def test_no_more_chunks_are_under_way_than_the_window_allows() -> None:
+    async with running() as (lane, stream, _):
+        sending = lane.send(*frame(0, bytes(2 * WINDOW * CHUNK_BYTES)))
+        assert sending is not None
+        await settle()
+        assert len(stream.written) == WINDOW
+        assert all(len(chunk) == 4 + CHUNK_BYTES for chunk in stream.written)
+        stream.incoming.put_nowait(credit(3))
+        await settle()
+        assert len(stream.written) == WINDOW + 3
+        for _ in range(2):
+            stream.incoming.put_nowait(credit(WINDOW - 2))
+            await settle()
+        assert sending.done.done()
+
+
+async def test_consumed_chunks_are_given_back_even_if_there_is_nothing_to_send() -> None:
+    async with running() as (_, stream, events):
+        for tag in range(WINDOW):
+            header, payload = frame(tag, b"abc")
+            stream.incoming.put_nowait(credit(0) + encode_header(header) + payload)
+        await events.until_tag(WINDOW - 1)
+        await settle()
+        assert sum(int.from_bytes(chunk[:4], "little") for chunk in stream.written) == WINDOW
+        assert all(len(chunk) == 4 for chunk in stream.written)
+
+
+@pytest.mark.parametrize(
+    ("chunk", "cause"),
+    [
+        (b"", "protocol error: chunk: expected 4 to"),
+        (b"abc", "protocol error: chunk: expected 4 to"),
+        (bytes(5 + CHUNK_BYTES), "protocol error: chunk: expected 4 to"),
+        (credit(1), "protocol error: chunks: the peer consumed 1 more than were sent"),
+        (credit(0) + bytes(HEADER_BYTES), "protocol error: frame magic"),
+        (b"\xff\xff\xff\xff", "the peer closed the stream"),
+        (None, "the peer closed the stream"),
+    ],
+)
+async def test_chunks_that_end_the_lane(chunk: bytes | None, cause: str) -> None:
+    async with running() as (_, stream, events):
+        stream.incoming.put_nowait(chunk)
+        await events.until_lost()
+        assert events.losses[0].startswith(cause)
+
+
+async def test_a_stream_that_ends_in_mid_frame_says_so() -> None:
+    async with running() as (_, stream, events):
+        header, payload = frame(0, b"abcdef")
+        stream.incoming.put_nowait(credit(0) + encode_header(header) + payload[:3])
+        stream.incoming.put_nowait(None)
+        await events.until_lost()
+        assert events.losses == ["the peer closed the stream in the middle of a frame"]
+
+
+async def test_closing_sends_all_frames_and_then_the_last_chunk() -> None:
+    async with running() as (lane, stream, events):
+        lane.send(*frame(0, b"abc", kind=FrameKind.EAGER))
+        closing = asyncio.create_task(lane.close())
+        await settle()
+        stream.incoming.put_nowait(None)
+        await closing
+        assert [len(chunk) for chunk in stream.written] == [4 + HEADER_BYTES + 3, 4]
+        assert stream.written[-1] == b"\xff\xff\xff\xff"
+        assert events.losses == []
