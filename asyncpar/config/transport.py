@@ -19,5 +19,5 @@ def parse_transport(name: str | None, *, known: tuple[str, ...] = TRANSPORTS) ->
     if not name:
         return None
     if name not in known:
-        raise UsageError(f"transport: expected one of {', '.join(known)} (or nothing, for the best), got {name!r}")
+        raise UsageError(f"transport: expected one of {', '.join(known)}, got {name!r}")
     return name

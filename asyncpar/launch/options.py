@@ -6,9 +6,9 @@ import math
 from dataclasses import dataclass, field
 from enum import IntFlag, StrEnum
 
+from asyncpar.config.transport import TRANSPORTS
 from asyncpar.errors import UsageError
 
-TRANSPORTS = ("tcp", "grpc")
 BACKENDS = ("asyncpar", "c10d", "static")
 _CONF_TIMEOUTS = ("timeout", "join_timeout")
 _CONF_IGNORED = ("last_call_timeout", "close_timeout", "read_timeout", "rank", "is_host", "store_type", "use_libuv")

@@ -1,6 +1,7 @@
 """For tests, ours and yours: many ranks in one process, virtual time, conformance suites."""
 
+from asyncpar.config.transport import IN_PROCESS_TRANSPORTS as TRANSPORTS
 from asyncpar.testing.loop import VirtualTimeLoop, run_virtual
-from asyncpar.testing.world import TRANSPORTS, local_world
+from asyncpar.testing.world import local_world
 
 __all__ = ["TRANSPORTS", "VirtualTimeLoop", "local_world", "run_virtual"]

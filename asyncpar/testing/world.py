@@ -7,13 +7,12 @@ import secrets
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 
+from asyncpar.config.transport import IN_PROCESS_TRANSPORTS, parse_transport
 from asyncpar.config.world import Member, World
 from asyncpar.errors import UsageError
 from asyncpar.node import Attach, Attachment, Node, serve_links, start_node
 from asyncpar.transport.inproc import InprocConnector, InprocFabric
 from asyncpar.transport.rpc import Credentials
-
-TRANSPORTS = ("inproc", "tcp", "grpc")
 
 
 @asynccontextmanager
@@ -27,8 +26,7 @@ async def local_world(
     """
     if size < 1:
         raise UsageError(f"size: expected at least 1 rank, got {size}")
-    if transport not in TRANSPORTS:
-        raise UsageError(f"transport: expected one of {', '.join(TRANSPORTS)}, got {transport!r}")
+    parse_transport(transport, known=IN_PROCESS_TRANSPORTS)
     names = list(hosts) if hosts is not None else ["localhost"] * size
     if len(names) != size:
         raise UsageError(f"hosts: expected a name for each of {size} ranks, got {len(names)}")

@@ -56,7 +56,7 @@ _CHANNEL_OPTIONS = (
     ("grpc.max_receive_message_length", 8 << 20),
     ("grpc.max_send_message_length", 8 << 20),
     ("grpc.initial_reconnect_backoff_ms", 50),
-    ("grpc.min_reconnect_backoff_ms", 50),
+    ("grpc.min_reconnect_backoff_ms", 5_000),  # the deadline of one attempt, in fact
     ("grpc.max_reconnect_backoff_ms", 500),
 )
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import asyncpar as ap
-from asyncpar.testing.world import TRANSPORTS
+from asyncpar.testing import TRANSPORTS
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
