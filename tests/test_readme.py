@@ -1,0 +1,48 @@
+"""What the README shows is true."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+README = (ROOT / "README.md").read_text()
+EXAMPLE = ROOT / "scripts" / "examples" / "first_steps.py"
+
+
+def _blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
+
+
+def test_the_first_program_is_the_example() -> None:
+    program = EXAMPLE.read_text().split("\n\n", 1)[1]
+    assert _blocks("python")[0] == program
+
+
+def test_every_program_compiles() -> None:
+    for program in _blocks("python"):
+        compile(program, "README.md", "exec")
+
+
+@pytest.mark.process
+def test_the_first_program_runs_alone() -> None:
+    shown = subprocess.run([sys.executable, EXAMPLE], check=True, capture_output=True, text=True).stdout
+    assert shown == "0 0.0 (1, 4) (1048576,) 3\n"
+
+
+@pytest.mark.process
+def test_the_first_program_runs_with_four_ranks() -> None:
+    launch = [sys.executable, "-m", "asyncpar", "launch", "--nproc-per-node", "4", str(EXAMPLE)]
+    done = subprocess.run(launch, check=True, capture_output=True, text=True)
+    assert done.stdout == "0 6.0 (4, 4) (262144,) 3\n"
+    others = sorted(line.split("] ", 1)[1] for line in done.stderr.splitlines())
+    assert others == [f"{rank} 6.0 (4, 4) (262144,) 3" for rank in (1, 2, 3)]
+
+
+def test_every_file_it_names_is_there() -> None:
+    named = set(re.findall(r"`((?:asyncpar|scripts|proto|\.ci)/[\w./-]+)`", README))
+    named |= set(re.findall(r"(?m)(scripts/[\w./-]+\.py)", README))
+    assert len(named) > 10
+    assert [name for name in sorted(named) if not (ROOT / name).exists()] == []
