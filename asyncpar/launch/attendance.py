@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable
 
 import grpc
 import grpc.aio
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from asyncpar._proto.asyncpar.v1 import membership_pb2 as pb
 from asyncpar._proto.asyncpar.v1 import membership_pb2_grpc
@@ -51,9 +52,9 @@ class Attendance:
     async def _attend(self, hello: Hello) -> None:
         async with open_channel(self._address, self._credentials) as channel:
             stub = membership_pb2_grpc.CoordinatorStub(channel)  # type: ignore[no-untyped-call]  # generated
-            call = stub.Attend(self._messages(hello), wait_for_ready=True)
-            commands = aiter(call)
             async with asyncio.timeout(self._timeout):
+                await _knock(channel)
+                commands = aiter(stub.Attend(self._messages(hello), wait_for_ready=True))
                 await anext(commands)  # the welcome
             async for command in commands:
                 event = decode_command(command)
@@ -72,3 +73,12 @@ class Attendance:
                 "all agents of a job need the same --secret-file"
             )
         return f"lost the coordinator at {self._address} ({error.details() or error.code().name})"
+
+
+async def _knock(channel: grpc.aio.Channel) -> None:
+    """Make one plain call, which raises what a refused stream may hide.
+
+    When a server refuses a stream while the client is still opening it, grpc.aio may report INTERNAL instead of the
+    status that was sent.
+    """
+    await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), wait_for_ready=True)
