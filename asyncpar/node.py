@@ -11,10 +11,11 @@ import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, TypeVar, overload
 
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.config.environment import LaunchEnvironment
+from asyncpar.config.transport import parse_transport
 from asyncpar.config.world import Member, World, world_of_one
 from asyncpar.errors import AsyncparError
 from asyncpar.membership.client import JoinRequest, join_world
@@ -32,7 +33,10 @@ A = TypeVar("A", bound=Actor)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attachment:
-    """How a node takes part: its world, its rank there, what opens its lanes, and whom to tell of its links."""
+    """How a node takes part: its world, its rank there, what opens its lanes, and whom to tell of its links.
+
+    ``pin`` pins algorithms; ``lane`` is the kind of lane that all ranks pinned, which the cost model then reckons with.
+    """
 
     world: World
     rank: int
@@ -40,6 +44,7 @@ class Attachment:
     join: Callable[[Links], None]
     server: RpcServer | None = None
     pin: str | None = None
+    lane: str | None = None
 
 
 Attach = Callable[[AsyncExitStack], Awaitable[Attachment]]
@@ -54,7 +59,7 @@ class Node:
 
     def __init__(self, attachment: Attachment, links: Links, actors: ActorSystem) -> None:
         self.links = links
-        self.world = Communicator.world(links, pin=attachment.pin)
+        self.world = Communicator.world(links, pin=attachment.pin, lane=attachment.lane)
         self._actors = actors
         self._attachment = attachment
         self._is_stopping = asyncio.Event()
@@ -67,6 +72,7 @@ class Node:
         Outside of a launched job this is a world of one.  ``transport`` pins the lane kind (``tcp``, ``grpc``).
         Raises ``UsageError`` for wrong settings and ``PeerTimeout``, naming them, when ranks do not come.
         """
+        parse_transport(transport)
         if environment is None:
             environment = LaunchEnvironment.from_mapping(os.environ)
         if environment is None:
@@ -96,9 +102,22 @@ class Node:
         """Start an actor on this rank.  See ``ActorSystem.spawn``."""
         return await self._actors.spawn(actor, *args, name=name, **kwargs)
 
-    def ref(self, name: str, *, rank: int) -> ActorRef[Any]:
-        """Return a reference to the actor called ``name`` on ``rank``; nothing is sent."""
-        return self._actors.ref(name, rank)
+    @overload
+    def ref(self, name: str, rank: int | None = None) -> ActorRef[Any]: ...
+    @overload
+    def ref(self, name: str, rank: int | None = None, *, actor_class: type[A]) -> ActorRef[A]: ...
+    def ref(self, name: str, rank: int | None = None, *, actor_class: type[Any] | None = None) -> ActorRef[Any]:
+        """Return the reference to the actor called ``name`` on ``rank`` (default: this one); nothing is sent.
+
+        With ``actor_class`` results come typed, and wrong calls are refused before they are sent.
+        """
+        if actor_class is None:
+            return self._actors.ref(name, rank)
+        return self._actors.ref(name, rank, actor_class=actor_class)
+
+    async def stop_actor(self, ref: ActorRef[Any]) -> None:
+        """Stop an actor of this rank and return after its ``on_stop``.  See ``ActorSystem.stop``."""
+        await self._actors.stop(ref)
 
     async def stop(self) -> None:
         """Leave the world in good order: actors stop, peers are told, lanes and server close.  Idempotent."""
@@ -166,6 +185,7 @@ def _attach_launched(environment: LaunchEnvironment, transport: str | None) -> A
             join=connector.join,
             server=server,
             pin=os.environ.get("ASYNCPAR_ALGORITHM"),
+            lane=pinned,
         )
 
     return attach

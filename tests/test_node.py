@@ -68,3 +68,20 @@ def test_importing_asyncpar_pulls_in_no_optional_dependency() -> None:
     program = "import sys, asyncpar; print(sorted({'torch', 'matplotlib', 'pytest', 'hypothesis'} & set(sys.modules)))"
     shown = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
     assert shown.stdout.strip() == "[]"
+
+
+async def test_actors_of_a_known_class_give_typed_results_and_can_be_stopped() -> None:
+    async with ap.testing.local_world(2) as (here, there):
+        ref = await there.spawn(Adder, name="adder")
+        typed = here.ref("adder", 1, actor_class=Adder).typed(Adder.add)
+        total: int = await typed(2)
+        assert total == 2
+        await there.stop_actor(ref)
+        with pytest.raises(ap.UsageError, match="adder"):
+            await here.ref("adder", 1).add(1)
+
+
+async def test_an_unknown_transport_is_refused_before_anything_starts() -> None:
+    with pytest.raises(ap.UsageError, match="transport"):
+        async with ap.init(transport="pigeon"):
+            pass

@@ -33,9 +33,13 @@ async def local_world(
     async with AsyncExitStack() as stack:
         make = _attach_inproc if transport == "inproc" else _attach_sockets
         attaches = await make(stack, names, transport, pin)
-        nodes = await asyncio.gather(*(start_node(attach) for attach in attaches))
+        started = await asyncio.gather(*(start_node(attach) for attach in attaches), return_exceptions=True)
+        nodes = tuple(node for node in started if isinstance(node, Node))
         try:
-            yield tuple(nodes)
+            for failure in started:
+                if isinstance(failure, BaseException):
+                    raise failure
+            yield nodes
         finally:
             await asyncio.gather(*(node.stop() for node in nodes))
 
@@ -71,7 +75,9 @@ async def _attach_sockets(stack: AsyncExitStack, hosts: list[str], transport: st
         server, connector = served[rank]
 
         async def attach(_stack: AsyncExitStack) -> Attachment:
-            return Attachment(world=world, rank=rank, connector=connector, join=connector.join, server=server, pin=pin)
+            return Attachment(
+                world=world, rank=rank, connector=connector, join=connector.join, server=server, pin=pin, lane=transport
+            )
 
         return attach
 

@@ -52,3 +52,19 @@ async def test_wrong_arguments_are_named(arguments: dict[str, object], message: 
     with pytest.raises(ap.UsageError, match=message):
         async with ap.testing.local_world(**arguments):  # type: ignore[arg-type]
             pass
+
+
+async def test_the_cost_model_reckons_with_the_lane_that_is_pinned() -> None:
+    tables = set()
+    for transport in TRANSPORTS:
+        async with ap.testing.local_world(4, transport=transport) as nodes:
+            tables.add(nodes[0].world.algorithm_table())
+    assert len(tables) == len(TRANSPORTS)
+
+
+async def test_a_rank_that_cannot_start_leaves_no_other_behind() -> None:
+    before = asyncio.all_tasks()
+    with pytest.raises(ap.UsageError, match="pin"):
+        async with ap.testing.local_world(3, pin="all_reduce:0-inf@pigeon"):
+            pass
+    assert asyncio.all_tasks() == before
