@@ -23,12 +23,14 @@ from asyncpar.membership.secret_file import read_secret
 from asyncpar.runtime.actor import Actor
 from asyncpar.runtime.ref import ActorRef
 from asyncpar.runtime.system import ActorSystem
+from asyncpar.transport.home_loop import check_home_loop
 from asyncpar.transport.inproc import InprocConnector, InprocFabric
 from asyncpar.transport.links import Connector, Links
 from asyncpar.transport.negotiation import GrpcConnector
 from asyncpar.transport.rpc import Credentials, RpcServer
 
 A = TypeVar("A", bound=Actor)
+_PIN = "ASYNCPAR_ALGORITHM"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +64,7 @@ class Node:
         self.world = Communicator.world(links, pin=attachment.pin, lane=attachment.lane)
         self._actors = actors
         self._attachment = attachment
+        self._loop = asyncio.get_running_loop()
         self._is_stopping = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
@@ -121,6 +124,7 @@ class Node:
 
     async def stop(self) -> None:
         """Leave the world in good order: actors stop, peers are told, lanes and server close.  Idempotent."""
+        check_home_loop(self._loop, "stop")
         self._is_stopping.set()
         if self._task is not None:
             await asyncio.wait({self._task})
@@ -166,7 +170,13 @@ async def _live(attach: Attach, started: asyncio.Future[Node]) -> None:
 async def _attach_alone(stack: AsyncExitStack) -> Attachment:  # noqa: ARG001
     """Attach to a world of one: nothing to serve and nobody to link to."""
     fabric = InprocFabric()
-    return Attachment(world=world_of_one(), rank=0, connector=InprocConnector(fabric), join=fabric.join)
+    return Attachment(
+        world=world_of_one(),
+        rank=0,
+        connector=InprocConnector(fabric),
+        join=fabric.join,
+        pin=os.environ.get(_PIN),
+    )
 
 
 def _attach_launched(environment: LaunchEnvironment, transport: str | None) -> Attach:
@@ -184,7 +194,7 @@ def _attach_launched(environment: LaunchEnvironment, transport: str | None) -> A
             connector=connector,
             join=connector.join,
             server=server,
-            pin=os.environ.get("ASYNCPAR_ALGORITHM"),
+            pin=os.environ.get(_PIN),
             lane=pinned,
         )
 

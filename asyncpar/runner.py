@@ -10,6 +10,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from asyncpar.observe.reporting import Reporter, record_failures
+from asyncpar.observe.standard_streams import open_closed_streams
 
 T = TypeVar("T")
 SIGTERM_EXIT = 128 + signal.SIGTERM
@@ -24,6 +25,7 @@ def run(main: Callable[[], Coroutine[Any, Any, T]] | Coroutine[Any, Any, T]) -> 
     that ends the program is reported to the agent with its traceback, and Ctrl-C, which every rank gets, ends it
     without one.
     """
+    open_closed_streams()
     reporter = Reporter.from_environment(os.environ)
     record_failures(reporter)
     coroutine = main if asyncio.iscoroutine(main) else main()

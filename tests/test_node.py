@@ -4,6 +4,8 @@ import asyncio
 import signal
 import subprocess
 import sys
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 import numpy as np
 import pytest
@@ -85,3 +87,51 @@ async def test_an_unknown_transport_is_refused_before_anything_starts() -> None:
     with pytest.raises(ap.UsageError, match="transport"):
         async with ap.init(transport="pigeon"):
             pass
+
+
+@pytest.mark.parametrize("call", ["all_reduce", "barrier", "send", "recv", "all_gather_object", "spawn", "ask", "stop"])
+async def test_a_call_from_another_thread_or_loop_is_refused(call: str) -> None:
+    async with ap.testing.local_world(2) as (here, there):
+        await there.spawn(Adder, name="adder")
+        calls: dict[str, Callable[[], Any]] = {
+            "all_reduce": lambda: here.world.all_reduce(np.ones(3)),
+            "barrier": here.world.barrier,
+            "send": lambda: here.world.send(np.ones(3), 1),
+            "recv": lambda: here.world.recv(1),
+            "all_gather_object": lambda: here.world.all_gather_object(1),
+            "spawn": lambda: here.spawn(Adder),
+            "ask": lambda: here.ref("adder", rank=1).add(3),
+            "stop": here.stop,
+        }
+
+        async def elsewhere() -> None:
+            await calls[call]()
+
+        def in_a_thread() -> None:
+            calls[call]().send(None)
+
+        with pytest.raises(ap.UsageError, match="expected on the event loop of its node, got another event loop"):
+            await asyncio.to_thread(asyncio.run, elsewhere())
+        with pytest.raises(ap.UsageError, match="got a thread without a running loop"):
+            await asyncio.to_thread(in_a_thread)
+        await asyncio.gather(here.world.barrier(), there.world.barrier())
+
+
+async def test_an_operation_is_awaited_on_the_loop_it_was_called_on() -> None:
+    async with ap.testing.local_world(2) as (here, there):
+        waiting = asyncio.create_task(there.world.barrier())
+
+        async def elsewhere(called: Coroutine[Any, Any, None]) -> None:
+            await called
+
+        with pytest.raises(ap.UsageError, match="barrier #1: expected on the event loop of its node"):
+            await asyncio.to_thread(asyncio.run, elsewhere(here.world.barrier()))
+        with pytest.raises(ap.PeerCancelled):
+            await waiting
+
+
+async def test_a_wrong_pin_in_the_environment_is_refused_alone_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ASYNCPAR_ALGORITHM", "all_reduce:0-inf@star")
+    with pytest.raises(ap.UsageError, match="'star'"):
+        async with ap.init():
+            pytest.fail("it was accepted")

@@ -53,6 +53,22 @@ def test_signal_handlers_are_as_before_when_run_returns() -> None:
 
 
 @pytest.mark.process
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_a_program_runs_with_its_standard_streams_closed(tmp_path: Path, closed: str) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import sys, asyncio, asyncpar as ap\n"
+        "async def main():\n"
+        "    await asyncio.create_subprocess_exec(sys.executable, '-c', '')\n"
+        "    open(sys.argv[1], 'w').close()\n"
+        "ap.run(main)\n"
+    )
+    done = tmp_path / "done"
+    code = subprocess.run(["sh", "-c", f'"$@" {closed}', "sh", sys.executable, program, done], check=False).returncode
+    assert (code, done.exists()) == (0, True)
+
+
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("number", "is_launched", "code", "is_silent"),
     [

@@ -13,12 +13,14 @@ from asyncpar.errors import UsageError
 
 
 def check_array(value: object, name: str = "x") -> Array:
-    """Return ``value`` if it is an array that collectives can carry."""
+    """Return ``value`` as a plain array, over the same memory, if it is one that collectives can carry."""
     if not isinstance(value, np.ndarray):
         raise UsageError(f"{name}: expected a numpy array, got {type(value).__name__}")
+    if isinstance(value, np.ma.MaskedArray):
+        raise UsageError(f"{name}: expected an array without a mask, got a masked one; pass its filled()")
     if not is_numeric(value.dtype):
         raise UsageError(f"{name}: expected a numeric dtype in native byte order, got {value.dtype!r}")
-    return value
+    return value if type(value) is np.ndarray else np.asarray(value)
 
 
 def check_writable(array: Array, name: str) -> Array:

@@ -232,7 +232,7 @@ class Communicator(ArrayOperations):
 
     def _reception(self, source: int | None, out: Array | None, tag: int) -> tuple[int | None, int, Array | None]:
         if out is not None:
-            check_writable(check_array(out, "out"), "out")
+            out = check_writable(check_array(out, "out"), "out")
         if source is None and self.size == 1:
             raise UsageError("source: there is no other rank to receive from in a group of one")
         return None if source is None else self._other(source, "source"), check_tag(tag), out

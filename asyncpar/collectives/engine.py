@@ -23,6 +23,7 @@ from asyncpar.collectives.policy import Policy
 from asyncpar.collectives.statistics import CollectiveStatistics, Tally, Traffic
 from asyncpar.collectives.table import OperationTable
 from asyncpar.errors import OperationMismatch, PeerLost, UsageError
+from asyncpar.transport.home_loop import check_home_loop
 
 T = TypeVar("T")
 Body = Callable[[Operation], Awaitable[T]]
@@ -49,6 +50,10 @@ class Ticket:
         self.operation = operation
 
     def __del__(self) -> None:
+        self.give_up()
+
+    def give_up(self) -> None:
+        """Nobody will await the call.  From any thread."""
         operation = self.operation
         loop = operation.table.loop
         if not operation.has_started and not operation.is_over and not loop.is_closed():
@@ -113,6 +118,7 @@ class Engine:
 
     def open(self, name: str, description: Description, key: str | None) -> Ticket:
         """Give the next call its sequence number."""
+        check_home_loop(self.table.loop, name)
         if key is None:
             sequence = self.ledger.allot()
             label = f"{name} #{sequence}"
@@ -151,6 +157,11 @@ class Engine:
 
     async def _run(self, ticket: Ticket, body: Body[T], gone: Callable[[], PeerLost | None] | None) -> T:
         operation = ticket.operation
+        try:
+            check_home_loop(self.table.loop, operation.label)
+        except UsageError:
+            ticket.give_up()
+            raise
         try:
             operation.begin(gone() if gone is not None else self.table.lost_member(operation.home))
             result = await body(operation)

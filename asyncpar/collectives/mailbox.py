@@ -22,6 +22,7 @@ from asyncpar.collectives.ledger import TAG_SHIFT, ChannelLedger
 from asyncpar.collectives.operation import Operation
 from asyncpar.collectives.reduction import Array
 from asyncpar.errors import OperationMismatch, PeerLost, ProtocolError
+from asyncpar.transport.home_loop import check_home_loop
 from asyncpar.transport.lane import fail_future
 from asyncpar.transport.links import LEFT
 
@@ -79,6 +80,7 @@ class Mailbox:
 
     def send(self, x: Array, dest: int, tag: int, *, is_object: bool = False) -> Coroutine[Any, Any, None]:
         """Send ``x`` to the receive that ``dest`` posts for it."""
+        check_home_loop(self._table.loop, "send")
         envelope = encode_envelope(x, is_object=is_object)
         channel = self._channel(self._engine.rank, dest)
         peer = self._engine.ranks[dest]
@@ -101,6 +103,7 @@ class Mailbox:
         self, source: int | None, tag: int, out: Array | None, *, convert: Callable[[Delivery], T]
     ) -> Coroutine[Any, Any, T]:
         """Receive the next message of ``source`` (None: of anybody) into ``out``, or into a fresh array."""
+        check_home_loop(self._table.loop, "recv")
         home = self._engine.group if source is None else self._channel(source, self._engine.rank)
         place = "from any rank" if source is None else f"from rank {self._engine.ranks[source]}"
         ticket = self._ticket("recv", place, tag, home, None, 0)

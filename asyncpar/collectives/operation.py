@@ -147,10 +147,8 @@ class Operation:
             raise self.failure
         self.waiter = future
         self.awaited = peer
-        try:
-            await future
-        finally:
-            self.waiter = None
+        await future  # if this raises, the waiter stays until ``discard``, to tell what was waited for
+        self.waiter = None
         if self.failure is not None:
             raise self.failure
         self.progress_at = self.table.now()
@@ -176,6 +174,7 @@ class Operation:
     def discard(self) -> None:
         """It has ended badly and the caller leaves: give back all memory, drop all traces."""
         self._release(keep=None)
+        self.waiter = None
         self._close()
 
     def tell_failure(self, reason: Reason, text: str, *, lost: int | None = None) -> None:

@@ -40,8 +40,11 @@ class Failure:
 
     @property
     def exit_code(self) -> int:
-        """What the launcher exits with because of this: as a shell would."""
-        return exit_code_of(self.returncode)
+        """What the launcher exits with because of this: as a shell would.
+
+        A program that had told of its exception was on its way to code 1, whatever signal overtook it.
+        """
+        return 1 if self._was_overtaken else exit_code_of(self.returncode)
 
     @property
     def is_peer_error(self) -> bool:
@@ -49,9 +52,20 @@ class Failure:
         return self.report is not None and self.report.is_peer_error
 
     @property
+    def blames(self) -> int | None:
+        """The rank that this one says is the cause, None if it does not say that."""
+        return None if self.report is None else self.report.blames
+
+    @property
     def ending(self) -> str:
         """``exited with code 3``, ``was killed by SIGKILL``."""
+        if self._was_overtaken:
+            return f"{describe_ending(self.returncode)} while it ended with an exception"
         return self.lost or describe_ending(self.returncode)
+
+    @property
+    def _was_overtaken(self) -> bool:
+        return self.report is not None and self.returncode < 0
 
 
 def exit_code_of(returncode: int) -> int:
@@ -72,9 +86,13 @@ def describe_ending(returncode: int) -> str:
 def choose_first(failures: Sequence[Failure]) -> Failure:
     """Return the failure that explains the others.
 
-    The earliest one; but a rank that blames another rank explains nothing as long as there is one that does not.
+    The earliest one; but a rank that blames another rank explains nothing as long as there is one that does not, and
+    among those that do, blaming a rank that failed too explains less.
     """
-    return min(failures, key=lambda failure: (failure.is_peer_error, failure.at, failure.rank))
+    failed = {failure.rank for failure in failures}
+    return min(
+        failures, key=lambda failure: (failure.is_peer_error, failure.blames in failed, failure.at, failure.rank)
+    )
 
 
 def describe(failures: Sequence[Failure]) -> str:

@@ -7,6 +7,9 @@ from collections.abc import Mapping
 from asyncpar.config.environment import LaunchEnvironment
 
 _OURS = "ASYNCPAR_"
+_SETTINGS = frozenset({"ASYNCPAR_ALGORITHM"})
+"""Variables of ours that people set for the ranks."""
+
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 _DEFAULTS = {"PYTHONUNBUFFERED": "1", "GRPC_VERBOSITY": "ERROR"}
 
@@ -17,7 +20,7 @@ def rank_environment(base: Mapping[str, str], place: LaunchEnvironment) -> dict[
     Nothing of an outer launch shines through.  Output is unbuffered, and with several ranks on the host numeric
     libraries get one thread each, unless ``base`` says something else about that.
     """
-    environment = {name: value for name, value in base.items() if not name.startswith(_OURS)}
+    environment = {name: value for name, value in base.items() if name in _SETTINGS or not name.startswith(_OURS)}
     defaults = dict(_DEFAULTS)
     if place.local_world_size > 1:
         defaults |= dict.fromkeys(_THREADS, "1")

@@ -16,6 +16,7 @@ from asyncpar.launch.options import LaunchOptions
 from asyncpar.launch.output import OutputStream
 from asyncpar.launch.plan import Outcome
 from asyncpar.launch.site import make_log_directory, survey
+from asyncpar.observe.standard_streams import open_closed_streams
 
 _LAST_WORD_PATIENCE = 1.0
 
@@ -25,6 +26,7 @@ def run_launch(options: LaunchOptions, environment: Mapping[str, str]) -> int:
 
     Raises ``UsageError`` before anything starts when the options do not fit this machine.
     """
+    open_closed_streams()
     command = rank_command(options.kind, options.program, options.arguments)
     site = survey(options)
     check_secret_options(options, site)

@@ -217,7 +217,10 @@ class RendezvousMachine:
         if world.members[join.member.rank] == join.member:
             return Welcome(join.seat, world)
         there = world.members[join.member.rank]
-        message = f"rank: {there.rank} at {_place(join.member)} came to a complete world; it is at {_place(there)}"
+        message = (
+            f"rank: {there.rank} joined this world already, at {_place(there)}, and comes again, at "
+            f"{_place(join.member)}; a rank joins once: keep one node for the whole program"
+        )
         return Refuse(join.seat, Refusal(RefusalKind.USAGE, message, (there.rank,)))
 
     def _complete(self) -> list[Command]:

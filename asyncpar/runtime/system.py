@@ -17,6 +17,7 @@ from asyncpar.runtime.endpoint import EndpointSpec, describe_endpoints
 from asyncpar.runtime.message import MessageDecoder
 from asyncpar.runtime.post import Post
 from asyncpar.runtime.ref import ActorRef, Messenger, RefExtension, Told
+from asyncpar.transport.home_loop import check_home_loop
 from asyncpar.transport.links import Links
 from asyncpar.wire.payload import PayloadDecoder
 
@@ -44,14 +45,15 @@ class ActorSystem(Messenger):
         self._tasks = asyncio.TaskGroup()
         self._endpoints: dict[type[Actor], dict[str, EndpointSpec]] = {}
         self._names = 0
-        self._was_opened = False
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._is_open = False
 
     async def __aenter__(self) -> Self:
         await self._tasks.__aenter__()
         self._links.on_message = self._receive
         self._links.add_loss_listener(self._peer_lost)
-        self._is_open = self._was_opened = True
+        self._loop = asyncio.get_running_loop()
+        self._is_open = True
         return self
 
     async def __aexit__(
@@ -78,8 +80,9 @@ class ActorSystem(Messenger):
         its own.  Raises what the constructor or ``on_start`` raised, and ``UsageError`` for a name that is taken.
         """
         _check_actor_class(actor)
-        if not self._is_open:
+        if self._loop is None or not self._is_open:
             raise UsageError(f"spawn: the actor system of rank {self.rank} is not open")
+        check_home_loop(self._loop, "spawn")
         name = self._new_name(actor) if name is None else _check_name(name)
         if name in self._callee.cells:
             raise UsageError(f"name: {name!r} is taken by another actor on rank {self.rank}")
@@ -191,8 +194,9 @@ class ActorSystem(Messenger):
         self, ref: ActorRef[Any], endpoint: str, arguments: tuple[Any, ...], keywords: dict[str, Any]
     ) -> EndpointSpec | None:
         """Refuse a wrong call before it is sent, as far as the actor's class is known here."""
-        if not self._was_opened:
+        if self._loop is None:
             raise UsageError(f"{endpoint} of {ref!r}: the actor system of rank {self.rank} is not open yet")
+        check_home_loop(self._loop, f"{endpoint} of {ref!r}")
         if ref.actor_class is None:
             return None
         spec = self._describe(ref.actor_class)[endpoint]

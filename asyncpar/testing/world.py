@@ -11,6 +11,7 @@ from asyncpar.config.transport import IN_PROCESS_TRANSPORTS, parse_transport
 from asyncpar.config.world import Member, World
 from asyncpar.errors import UsageError
 from asyncpar.node import Attach, Attachment, Node, serve_links, start_node
+from asyncpar.testing.loop import VirtualTimeLoop
 from asyncpar.transport.inproc import InprocConnector, InprocFabric
 from asyncpar.transport.rpc import Credentials
 
@@ -21,12 +22,15 @@ async def local_world(
 ) -> AsyncIterator[tuple[Node, ...]]:
     """Yield the nodes of a world of ``size`` ranks in this process, and stop them all at the end.
 
-    ``transport`` is ``inproc`` (frames are handed over in memory), ``tcp`` or ``grpc`` (real sockets on loopback).
+    ``transport`` is ``inproc`` (frames are handed over in memory; the only one for ``run_virtual``), or ``tcp`` or
+    ``grpc`` (real sockets on loopback).
     ``hosts`` names the host that each rank pretends to be on (default: all on one), ``pin`` pins algorithms.
     """
     if size < 1:
         raise UsageError(f"size: expected at least 1 rank, got {size}")
     parse_transport(transport, known=IN_PROCESS_TRANSPORTS)
+    if transport != "inproc" and isinstance(asyncio.get_running_loop(), VirtualTimeLoop):
+        raise UsageError(f"transport: expected inproc in virtual time, which sockets do not keep, got {transport!r}")
     names = list(hosts) if hosts is not None else ["localhost"] * size
     if len(names) != size:
         raise UsageError(f"hosts: expected a name for each of {size} ranks, got {len(names)}")

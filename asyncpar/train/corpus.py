@@ -17,8 +17,8 @@ Corpus = NDArray[np.uint8]
 def read_corpus(paths: Sequence[Path], *, least: int, most: int | None = None) -> Corpus:
     """Return the bytes of all files, in the order given; of a directory, those of all files below it, by name.
 
-    Reads no further than ``most`` bytes.  Raises ``UsageError`` that names the path when one does not exist or cannot
-    be read, and when there are fewer than ``least`` bytes in all.
+    Reads no further than ``most`` bytes.  Raises ``UsageError`` that names the path when one does not exist, cannot
+    be read or is a device or pipe, which may never end, and when there are fewer than ``least`` bytes in all.
     """
     parts: list[bytes] = []
     size = 0
@@ -52,5 +52,7 @@ def _files(paths: Iterable[Path]) -> Iterable[Path]:
             raise UsageError(f"text: {path} does not exist")
         if path.is_dir():
             yield from sorted(file for file in path.rglob("*") if file.is_file())
-        else:
+        elif path.is_file():
             yield path
+        else:
+            raise UsageError(f"text: {path} is neither a file nor a folder")

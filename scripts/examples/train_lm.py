@@ -14,6 +14,7 @@ import json
 import math
 import os
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import aclosing
@@ -108,6 +109,8 @@ def make_config(options: argparse.Namespace) -> TrainingConfig:
         value = getattr(options, name)
         if not 0 < value < math.inf:
             raise UsageError(f"--{name.replace('_', '-')}: expected a positive number, got {value}")
+    if options.seed < 0:
+        raise UsageError(f"--seed: expected 0 or more, got {options.seed}")
     warmup = min(40, options.steps // 4)
     return TrainingConfig(
         model=TransformerConfig(
@@ -245,11 +248,16 @@ def write_results(out: Path, summary: Summary, curves: dict[str, list[float]], o
 
 
 def make_folder(path: Path) -> None:
-    """Make the folder unless it exists.  Raises ``UsageError`` when that is not allowed."""
+    """Make the folder unless it exists.  Raises ``UsageError``, now and not at the end, when it takes no files."""
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UsageError(f"out: {path} cannot be made a folder: {error.strerror or error}") from error
+    try:
+        with tempfile.TemporaryFile(dir=path):
+            pass
+    except OSError as error:
+        raise UsageError(f"out: no file can be made in {path}: {error.strerror or error}") from error
 
 
 def refuse(error: UsageError) -> SystemExit:

@@ -127,18 +127,19 @@ async def test_a_call_that_is_never_awaited_warns_and_fails_on_the_others(open_r
         assert await sums(ranks) == [2.0] * 2
 
 
-def test_the_traceback_of_a_timeout_says_who_was_missing(open_ranks: OpenRanks) -> None:
+@pytest.mark.parametrize(("algorithm", "missing"), [("ring", 2), ("tree", 1), ("doubling", 1)])
+def test_the_traceback_of_a_timeout_says_who_was_missing(open_ranks: OpenRanks, algorithm: str, missing: int) -> None:
     async def main() -> str:
         async with open_ranks(3) as ranks:
             try:
                 async with asyncio.timeout(30):
-                    await ranks.communicators[0].all_reduce(np.zeros(1), algorithm="ring")
+                    await ranks.communicators[0].all_reduce(np.zeros(1), algorithm=algorithm)
             except TimeoutError as error:
                 return "".join(traceback.format_exception(error))
         return ""
 
     text = run_virtual(main())
-    assert "rank 0: all_reduce #1 waited 30.0 s for rank 2 (last heard" in text
+    assert f"rank 0: all_reduce #1 waited 30.0 s for rank {missing} (last heard" in text
     assert "TimeoutError" in text
 
 

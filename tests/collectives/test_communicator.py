@@ -33,6 +33,7 @@ def read_only() -> Any:
         (lambda c: c.all_reduce([1.0]), "x: expected a numpy array, got list"),
         (lambda c: c.all_reduce(np.array(["a"])), "x: expected a numeric dtype"),
         (lambda c: c.all_reduce(np.zeros(2, ">f8")), "native byte order"),
+        (lambda c: c.all_reduce(np.ma.array([1.0, 2.0], mask=[False, True])), "x: expected an array without a mask"),
         (lambda c: c.all_reduce(read_only()), "x: expected an array that can be written, got a read-only one"),
         (lambda c: c.all_reduce(np.zeros(2), out=np.zeros(3)), r"out: expected float64\[2\].* got float64\[3\]"),
         (lambda c: c.all_reduce(np.zeros(2), "total"), "op: expected one of sum, mean, .*, got 'total'"),
@@ -72,6 +73,16 @@ async def test_wrong_arguments_are_named(open_ranks: OpenRanks, call: Call, mess
     async with open_ranks(3) as ranks:
         with pytest.raises(UsageError, match=message):
             call(ranks.communicators[0])
+
+
+async def test_subclasses_of_arrays_are_used_as_plain_memory(open_ranks: OpenRanks) -> None:
+    async with open_ranks(2) as ranks:
+        matrices = [np.ones((2, 3)).view(np.matrix) for _ in range(2)]
+        await on_all(ranks, lambda c: c.all_reduce(matrices[c.rank]))
+        np.testing.assert_array_equal(matrices, np.full((2, 2, 3), 2.0))
+        out = np.zeros((2, 3)).view(np.matrix)
+        await asyncio.gather(ranks.communicators[0].send(matrices[0], 1), ranks.communicators[1].recv(0, out=out))
+        np.testing.assert_array_equal(out, matrices[0])
 
 
 async def test_overlapping_memory_is_refused(open_ranks: OpenRanks) -> None:

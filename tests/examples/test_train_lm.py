@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 
+import asyncpar as ap
 from asyncpar.train import Summary
 
+EMPTY = str(Path(ap.__file__).with_name("py.typed"))
 SCRIPT = Path(__file__).parents[2] / "scripts" / "examples" / "train_lm.py"
 TINY = ("--steps", "6", "--batch", "8", "--seq", "16", "--dim", "32", "--layers", "1", "--heads", "2")
 
@@ -80,7 +82,11 @@ def test_numbers_that_miss_the_promise_fail_the_job(tmp_path: Path) -> None:
     ("options", "message"),
     [
         (("--text", "/nowhere"), "train_lm: text: /nowhere does not exist"),
-        (("--text", "/dev/null"), "train_lm: text: expected at least 1040 bytes, got 0 from /dev/null"),
+        (("--text", EMPTY), f"train_lm: text: expected at least 1040 bytes, got 0 from {EMPTY}"),
+        (("--text", "/dev/zero"), "train_lm: text: /dev/zero is neither a file nor a folder"),
+        (("--out", "/proc/self/fd"), "train_lm: out: no file can be made in /proc/self/fd: "),
+        (("--out", "/dev/null"), "train_lm: out: /dev/null cannot be made a folder: File exists"),
+        (("--seed", "-1"), "train_lm: --seed: expected 0 or more, got -1"),
         (("--heads", "3"), "train_lm: heads: expected a divisor of 128 features, got 3"),
         (("--steps", "0"), "train_lm: --steps: expected a positive number, got 0"),
         (("--compress", "zip"), "train_lm: argument --compress: invalid choice: 'zip'"),
@@ -90,7 +96,7 @@ def test_numbers_that_miss_the_promise_fail_the_job(tmp_path: Path) -> None:
 def test_bad_input_is_one_clear_line_before_anything_starts(
     tmp_path: Path, options: tuple[str, ...], message: str
 ) -> None:
-    done = run(*options, "--out", tmp_path, ranks=2)
+    done = run("--out", tmp_path, *options, ranks=2)
     assert done.returncode == 2
     assert message in done.stderr
     assert "Traceback" not in done.stderr

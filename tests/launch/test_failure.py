@@ -23,6 +23,17 @@ def test_who_blames_others_comes_after_who_does_not() -> None:
     assert choose_first([failure(0, 2.0, peer=2), failure(1, 1.0, peer=2)]).rank == 1
 
 
+def test_who_blames_a_rank_that_did_not_fail_comes_before_who_blames_one_that_did() -> None:
+    assert choose_first([failure(2, 1.0, peer=0), failure(0, 2.0, peer=1)]).rank == 0
+
+
+def test_a_signal_after_the_exception_does_not_change_the_exit_code() -> None:
+    overtaken = failure(0, 1.0, peer=1, code=-15)
+    assert overtaken.exit_code == 1
+    assert overtaken.ending == "was killed by SIGTERM while it ended with an exception"
+    assert failure(0, 1.0, code=-15).exit_code == 143
+
+
 def test_the_summary_quotes_the_evidence() -> None:
     text = describe([failure(0, 2.0, peer=1), failure(1, 3.0, tail="oh\nno\n", code=3)])
     assert text.splitlines() == [

@@ -324,3 +324,13 @@ def test_a_world_that_never_fills_names_the_missing_ranks(launcher: Launcher) ->
     done = launcher.run("--nproc-per-node", "2", "--rdzv-timeout", "0.5", script)
     assert done.returncode == 1
     assert "rank 0 waited 0.5 s: the world of 2 ranks (generation 0) is not complete; missing rank 1" in done.stderr
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_a_launcher_works_with_its_standard_streams_closed(launcher: Launcher, closed: str) -> None:
+    script = launcher.script("register()\nprint(rank, len(sys.stdin.read()))\n")
+    shell = ("sh", "-c", f'"$@" {closed}', "sh")
+    done = launcher.finish(launcher.start("--nproc-per-node", "2", script, prefix=shell))
+    assert done.returncode == 0
+    assert len(launcher.registered()) == 2
+    assert done.stdout == ("" if ">&-" in closed.split() else "0 0\n")

@@ -46,3 +46,7 @@ def test_nothing_of_an_outer_launch_shines_through() -> None:
     environment = rank_environment(outer, PLACE)
     assert "ASYNCPAR_TRANSPORT" not in environment
     assert "ASYNCPAR_REPORT_FD" not in environment
+
+
+def test_the_pin_of_algorithms_reaches_the_ranks() -> None:
+    assert rank_environment({"ASYNCPAR_ALGORITHM": "seed"}, PLACE)["ASYNCPAR_ALGORITHM"] == "seed"

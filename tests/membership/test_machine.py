@@ -98,6 +98,15 @@ def test_a_rank_that_comes_twice_ends_the_wait_of_all() -> None:
     assert kinds(rendezvous.handle(join(3, 2), now=1.0)) == {3: RefusalKind.USAGE}
 
 
+def test_a_second_node_of_a_rank_is_told_that_a_rank_joins_once() -> None:
+    rendezvous = machine(size=1)
+    rendezvous.handle(join(0, 0, size=1), now=0.0)
+    commands = rendezvous.handle(join(1, 0, size=1, address="here:9"), now=1.0)
+    assert kinds(commands) == {1: RefusalKind.USAGE}
+    assert "joined this world already, at" in message(commands)
+    assert "a rank joins once: keep one node for the whole program" in message(commands)
+
+
 def test_a_rank_that_left_may_come_again() -> None:
     rendezvous = machine(size=2)
     rendezvous.handle(join(0, 1, size=2), now=0.0)

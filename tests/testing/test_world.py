@@ -27,6 +27,16 @@ async def test_frames_take_the_lane_that_was_asked_for(transport: str) -> None:
     assert lanes == {transport}
 
 
+@pytest.mark.parametrize("transport", ["tcp", "grpc"])
+def test_sockets_are_refused_in_virtual_time(transport: str) -> None:
+    async def main() -> None:
+        async with ap.testing.local_world(2, transport=transport):
+            pytest.fail("it was opened")
+
+    with pytest.raises(ap.UsageError, match=f"transport: expected inproc in virtual time, .* got '{transport}'"):
+        ap.testing.run_virtual(main())
+
+
 async def test_hosts_can_be_pretended() -> None:
     async with ap.testing.local_world(4, hosts=["a", "b", "a", "b"]) as nodes:
         assert nodes[0].membership.hosts == ((0, 2), (1, 3))

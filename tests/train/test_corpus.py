@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -51,6 +52,12 @@ def test_a_path_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     link.symlink_to(link)
     with pytest.raises(UsageError, match="loop"):
         read_corpus([link], least=1)
+
+
+def test_a_pipe_is_refused_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(UsageError, match=r"text: .*pipe is neither a file nor a folder"):
+        read_corpus([tmp_path / "pipe"], least=1)
 
 
 def test_the_standard_library_has_megabytes_of_text_and_no_tests() -> None:

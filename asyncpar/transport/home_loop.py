@@ -1,0 +1,22 @@
+"""Everything of a node belongs to one event loop."""
+
+from __future__ import annotations
+
+import asyncio
+
+from asyncpar.errors import UsageError
+
+
+def check_home_loop(home: asyncio.AbstractEventLoop, what: str) -> None:
+    """Raise ``UsageError`` about ``what`` unless it happens on ``home``: calls from other threads or loops corrupt."""
+    try:
+        running = asyncio.get_running_loop()
+    except RuntimeError:
+        running = None
+    if running is not home:
+        raise UsageError(
+            f"{what}: expected on the event loop of its node, got "
+            + ("a thread without a running loop" if running is None else "another event loop")
+            + "; from a thread, put the call into a coroutine function and pass that coroutine to "
+            "asyncio.run_coroutine_threadsafe"
+        )
