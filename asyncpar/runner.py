@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
+from asyncpar.errors import UsageError
 from asyncpar.observe.reporting import Reporter, record_failures
 from asyncpar.observe.standard_streams import open_closed_streams
 
@@ -23,12 +24,14 @@ def run(main: Callable[[], Coroutine[Any, Any, T]] | Coroutine[Any, Any, T]) -> 
     For programs, not for use inside a running loop.  Ctrl-C and SIGTERM cancel ``main``, so that its ``finally`` blocks
     leave the world in good order; the process then ends with status 130 or 143.  Under ``asyncpar launch`` an exception
     that ends the program is reported to the agent with its traceback, and Ctrl-C, which every rank gets, ends it
-    without one.
+    without one.  Raises ``UsageError`` when ``main`` is something else.
     """
     open_closed_streams()
     reporter = Reporter.from_environment(os.environ)
     record_failures(reporter)
-    coroutine = main if asyncio.iscoroutine(main) else main()
+    coroutine = main() if callable(main) else main
+    if not asyncio.iscoroutine(coroutine):
+        raise UsageError(f"main: expected a coroutine, or a function without arguments that makes one, got {main!r}")
     try:
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
             return runner.run(_until_terminated(coroutine))

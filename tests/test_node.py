@@ -135,3 +135,13 @@ async def test_a_wrong_pin_in_the_environment_is_refused_alone_too(monkeypatch: 
     with pytest.raises(ap.UsageError, match="'star'"):
         async with ap.init():
             pytest.fail("it was accepted")
+
+
+@pytest.mark.parametrize("size", [1, 2])
+async def test_a_stopped_node_refuses_operations_whatever_the_size_of_its_world(size: int) -> None:
+    async with ap.testing.local_world(size) as nodes:
+        comm = nodes[0].world
+        await asyncio.gather(*(node.world.barrier() for node in nodes))
+    for call in (lambda: comm.all_reduce(np.ones(3)), comm.barrier, lambda: comm.all_gather_object(1)):
+        with pytest.raises(ap.PeerLost, match="this node is closed"):
+            await call()

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -33,6 +34,12 @@ def test_the_result_of_main_is_returned() -> None:
 
     assert ap.run(main) == 7
     assert ap.run(main()) == 7
+
+
+@pytest.mark.parametrize("main", [None, 3, lambda: 3])
+def test_what_is_no_coroutine_is_refused(main: Any) -> None:
+    with pytest.raises(ap.UsageError, match="main: expected a coroutine, or a function"):
+        ap.run(main)
 
 
 def test_what_main_raises_is_raised() -> None:

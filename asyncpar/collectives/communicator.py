@@ -31,7 +31,11 @@ class Communicator(ArrayOperations):
 
     All ranks of the group call the same operations in the same order; an operation takes its place in that order when
     it is *called*, and runs when what the call returned is awaited, so several may be in flight.  Operations with equal
-    ``key`` meet by that name instead, in any order; a key may be used again and again.
+    ``key`` meet by that name instead, in any order; a key may be used again and again, and its n-th use on one rank
+    meets its n-th use on the others.  Every call counts, also one that fails or is cancelled, but only where it is
+    made: after a failure that made some ranks skip a key which others have called, its later uses do not fit together
+    (they pair different steps, or wait for each other until the timeout).  Then use new keys, with the number of the
+    attempt in them, say.
 
     Every operation either gives its result on a rank or raises there.  A rank that calls something else is an
     ``OperationMismatch``, one that is gone ``PeerLost``, one that cancels or fails ``PeerCancelled``, one that does

@@ -14,6 +14,7 @@ from asyncpar.collectives.algorithms.catalog import check_algorithm, schedule_of
 from asyncpar.collectives.algorithms.hierarchical import Hosts
 from asyncpar.collectives.algorithms.steps import Schedule
 from asyncpar.collectives.arguments import check_key
+from asyncpar.collectives.call import Call
 from asyncpar.collectives.description import Description, describe, hash64
 from asyncpar.collectives.group import Group, Limits
 from asyncpar.collectives.ledger import GroupLedger
@@ -153,7 +154,7 @@ class Engine:
         coroutine = self._run(ticket, body, gone)
         named: Any = coroutine
         named.__qualname__ = f"Communicator.{ticket.operation.name}"  # what Python names if it is never awaited
-        return coroutine
+        return Call(coroutine, ticket.give_up)
 
     async def _run(self, ticket: Ticket, body: Body[T], gone: Callable[[], PeerLost | None] | None) -> T:
         operation = ticket.operation

@@ -27,7 +27,9 @@ class Ledger(Protocol):
 class GroupLedger:
     """The numbers of a communicator: 1, 2, 3, ... in the order of calls, and hashes of keys.
 
-    The n-th use of a key has the same number on every rank.  A counter is kept per distinct key.
+    The n-th use of a key has the same number on every rank: uses are counted where they are called, per rank and key,
+    whether they succeed or fail.  So a rank that skips a use of a key which the others call, as after a failure that
+    ends its step early, meets their (n+1)-th use with its n-th from then on.  A counter is kept per distinct key.
     """
 
     def __init__(self) -> None:

@@ -185,8 +185,8 @@ class Mailbox:
         operation = self._operation("recv", f"from rank {peer}", tag, channel, channel, sequence)
         slot = self._slots[source, tag] = _Slot(source, tag, operation)
         self._table.enter(operation)
-        if operation.failure is not None:
-            self._end_slot(slot, operation.failure)
+        if operation.failure is not None:  # not at once: the next one may have failed too, and so on
+            self._table.loop.call_soon(self._end_slot, slot, operation.failure)
             return
         try:
             future = operation.post(peer, 0, memoryview(slot.envelope))

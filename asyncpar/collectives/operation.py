@@ -134,6 +134,8 @@ class Operation:
 
     async def sent(self, peer: int, sending: Sending) -> None:
         """Wait until the memory of ``sending`` may be reused."""
+        if self.failure is not None:  # which has released ``sending``: that is no cancellation
+            raise self.failure
         if not sending.done.done():
             gate: asyncio.Future[None] = self.table.loop.create_future()
             sending.done.add_done_callback(lambda _: None if gate.done() else gate.set_result(None))

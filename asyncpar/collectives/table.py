@@ -54,7 +54,9 @@ class OperationTable:
                 operation.fail(_error_of(operation, *told))
 
     def lost_member(self, group: Group) -> PeerLost | None:
-        """Return the error of the first rank of ``group`` that is gone, None if all are there."""
+        """Return the error of the first rank of ``group`` that is gone, this one included; None if all are there."""
+        if self.links.closed is not None:
+            return self.links.closed
         lost = self.links.lost
         if lost:
             for rank in group.ranks:
@@ -102,8 +104,8 @@ class OperationTable:
             else:
                 operation.fail(_error_of(operation, rank, abort))
         elif group is not None and group.is_stale(key.sequence):
-            if abort.operation is not None and not abort.is_answer and key.sequence in group.history:
-                self._show(rank, key, group.history[key.sequence], is_answer=True)
+            if abort.operation is not None and not abort.is_answer:
+                self._answer_for_past(rank, key, group, abort.operation)
         elif abort.operation is None:
             self._aborted[key.group, key.sequence] = (rank, abort)
             if len(self._aborted) > _REMEMBERED_ABORTS:
@@ -124,6 +126,19 @@ class OperationTable:
                 if third != rank:
                     self.links.control(third, FrameKind.ABORT, operation.key(), payload)
         operation.fail(OperationMismatch(text))
+
+    def _answer_for_past(self, rank: int, key: Key, group: Group, other: Description) -> None:
+        """``rank`` calls ``other`` where this rank has called something else, which may be forgotten by now."""
+        past = group.history.get(key.sequence)
+        if past is not None:
+            self._show(rank, key, past, is_answer=True)
+            return
+        place = "a keyed operation" if key.sequence & KEYED else f"operation #{key.sequence}"
+        text = (
+            f"rank {rank} calls {other.text} where rank {self.links.rank} has called something else, more than "
+            f"{len(group.history)} operations ago (group {group.name}, {place})"
+        )
+        self.links.control(rank, FrameKind.ABORT, key, encode_control(Abort("mismatch", shortened(text))))
 
     def _show(self, rank: int, key: Key, description: Description, *, is_answer: bool = False) -> None:
         """Send ``description`` to a rank that calls something else."""

@@ -55,7 +55,10 @@ class Reporter:
             os.set_inheritable(int(text), False)
             os.set_blocking(int(text), False)
         except OSError as error:
-            raise UsageError(f"{_VARIABLE}: descriptor {text} is not open ({error.strerror})") from error
+            raise UsageError(
+                f"{_VARIABLE}: descriptor {text} is not open ({error.strerror}); a program that a rank starts is no "
+                "rank: start it without the ASYNCPAR_ variables"
+            ) from error
         return cls(int(text))
 
     @property
@@ -93,11 +96,12 @@ class Reporter:
         self._failed = True
         text = "".join(traceback.format_exception(error))
         peer = find_peer_error(error)
+        headline = _unwrapped(error)
         record = {
             "kind": "failure",
             "time": self._clock(),
-            "type": type(error).__name__,
-            "message": str(error)[:_LONGEST_TRACEBACK],
+            "type": type(headline).__name__,
+            "message": str(headline)[:_LONGEST_TRACEBACK],
             "traceback": text[-_LONGEST_TRACEBACK:],
             "is_peer_error": peer is not None,
             "blames": None if peer is None else peer.rank,
@@ -124,6 +128,13 @@ class Reporter:
                 except OSError:  # the agent is gone, and with it everyone who would read this
                     self._descriptor = None
                     return
+
+
+def _unwrapped(error: BaseException) -> BaseException:
+    """Return what a person calls the error: groups of one, as task groups raise them, are not it."""
+    while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
+        error = error.exceptions[0]
+    return error
 
 
 def find_peer_error(error: BaseException) -> PeerError | None:

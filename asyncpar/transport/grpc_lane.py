@@ -98,10 +98,11 @@ class GrpcLane(Lane):
         """Carry frames both ways until the lane ends, and end the stream."""
         try:
             async with asyncio.TaskGroup() as tasks:
-                carriers = [tasks.create_task(self._read_all()), tasks.create_task(self._write_all())]
-                await asyncio.wait({self._ended})
-                for carrier in carriers:
-                    carrier.cancel()
+                reader, writer = tasks.create_task(self._read_all()), tasks.create_task(self._write_all())
+                waited: set[asyncio.Future[None]] = {self._ended, reader}  # a cancelled call cancels who reads it
+                await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
+                reader.cancel()
+                writer.cancel()
         finally:
             self._lose("the stream was cancelled")
             self._stream.cancel()

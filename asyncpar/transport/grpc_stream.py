@@ -94,7 +94,7 @@ def call_frames(channel: grpc.aio.Channel, metadata: tuple[tuple[str, str], ...]
     """Open the stream of frames to the server of ``channel``."""
     untyped: Any = channel  # the stubs know neither raw bytes nor the reading and writing form of a call
     frames = untyped.stream_stream(f"/{SERVICE}/{FRAMES_METHOD}")
-    return ClientStream(frames(metadata=metadata, wait_for_ready=True))
+    return ClientStream(frames(metadata=metadata))  # does not wait for a server that has gone
 
 
 async def shake_hands(stream: ByteStream, handshake: Handshake) -> None:

@@ -11,7 +11,7 @@ from asyncpar.transport.deferred import DeferredSending, MessageSending
 from asyncpar.transport.inbox import Inbox, Referee
 from asyncpar.transport.lane import Lane, Sending, fail_future
 from asyncpar.transport.messages import MessageInbox, OnMessage
-from asyncpar.transport.outbox import Outbox, SendNow, check_grant
+from asyncpar.transport.outbox import Outbox, SendNow, Wait, check_grant
 from asyncpar.wire.header import MESSAGE_GROUP, FrameHeader, FrameKind, Key
 
 _U64 = struct.Struct("<Q")
@@ -81,9 +81,8 @@ class Link:
         self._lane = lane
         lane.start(self)
         backlog, self._backlog = self._backlog, []
-        for send in backlog:
-            if self.error is None:
-                send()
+        for send in backlog:  # all of it, even if the lane breaks over it: then the rest ends with the loss
+            send()
 
     def post(self, key: Key, fingerprint: int, buffer: memoryview) -> asyncio.Future[None] | None:
         """Receive into ``buffer`` what the peer sends for ``key``; None if it is already there.
@@ -113,7 +112,9 @@ class Link:
         expected = self._outbox.grant_fingerprint(key)
         if expected is not None and expected != fingerprint:
             self._referee.mismatch(self._header(FrameKind.GRANT, key, expected, 8))
-        decision = self._outbox.admit(key, len(payload))
+            decision: SendNow | Wait = Wait(ask=False)  # until the operation fails, which knows more than lengths
+        else:
+            decision = self._outbox.admit(key, len(payload))
         if isinstance(decision, SendNow):
             return self._lane.send(self._header(decision.kind, key, fingerprint, len(payload)), payload)
         pending = DeferredSending(fingerprint, payload, self._loop.create_future())

@@ -189,6 +189,11 @@ class Links:
         """Has this rank begun to leave?"""
         return self._closed is not None
 
+    @property
+    def closed(self) -> PeerLost | None:
+        """What every operation gets once this rank has begun to leave; None until then."""
+        return self._closed
+
     def is_up(self, rank: int) -> bool:
         """Is the link to ``rank`` in service?"""
         link = self._links.get(rank)

@@ -27,7 +27,7 @@ from asyncpar.transport.lane import Lane
 from asyncpar.transport.links import Connector, Links
 from asyncpar.transport.machine import Negotiator, Proposal
 from asyncpar.transport.rpc import Credentials, RpcServer, join_address, open_channel, split_address
-from asyncpar.transport.tcp_connect import dial_tcp
+from asyncpar.transport.tcp_connect import PEER_SECONDS, dial_tcp
 from asyncpar.wire.handshake import NONCE_BYTES, TOKEN_BYTES, Handshake, LinkTerms
 
 REACH_SECONDS = 5.0
@@ -199,10 +199,12 @@ class GrpcConnector(Connector):
         handshake = Handshake.dial(terms, secret=self._secret, nonce=os.urandom(NONCE_BYTES))
         is_done = False
         try:
-            await shake_hands(stream, handshake)
+            async with asyncio.timeout(PEER_SECONDS):
+                await shake_hands(stream, handshake)
             is_done = True
-        except StreamEnded as error:
-            raise PeerLost(f"rank {terms.listener}: {error}", rank=terms.listener, cause=str(error)) from error
+        except (StreamEnded, TimeoutError) as error:
+            cause = str(error) or "it did not finish the handshake in time"
+            raise PeerLost(f"rank {terms.listener}: {cause}", rank=terms.listener, cause=cause) from error
         finally:
             if not is_done:
                 stream.cancel()

@@ -103,7 +103,8 @@ class TcpLane(Lane, asyncio.BufferedProtocol):
             async with asyncio.timeout(FLUSH_SECONDS):
                 if self._writer and self._broken is None:
                     await self._flushed
-                self._finish_writing()
+                if self._is_open:
+                    self._finish_writing()
                 await self._gone
         except TimeoutError:
             pass  # the peer does not read, or does not close: enough was done for it
@@ -207,8 +208,9 @@ class TcpLane(Lane, asyncio.BufferedProtocol):
         self._timer.cancel()
         self._stop_watching()
         self._socket.close()
-        if not self._gone.done():
-            self._gone.set_result(None)
+        for future in (self._flushed, self._gone):
+            if future is not None and not future.done():
+                future.set_result(None)
         if error is not None:
             self._queue.fail(error)
 

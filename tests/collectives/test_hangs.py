@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from asyncpar.collectives.communicator import Communicator
-from asyncpar.errors import OperationMismatch, PeerCancelled, PeerLost
+from asyncpar.errors import OperationMismatch, PeerCancelled, PeerLost, UsageError
 from asyncpar.testing import local_world
 from tests.collectives.conftest import OpenRanks, Ranks
 
@@ -36,23 +36,6 @@ async def test_a_task_cancelled_before_its_first_step_is_told_though_the_task_is
                 await ranks.communicators[1].barrier()
 
 
-async def test_a_group_of_tasks_that_fails_at_once_fails_on_the_others(open_ranks: OpenRanks) -> None:
-    async def fail() -> None:
-        raise ValueError("no")
-
-    async with open_ranks(2) as ranks:
-        with pytest.raises(ExceptionGroup) as caught:
-            async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(fail())
-                await asyncio.sleep(0)
-                reducing = tasks.create_task(ranks.communicators[0].all_reduce(np.zeros(3)))
-        assert caught.group_contains(ValueError) if hasattr(caught, "group_contains") else caught.value.exceptions
-        assert reducing.cancelled()
-        async with asyncio.timeout(5):
-            with pytest.raises(PeerCancelled, match="rank 0"):
-                await ranks.communicators[1].all_reduce(np.zeros(3))
-
-
 async def test_very_many_sends_that_are_given_up_each_fail_one_receive(open_ranks: OpenRanks) -> None:
     async with open_ranks(2) as ranks:
         zero, one = ranks.communicators
@@ -71,10 +54,10 @@ async def test_an_operation_that_fails_while_it_sends_says_why(open_ranks: OpenR
     async with open_ranks(3) as ranks:
         await connect_all(ranks)
         zero, _, two = ranks.communicators
-        other = asyncio.ensure_future(two.all_reduce(np.zeros(100_000), algorithm="ring"))
+        other = asyncio.ensure_future(two.scatter(root=0, out=np.zeros(90_000), algorithm="linear"))
         await settle()
         outcomes = await asyncio.gather(
-            zero.scatter(np.zeros((3, 100_000)), algorithm="flat"), other, return_exceptions=True
+            zero.scatter(np.zeros((3, 100_000)), algorithm="linear"), other, return_exceptions=True
         )
         assert [type(outcome) for outcome in outcomes] == [OperationMismatch] * 2
 
@@ -86,7 +69,10 @@ async def test_a_mismatch_with_an_operation_long_past_is_found(open_ranks: OpenR
         for _ in range(300):
             await zero.broadcast(np.zeros(1))
         async with asyncio.timeout(5):
-            with pytest.raises(OperationMismatch, match=r"rank 0 calls .* operation #2"):
+            with pytest.raises(
+                OperationMismatch,
+                match=r"rank 1 calls all_reduce\(float64\[1\], sum\) where rank 0 has called .* operation #2",
+            ):
                 await one.all_reduce(np.zeros(1))
 
 
@@ -96,7 +82,7 @@ async def test_a_mismatch_found_by_a_grant_names_both_operations() -> None:
         await asyncio.gather(zero.barrier(), one.barrier())
         early = asyncio.ensure_future(zero.all_reduce(np.zeros(100_000), algorithm="ring"))
         received = nodes[1].links.bytes_received
-        while nodes[1].links.bytes_received == received:
+        while nodes[1].links.bytes_received == received:  # noqa: ASYNC110 - no event tells of bytes
             await asyncio.sleep(0)  # the grant is on its way
         late = one.all_reduce(np.zeros(200_000), algorithm="ring")
         outcomes = await asyncio.gather(early, late, return_exceptions=True)
@@ -126,7 +112,7 @@ Call = Callable[[Communicator], Coroutine[Any, Any, Any]]
 CALLS: tuple[Call, ...] = (
     lambda c: c.all_reduce(np.zeros(10)),
     lambda c: c.all_reduce(np.zeros(100_000), key="k"),
-    lambda c: c.all_to_all(np.zeros(3 * 50_000), algorithm="pairwise"),
+    lambda c: c.all_to_all(np.zeros((3, 50_000)), algorithm="pairwise"),
 )
 
 
@@ -163,7 +149,7 @@ async def test_a_peer_lost_between_the_call_and_its_await_is_named(open_ranks: O
         else:
             ranks.fabric.leave(1)
         async with asyncio.timeout(5):
-            with pytest.raises(PeerLost, match="rank 0: all_reduce #.: rank 1"):
+            with pytest.raises(PeerLost, match=r"rank 0: all_reduce #\d: rank 1"):
                 await call
 
 
@@ -191,3 +177,11 @@ async def test_five_hundred_operations_share_one_link(transport: str, count: int
 
         async with asyncio.timeout(40):
             await asyncio.gather(*(reduce_all(node.world) for node in nodes))
+
+
+async def test_a_rank_cannot_send_to_itself(open_ranks: OpenRanks) -> None:
+    async with open_ranks(2) as ranks:
+        zero = ranks.communicators[0]
+        for call in (lambda: zero.send(np.zeros(1), 0), lambda: zero.recv(0), lambda: zero.send_object(1, 0)):
+            with pytest.raises(UsageError, match="expected another rank than this one, got 0"):
+                call()

@@ -41,7 +41,7 @@ def channel() -> Iterator[Channel]:
 def raised(error: Exception) -> Exception:
     try:
         raise error
-    except (LookupError, ValueError, PeerLost) as caught:
+    except (LookupError, ValueError, PeerLost, ExceptionGroup) as caught:
         return caught
 
 
@@ -70,6 +70,13 @@ def test_a_failure_carries_its_traceback_once(channel: Channel) -> None:
     assert "in raised" in record["traceback"]
     assert (record["is_peer_error"], record["blames"]) == (False, None)
     assert record["time"] > 0
+
+
+def test_a_group_of_one_is_reported_as_what_is_in_it(channel: Channel) -> None:
+    channel.reporter.failure(raised(ExceptionGroup("outer", [ExceptionGroup("inner", [LookupError("no shard")])])))
+    (record,) = channel.records()
+    assert (record["type"], record["message"]) == ("LookupError", "no shard")
+    assert "ExceptionGroup: outer" in record["traceback"]
 
 
 def test_a_peer_error_names_the_rank_it_blames(channel: Channel) -> None:
@@ -108,6 +115,11 @@ def test_an_agent_that_is_gone_is_no_trouble(channel: Channel) -> None:
 def test_a_variable_that_names_no_descriptor_is_a_usage_error(value: str) -> None:
     with pytest.raises(UsageError, match="ASYNCPAR_REPORT_FD"):
         Reporter.from_environment({"ASYNCPAR_REPORT_FD": value})
+
+
+def test_a_program_that_inherited_the_variable_from_a_rank_is_told_how_to_be_started() -> None:
+    with pytest.raises(UsageError, match="is no rank: start it without the ASYNCPAR_ variables"):
+        Reporter.from_environment({"ASYNCPAR_REPORT_FD": "99999"})
 
 
 def test_the_hook_records_and_passes_on(channel: Channel, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -57,6 +57,21 @@ def credit(count: int) -> bytes:
     return count.to_bytes(4, "little")
 
 
+class CancelledStream(PlayedStream):
+    """What a call says once its channel is closed, though nobody has cancelled the reader."""
+
+    async def read(self) -> bytes:
+        raise asyncio.CancelledError
+
+
+async def test_a_stream_that_was_cancelled_under_the_lane_loses_it() -> None:
+    lane, events = GrpcLane(CancelledStream()), RecordingEvents()
+    lane.start(events)
+    async with asyncio.timeout(5):
+        await lane.run()
+    assert events.losses == ["the stream was cancelled"]
+
+
 async def test_frames_that_wait_together_travel_in_one_chunk() -> None:
     async with running() as (lane, stream, _):
         for tag in range(20):

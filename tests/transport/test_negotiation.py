@@ -326,6 +326,20 @@ async def test_closing_in_the_middle_of_link_up_leaves_nothing_behind() -> None:
         assert "it is leaving the world" in str(error)
 
 
+async def test_a_node_that_stops_while_it_is_dialed_is_lost_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with open_world(None, None) as (one, other):
+        one.join()
+        other.join()
+
+        async def dial(*_: object, **__: object) -> TcpLane:
+            await other.stop()
+            raise ConnectionResetError("the peer closed the connection during the handshake")
+
+        monkeypatch.setattr(negotiation, "dial_tcp", dial)
+        async with asyncio.timeout(10):
+            await loss(one.links, 1)
+
+
 def test_unknown_transports_are_named_with_the_known_ones() -> None:
     with pytest.raises(UsageError, match=r"expected one of tcp, grpc, got 'carrier-pigeon'"):
         GrpcConnector(credentials=None, transport="carrier-pigeon")

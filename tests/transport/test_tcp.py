@@ -253,3 +253,18 @@ def test_a_peer_is_dead_when_the_kernel_keeps_asking_and_hears_nothing(
     remaining = iter(states)
     pulse = Pulse(lambda: next(remaining))
     assert [pulse.is_silent() for _ in verdicts] == verdicts
+
+
+async def test_a_lane_lost_while_it_is_flushed_is_closed_at_once() -> None:
+    async with open_tcp_pair() as (one, _):
+        one.start(RecordingEvents())
+        payload = pattern(30_000_000)
+        sending = one.send(*frame(0, payload))
+        assert sending is not None
+        closing = asyncio.ensure_future(one.close())
+        await asyncio.sleep(0)
+        one.connection_lost(ConnectionResetError())  # the transport is the first to notice
+        async with asyncio.timeout(0.7):  # flushing may take 1.0
+            await closing
+        with pytest.raises(PeerLost):
+            await sending.done
