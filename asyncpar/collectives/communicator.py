@@ -12,8 +12,8 @@ from asyncpar.collectives.array_operations import ArrayOperations
 from asyncpar.collectives.cost import CostModel, LaneCosts, costs_of_lane
 from asyncpar.collectives.description import hash64
 from asyncpar.collectives.engine import Engine
-from asyncpar.collectives.group import Limits
 from asyncpar.collectives.mailbox import Delivery, Mailbox
+from asyncpar.collectives.operation import Limits
 from asyncpar.collectives.pin import parse_pin
 from asyncpar.collectives.policy import Policy
 from asyncpar.collectives.reduction import Array

@@ -16,9 +16,9 @@ from asyncpar.collectives.algorithms.steps import Schedule
 from asyncpar.collectives.arguments import check_key
 from asyncpar.collectives.call import Call
 from asyncpar.collectives.description import Description, describe, hash64
-from asyncpar.collectives.group import Group, Limits
+from asyncpar.collectives.group import Group
 from asyncpar.collectives.ledger import GroupLedger
-from asyncpar.collectives.operation import Operation
+from asyncpar.collectives.operation import Limits, Operation
 from asyncpar.collectives.plan import Plan
 from asyncpar.collectives.policy import Policy
 from asyncpar.collectives.statistics import CollectiveStatistics, Tally, Traffic

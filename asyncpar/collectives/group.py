@@ -3,23 +3,12 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from asyncpar.collectives.description import Description
 from asyncpar.collectives.ledger import Ledger
-
-if TYPE_CHECKING:
-    from asyncpar.collectives.operation import Operation
+from asyncpar.collectives.operation import Limits, Operation
 
 _REMEMBERED = 256
-
-
-@dataclass(slots=True)
-class Limits:
-    """What the user may set while operations run; shared by a communicator's groups."""
-
-    timeout: float | None
 
 
 class Group:

@@ -3,17 +3,48 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
 
 from asyncpar.collectives.control import Abort, Reason, encode_control, shortened
 from asyncpar.collectives.description import Description
-from asyncpar.collectives.group import Group
+from asyncpar.collectives.staging import StagingPool
 from asyncpar.errors import PeerLost
 from asyncpar.transport.lane import Sending
+from asyncpar.transport.links import Links
 from asyncpar.wire.header import FrameKind, Key
 
-if TYPE_CHECKING:
-    from asyncpar.collectives.table import OperationTable
+
+@dataclass(slots=True)
+class Limits:
+    """What the user may set while operations run; shared by a communicator's groups."""
+
+    timeout: float | None
+
+
+class Home(Protocol):
+    """What an operation needs of its group: see ``Group``."""
+
+    number: int
+    name: str
+    ranks: tuple[int, ...]
+    limits: Limits
+    active: dict[int, Operation]
+    loose: set[Operation]
+
+    def retire(self, sequence: int, description: Description) -> None: ...
+
+
+class Surroundings(Protocol):
+    """What an operation needs of the rank it runs on: see ``OperationTable``."""
+
+    links: Links
+    loop: asyncio.AbstractEventLoop
+    pool: StagingPool
+    now: Callable[[], float]
+
+    def watch(self, operation: Operation) -> None: ...
 
 
 class Operation:
@@ -54,9 +85,9 @@ class Operation:
     def __init__(
         self,
         *,
-        table: OperationTable,
-        home: Group,
-        route: Group | None,
+        table: Surroundings,
+        home: Home,
+        route: Home | None,
         sequence: int,
         description: Description,
         name: str,
@@ -89,7 +120,7 @@ class Operation:
         self.messages_sent = 0
         self.steps = 0
 
-    def bind(self, route: Group, sequence: int, peer: int) -> None:
+    def bind(self, route: Home, sequence: int, peer: int) -> None:
         """A receive knows which message it gets: that of ``peer`` with this number."""
         self.home.loose.discard(self)
         self.route, self.sequence, self.audience = route, sequence, (peer,)

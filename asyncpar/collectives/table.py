@@ -10,7 +10,7 @@ from asyncpar.collectives.control import Abort, Probe, Status, decode_control, e
 from asyncpar.collectives.description import KEYED, Description, difference
 from asyncpar.collectives.group import Group
 from asyncpar.collectives.ledger import GroupLedger
-from asyncpar.collectives.operation import Operation
+from asyncpar.collectives.operation import Home, Operation
 from asyncpar.collectives.staging import StagingPool
 from asyncpar.errors import AsyncparError, OperationMismatch, PeerCancelled, PeerLost, PeerTimeout
 from asyncpar.transport.links import Links
@@ -53,7 +53,7 @@ class OperationTable:
             if told is not None:
                 operation.fail(_error_of(operation, *told))
 
-    def lost_member(self, group: Group) -> PeerLost | None:
+    def lost_member(self, group: Home) -> PeerLost | None:
         """Return the error of the first rank of ``group`` that is gone, this one included; None if all are there."""
         if self.links.closed is not None:
             return self.links.closed
