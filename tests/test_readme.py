@@ -46,3 +46,12 @@ def test_every_file_it_names_is_there() -> None:
     named |= set(re.findall(r"(?m)(scripts/[\w./-]+\.py)", README))
     assert len(named) > 10
     assert [name for name in sorted(named) if not (ROOT / name).exists()] == []
+
+
+@pytest.mark.process
+def test_the_test_it_shows_passes(tmp_path: Path) -> None:
+    shown = next(program for program in _blocks("python") if "def test_" in program)
+    (tmp_path / "test_shown.py").write_text(shown)
+    (tmp_path / "pytest.ini").write_text("[pytest]\nasyncio_mode = auto\n")
+    done = subprocess.run([sys.executable, "-m", "pytest", "-q", tmp_path], capture_output=True, text=True, check=False)
+    assert "1 passed" in done.stdout, done.stdout
