@@ -23,6 +23,10 @@ class NonFiniteValue(UsageError):  # noqa: N818
     """Numbers that must be finite contain NaN or infinity; the message says where.  Nothing was changed."""
 
 
+class ArenaFull(AsyncparError, MemoryError):  # noqa: N818
+    """There is no shared memory for what was asked for; the message says how much was needed and how much there is."""
+
+
 class ProtocolError(AsyncparError):
     """Bytes from a connection break the protocol; the connection is closed."""
 

@@ -8,11 +8,18 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable
+import platform
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar, overload
 
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from asyncpar.arena.formation import form_arena
+from asyncpar.arena.settings import ArenaSettings
+from asyncpar.collectives.arena_group import ArenaHost
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.config.environment import LaunchEnvironment
 from asyncpar.config.transport import parse_transport
@@ -38,6 +45,8 @@ class Attachment:
     """How a node takes part: its world, its rank there, what opens its lanes, and whom to tell of its links.
 
     ``pin`` pins algorithms; ``lane`` is the kind of lane that all ranks pinned, which the cost model then reckons with.
+    ``arena`` says how ranks of one host share memory (None: not at all); they prove to each other that they hold
+    ``secret``.
     """
 
     world: World
@@ -47,6 +56,8 @@ class Attachment:
     server: RpcServer | None = None
     pin: str | None = None
     lane: str | None = None
+    secret: bytes = b""
+    arena: ArenaSettings | None = None
 
 
 Attach = Callable[[AsyncExitStack], Awaitable[Attachment]]
@@ -59,9 +70,12 @@ class Node:
     ``world`` is the communicator over all ranks.  Use it on the loop it was started on.
     """
 
-    def __init__(self, attachment: Attachment, links: Links, actors: ActorSystem) -> None:
+    def __init__(
+        self, attachment: Attachment, links: Links, actors: ActorSystem, arena: ArenaHost | None = None
+    ) -> None:
         self.links = links
-        self.world = Communicator.world(links, pin=attachment.pin, lane=attachment.lane)
+        self.world = Communicator.world(links, pin=attachment.pin, lane=attachment.lane, arena=arena)
+        self._arena = arena
         self._actors = actors
         self._attachment = attachment
         self._loop = asyncio.get_running_loop()
@@ -100,6 +114,21 @@ class Node:
         """``host:port`` of the node's gRPC server; empty for a node that only lives in this process."""
         server = self._attachment.server
         return "" if server is None else server.address
+
+    @property
+    def has_arena(self) -> bool:
+        """Do the ranks of this host share memory?"""
+        return self._arena is not None
+
+    def empty(self, shape: int | Sequence[int], dtype: DTypeLike = np.float32) -> NDArray[Any]:
+        """Return a new array of undefined content, in memory that the ranks of this host share if they do.
+
+        Collectives read such an array where it is, instead of copying it first.  Its memory is given back when the
+        array and all its views are gone.  Raises ``ArenaFull`` when the host has no memory left for it.
+        """
+        if self._arena is None:
+            return np.empty(shape, dtype)
+        return self._arena.arena.empty(shape, dtype)
 
     async def spawn(self, actor: type[A], *args: Any, name: str | None = None, **kwargs: Any) -> ActorRef[A]:
         """Start an actor on this rank.  See ``ActorSystem.spawn``."""
@@ -159,12 +188,30 @@ async def _live(attach: Attach, started: asyncio.Future[Node]) -> None:
     async with AsyncExitStack() as stack:
         attachment = await attach(stack)
         links = Links(world=attachment.world, rank=attachment.rank, connector=attachment.connector)
+        arena = await _share_memory(attachment, links)
+        if arena is not None:
+            stack.callback(arena.close)
         await stack.enter_async_context(links)
         actors = await stack.enter_async_context(ActorSystem(links))
-        node = Node(attachment, links, actors)
+        node = Node(attachment, links, actors, arena)
         attachment.join(links)
         started.set_result(node)
         await node._serve()
+
+
+async def _share_memory(attachment: Attachment, links: Links) -> ArenaHost | None:
+    """Meet the other ranks of this host in an arena, if there is to be one."""
+    if attachment.arena is None:
+        return None
+    arena = await form_arena(
+        world=attachment.world,
+        rank=attachment.rank,
+        secret=attachment.secret,
+        settings=attachment.arena,
+        on_lost=links.hear_end,
+        on_left=links.report_left,
+    )
+    return None if arena is None else ArenaHost(arena, links)
 
 
 async def _attach_alone(stack: AsyncExitStack) -> Attachment:  # noqa: ARG001
@@ -185,6 +232,7 @@ def _attach_launched(environment: LaunchEnvironment, transport: str | None) -> A
     async def attach(stack: AsyncExitStack) -> Attachment:
         credentials = Credentials(read_secret(environment.secret_file))
         pinned = transport or environment.transport
+        arena = arena_settings(os.environ, pinned)
         server, connector = await serve_links(stack, credentials, bind=environment.bind, transport=pinned)
         request = _join_request(environment, address=server.address, settings=f"transport={pinned or 'any'}")
         world = await join_world(environment.rendezvous, credentials, request)
@@ -196,9 +244,18 @@ def _attach_launched(environment: LaunchEnvironment, transport: str | None) -> A
             server=server,
             pin=os.environ.get(_PIN),
             lane=pinned,
+            secret=credentials.secret,
+            arena=arena,
         )
 
     return attach
+
+
+def arena_settings(environment: Mapping[str, str], transport: str | None) -> ArenaSettings | None:
+    """Return how ranks of one host are to share memory; not at all, if ``transport`` pins another kind of lane."""
+    if transport not in (None, "shm"):
+        return None
+    return ArenaSettings.from_mapping(environment, machine=platform.machine(), required=transport == "shm")
 
 
 def _join_request(environment: LaunchEnvironment, *, address: str, settings: str) -> JoinRequest:

@@ -7,6 +7,8 @@ from collections.abc import Coroutine, Iterable, Sequence
 from typing import Any, Self
 
 from asyncpar.collectives import calibration, objects, subgroups
+from asyncpar.collectives.algorithms.catalog import ARENA, KNOWN
+from asyncpar.collectives.arena_group import ArenaHost
 from asyncpar.collectives.arguments import check_array, check_rank, check_tag, check_writable
 from asyncpar.collectives.array_operations import ArrayOperations
 from asyncpar.collectives.cost import CostModel, LaneCosts, costs_of_lane
@@ -58,11 +60,13 @@ class Communicator(ArrayOperations):
         pin: str | None = None,
         timeout: float | None = DEFAULT_TIMEOUT,
         lane: str | LaneCosts | None = None,
+        arena: ArenaHost | None = None,
     ) -> Self:
         """Return the communicator over all ranks of the world of ``links``; make one per links, on the running loop.
 
         ``pin`` is described in ``collectives.pin``.  ``lane`` says what the cost model reckons with: a kind of lane or
         figures, equal on all ranks; by default in-process figures where no rank has an address, else those of TCP.
+        ``arena`` is that of this rank's host.
         """
         members = links.world.members
         if lane is None:
@@ -72,7 +76,7 @@ class Communicator(ArrayOperations):
         policy = Policy(model=model, pin=parse_pin(pin or ""))
         limits = Limits(_checked_timeout(timeout))
         engine = Engine(
-            table=OperationTable(links),
+            table=OperationTable(links, arena),
             number=hash64("world", links.world.generation),
             name="world",
             ranks=tuple(range(len(members))),
@@ -129,9 +133,22 @@ class Communicator(ArrayOperations):
         """Bytes/s of a lane, as the cost model reckons with: built in, or measured by ``calibrate``."""
         return self._engine.policy.model.lane.bandwidth
 
+    def algorithms(self, operation: str) -> tuple[str, ...]:
+        """Return the names that ``operation`` takes as ``algorithm`` in this group."""
+        arena = (ARENA,) if self._engine.arena is not None else ()
+        return (*KNOWN.get(operation, ()), *arena)
+
     def algorithm_table(self) -> str:
         """Return which algorithm is used for which operation and size, with the estimates behind it."""
         return self._engine.policy.table()
+
+    def predict(self, operation: str, payload: int, *, algorithm: str | None = None) -> float:
+        """Return the seconds that the cost model expects of ``operation`` on a buffer of ``payload`` bytes.
+
+        ``algorithm`` None is the one that would be used.
+        """
+        policy = self._engine.policy
+        return policy.model.estimate(operation, algorithm or policy.choose(operation, payload), payload)
 
     def calibrate(self) -> Coroutine[Any, Any, None]:
         """Measure latency and bandwidth from rank 0 and choose algorithms by its figures, on all ranks alike.

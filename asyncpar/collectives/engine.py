@@ -2,28 +2,31 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Coroutine, Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import numpy as np
 
-from asyncpar.collectives.algorithms.catalog import check_algorithm, schedule_of
+from asyncpar.collectives.algorithms.catalog import ARENA, check_algorithm, schedule_of
 from asyncpar.collectives.algorithms.hierarchical import Hosts
 from asyncpar.collectives.algorithms.steps import Schedule
+from asyncpar.collectives.arena_call import ArenaCall, ArenaOperation, ArenaTask, MakeProgram
+from asyncpar.collectives.arena_group import ArenaGroup
 from asyncpar.collectives.arguments import check_key
 from asyncpar.collectives.call import Call
 from asyncpar.collectives.description import Description, describe, hash64
+from asyncpar.collectives.ending import ended, give_up
 from asyncpar.collectives.group import Group
 from asyncpar.collectives.ledger import GroupLedger
 from asyncpar.collectives.operation import Limits, Operation
 from asyncpar.collectives.plan import Plan
 from asyncpar.collectives.policy import Policy
+from asyncpar.collectives.reduction import Array
 from asyncpar.collectives.statistics import CollectiveStatistics, Tally, Traffic
 from asyncpar.collectives.table import OperationTable
-from asyncpar.errors import OperationMismatch, PeerLost, UsageError
+from asyncpar.errors import PeerLost, UsageError
 from asyncpar.transport.home_loop import check_home_loop
 
 T = TypeVar("T")
@@ -40,6 +43,7 @@ class Prepared:
     plan: Plan
     extra: Any = None
     """What else the operation keeps: layouts, for those that copy."""
+    is_in_arena: bool = False
 
 
 class Ticket:
@@ -55,10 +59,7 @@ class Ticket:
 
     def give_up(self) -> None:
         """Nobody will await the call.  From any thread."""
-        operation = self.operation
-        loop = operation.table.loop
-        if not operation.has_started and not operation.is_over and not loop.is_closed():
-            loop.call_soon_threadsafe(_give_up, operation)
+        give_up(self.operation)
 
 
 class Engine:
@@ -68,7 +69,8 @@ class Engine:
         self, *, table: OperationTable, number: int, name: str, ranks: tuple[int, ...], policy: Policy, limits: Limits
     ) -> None:
         self.table = table
-        self.policy = policy
+        has_arena = table.arena is not None and table.arena.has_all(ranks)
+        self.policy = replace(policy, has_arena=has_arena)
         self.hosts: Hosts = policy.model.hosts
         self.ranks = ranks
         self.size = len(ranks)
@@ -79,6 +81,9 @@ class Engine:
         self._prepared: OrderedDict[Hashable, Prepared] = OrderedDict()
         self._tallies: dict[tuple[str, str], Tally] = {}
         self._subgroups: dict[tuple[int, ...], int] = {}
+        self.arena: ArenaGroup | None = None
+        if table.arena is not None and has_arena:
+            self.arena = ArenaGroup(table.arena, number=number, name=name, ranks=ranks, place=self.rank)
         table.add(self.group)
 
     # -- preparing ---------------------------------------------------------------------------------------------------
@@ -96,14 +101,24 @@ class Engine:
         """Choose anew from now on."""
         self._prepared.clear()
 
-    def algorithm(self, operation: str, payload: int, wanted: str | None) -> str:
-        """Return the algorithm to use: the caller's, the pinned one, or the cheapest."""
+    def algorithm(self, operation: str, payload: int, wanted: str | None, *, arena: bool = False) -> str:
+        """Return the algorithm to use: the caller's, the pinned one, or the cheapest.
+
+        ``arena`` says that the call could run in the arena.
+        """
+        arena = arena and self.arena is not None
         if wanted is None:
-            return self.policy.choose(operation, payload)
+            return self.policy.choose(operation, payload, arena=arena)
         if not isinstance(wanted, str):
             raise UsageError(f"algorithm: expected a name, got {wanted!r}")
         check_algorithm(operation, wanted)
+        if wanted == ARENA and not arena:
+            raise UsageError(f"algorithm: {operation} cannot run in the arena here; {self._why_not()}")
         return wanted
+
+    def carrier(self, operation: str, payload: int, algorithm: str) -> str:
+        """Return the algorithm whose messages carry an operation: for one in the arena, if that has no room."""
+        return self.policy.choose(operation, payload) if algorithm == ARENA else algorithm
 
     def schedule(self, operation: str, algorithm: str, root: int = 0) -> Schedule:
         """Return this rank's schedule."""
@@ -121,8 +136,7 @@ class Engine:
         """Give the next call its sequence number."""
         check_home_loop(self.table.loop, name)
         if key is None:
-            sequence = self.ledger.allot()
-            label = f"{name} #{sequence}"
+            sequence, label = self.ledger.allot(), None
         else:
             check_key(key)
             sequence, use = self.ledger.allot_keyed(key, self.group.active)
@@ -165,19 +179,64 @@ class Engine:
             raise
         try:
             operation.begin(gone() if gone is not None else self.table.lost_member(operation.home))
+            self.table.watch(operation)
             result = await body(operation)
         except BaseException as error:
-            outcome = _ended(operation, error)
+            outcome = ended(operation, error)
             if outcome is error:
                 raise
             raise outcome from error
         operation.finish()
-        self._count(operation)
+        self.count(operation)
         return result
+
+    def start_in_arena(
+        self,
+        name: str,
+        prepared: Prepared,
+        make: MakeProgram,
+        by_messages: Body[T],
+        *,
+        result: T,
+        shows: Array | None = None,
+        sends: int = 0,
+    ) -> Coroutine[Any, Any, T]:
+        """Start a call in the arena: ``make`` makes its program, ``result`` is what the caller gets.
+
+        ``shows`` is the input that others may read where it is, if it lies in the arena's heap; ``sends`` the bytes
+        that go through this rank's slot.  ``by_messages`` runs it if the group got no room in the arena.
+        """
+        group = self.arena
+        assert group is not None
+        if group.is_refused:
+            return self.start(name, prepared.description, None, by_messages)
+        check_home_loop(self.table.loop, name)
+        operation = ArenaOperation(
+            table=self.table,
+            home=self.group,
+            route=self.group,
+            sequence=self.ledger.allot(),
+            description=prepared.description,
+            name=name,
+            audience=self.others,
+        )
+        operation.payload_sent = sends
+        task = operation.task = ArenaTask(operation, group, make, shows)
+        group.lineup.tasks.append(task)
+        self.table.enter(operation)
+        return ArenaCall(task, result, by_messages, self.count)
+
+    def _why_not(self) -> str:
+        if self.table.arena is None:
+            return "this rank's host has none (its log says why)"
+        if self.arena is None:
+            return "that needs two ranks or more, all on one host"
+        return "operations with a key, of unequal lengths or on objects go by messages"
 
     # -- statistics ----------------------------------------------------------------------------------------------------
 
-    def _count(self, operation: Operation) -> None:
+    def count(self, operation: Operation) -> None:
+        """Take a finished operation into the statistics."""
         tally = self._tallies.get((operation.name, operation.algorithm))
         if tally is None:
             tally = self._tallies[operation.name, operation.algorithm] = Tally()
@@ -201,35 +260,3 @@ def describe_array(
     """Return the description of an operation on one array."""
     lengths = ",".join("?" if length is None else str(length) for length in shape)
     return describe(operation, (f"{dtype.name}[{lengths}]", *more), algorithm)
-
-
-def _ended(operation: Operation, error: BaseException) -> BaseException:
-    """Clean up after ``error``, tell the others if they cannot know, and return what the caller gets."""
-    if isinstance(error, GeneratorExit) and not operation.table.loop.is_running():
-        return error  # the loop has ended under the call; there is nobody left to tell
-    if operation.failure is not None and not isinstance(error, asyncio.CancelledError):
-        operation.discard()
-        return operation.failure
-    if isinstance(error, asyncio.CancelledError):
-        message = operation.describe_wait(operation.table.now())
-        error.args = (message,)
-        error.add_note(message)
-        if operation.failure is None:
-            operation.tell_failure("cancelled", "")
-    elif isinstance(error, OperationMismatch):
-        operation.tell_failure("mismatch", f"{operation.label}: {error}")
-    elif isinstance(error, PeerLost):
-        operation.tell_failure("lost", error.cause or str(error), lost=error.rank)
-        operation.discard()
-        return operation.lost(error)
-    else:
-        operation.tell_failure("failed", f"{type(error).__name__}: {error}")
-    operation.discard()
-    return error
-
-
-def _give_up(operation: Operation) -> None:
-    """A call was never awaited: its peers must not wait for it."""
-    if not operation.has_started and not operation.is_over:
-        operation.tell_failure("failed", "it was called there, but never awaited")
-        operation.discard()

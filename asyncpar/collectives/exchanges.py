@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from asyncpar.collectives import arena_operations
+from asyncpar.collectives.algorithms.catalog import ARENA
 from asyncpar.collectives.arguments import (
     check_apart,
     check_array,
@@ -35,8 +37,8 @@ def all_to_all(
     if out is not None:
         check_apart(source, target)
     prepared = engine.prepared(
-        ("all_to_all", source.dtype, source.shape, algorithm),
-        lambda: _prepare_all_to_all(engine, source, algorithm),
+        ("all_to_all", source.dtype, source.shape, algorithm, key is None),
+        lambda: _prepare_all_to_all(engine, source, algorithm, arena=key is None),
     )
 
     async def body(operation: Operation) -> Array:
@@ -47,13 +49,17 @@ def all_to_all(
             target[...] = work
         return target
 
+    if prepared.is_in_arena:
+        make = arena_operations.all_to_all(source, target)
+        sends = source.nbytes - source[0].nbytes
+        return engine.start_in_arena("all_to_all", prepared, make, body, result=target, shows=source, sends=sends)
     return engine.start("all_to_all", prepared.description, key, body)
 
 
-def _prepare_all_to_all(engine: Engine, x: Array, wanted: str | None) -> Prepared:
+def _prepare_all_to_all(engine: Engine, x: Array, wanted: str | None, *, arena: bool) -> Prepared:
     size = engine.size
-    algorithm = engine.algorithm("all_to_all", x.nbytes, wanted)
-    schedule = engine.schedule("all_to_all", algorithm)
+    algorithm = engine.algorithm("all_to_all", x.nbytes, wanted, arena=arena)
+    schedule = engine.schedule("all_to_all", engine.carrier("all_to_all", x.nbytes, algorithm))
     count = x.size // size
     slices: list[Slice] = []
     for chunk in range(schedule.chunks):
@@ -65,6 +71,7 @@ def _prepare_all_to_all(engine: Engine, x: Array, wanted: str | None) -> Prepare
         description=describe_array("all_to_all", x.dtype, x.shape, (), algorithm),
         plan=Plan(schedule, layout, rank=engine.rank, ranks=engine.ranks),
         extra=max(schedule.chunks - 2 * size, 0) * count,
+        is_in_arena=algorithm == ARENA,
     )
 
 

@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from asyncpar.collectives import arena_operations
+from asyncpar.collectives.algorithms.catalog import ARENA
 from asyncpar.collectives.arguments import (
     check_array,
     check_out,
@@ -39,8 +41,8 @@ def all_gather(
     source = check_array(x)
     target = check_out(out, (engine.size, *source.shape), source.dtype)
     prepared = engine.prepared(
-        ("all_gather", source.dtype, source.shape, algorithm),
-        lambda: _prepare_all_gather(engine, source, algorithm),
+        ("all_gather", source.dtype, source.shape, algorithm, key is None),
+        lambda: _prepare_all_gather(engine, source, algorithm, arena=key is None),
     )
 
     async def body(operation: Operation) -> Array:
@@ -51,15 +53,23 @@ def all_gather(
             target[...] = work
         return target
 
+    if prepared.is_in_arena:
+        make = arena_operations.all_gather(source, target)
+        return engine.start_in_arena(
+            "all_gather", prepared, make, body, result=target, shows=source, sends=source.nbytes
+        )
     return engine.start("all_gather", prepared.description, key, body)
 
 
-def _prepare_all_gather(engine: Engine, x: Array, wanted: str | None) -> Prepared:
-    algorithm = engine.algorithm("all_gather", x.nbytes * engine.size, wanted)
+def _prepare_all_gather(engine: Engine, x: Array, wanted: str | None, *, arena: bool) -> Prepared:
+    payload = x.nbytes * engine.size
+    algorithm = engine.algorithm("all_gather", payload, wanted, arena=arena)
+    schedule = engine.schedule("all_gather", engine.carrier("all_gather", payload, algorithm))
     layout = AlongChunks(equal_chunks(engine.size, x.size), longest=x.size, itemsize=x.itemsize)
     return Prepared(
         description=describe_array("all_gather", x.dtype, x.shape, (), algorithm),
-        plan=Plan(engine.schedule("all_gather", algorithm), layout, rank=engine.rank, ranks=engine.ranks),
+        plan=Plan(schedule, layout, rank=engine.rank, ranks=engine.ranks),
+        is_in_arena=algorithm == ARENA,
     )
 
 
@@ -141,8 +151,8 @@ def broadcast(
     if engine.rank != root:
         check_writable(array, "x")
     prepared = engine.prepared(
-        ("broadcast", array.dtype, array.shape, root, algorithm),
-        lambda: prepare_broadcast(engine, array, root, algorithm),
+        ("broadcast", array.dtype, array.shape, root, algorithm, key is None),
+        lambda: prepare_broadcast(engine, array, root, algorithm, arena=key is None),
     )
 
     async def body(operation: Operation) -> Array:
@@ -152,36 +162,48 @@ def broadcast(
             array[...] = work
         return array
 
+    if prepared.is_in_arena:
+        make = arena_operations.broadcast(array, root)
+        sends = array.nbytes if engine.rank == root else 0
+        return engine.start_in_arena("broadcast", prepared, make, body, result=array, shows=array, sends=sends)
     return engine.start("broadcast", prepared.description, key, body)
 
 
-def prepare_broadcast(engine: Engine, x: Array, root: int, wanted: str | None, *, phase: int = 0) -> Prepared:
-    algorithm = engine.algorithm("broadcast", x.nbytes, wanted)
+def prepare_broadcast(
+    engine: Engine, x: Array, root: int, wanted: str | None, *, phase: int = 0, arena: bool = False
+) -> Prepared:
+    algorithm = engine.algorithm("broadcast", x.nbytes, wanted, arena=arena)
     layout = AlongBuffer(count=x.size, chunks=1, itemsize=x.itemsize)
-    schedule = engine.schedule("broadcast", algorithm, root)
+    schedule = engine.schedule("broadcast", engine.carrier("broadcast", x.nbytes, algorithm), root)
     return Prepared(
         description=describe_array("broadcast", x.dtype, x.shape, (f"root={root}",), algorithm),
         plan=Plan(schedule, layout, rank=engine.rank, ranks=engine.ranks, phase=phase),
+        is_in_arena=algorithm == ARENA,
     )
 
 
 def barrier(engine: Engine, *, algorithm: str | None, key: str | None) -> Coroutine[Any, Any, None]:
-    prepared = engine.prepared(("barrier", algorithm), lambda: _prepare_barrier(engine, algorithm))
+    prepared = engine.prepared(
+        ("barrier", algorithm, key is None), lambda: _prepare_barrier(engine, algorithm, arena=key is None)
+    )
 
     async def body(operation: Operation) -> None:
         await execute(operation, prepared.plan, InPlace())
 
+    if prepared.is_in_arena:
+        return engine.start_in_arena("barrier", prepared, arena_operations.barrier, body, result=None)
     return engine.start("barrier", prepared.description, key, body)
 
 
-def _prepare_barrier(engine: Engine, wanted: str | None) -> Prepared:
-    algorithm = engine.algorithm("barrier", 0, wanted)
+def _prepare_barrier(engine: Engine, wanted: str | None, *, arena: bool) -> Prepared:
+    algorithm = engine.algorithm("barrier", 0, wanted, arena=arena)
     return Prepared(
         description=describe("barrier", (), algorithm),
         plan=Plan(
-            engine.schedule("barrier", algorithm),
+            engine.schedule("barrier", engine.carrier("barrier", 0, algorithm)),
             AlongChunks((), longest=0, itemsize=1),
             rank=engine.rank,
             ranks=engine.ranks,
         ),
+        is_in_arena=algorithm == ARENA,
     )

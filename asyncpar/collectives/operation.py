@@ -45,6 +45,8 @@ class Surroundings(Protocol):
     now: Callable[[], float]
 
     def watch(self, operation: Operation) -> None: ...
+    def suspect(self, operation: Operation, rank: int) -> None: ...
+    def lost_member(self, group: Home) -> PeerLost | None: ...
 
 
 class Operation:
@@ -56,7 +58,7 @@ class Operation:
     """
 
     __slots__ = (
-        "algorithm",
+        "_label",
         "audience",
         "awaited",
         "description",
@@ -64,7 +66,6 @@ class Operation:
         "has_started",
         "home",
         "is_over",
-        "label",
         "messages_sent",
         "name",
         "payload_sent",
@@ -91,8 +92,8 @@ class Operation:
         sequence: int,
         description: Description,
         name: str,
-        label: str,
         audience: tuple[int, ...],
+        label: str | None = None,
     ) -> None:
         self.table = table
         self.home = home
@@ -100,8 +101,7 @@ class Operation:
         self.sequence = sequence
         self.description = description
         self.name = name
-        self.algorithm = description.algorithm
-        self.label = label
+        self._label = label
         self.audience = audience
         self.failure: BaseException | None = None
         self.has_started = False
@@ -120,6 +120,19 @@ class Operation:
         self.messages_sent = 0
         self.steps = 0
 
+    @property
+    def algorithm(self) -> str:
+        return self.description.algorithm
+
+    @property
+    def label(self) -> str:
+        """What messages call it: ``all_reduce #7``."""
+        return self._label or f"{self.name} #{self.sequence}"
+
+    @label.setter
+    def label(self, label: str) -> None:
+        self._label = label
+
     def bind(self, route: Home, sequence: int, peer: int) -> None:
         """A receive knows which message it gets: that of ``peer`` with this number."""
         self.home.loose.discard(self)
@@ -136,7 +149,6 @@ class Operation:
             raise self.failure
         if lost is not None:
             raise lost
-        self.table.watch(self)
 
     def post(self, peer: int, tag: int, buffer: memoryview) -> asyncio.Future[None] | None:
         """Receive into ``buffer``; None if the payload is already there."""
@@ -185,6 +197,15 @@ class Operation:
         if self.failure is not None:
             raise self.failure
         self.progress_at = self.table.now()
+
+    def refresh(self, now: float) -> None:
+        """Note progress that was made without anyone waiting for it."""
+
+    def suspect(self, rank: int) -> None:
+        """``rank`` calls something else: ask it what, once."""
+        if self.failure is None and rank not in self.suspects:
+            self.suspects.add(rank)
+            self.table.suspect(self, rank)
 
     # -- ends ------------------------------------------------------------------------------------------------------
 

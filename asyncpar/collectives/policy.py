@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from asyncpar.collectives.algorithms.catalog import KNOWN
+from asyncpar.collectives.algorithms.catalog import ARENA, KNOWN
 from asyncpar.collectives.cost import CostModel
 from asyncpar.collectives.pin import Pin
 
@@ -17,10 +17,14 @@ class Policy:
 
     model: CostModel
     pin: Pin
+    has_arena: bool = False
 
-    def choose(self, operation: str, payload: int) -> str:
-        """Return the algorithm for ``payload`` bytes."""
-        return self.pin.find(operation, payload) or self.model.choose(operation, payload)
+    def choose(self, operation: str, payload: int, *, arena: bool = False) -> str:
+        """Return the algorithm for ``payload`` bytes; ``arena`` says whether the arena can be used."""
+        pinned = self.pin.find(operation, payload)
+        if pinned is not None and (arena or pinned != ARENA):
+            return pinned
+        return self.model.choose(operation, payload, arena=arena)
 
     def table(self) -> str:
         """Return the choices and estimates in aligned columns, one line per operation and size.
@@ -35,11 +39,11 @@ class Policy:
         return "\n".join(_aligned(row, widths) for row in rows)
 
     def _row(self, operation: str, payload: int) -> tuple[str, str, str, str, str]:
-        chosen = self.choose(operation, payload)
+        chosen = self.choose(operation, payload, arena=self.has_arena)
         mark = "*" if self.pin.find(operation, payload) else ""
         times = {
             name: f"{self.model.estimate(operation, name, payload) * 1e6:.0f}"
-            for name in (chosen, *self.model.candidates(operation))
+            for name in (chosen, *self.model.candidates(operation, arena=self.has_arena))
         }
         others = "  ".join(f"{name} {time}" for name, time in times.items() if name != chosen)
         return operation, format_bytes(payload), chosen + mark, times[chosen], others

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -80,11 +81,16 @@ def _plain(ufunc: np.ufunc) -> Combine:
 
 
 def _quiet(ufunc: np.ufunc) -> Combine:
-    """Return ``ufunc`` without warnings: infinities and NaNs are results like others, and equal on all ranks."""
+    """Return ``ufunc`` without warnings: infinities and NaNs are results like others, and equal on all ranks.
+
+    numpy keeps what to ignore in a context variable; running in a context costs a tenth of setting it each time.
+    """
+    quiet = contextvars.Context()
+    quiet.run(np.seterr, all="ignore")
+    run = quiet.run
 
     def combine(a: Array, b: Array, out: Array) -> None:
-        with np.errstate(over="ignore", under="ignore", invalid="ignore"):
-            ufunc(a, b, out=out)
+        run(ufunc, a, b, out=out)
 
     return combine
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Coroutine
 from typing import Any
 
+from asyncpar.collectives import arena_operations
+from asyncpar.collectives.algorithms.catalog import ARENA
 from asyncpar.collectives.algorithms.steps import Recv, Schedule
 from asyncpar.collectives.arguments import (
     check_apart,
@@ -38,8 +40,8 @@ def all_reduce(
     source = check_array(x)
     target = check_writable(source, "x") if out is None or out is x else check_out(out, source.shape, source.dtype)
     prepared = engine.prepared(
-        ("all_reduce", source.dtype, source.shape, op, algorithm),
-        lambda: _prepare_all_reduce(engine, source, op, algorithm),
+        ("all_reduce", source.dtype, source.shape, op, algorithm, key is None),
+        lambda: _prepare_all_reduce(engine, source, op, algorithm, arena=key is None),
     )
     reduction, layout = prepared.extra
 
@@ -59,18 +61,24 @@ def all_reduce(
             target[...] = work
         return target
 
+    if prepared.is_in_arena:
+        make = arena_operations.all_reduce(source, target, reduction)
+        return engine.start_in_arena(
+            "all_reduce", prepared, make, body, result=target, shows=target, sends=source.nbytes
+        )
     return engine.start("all_reduce", prepared.description, key, body)
 
 
-def _prepare_all_reduce(engine: Engine, x: Array, op: str, wanted: str | None) -> Prepared:
+def _prepare_all_reduce(engine: Engine, x: Array, op: str, wanted: str | None, *, arena: bool) -> Prepared:
     reduction = reduction_for(op, x.dtype)
-    algorithm = engine.algorithm("all_reduce", x.nbytes, wanted)
-    schedule = engine.schedule("all_reduce", algorithm)
+    algorithm = engine.algorithm("all_reduce", x.nbytes, wanted, arena=arena)
+    schedule = engine.schedule("all_reduce", engine.carrier("all_reduce", x.nbytes, algorithm))
     layout = AlongBuffer(count=x.size, chunks=schedule.chunks, itemsize=x.itemsize)
     return Prepared(
         description=describe_array("all_reduce", x.dtype, x.shape, (op,), algorithm),
         plan=Plan(schedule, layout, rank=engine.rank, ranks=engine.ranks),
         extra=(reduction, layout),
+        is_in_arena=algorithm == ARENA,
     )
 
 
@@ -82,8 +90,8 @@ def reduce(
     check_only_root(out, "out", engine.rank, root)
     target = check_out(out, source.shape, source.dtype) if engine.rank == root else None
     prepared = engine.prepared(
-        ("reduce", source.dtype, source.shape, op, root, algorithm),
-        lambda: _prepare_reduce(engine, source, op, root, algorithm),
+        ("reduce", source.dtype, source.shape, op, root, algorithm, key is None),
+        lambda: _prepare_reduce(engine, source, op, root, algorithm, arena=key is None),
     )
     reduction, layout, receives = prepared.extra
 
@@ -101,6 +109,10 @@ def reduce(
             target[...] = work
         return target
 
+    if prepared.is_in_arena:
+        make = arena_operations.reduce(source, target, reduction, root)
+        sends = source.nbytes if target is None else 0
+        return engine.start_in_arena("reduce", prepared, make, body, result=target, shows=source, sends=sends)
     return engine.start("reduce", prepared.description, key, body)
 
 
@@ -118,16 +130,17 @@ def _partial(operation: Operation, flat: Array, layout: AlongBuffer) -> Workspac
     return Scratch(pool=operation.table.pool, dtype=flat.dtype, length=length, source=flat, fill=fill)
 
 
-def _prepare_reduce(engine: Engine, x: Array, op: str, root: int, wanted: str | None) -> Prepared:
+def _prepare_reduce(engine: Engine, x: Array, op: str, root: int, wanted: str | None, *, arena: bool) -> Prepared:
     reduction = reduction_for(op, x.dtype)
-    algorithm = engine.algorithm("reduce", x.nbytes, wanted)
-    schedule = engine.schedule("reduce", algorithm, root)
+    algorithm = engine.algorithm("reduce", x.nbytes, wanted, arena=arena)
+    schedule = engine.schedule("reduce", engine.carrier("reduce", x.nbytes, algorithm), root)
     receives = engine.rank != root and _receives(schedule)
     layout = AlongBuffer(count=x.size, chunks=1, itemsize=x.itemsize, is_packed=receives)
     return Prepared(
         description=describe_array("reduce", x.dtype, x.shape, (op, f"root={root}"), algorithm),
         plan=Plan(schedule, layout, rank=engine.rank, ranks=engine.ranks),
         extra=(reduction, layout, receives),
+        is_in_arena=algorithm == ARENA,
     )
 
 
@@ -144,8 +157,8 @@ def reduce_scatter(
     if out is not None:
         check_apart(source, target)
     prepared = engine.prepared(
-        ("reduce_scatter", source.dtype, source.shape, op, algorithm),
-        lambda: _prepare_reduce_scatter(engine, source, op, algorithm),
+        ("reduce_scatter", source.dtype, source.shape, op, algorithm, key is None),
+        lambda: _prepare_reduce_scatter(engine, source, op, algorithm, arena=key is None),
     )
     reduction, spread, packed, own = prepared.extra
 
@@ -164,6 +177,10 @@ def reduce_scatter(
             target[...] = work
         return target
 
+    if prepared.is_in_arena:
+        make = arena_operations.reduce_scatter(source, target, reduction)
+        sends = source.nbytes - target.nbytes
+        return engine.start_in_arena("reduce_scatter", prepared, make, body, result=target, shows=source, sends=sends)
     return engine.start("reduce_scatter", prepared.description, key, body)
 
 
@@ -188,16 +205,17 @@ def _copied(
     )
 
 
-def _prepare_reduce_scatter(engine: Engine, x: Array, op: str, wanted: str | None) -> Prepared:
+def _prepare_reduce_scatter(engine: Engine, x: Array, op: str, wanted: str | None, *, arena: bool) -> Prepared:
     reduction: Reduction = reduction_for(op, x.dtype)
-    algorithm = engine.algorithm("reduce_scatter", x.nbytes, wanted)
+    algorithm = engine.algorithm("reduce_scatter", x.nbytes, wanted, arena=arena)
+    carrier = engine.carrier("reduce_scatter", x.nbytes, algorithm)
     row = x[0].size if x.shape[0] else 0
     bounds = [(low * row, high * row) for low, high in ceil_bounds(x.shape[0], engine.size)]
     longest = bounds[0][1]
     mine = Slice(1, 0, bounds[engine.rank][1] - bounds[engine.rank][0])
     slices = [Slice(0, low, high) for low, high in bounds]
     packed: PackedChunks | None = None
-    if algorithm == "pairwise":
+    if carrier == "pairwise":
         slices[engine.rank] = mine
         spread = own = AlongChunks(slices, longest=longest, itemsize=x.itemsize)
     else:
@@ -207,6 +225,7 @@ def _prepare_reduce_scatter(engine: Engine, x: Array, op: str, wanted: str | Non
         packed = PackedChunks(spread)
     return Prepared(
         description=describe_array("reduce_scatter", x.dtype, x.shape, (op,), algorithm),
-        plan=Plan(engine.schedule("reduce_scatter", algorithm), packed or spread, rank=engine.rank, ranks=engine.ranks),
+        plan=Plan(engine.schedule("reduce_scatter", carrier), packed or spread, rank=engine.rank, ranks=engine.ranks),
         extra=(reduction, spread, packed, own),
+        is_in_arena=algorithm == ARENA,
     )

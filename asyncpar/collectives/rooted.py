@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Coroutine
 from typing import Any
 
-import numpy as np
-
+from asyncpar.collectives import arena_operations
+from asyncpar.collectives.algorithms.catalog import ARENA
 from asyncpar.collectives.arguments import (
     check_array,
     check_leading,
@@ -42,8 +42,8 @@ def gather(
     check_only_root(out, "out", engine.rank, root)
     target = check_out(out, (engine.size, *source.shape), source.dtype) if engine.rank == root else None
     prepared = engine.prepared(
-        ("gather", source.dtype, source.shape, root, algorithm),
-        lambda: _prepare_rooted("gather", engine, source.dtype, source.shape, root, algorithm),
+        ("gather", source.dtype, source.shape, root, algorithm, key is None),
+        lambda: _prepare_rooted("gather", engine, source, root, algorithm, arena=key is None),
     )
     packed, own = prepared.extra
 
@@ -60,6 +60,10 @@ def gather(
             target[...] = work
         return target
 
+    if prepared.is_in_arena:
+        make = arena_operations.gather(source, target, root)
+        sends = source.nbytes if target is None else 0
+        return engine.start_in_arena("gather", prepared, make, body, result=target, shows=source, sends=sends)
     return engine.start("gather", prepared.description, key, body)
 
 
@@ -77,8 +81,8 @@ def scatter(
         else check_writable(check_array(out, "out"), "out")
     )
     prepared = engine.prepared(
-        ("scatter", target.dtype, target.shape, root, algorithm),
-        lambda: _prepare_rooted("scatter", engine, target.dtype, target.shape, root, algorithm),
+        ("scatter", target.dtype, target.shape, root, algorithm, key is None),
+        lambda: _prepare_rooted("scatter", engine, target, root, algorithm, arena=key is None),
     )
     packed, own = prepared.extra
 
@@ -95,19 +99,22 @@ def scatter(
             target[...] = work
         return target
 
+    if prepared.is_in_arena:
+        make = arena_operations.scatter(source, target, root)
+        sends = 0 if source is None else source.nbytes - target.nbytes
+        return engine.start_in_arena("scatter", prepared, make, body, result=target, shows=source, sends=sends)
     return engine.start("scatter", prepared.description, key, body)
 
 
-def _prepare_rooted(
-    name: str, engine: Engine, dtype: np.dtype[Any], shape: tuple[int, ...], root: int, wanted: str | None
-) -> Prepared:
-    """Prepare gather or scatter of one array of ``shape`` per rank.
+def _prepare_rooted(name: str, engine: Engine, x: Array, root: int, wanted: str | None, *, arena: bool) -> Prepared:
+    """Prepare gather or scatter of one array like ``x`` per rank.
 
     The root works in its own memory; others, in a tree, in scratch that holds the chunks they pass on.
     """
-    count = int(np.prod(shape, dtype=np.int64))
-    algorithm = engine.algorithm(name, count * dtype.itemsize * engine.size, wanted)
-    is_direct = algorithm == "linear"
+    count, dtype = x.size, x.dtype
+    algorithm = engine.algorithm(name, x.nbytes * engine.size, wanted, arena=arena)
+    carrier = engine.carrier(name, x.nbytes * engine.size, algorithm)
+    is_direct = carrier == "linear"
     segment = SEGMENT_BYTES if is_direct else packed_segment(engine.size)
 
     def along(slices: list[Slice]) -> AlongChunks:
@@ -123,9 +130,10 @@ def _prepare_rooted(
     else:
         layout = packed = PackedChunks(along(equal_chunks(engine.size, count)))
     return Prepared(
-        description=describe_array(name, dtype, shape, (f"root={root}",), algorithm),
-        plan=Plan(engine.schedule(name, algorithm, root), layout, rank=engine.rank, ranks=engine.ranks),
+        description=describe_array(name, dtype, x.shape, (f"root={root}",), algorithm),
+        plan=Plan(engine.schedule(name, carrier, root), layout, rank=engine.rank, ranks=engine.ranks),
         extra=(packed, own),
+        is_in_arena=algorithm == ARENA,
     )
 
 

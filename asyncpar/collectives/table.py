@@ -6,6 +6,7 @@ import asyncio
 from collections import OrderedDict
 from typing import Final
 
+from asyncpar.collectives.arena_group import ArenaHost
 from asyncpar.collectives.control import Abort, Probe, Status, decode_control, encode_control, shortened
 from asyncpar.collectives.description import KEYED, Description, difference
 from asyncpar.collectives.group import Group
@@ -25,9 +26,10 @@ _REMEMBERED_ABORTS = 4096
 class OperationTable:
     """The ``OperationEvents`` of a rank's links.  One per ``Links``."""
 
-    def __init__(self, links: Links) -> None:
+    def __init__(self, links: Links, arena: ArenaHost | None = None) -> None:
         self.links = links
         self.loop = asyncio.get_running_loop()
+        self.arena = arena
         self.now = self.loop.time
         self.pool = StagingPool()
         self._groups: dict[int, Group] = {}
@@ -72,9 +74,8 @@ class OperationTable:
 
     def frame_mismatch(self, rank: int, header: FrameHeader) -> None:
         operation = self._operation(header.group, header.sequence)
-        if operation is not None and operation.failure is None and rank not in operation.suspects:
-            operation.suspects.add(rank)
-            self._show(rank, operation.key(), operation.description)
+        if operation is not None:
+            operation.suspect(rank)
 
     def control(self, rank: int, header: FrameHeader, payload: bytes) -> None:
         match header.kind:
@@ -92,6 +93,16 @@ class OperationTable:
             if rank in group.members:
                 for operation in group.pending():
                     operation.fail(operation.lost(error))
+
+    def closed(self, error: PeerLost) -> None:
+        for group in list(self._groups.values()):
+            for operation in group.pending():
+                if operation.has_started:
+                    operation.fail(error)
+
+    def suspect(self, operation: Operation, rank: int) -> None:
+        """``rank`` calls something else than ``operation``: show it, and learn what."""
+        self._show(rank, operation.key(), operation.description)
 
     # -- failures that peers tell ------------------------------------------------------------------------------------
 
@@ -170,6 +181,7 @@ class OperationTable:
         ]
         due = now + PROBE_AFTER
         for operation in running:
+            operation.refresh(now)
             timeout = operation.home.limits.timeout
             if timeout is not None:
                 deadline = operation.progress_at + timeout

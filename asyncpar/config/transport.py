@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from asyncpar.errors import UsageError
 
-TRANSPORTS = ("tcp", "grpc")
-"""Lane kinds between processes, best first."""
+TRANSPORTS = ("shm", "tcp", "grpc")
+"""Lane kinds between processes, best first.  ``shm`` joins ranks of one host: a Unix socket, and shared memory."""
+
+HOST_TRANSPORTS = frozenset({"shm"})
+"""Lane kinds that only join ranks of one host."""
 
 IN_PROCESS_TRANSPORTS = ("inproc", *TRANSPORTS)
 """Lane kinds between ranks of one process, best first."""

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -55,15 +55,16 @@ class RankProcess:
         """
         read_end, write_end = os.pipe()
         try:
-            process = subprocess.Popen(
-                (sys.executable, "-I", "-S", str(_TRAMPOLINE), str(read_end), str(os.getpid()), *command),
-                stdin=streams.stdin,
-                stdout=streams.stdout,
-                stderr=streams.stderr,
-                env=environment,
-                pass_fds=(read_end, streams.report),
-                start_new_session=True,
-            )
+            with _interrupt_blocked():
+                process = subprocess.Popen(
+                    (sys.executable, "-I", "-S", str(_TRAMPOLINE), str(read_end), str(os.getpid()), *command),
+                    stdin=streams.stdin,
+                    stdout=streams.stdout,
+                    stderr=streams.stderr,
+                    env=environment,
+                    pass_fds=(read_end, streams.report),
+                    start_new_session=True,
+                )
         except BaseException:
             os.close(write_end)
             raise
@@ -117,6 +118,16 @@ class RankProcess:
                 return False
             await asyncio.sleep(_POLL_EVERY)
         return True
+
+
+@contextlib.contextmanager
+def _interrupt_blocked() -> Iterator[None]:
+    """Start children with SIGINT blocked: a Ctrl-C waits until the trampoline can end without a traceback."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 async def _wait_for_end(process: subprocess.Popen[bytes]) -> None:

@@ -29,6 +29,7 @@ def restore_signals() -> None:
     """Give the command the dispositions that programs expect, not those of Python or of a shell's background jobs."""
     for name in ("SIGINT", "SIGPIPE", "SIGXFSZ"):
         signal.signal(getattr(signal, name), signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # the agent starts us with it blocked
 
 
 def main(go: int, agent: int, command: list[str]) -> None:

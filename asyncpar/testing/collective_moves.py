@@ -22,7 +22,7 @@ class Moves(CommunicatorSuite):
     async def test_all_gather_stacks_the_arrays_of_all_ranks(self) -> None:
         for size in self.sizes:
             async with self.connect(size) as communicators:
-                for algorithm in KNOWN["all_gather"]:
+                for algorithm in communicators[0].algorithms("all_gather"):
                     for count in _COUNTS:
                         expected = np.stack([values(rank, count) for rank in range(size)])
                         results = await on_all(
@@ -46,7 +46,7 @@ class Moves(CommunicatorSuite):
     async def test_broadcast_hands_out_the_array_of_the_root(self) -> None:
         for size in self.sizes:
             async with self.connect(size) as communicators:
-                for algorithm in KNOWN["broadcast"]:
+                for algorithm in communicators[0].algorithms("broadcast"):
                     for count, root in ((0, 0), (9, size - 1), (200_001, size // 2)):
                         results = await on_all(
                             communicators,
@@ -58,7 +58,7 @@ class Moves(CommunicatorSuite):
     async def test_gather_and_scatter_are_each_others_inverse(self) -> None:
         for size in self.sizes:
             async with self.connect(size) as communicators:
-                for algorithm in KNOWN["gather"]:
+                for algorithm in communicators[0].algorithms("gather"):
                     for count, root in ((0, 0), (5, size - 1), (60_000, size // 2)):
 
                         async def there_and_back(communicator: Communicator) -> Any:
@@ -82,7 +82,7 @@ class Moves(CommunicatorSuite):
     async def test_all_to_all_transposes(self) -> None:
         for size in self.sizes:
             async with self.connect(size) as communicators:
-                for algorithm in KNOWN["all_to_all"]:
+                for algorithm in communicators[0].algorithms("all_to_all"):
                     for count in (0, 3, 33_000):
                         matrix = values(1, (size, size, count))
                         results = await on_all(
@@ -123,7 +123,7 @@ class Moves(CommunicatorSuite):
     async def test_nobody_leaves_a_barrier_before_all_have_come(self) -> None:
         for size in self.sizes:
             async with self.connect(size) as communicators:
-                for algorithm in KNOWN["barrier"]:
+                for algorithm in communicators[0].algorithms("barrier"):
                     arrived: list[int] = []
 
                     async def meet(communicator: Communicator) -> int:

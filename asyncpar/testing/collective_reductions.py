@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from asyncpar.collectives.algorithms.catalog import KNOWN
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.collectives.reduction import Array, possible_operations
 from asyncpar.testing.collective_worlds import DTYPES, CommunicatorSuite, combined, noise, on_all, values
@@ -18,7 +17,7 @@ class Reductions(CommunicatorSuite):
     async def test_all_reduce_sums_in_place_by_every_algorithm(self) -> None:
         for size in self.sizes:
             async with self.connect(size) as communicators:
-                for algorithm in KNOWN["all_reduce"]:
+                for algorithm in communicators[0].algorithms("all_reduce"):
                     for count in (0, 1, size, 2 * size + 1, 1000):
                         arrays = [values(rank, count) for rank in range(size)]
                         expected = sum(arrays)
@@ -32,7 +31,7 @@ class Reductions(CommunicatorSuite):
     async def test_all_reduce_cuts_long_arrays_into_pieces(self) -> None:
         for size in (2, 3):
             async with self.connect(size) as communicators:
-                for algorithm in KNOWN["all_reduce"]:
+                for algorithm in communicators[0].algorithms("all_reduce"):
                     arrays = [values(rank, 350_001, np.float32) for rank in range(size)]
                     expected = sum(arrays)
                     for result in await on_all(
@@ -69,7 +68,7 @@ class Reductions(CommunicatorSuite):
     async def test_all_ranks_get_the_same_bits_and_get_them_again(self) -> None:
         for size in self.sizes:
             async with self.connect(size) as communicators:
-                for algorithm in KNOWN["all_reduce"]:
+                for algorithm in communicators[0].algorithms("all_reduce"):
 
                     async def run(communicator: Communicator) -> bytes:
                         array = noise(communicator.rank, 4099)
@@ -109,7 +108,7 @@ class Reductions(CommunicatorSuite):
     async def test_reduce_gives_the_root_the_sum_and_leaves_inputs_alone(self) -> None:
         for size in self.sizes:
             async with self.connect(size) as communicators:
-                for algorithm in KNOWN["reduce"]:
+                for algorithm in communicators[0].algorithms("reduce"):
                     for count, root in ((0, 0), (7, size - 1), (150_001, size // 2)):
                         arrays = [values(rank, count) for rank in range(size)]
                         results = await on_all(
@@ -124,7 +123,7 @@ class Reductions(CommunicatorSuite):
     async def test_reduce_scatter_gives_ceil_slices_and_leaves_inputs_alone(self) -> None:
         for size in self.sizes:
             async with self.connect(size) as communicators:
-                for algorithm in KNOWN["reduce_scatter"]:
+                for algorithm in communicators[0].algorithms("reduce_scatter"):
                     for rows in (0, 1, size + 1, 40_000):
                         arrays = [values(rank, (rows, 3)) for rank in range(size)]
                         expected = combined("sum", arrays)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import secrets
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -10,7 +11,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from asyncpar.config.transport import IN_PROCESS_TRANSPORTS, parse_transport
 from asyncpar.config.world import Member, World
 from asyncpar.errors import UsageError
-from asyncpar.node import Attach, Attachment, Node, serve_links, start_node
+from asyncpar.node import Attach, Attachment, Node, arena_settings, serve_links, start_node
 from asyncpar.testing.loop import VirtualTimeLoop
 from asyncpar.transport.inproc import InprocConnector, InprocFabric
 from asyncpar.transport.rpc import Credentials
@@ -18,13 +19,19 @@ from asyncpar.transport.rpc import Credentials
 
 @asynccontextmanager
 async def local_world(
-    size: int, *, transport: str = "inproc", hosts: Sequence[str] | None = None, pin: str | None = None
+    size: int,
+    *,
+    transport: str | None = "inproc",
+    hosts: Sequence[str] | None = None,
+    pin: str | None = None,
+    arena: bool = True,
 ) -> AsyncIterator[tuple[Node, ...]]:
     """Yield the nodes of a world of ``size`` ranks in this process, and stop them all at the end.
 
-    ``transport`` is ``inproc`` (frames are handed over in memory; the only one for ``run_virtual``), or ``tcp`` or
-    ``grpc`` (real sockets on loopback).
+    ``transport`` is ``inproc`` (frames are handed over in memory; the only one for ``run_virtual``), or ``shm`` (Unix
+    sockets; for ranks of one host), ``tcp`` or ``grpc`` (real sockets on loopback), or None: what a launched job uses.
     ``hosts`` names the host that each rank pretends to be on (default: all on one), ``pin`` pins algorithms.
+    With ``shm`` and None the ranks of a host share memory, too, unless ``arena`` is false.
     """
     if size < 1:
         raise UsageError(f"size: expected at least 1 rank, got {size}")
@@ -35,8 +42,10 @@ async def local_world(
     if len(names) != size:
         raise UsageError(f"hosts: expected a name for each of {size} ranks, got {len(names)}")
     async with AsyncExitStack() as stack:
-        make = _attach_inproc if transport == "inproc" else _attach_sockets
-        attaches = await make(stack, names, transport, pin)
+        if transport == "inproc":
+            attaches = _attach_inproc(names, pin)
+        else:
+            attaches = await _attach_sockets(stack, names, transport, pin, arena=arena)
         started = await asyncio.gather(*(start_node(attach) for attach in attaches), return_exceptions=True)
         nodes = tuple(node for node in started if isinstance(node, Node))
         try:
@@ -55,7 +64,7 @@ def _members(hosts: Sequence[str], addresses: Sequence[str]) -> tuple[Member, ..
     )
 
 
-async def _attach_inproc(_stack: AsyncExitStack, hosts: list[str], _transport: str, pin: str | None) -> list[Attach]:
+def _attach_inproc(hosts: list[str], pin: str | None) -> list[Attach]:
     world = World(members=_members(hosts, [""] * len(hosts)))
     fabric = InprocFabric()
 
@@ -70,7 +79,9 @@ async def _attach_inproc(_stack: AsyncExitStack, hosts: list[str], _transport: s
     return [attach_as(rank) for rank in range(len(hosts))]
 
 
-async def _attach_sockets(stack: AsyncExitStack, hosts: list[str], transport: str, pin: str | None) -> list[Attach]:
+async def _attach_sockets(
+    stack: AsyncExitStack, hosts: list[str], transport: str | None, pin: str | None, *, arena: bool
+) -> list[Attach]:
     credentials = Credentials(secrets.token_bytes(32))
     served = [await serve_links(stack, credentials, bind="127.0.0.1", transport=transport) for _ in hosts]
     world = World(members=_members(hosts, [server.address for server, _ in served]))
@@ -80,7 +91,15 @@ async def _attach_sockets(stack: AsyncExitStack, hosts: list[str], transport: st
 
         async def attach(_stack: AsyncExitStack) -> Attachment:
             return Attachment(
-                world=world, rank=rank, connector=connector, join=connector.join, server=server, pin=pin, lane=transport
+                world=world,
+                rank=rank,
+                connector=connector,
+                join=connector.join,
+                server=server,
+                pin=pin,
+                lane=transport,
+                secret=credentials.secret,
+                arena=arena_settings(os.environ, transport) if arena else None,
             )
 
         return attach

@@ -13,10 +13,12 @@ from asyncpar._proto.asyncpar.v1 import link_pb2, link_pb2_grpc
 from asyncpar.errors import AuthenticationError, PeerLost, UsageError
 from asyncpar.transport.grpc_lane import GrpcLane
 from asyncpar.transport.grpc_stream import FRAMES_METHOD, SERVICE, Context, ServerStream, StreamEnded, shake_hands
+from asyncpar.transport.handshaking import PEER_SECONDS, Medium, Porter
 from asyncpar.transport.lane import Lane
 from asyncpar.transport.links import Links
 from asyncpar.transport.machine import Accept, Answer, Defer, Negotiator, Proposal, Reason, Refuse
-from asyncpar.transport.tcp_connect import PEER_SECONDS, TcpListener
+from asyncpar.transport.tcp_connect import TCP, TcpListener
+from asyncpar.transport.unix_connect import UNIX, UnixListener
 from asyncpar.wire.handshake import NONCE_BYTES, TOKEN_BYTES, Handshake, LinkTerms
 
 JOIN_SECONDS = 3.0
@@ -31,15 +33,12 @@ _REASONS = {reason: getattr(_Reply.Refused, reason.name) for reason in Reason}
 
 
 class Acceptor(link_pb2_grpc.LinkServicer):
-    """The servicer of the links of one node, and its TCP listener."""
+    """The servicer of the links of one node, and the listeners for the kinds of ``lanes`` that have one."""
 
-    def __init__(self, *, secret: bytes, bind: str, with_tcp: bool) -> None:
+    def __init__(self, *, secret: bytes, bind: str, lanes: tuple[str, ...]) -> None:
         self._secret = secret
-        self._listener: TcpListener | None = None
-        if with_tcp:
-            self._listener = TcpListener(
-                bind=bind, secret=secret, find_terms=self._find_terms, on_lane=self._adopt, on_refused=_tell_refused
-            )
+        self._tcp = TcpListener(self._porter(TCP), bind=bind) if TCP.kind in lanes else None
+        self._unix = UnixListener(self._porter(UNIX)) if UNIX.kind in lanes else None
         self._links: Links | None = None
         self._negotiator: Negotiator | None = None
         self._joined = asyncio.Event()
@@ -54,14 +53,17 @@ class Acceptor(link_pb2_grpc.LinkServicer):
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {FRAMES_METHOD: frames}),))
 
     async def start(self) -> None:
-        """Listen for TCP lanes, if they are wanted."""
-        if self._listener is not None:
-            await self._listener.start()
+        """Listen for lanes over sockets, if they are wanted."""
+        if self._unix is not None:
+            await self._unix.start()
+        if self._tcp is not None:
+            await self._tcp.start()
 
     async def stop(self) -> None:
         """Accept nothing more.  Idempotent."""
-        if self._listener is not None:
-            await self._listener.stop()
+        for listener in (self._tcp, self._unix):
+            if listener is not None:
+                await listener.stop()
         for expiry in self._expiries:
             expiry.cancel()
         self._expiries.clear()
@@ -128,6 +130,15 @@ class Acceptor(link_pb2_grpc.LinkServicer):
 
     # -- inside ------------------------------------------------------------------------------------------------------
 
+    def _porter(self, medium: Medium) -> Porter:
+        return Porter(
+            medium,
+            secret=self._secret,
+            find_terms=self._find_terms,
+            on_lane=self._adopt,
+            on_refused=_tell_refused,
+        )
+
     def _answer(self, proposal: Proposal) -> Answer:
         assert self._links is not None
         links, dialer = self._links, proposal.dialer
@@ -144,8 +155,10 @@ class Acceptor(link_pb2_grpc.LinkServicer):
     def _encode(self, answer: Answer) -> link_pb2.OpenReply:
         match answer:
             case Accept(terms, lanes):
-                port = 0 if self._listener is None else self._listener.port
-                return _Reply(accepted=_Reply.Accepted(lanes=lanes, tcp_port=port, token=terms.token))
+                port = 0 if self._tcp is None else self._tcp.port
+                name = "" if self._unix is None else self._unix.name
+                accepted = _Reply.Accepted(lanes=lanes, tcp_port=port, token=terms.token, unix_name=name)
+                return _Reply(accepted=accepted)
             case Defer():
                 return _Reply(deferred=_Reply.Deferred())
             case Refuse(reason, message):

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import struct
-from typing import ClassVar
 
 from asyncpar.errors import PeerLost, ProtocolError
 from asyncpar.transport.grpc_stream import ByteStream, StreamEnded
@@ -33,7 +32,7 @@ _LAST_CHUNK = _CONSUMED.pack(0xFFFFFFFF)
 class GrpcLane(Lane):
     """A lane over a stream whose handshake is complete.  Whoever makes it awaits ``run``, which carries the frames."""
 
-    kind: ClassVar[str] = "grpc"
+    kind = "grpc"
 
     def __init__(self, stream: ByteStream) -> None:
         self._stream = stream

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from typing import ClassVar
 
 from asyncpar.errors import PeerLost, ProtocolError
 from asyncpar.transport.lane import Lane, LaneEvents, Sending
@@ -18,7 +17,7 @@ _MAX_DEPTH = 8
 class InprocLane(Lane):
     """One end of an in-process channel.  Delivery happens inside ``send``, so payloads are copied exactly once."""
 
-    kind: ClassVar[str] = "inproc"
+    kind = "inproc"
 
     def __init__(self) -> None:
         self._peer: InprocLane | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from typing import ClassVar, Protocol
+from typing import Protocol
 
 from asyncpar.errors import PeerLost
 from asyncpar.wire.header import FrameHeader
@@ -50,8 +50,8 @@ class Lane(ABC):
     Frames arrive in the order in which they were sent, each exactly once, until the lane is lost.
     """
 
-    kind: ClassVar[str]
-    """``inproc``, ``tcp``, ``grpc``: what users write after ``--transport``."""
+    kind: str
+    """``inproc``, ``shm``, ``tcp``, ``grpc``: what users write after ``--transport``."""
 
     bytes_sent: int = 0
     bytes_received: int = 0

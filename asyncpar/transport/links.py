@@ -62,6 +62,10 @@ class OperationEvents(Protocol):
         """``rank`` failed.  Not called for one that left in good order: what needs it fails where it needs it."""
         ...
 
+    def closed(self, error: PeerLost) -> None:
+        """This rank leaves: whatever pends ends with ``error``."""
+        ...
+
 
 class _NoOperations:
     """Stands in until a group is made: early frames wait, nothing is stale."""
@@ -72,6 +76,7 @@ class _NoOperations:
     def frame_mismatch(self, rank: int, header: FrameHeader) -> None: ...
     def control(self, rank: int, header: FrameHeader, payload: bytes) -> None: ...
     def peer_lost(self, rank: int, error: PeerLost) -> None: ...
+    def closed(self, error: PeerLost) -> None: ...
 
 
 @dataclass(slots=True)
@@ -227,6 +232,15 @@ class Links:
         self._give_up(rank, error)
         return error
 
+    def hear_end(self, rank: int, cause: str) -> None:
+        """``rank`` was seen to end: see ``report_lost``."""
+        self.report_lost(rank, cause)
+
+    def report_left(self, rank: int) -> None:
+        """``rank`` has left in good order."""
+        if rank not in self.lost and self._closed is None:
+            self._mark_lost(rank, self._lost_error(rank, LEFT))
+
     async def close(self) -> None:
         """Say goodbye on every link and close the lanes; what pends ends with ``PeerLost``.  Idempotent."""
         if self._closed is not None:
@@ -240,6 +254,7 @@ class Links:
                 link.control(FrameKind.GOODBYE, _NO_KEY)
         for link in links:
             link.fail(self._closed)
+        self.operations.closed(self._closed)
         await asyncio.gather(*(link.close() for link in links))
 
     # -- inside ------------------------------------------------------------------------------------------------------
@@ -277,8 +292,7 @@ class Links:
         if header.kind is FrameKind.NOTICE:
             self._hear_notice(rank, header.sequence, payload.decode(errors="replace"))
         elif header.kind is FrameKind.GOODBYE:
-            if rank not in self.lost and self._closed is None:
-                self._mark_lost(rank, self._lost_error(rank, LEFT))
+            self.report_left(rank)
         else:
             self.operations.control(rank, header, payload)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
+from asyncpar.config.transport import HOST_TRANSPORTS
 from asyncpar.wire.handshake import LinkTerms
 
 
@@ -58,21 +59,40 @@ Answer = Accept | Defer | Refuse
 
 
 class Negotiator:
-    """The negotiations of one rank.  ``lanes`` are the kinds it can use, best first."""
+    """The negotiations of one rank.
 
-    def __init__(self, *, job: str, generation: int, rank: int, size: int, lanes: tuple[str, ...]) -> None:
+    ``lanes`` are the kinds it can use, best first; those that stay inside a host only with the ranks in ``near``.
+    """
+
+    def __init__(
+        self,
+        *,
+        job: str,
+        generation: int,
+        rank: int,
+        size: int,
+        lanes: tuple[str, ...],
+        near: frozenset[int] = frozenset(),
+    ) -> None:
         self._job = job
         self._generation = generation
         self._rank = rank
         self._size = size
         self._lanes = lanes
+        self._near = near
         self._dialing: set[int] = set()
         self._accepted: dict[int, LinkTerms] = {}
 
     def propose(self, rank: int) -> Proposal:
         """Begin to dial ``rank``; until ``end_dial``, a higher rank is put off."""
         self._dialing.add(rank)
-        return Proposal(job=self._job, generation=self._generation, dialer=self._rank, listener=rank, lanes=self._lanes)
+        return Proposal(
+            job=self._job, generation=self._generation, dialer=self._rank, listener=rank, lanes=self.lanes_to(rank)
+        )
+
+    def lanes_to(self, rank: int) -> tuple[str, ...]:
+        """Return the kinds of lanes that this rank can use with ``rank``, best first."""
+        return tuple(lane for lane in self._lanes if rank in self._near or lane not in HOST_TRANSPORTS)
 
     def end_dial(self, rank: int) -> None:
         """The dial of ``rank`` is over, however it ended."""
@@ -109,7 +129,8 @@ class Negotiator:
         return True
 
     def _common(self, proposal: Proposal) -> tuple[str, ...]:
-        return tuple(lane for lane in proposal.lanes if lane in self._lanes)
+        own = self.lanes_to(proposal.dialer)
+        return tuple(lane for lane in proposal.lanes if lane in own)
 
     def _refusal(self, proposal: Proposal, lost: str | None) -> Refuse | None:
         dialer, here = proposal.dialer, self._rank
@@ -131,6 +152,6 @@ class Negotiator:
             return Refuse(
                 Reason.NO_COMMON_LANE,
                 f"transport: rank {dialer} uses {' or '.join(proposal.lanes) or 'nothing'}, "
-                f"rank {here} uses {' or '.join(self._lanes)}; give both the same",
+                f"rank {here} uses {' or '.join(self.lanes_to(dialer)) or 'nothing'}; give both the same",
             )
         return None

@@ -5,30 +5,29 @@
 - nobody listens at the peer's address: its server was there when it joined, so it is gone; lost at once;
 - nothing answers at that address: lost after ``REACH_SECONDS``;
 - the peer is alive but busy, or not yet in its world: waited for, ``LINK_UP_SECONDS`` at most;
-- TCP does not get through although gRPC does: the gRPC stream is the lane, unless TCP is pinned.
+- a lane does not get through although gRPC does: the next best is used (see ``dialing``), unless one is pinned.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
-import os
 
 import grpc
 import grpc.aio
 
 from asyncpar._proto.asyncpar.v1 import link_pb2, link_pb2_grpc
-from asyncpar.config.transport import TRANSPORTS, parse_transport
+from asyncpar.config.transport import HOST_TRANSPORTS, TRANSPORTS, parse_transport
+from asyncpar.config.world import World
 from asyncpar.errors import AsyncparError, PeerLost, StaleGeneration, UsageError
 from asyncpar.transport.acceptor import Acceptor
+from asyncpar.transport.dialing import LaneDialer, describe_failure
 from asyncpar.transport.grpc_lane import GrpcLane
-from asyncpar.transport.grpc_stream import StreamEnded, call_frames, shake_hands
 from asyncpar.transport.lane import Lane
 from asyncpar.transport.links import Connector, Links
 from asyncpar.transport.machine import Negotiator, Proposal
-from asyncpar.transport.rpc import Credentials, RpcServer, join_address, open_channel, split_address
-from asyncpar.transport.tcp_connect import PEER_SECONDS, dial_tcp
-from asyncpar.wire.handshake import NONCE_BYTES, TOKEN_BYTES, Handshake, LinkTerms
+from asyncpar.transport.rpc import Credentials, RpcServer, open_channel, split_address
+from asyncpar.transport.unix_connect import has_abstract_sockets
+from asyncpar.wire.handshake import TOKEN_BYTES, LinkTerms
 
 REACH_SECONDS = 5.0
 """How long a peer's host may take to answer at all."""
@@ -41,12 +40,11 @@ WAIT_SECONDS = 1.0
 
 RETRY_SECONDS = 0.05
 
-_log = logging.getLogger(__name__)
 _Refused = link_pb2.OpenReply.Refused
 
 
 class GrpcConnector(Connector):
-    """Connects ranks of different processes (or of one), over TCP where possible and the gRPC stream otherwise.
+    """Connects ranks of different processes (or of one) over the best lane that works: Unix socket, TCP, gRPC stream.
 
     In this order: ``register`` on the node's server, start that server, ``await start()``, and ``join`` once the world
     is known.  Calls of ranks that were quicker are kept waiting.  ``await stop()`` comes after the links are closed.
@@ -55,16 +53,15 @@ class GrpcConnector(Connector):
     def __init__(
         self, *, credentials: Credentials | None, transport: str | None = None, bind: str = "127.0.0.1"
     ) -> None:
-        pinned = parse_transport(transport)
-        self._lanes = TRANSPORTS if pinned is None else (pinned,)
+        self._lanes = _usable(parse_transport(transport))
         self._credentials = credentials
         self._secret = b"" if credentials is None else credentials.secret
         self._metadata = () if credentials is None else credentials.metadata()
-        self._acceptor = Acceptor(secret=self._secret, bind=bind, with_tcp="tcp" in self._lanes)
+        self._acceptor = Acceptor(secret=self._secret, bind=bind, lanes=self._lanes)
         self._tasks = asyncio.TaskGroup()
         self._carriers: set[asyncio.Task[None]] = set()
         self._has_started = False
-        self._has_fallen_back = False
+        self._dialer = LaneDialer(secret=self._secret, metadata=self._metadata)
 
     def register(self, server: RpcServer) -> None:
         """Add the services that accept links to ``server``, which must not be started yet."""
@@ -77,10 +74,21 @@ class GrpcConnector(Connector):
         self._has_started = True
 
     def join(self, links: Links) -> None:
-        """Accept links for ``links`` from now on."""
+        """Accept links for ``links`` from now on.
+
+        Raises ``UsageError`` when a lane that stays inside a host is pinned, and the world spans several.
+        """
         world = links.world
+        if HOST_TRANSPORTS.issuperset(self._lanes):
+            _check_one_host(world, self._lanes[0])
+        near = next(ranks for ranks in world.hosts if links.rank in ranks)
         negotiator = Negotiator(
-            job=world.job, generation=world.generation, rank=links.rank, size=world.size, lanes=self._lanes
+            job=world.job,
+            generation=world.generation,
+            rank=links.rank,
+            size=world.size,
+            lanes=self._lanes,
+            near=frozenset(near),
         )
         self._acceptor.join(links, negotiator)
 
@@ -93,8 +101,8 @@ class GrpcConnector(Connector):
             self._has_started = False
             await self._tasks.__aexit__(None, None, None)
 
-    def default_lane(self, rank: int) -> str:  # noqa: ARG002
-        return self._lanes[0]
+    def default_lane(self, rank: int) -> str:
+        return self._acceptor.negotiator.lanes_to(rank)[0]
 
     async def connect(self, links: Links, rank: int) -> None:
         """See ``Connector.connect``.
@@ -171,7 +179,7 @@ class GrpcConnector(Connector):
     async def _connect_lane(
         self, channel: grpc.aio.Channel, address: str, proposal: Proposal, accepted: link_pb2.OpenReply.Accepted
     ) -> Lane:
-        """Connect the first lane that works."""
+        """Connect the lane that was agreed on."""
         rank = proposal.listener
         kinds = [kind for kind in accepted.lanes if kind in proposal.lanes]
         if not kinds or len(accepted.token) != TOKEN_BYTES:
@@ -183,32 +191,7 @@ class GrpcConnector(Connector):
             listener=rank,
             token=accepted.token,
         )
-        if kinds[0] == "tcp":
-            host, _ = split_address(address)
-            try:
-                return await dial_tcp(host, accepted.tcp_port, terms, secret=self._secret)
-            except OSError as error:
-                cause = f"no TCP connection to {join_address(host, accepted.tcp_port)} ({_describe(error)})"
-                if len(kinds) == 1:
-                    raise PeerLost(f"rank {rank}: {cause}", rank=rank, cause=cause) from error
-                self._tell_fallback(rank, cause)
-        return await self._dial_stream(channel, terms)
-
-    async def _dial_stream(self, channel: grpc.aio.Channel, terms: LinkTerms) -> GrpcLane:
-        stream = call_frames(channel, self._metadata)
-        handshake = Handshake.dial(terms, secret=self._secret, nonce=os.urandom(NONCE_BYTES))
-        is_done = False
-        try:
-            async with asyncio.timeout(PEER_SECONDS):
-                await shake_hands(stream, handshake)
-            is_done = True
-        except (StreamEnded, TimeoutError) as error:
-            cause = str(error) or "it did not finish the handshake in time"
-            raise PeerLost(f"rank {terms.listener}: {cause}", rank=terms.listener, cause=cause) from error
-        finally:
-            if not is_done:
-                stream.cancel()
-        return GrpcLane(stream)
+        return await self._dialer.connect(channel, address, terms, kinds=kinds, accepted=accepted)
 
     def _carry(self, lane: GrpcLane, channel: grpc.aio.Channel) -> None:
         """Let ``lane`` run for as long as it lives."""
@@ -230,10 +213,22 @@ class GrpcConnector(Connector):
         if not links.is_up(rank):
             await _reach(rank, links.world.members[rank].address)
 
-    def _tell_fallback(self, rank: int, cause: str) -> None:
-        if not self._has_fallen_back:
-            self._has_fallen_back = True
-            _log.warning("rank %d: %s; the slower gRPC stream is used instead (told once)", rank, cause)
+
+def _usable(pinned: str | None) -> tuple[str, ...]:
+    """Return the kinds of lanes to use, best first.  Raises ``UsageError`` if a pinned one does not exist here."""
+    absent = frozenset[str]() if has_abstract_sockets() else HOST_TRANSPORTS
+    if pinned in absent:
+        raise UsageError(f"transport: {pinned} is pinned, but it exists on Linux only; pin tcp, or nothing")
+    return tuple(kind for kind in TRANSPORTS if kind not in absent) if pinned is None else (pinned,)
+
+
+def _check_one_host(world: World, kind: str) -> None:
+    if len(world.hosts) > 1:
+        one, other = (world.members[ranks[0]] for ranks in world.hosts[:2])
+        raise UsageError(
+            f"transport: {kind} is pinned, which joins ranks of one host, but rank {one.rank} is on {one.host} "
+            f"and rank {other.rank} on {other.host}; pin tcp, or nothing"
+        )
 
 
 async def _reach(rank: int, address: str) -> None:
@@ -243,7 +238,7 @@ async def _reach(rank: int, address: str) -> None:
         async with asyncio.timeout(REACH_SECONDS):
             _, writer = await asyncio.open_connection(host, port)
     except OSError as error:
-        cause = f"no connection to {address} ({_describe(error)})"
+        cause = f"no connection to {address} ({describe_failure(error)})"
         raise PeerLost(f"rank {rank}: {cause}", rank=rank, cause=cause) from error
     writer.close()
 
@@ -256,9 +251,3 @@ def _refusal(rank: int, refused: link_pb2.OpenReply.Refused) -> AsyncparError:
             return UsageError(refused.message)
         case _:
             return PeerLost(f"rank {rank}: {refused.message}", rank=rank, cause=refused.message)
-
-
-def _describe(error: OSError) -> str:
-    if isinstance(error, TimeoutError):
-        return "no answer"
-    return os.strerror(error.errno) if error.errno else str(error)

@@ -6,6 +6,7 @@ in constant time and answers everything else, health checks included, with UNAUT
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import hmac
 import ipaddress
@@ -162,7 +163,13 @@ class RpcServer:
             self.port = self.server.add_insecure_port(join_address(self.bind, self.port))
         except RuntimeError as error:
             raise UsageError(f"port: {join_address(self.bind, self.port)} cannot be bound ({error})") from error
-        await self.server.start()
+        starting = asyncio.ensure_future(self.server.start())
+        try:
+            await asyncio.shield(starting)
+        except asyncio.CancelledError:  # gRPC cannot be cancelled there, and complains later if it is
+            await asyncio.wait({starting})
+            await self.server.stop(None)
+            raise
         await self._health.set("", health_pb2.HealthCheckResponse.SERVING)
 
     async def stop(self, *, grace: float = 0.5) -> None:

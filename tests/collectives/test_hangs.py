@@ -153,7 +153,7 @@ async def test_a_peer_lost_between_the_call_and_its_await_is_named(open_ranks: O
                 await call
 
 
-@pytest.mark.parametrize("transport", ["inproc", "tcp", "grpc"])
+@pytest.mark.parametrize("transport", ["inproc", "shm", "tcp", "grpc"])
 async def test_nodes_that_stop_at_the_same_moment_stop_at_once(transport: str) -> None:
     async with local_world(3, transport=transport) as nodes:
         waiting = [asyncio.ensure_future(node.world.all_reduce(np.zeros(1_000_000))) for node in nodes[:2]]
@@ -164,7 +164,7 @@ async def test_nodes_that_stop_at_the_same_moment_stop_at_once(transport: str) -
         assert {type(outcome) for outcome in outcomes} == {PeerLost}
 
 
-@pytest.mark.parametrize("transport", ["tcp", "grpc"])
+@pytest.mark.parametrize("transport", ["shm", "tcp", "grpc"])
 @pytest.mark.parametrize("count", [250, 25_000])
 async def test_five_hundred_operations_share_one_link(transport: str, count: int) -> None:
     async with local_world(2, transport=transport) as nodes:

@@ -17,6 +17,6 @@ def test_no_transport_means_the_best(name: str | None) -> None:
 
 
 def test_an_unknown_transport_is_named_with_the_known_ones() -> None:
-    with pytest.raises(UsageError, match=r"transport: expected one of tcp, grpc, got 'inproc'"):
+    with pytest.raises(UsageError, match=r"transport: expected one of shm, tcp, grpc, got 'inproc'"):
         parse_transport("inproc")
     assert parse_transport("inproc", known=IN_PROCESS_TRANSPORTS) == "inproc"

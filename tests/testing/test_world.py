@@ -27,7 +27,7 @@ async def test_frames_take_the_lane_that_was_asked_for(transport: str) -> None:
     assert lanes == {transport}
 
 
-@pytest.mark.parametrize("transport", ["tcp", "grpc"])
+@pytest.mark.parametrize("transport", ["shm", "tcp", "grpc"])
 def test_sockets_are_refused_in_virtual_time(transport: str) -> None:
     async def main() -> None:
         async with ap.testing.local_world(2, transport=transport):
@@ -54,8 +54,12 @@ async def test_no_task_is_left_behind() -> None:
     ("arguments", "message"),
     [
         ({"size": 0}, "size: expected at least 1 rank, got 0"),
-        ({"size": 2, "transport": "pigeon"}, "transport: expected one of inproc, tcp, grpc, got 'pigeon'"),
+        ({"size": 2, "transport": "pigeon"}, "transport: expected one of inproc, shm, tcp, grpc, got 'pigeon'"),
         ({"size": 2, "hosts": ["a"]}, "hosts: expected a name for each of 2 ranks, got 1"),
+        (
+            {"size": 3, "transport": "shm", "hosts": ["a", "a", "b"]},
+            "transport: shm is pinned, which joins ranks of one host, but rank 0 is on a and rank 2 on b; pin tcp",
+        ),
     ],
 )
 async def test_wrong_arguments_are_named(arguments: dict[str, object], message: str) -> None:

@@ -12,9 +12,11 @@ import grpc.aio
 from asyncpar.errors import PeerLost
 from asyncpar.transport.grpc_lane import GrpcLane
 from asyncpar.transport.grpc_stream import FRAMES_METHOD, SERVICE, Context, ServerStream, call_frames
+from asyncpar.transport.handshaking import Medium, Porter
 from asyncpar.transport.rpc import RpcServer, open_channel
-from asyncpar.transport.tcp import TcpLane
-from asyncpar.transport.tcp_connect import TcpListener, dial_tcp
+from asyncpar.transport.stream import StreamLane
+from asyncpar.transport.tcp_connect import TCP, TcpListener, dial_tcp
+from asyncpar.transport.unix_connect import UNIX, UnixListener, dial_unix
 from asyncpar.wire.handshake import LinkTerms
 
 SECRET = b"s" * 32
@@ -22,19 +24,22 @@ TERMS = LinkTerms(job="job", generation=3, dialer=1, listener=0, token=b"t" * 16
 _OVER = PeerLost("the test is over", cause="the test is over")
 
 
-@asynccontextmanager
-async def open_tcp_pair() -> AsyncIterator[tuple[TcpLane, TcpLane]]:
-    """Yield dialer and listener."""
-    accepted: asyncio.Future[TcpLane] = asyncio.get_running_loop().create_future()
-    listener = TcpListener(
-        bind="127.0.0.1",
+def _accepting(medium: Medium) -> tuple[Porter, asyncio.Future[StreamLane]]:
+    """Return a porter for one lane, and the lane to come."""
+    accepted: asyncio.Future[StreamLane] = asyncio.get_running_loop().create_future()
+    porter = Porter(
+        medium,
         secret=SECRET,
         find_terms=lambda token: TERMS if token == TERMS.token else None,
         on_lane=lambda _, lane: accepted.set_result(lane),
     )
-    await listener.start()
-    one = await dial_tcp("127.0.0.1", listener.port, TERMS, secret=SECRET)
-    other = await accepted
+    return porter, accepted
+
+
+@asynccontextmanager
+async def _while_open(
+    one: StreamLane, other: StreamLane, listener: TcpListener | UnixListener
+) -> AsyncIterator[tuple[StreamLane, StreamLane]]:
     try:
         yield one, other
     finally:
@@ -42,6 +47,28 @@ async def open_tcp_pair() -> AsyncIterator[tuple[TcpLane, TcpLane]]:
         other.abort(_OVER)
         await listener.stop()
         await asyncio.sleep(0)  # transports close in a callback
+
+
+@asynccontextmanager
+async def open_tcp_pair() -> AsyncIterator[tuple[StreamLane, StreamLane]]:
+    """Yield dialer and listener."""
+    porter, accepted = _accepting(TCP)
+    listener = TcpListener(porter, bind="127.0.0.1")
+    await listener.start()
+    one = await dial_tcp("127.0.0.1", listener.port, TERMS, secret=SECRET)
+    async with _while_open(one, await accepted, listener) as pair:
+        yield pair
+
+
+@asynccontextmanager
+async def open_unix_pair() -> AsyncIterator[tuple[StreamLane, StreamLane]]:
+    """Yield dialer and listener."""
+    porter, accepted = _accepting(UNIX)
+    listener = UnixListener(porter)
+    await listener.start()
+    one = await dial_unix(listener.name, TERMS, secret=SECRET)
+    async with _while_open(one, await accepted, listener) as pair:
+        yield pair
 
 
 @asynccontextmanager

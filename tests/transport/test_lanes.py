@@ -1,4 +1,4 @@
-"""Every lane passes the shipped conformance suite; the TCP lane under both event loops."""
+"""Every lane passes the shipped conformance suite; those over sockets under both event loops."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import uvloop
 from asyncpar.testing.lanes import LaneConformance, LanePair
 from asyncpar.transport.grpc_lane import GrpcLane
 from asyncpar.transport.inproc import InprocLane
-from tests.transport.pairs import open_grpc_pair, open_tcp_pair
+from tests.transport.pairs import open_grpc_pair, open_tcp_pair, open_unix_pair
 
 
 class TestInprocLane(LaneConformance):
@@ -26,6 +26,22 @@ class TestInprocLane(LaneConformance):
             one.cut("the test cut it")
 
         yield LanePair(one=one, other=other, sever=sever)
+
+
+class TestUnixLane(LaneConformance):
+    @asynccontextmanager
+    async def connect(self) -> AsyncIterator[LanePair]:
+        async with open_unix_pair() as (one, other):
+
+            async def sever() -> None:
+                one._socket.shutdown(socket.SHUT_RDWR)
+
+            yield LanePair(one=one, other=other, sever=sever)
+
+
+class TestUnixLaneOnUvloop(TestUnixLane):
+    def new_event_loop(self) -> asyncio.AbstractEventLoop:
+        return uvloop.new_event_loop()
 
 
 class TestTcpLane(LaneConformance):

@@ -13,9 +13,14 @@ TOKEN = b"t" * 16
 
 
 def negotiator(
-    rank: int, *, size: int = 3, lanes: tuple[str, ...] = ("tcp", "grpc"), generation: int = 1
+    rank: int,
+    *,
+    size: int = 3,
+    lanes: tuple[str, ...] = ("tcp", "grpc"),
+    generation: int = 1,
+    near: frozenset[int] = frozenset(),
 ) -> Negotiator:
-    return Negotiator(job="job", generation=generation, rank=rank, size=size, lanes=lanes)
+    return Negotiator(job="job", generation=generation, rank=rank, size=size, lanes=lanes, near=near)
 
 
 def ask(other: Negotiator, proposal: Proposal, *, is_up: bool = False, lost: str | None = None) -> Answer:
@@ -29,6 +34,16 @@ def test_a_proposal_is_accepted_with_the_lanes_that_both_use_in_the_dialers_orde
     assert answer.lanes == ("grpc", "tcp")
     assert (answer.terms.dialer, answer.terms.listener, answer.terms.token) == (2, 0, TOKEN)
     assert other.is_accepting(2)
+
+
+def test_lanes_that_stay_inside_a_host_are_only_agreed_on_with_ranks_of_that_host() -> None:
+    every = ("shm", "tcp", "grpc")
+    one = negotiator(0, lanes=every, near=frozenset({0, 1}))
+    near, far = negotiator(1, lanes=every, near=frozenset({0, 1})), negotiator(2, lanes=every, near=frozenset({2}))
+    assert one.lanes_to(1) == one.propose(1).lanes == every
+    assert one.lanes_to(2) == one.propose(2).lanes == ("tcp", "grpc")
+    answers = [ask(near, one.propose(1)), ask(far, one.propose(2)), ask(far, replace(one.propose(2), lanes=every))]
+    assert [answer.lanes for answer in answers if isinstance(answer, Accept)] == [every, every[1:], every[1:]]
 
 
 def test_an_agreement_is_good_for_one_lane() -> None:

@@ -13,12 +13,12 @@ import pytest
 
 from asyncpar.config.world import Member, World
 from asyncpar.errors import PeerLost, StaleGeneration, UsageError
-from asyncpar.transport import acceptor, negotiation
+from asyncpar.transport import acceptor, dialing, negotiation
 from asyncpar.transport.grpc_stream import StreamEnded, call_frames, shake_hands
 from asyncpar.transport.links import Links
 from asyncpar.transport.negotiation import GrpcConnector
 from asyncpar.transport.rpc import Credentials, RpcServer, open_channel
-from asyncpar.transport.tcp import TcpLane
+from asyncpar.transport.stream import StreamLane
 from asyncpar.wire.handshake import Handshake, LinkTerms
 from asyncpar.wire.header import Key
 
@@ -59,15 +59,22 @@ async def serving(
 
 @asynccontextmanager
 async def open_world(
-    *transports: str | None, credentials: list[Credentials] | None = None, generations: list[int] | None = None
+    *transports: str | None,
+    credentials: list[Credentials] | None = None,
+    generations: list[int] | None = None,
+    hosts: str | None = None,
 ) -> AsyncIterator[list[Rank]]:
-    """One rank per transport pin; nobody has joined yet."""
+    """One rank per transport pin, on the host of its letter in ``hosts`` (None: all on one); nobody has joined yet."""
     async with AsyncExitStack() as stack:
         ends = []
         for rank, transport in enumerate(transports):
             own = CREDENTIALS if credentials is None else credentials[rank]
             ends.append(await stack.enter_async_context(serving(transport, own)))
-        members = tuple(Member(rank=rank, address=server.address) for rank, (server, _) in enumerate(ends))
+        places = "a" * len(ends) if hosts is None else hosts
+        members = tuple(
+            Member(rank=rank, host=f"host-{place}", host_id=place, address=server.address)
+            for rank, (place, (server, _)) in enumerate(zip(places, ends, strict=True))
+        )
         ranks = []
         for rank, (server, connector) in enumerate(ends):
             generation = 0 if generations is None else generations[rank]
@@ -109,7 +116,14 @@ async def loss(links: Links, rank: int) -> PeerLost:
 
 @pytest.mark.parametrize(
     ("pins", "kind"),
-    [((None, None), "tcp"), (("tcp", None), "tcp"), ((None, "grpc"), "grpc"), (("grpc", "grpc"), "grpc")],
+    [
+        ((None, None), "shm"),
+        (("shm", None), "shm"),
+        ((None, "tcp"), "tcp"),
+        (("tcp", "tcp"), "tcp"),
+        ((None, "grpc"), "grpc"),
+        (("grpc", "grpc"), "grpc"),
+    ],
 )
 async def test_the_lane_is_the_best_that_both_sides_allow(pins: tuple[str | None, ...], kind: str) -> None:
     async with open_world(*pins) as ranks:
@@ -138,7 +152,7 @@ async def test_either_side_may_dial(dialer: int) -> None:
         assert buffer == b"hello"
 
 
-@pytest.mark.parametrize("transport", ["tcp", "grpc"])
+@pytest.mark.parametrize("transport", ["shm", "tcp", "grpc"])
 async def test_dials_from_both_sides_at_once_always_make_one_link(transport: str) -> None:
     for _ in range(15):
         async with open_world(*[transport] * 4) as ranks:
@@ -244,12 +258,12 @@ async def test_another_secret_is_refused() -> None:
 async def test_the_grpc_stream_stands_in_when_tcp_does_not_get_through(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def blocked(host: str, port: int, terms: object, *, secret: bytes) -> TcpLane:
+    async def blocked(host: str, port: int, terms: object, *, secret: bytes) -> StreamLane:
         raise ConnectionRefusedError(111, "Connection refused")
 
-    monkeypatch.setattr(negotiation, "dial_tcp", blocked)
+    monkeypatch.setattr(dialing, "dial_tcp", blocked)
     with caplog.at_level(logging.WARNING):
-        async with open_world(None, None, None) as ranks:
+        async with open_world(None, None, None, hosts="abc") as ranks:
             for rank in ranks:
                 rank.join()
             await exchange(ranks[0].links, ranks[1].links)
@@ -260,11 +274,76 @@ async def test_the_grpc_stream_stands_in_when_tcp_does_not_get_through(
     assert "no TCP connection to 127.0.0.1" in told[0]
 
 
+async def test_ranks_of_other_hosts_take_tcp_and_those_of_one_host_its_unix_socket() -> None:
+    async with open_world(None, None, None, hosts="aba") as ranks:
+        for rank in ranks:
+            rank.join()
+        kinds = [ranks[0].links.lane_kind(rank) for rank in (1, 2)]
+        await exchange(ranks[0].links, ranks[1].links)
+        await exchange(ranks[2].links, ranks[0].links)
+        await exchange(ranks[2].links, ranks[1].links)
+        assert [ranks[0].links.lane_kind(rank) for rank in (1, 2)] == kinds == ["tcp", "shm"]
+        assert ranks[2].links.lane_kind(1) == "tcp"
+
+
+def hide_unix_socket(rank: Rank) -> None:
+    """Let ``rank`` tell a name that does not exist here, as if it were in another network namespace."""
+    listener = rank.connector._acceptor._unix
+    assert listener is not None
+    listener.name = "asyncpar-elsewhere"
+
+
+async def test_tcp_stands_in_when_a_rank_of_the_host_has_no_unix_socket_here(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        async with open_world(None, None, None) as ranks:
+            for rank in ranks:
+                rank.join()
+                hide_unix_socket(rank)
+            await exchange(ranks[0].links, ranks[1].links)
+            await exchange(ranks[0].links, ranks[2].links)
+            assert ranks[0].links.lane_kind(1) == ranks[2].links.lane_kind(0) == "tcp"
+    told = [record.message for record in caplog.records if "TCP is used instead (told once)" in record.message]
+    assert 1 <= len(told) <= 2
+    assert "no Unix-socket connection, although it is on the same host (Connection refused: it seems" in told[0]
+
+
+async def test_a_pinned_unix_socket_that_does_not_exist_here_is_an_error() -> None:
+    async with open_world("shm", "shm") as ranks:
+        for rank in ranks:
+            rank.join()
+            hide_unix_socket(rank)
+        error = await loss(ranks[0].links, 1)
+    assert error.rank == 1
+    assert "no Unix-socket connection, although it is on the same host" in str(error)
+
+
+async def test_a_pinned_unix_socket_is_refused_in_a_world_of_several_hosts() -> None:
+    async with open_world("shm", "shm", "shm", hosts="aab") as ranks:
+        for rank in ranks:
+            with pytest.raises(UsageError, match=r"shm is pinned, which .* rank 0 is on host-a and rank 2 on host-b"):
+                rank.join()
+
+
+async def test_there_is_no_unix_socket_lane_where_the_system_has_no_abstract_names(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(negotiation, "has_abstract_sockets", lambda: False)
+    async with open_world(None, None) as ranks:
+        for rank in ranks:
+            rank.join()
+        await exchange(ranks[0].links, ranks[1].links)
+        assert ranks[0].links.lane_kind(1) == "tcp"
+    with pytest.raises(UsageError, match="transport: shm is pinned, but it exists on Linux only"):
+        GrpcConnector(credentials=None, transport="shm")
+
+
 async def test_a_pinned_tcp_lane_that_does_not_get_through_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def blocked(host: str, port: int, terms: object, *, secret: bytes) -> TcpLane:
+    async def blocked(host: str, port: int, terms: object, *, secret: bytes) -> StreamLane:
         raise TimeoutError
 
-    monkeypatch.setattr(negotiation, "dial_tcp", blocked)
+    monkeypatch.setattr(dialing, "dial_tcp", blocked)
     async with open_world("tcp", "tcp") as ranks:
         for rank in ranks:
             rank.join()
@@ -272,7 +351,7 @@ async def test_a_pinned_tcp_lane_that_does_not_get_through_is_an_error(monkeypat
     assert "no TCP connection to 127.0.0.1" in str(error)
 
 
-@pytest.mark.parametrize("transport", ["tcp", "grpc"])
+@pytest.mark.parametrize("transport", ["shm", "tcp", "grpc"])
 async def test_a_peer_that_dies_in_mid_transfer_is_lost_and_memory_comes_back(transport: str) -> None:
     async with open_world(transport, transport) as (one, other):
         one.join()
@@ -289,13 +368,13 @@ async def test_a_peer_that_dies_in_mid_transfer_is_lost_and_memory_comes_back(tr
         assert lane is not None
         lane.abort(PeerLost("the process was killed"))
         async with asyncio.timeout(5):
-            with pytest.raises(PeerLost, match="rank 1 on localhost is lost"):
+            with pytest.raises(PeerLost, match="rank 1 on host-a is lost"):
                 await sending.done
         del sending
         payload.clear()  # resizing raises BufferError while anybody holds the memory
 
 
-@pytest.mark.parametrize("transport", ["tcp", "grpc"])
+@pytest.mark.parametrize("transport", ["shm", "tcp", "grpc"])
 async def test_a_rank_that_leaves_is_missed_at_once_and_its_last_words_are_kept(transport: str) -> None:
     async with open_world(transport, transport) as (one, other):
         one.join()
@@ -331,17 +410,17 @@ async def test_a_node_that_stops_while_it_is_dialed_is_lost_soon(monkeypatch: py
         one.join()
         other.join()
 
-        async def dial(*_: object, **__: object) -> TcpLane:
+        async def dial(*_: object, **__: object) -> StreamLane:
             await other.stop()
             raise ConnectionResetError("the peer closed the connection during the handshake")
 
-        monkeypatch.setattr(negotiation, "dial_tcp", dial)
+        monkeypatch.setattr(dialing, "dial_unix", dial)
         async with asyncio.timeout(10):
             await loss(one.links, 1)
 
 
 def test_unknown_transports_are_named_with_the_known_ones() -> None:
-    with pytest.raises(UsageError, match=r"expected one of tcp, grpc, got 'carrier-pigeon'"):
+    with pytest.raises(UsageError, match=r"expected one of shm, tcp, grpc, got 'carrier-pigeon'"):
         GrpcConnector(credentials=None, transport="carrier-pigeon")
 
 

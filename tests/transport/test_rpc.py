@@ -1,5 +1,7 @@
 """The gRPC server and its credentials."""
 
+import asyncio
+import gc
 import os
 
 import grpc
@@ -46,6 +48,24 @@ async def test_a_port_in_use_is_named(credentials: Credentials) -> None:
     with pytest.raises(UsageError, match=f"127.0.0.1:{server.port} cannot be bound: Address already in use"):
         await RpcServer(credentials, port=server.port).start()
     await server.stop(grace=0)
+
+
+async def test_a_server_that_is_cancelled_while_it_starts_is_stopped(credentials: Credentials) -> None:
+    """gRPC's own start complains in a background task later when it is cancelled."""
+    complaints: list[dict[str, object]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: complaints.append(context))
+    server = RpcServer(credentials)
+    starting = asyncio.create_task(server.start())
+    await asyncio.sleep(0)
+    starting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+    del server, starting
+    gc.collect()
+    other = RpcServer(credentials)
+    await other.start()
+    await other.stop(grace=0)
+    assert complaints == []
 
 
 async def test_a_public_bind_without_a_secret_is_refused() -> None:

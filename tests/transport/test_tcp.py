@@ -13,11 +13,12 @@ import pytest
 
 from asyncpar.errors import AuthenticationError, PeerLost, UsageError
 from asyncpar.testing.lanes import RecordingEvents, finished, frame, pattern
-from asyncpar.transport import tcp_connect
+from asyncpar.transport import handshaking
+from asyncpar.transport.handshaking import Porter
 from asyncpar.transport.queue import OWNED_LIMIT
 from asyncpar.transport.sockets import Pulse
-from asyncpar.transport.tcp import TcpLane
-from asyncpar.transport.tcp_connect import TcpListener, dial_tcp
+from asyncpar.transport.stream import StreamLane
+from asyncpar.transport.tcp_connect import TCP, TcpListener, dial_tcp
 from asyncpar.wire.handshake import Handshake
 from asyncpar.wire.header import FrameKind
 from tests.transport.pairs import SECRET, TERMS, open_tcp_pair
@@ -28,31 +29,33 @@ class Door:
     """A listener, the lanes that came in, and the reasons why others did not."""
 
     listener: TcpListener
-    lanes: asyncio.Queue[TcpLane]
+    porter: Porter
+    lanes: asyncio.Queue[StreamLane]
     refused: list[Exception]
 
 
 @asynccontextmanager
 async def listening() -> AsyncIterator[Door]:
-    lanes: asyncio.Queue[TcpLane] = asyncio.Queue()
+    lanes: asyncio.Queue[StreamLane] = asyncio.Queue()
     refused: list[Exception] = []
-    listener = TcpListener(
-        bind="127.0.0.1",
+    porter = Porter(
+        TCP,
         secret=SECRET,
         find_terms=lambda token: TERMS if token == TERMS.token else None,
         on_lane=lambda _, lane: lanes.put_nowait(lane),
         on_refused=refused.append,
     )
+    listener = TcpListener(porter, bind="127.0.0.1")
     await listener.start()
     try:
-        yield Door(listener, lanes, refused)
+        yield Door(listener, porter, lanes, refused)
     finally:
         await listener.stop()
         await asyncio.sleep(0)  # transports close in a callback
 
 
 @asynccontextmanager
-async def dialed(door: Door) -> AsyncIterator[tuple[TcpLane, TcpLane]]:
+async def dialed(door: Door) -> AsyncIterator[tuple[StreamLane, StreamLane]]:
     async with asyncio.timeout(5):
         one = await dial_tcp("127.0.0.1", door.listener.port, TERMS, secret=SECRET)
         other = await door.lanes.get()
@@ -94,11 +97,11 @@ async def test_whoever_lacks_the_secret_or_an_agreement_gets_no_byte(opening: by
         assert door.lanes.empty()
         assert len(door.refused) == 1
         assert isinstance(door.refused[0], AuthenticationError)
-        assert door.listener.strangers == 0
+        assert door.porter.strangers == 0
 
 
 async def test_a_stranger_that_says_nothing_is_turned_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tcp_connect, "STRANGER_SECONDS", 0.05)
+    monkeypatch.setattr(handshaking, "STRANGER_SECONDS", 0.05)
     async with listening() as door:
         opening = Handshake.dial(TERMS, secret=SECRET, nonce=b"n" * 32).opening
         assert await answer_to(door.listener, b"") == b""
@@ -109,15 +112,15 @@ async def test_a_stranger_that_says_nothing_is_turned_away(monkeypatch: pytest.M
 
 
 async def test_strangers_are_few_and_the_oldest_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tcp_connect, "MAX_STRANGERS", 3)
+    monkeypatch.setattr(handshaking, "MAX_STRANGERS", 3)
     async with listening() as door:
         idle = [await asyncio.open_connection("127.0.0.1", door.listener.port) for _ in range(5)]
         async with asyncio.timeout(5):
             for reader, _ in idle[:2]:
                 assert await reader.read() == b""
-        assert door.listener.strangers == 3
+        assert door.porter.strangers == 3
         async with dialed(door):
-            assert door.listener.strangers == 2
+            assert door.porter.strangers == 2
         for _, writer in idle:
             writer.close()
 
@@ -142,7 +145,8 @@ async def test_a_dial_is_refused_when_nobody_listens() -> None:
 
 
 async def test_an_address_that_is_not_ours_cannot_be_listened_on() -> None:
-    listener = TcpListener(bind="192.0.2.1", secret=SECRET, find_terms=lambda _: None, on_lane=lambda *_: None)
+    porter = Porter(TCP, secret=SECRET, find_terms=lambda _: None, on_lane=lambda *_: None)
+    listener = TcpListener(porter, bind="192.0.2.1")
     with pytest.raises(UsageError, match=r"bind: 192\.0\.2\.1 cannot be bound"):
         await listener.start()
 

@@ -11,7 +11,7 @@ RANKS = Path(__file__).with_name("ranks.py")
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("transport", ["tcp", "grpc"])
+@pytest.mark.parametrize("transport", ["shm", "tcp", "grpc"])
 @pytest.mark.parametrize("doing", ["4", "4000000", "wait"])
 async def test_every_survivor_names_the_killed_rank_within_a_second(tmp_path: Path, transport: str, doing: str) -> None:
     async with process_world(4, RANKS, tmp_path, doing, transport=transport) as ranks:

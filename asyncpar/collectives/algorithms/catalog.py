@@ -66,7 +66,10 @@ KNOWN: dict[str, tuple[str, ...]] = {
     "all_to_all": tuple(_ALL_TO_ALL),
     "barrier": tuple(_BARRIER),
 }
-"""Operations, and the names of their algorithms."""
+"""Operations, and the names of their algorithms by messages."""
+
+ARENA = "arena"
+"""No schedule of messages, but programs on shared memory.  Every operation has it where all ranks share an arena."""
 
 CHUNKS_ON_ONE_RANK = frozenset({"gather", "scatter"})
 """Rooted operations whose buffer has a chunk per rank."""
@@ -77,8 +80,8 @@ def check_algorithm(operation: str, algorithm: str) -> None:
     known = KNOWN.get(operation)
     if known is None:
         raise UsageError(f"operation: expected one of {', '.join(KNOWN)}, got {operation!r}")
-    if algorithm not in known:
-        raise UsageError(f"algorithm: {operation} has {', '.join(known)}; got {algorithm!r}")
+    if algorithm not in known and algorithm != ARENA:
+        raise UsageError(f"algorithm: {operation} has {', '.join((*known, ARENA))}; got {algorithm!r}")
 
 
 @lru_cache(maxsize=512)
@@ -87,6 +90,8 @@ def schedule_of(
 ) -> Schedule:
     """Return the schedule of ``rank``; ``hosts`` matter to the hierarchical algorithms only (None: a single host)."""
     check_algorithm(operation, algorithm)
+    if algorithm == ARENA:
+        raise UsageError("algorithm: arena has no schedule of messages")
     if operation == "all_reduce" and algorithm in _HIERARCHICAL:
         by_host, count_hosts = _HIERARCHICAL[algorithm]
         hosts = hosts or (tuple(range(size)),)

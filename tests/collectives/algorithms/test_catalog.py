@@ -132,7 +132,7 @@ def test_only_the_first_rank_of_a_host_talks_to_other_hosts() -> None:
 
 
 def test_an_unknown_algorithm_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(UsageError, match="all_gather has ring, bruck, halving, pairwise; got 'star'"):
+    with pytest.raises(UsageError, match="all_gather has ring, bruck, halving, pairwise, arena; got 'star'"):
         check_algorithm("all_gather", "star")
     with pytest.raises(UsageError, match="operation: expected one of all_reduce"):
         check_algorithm("all_things", "ring")

@@ -24,14 +24,16 @@ class OpenRequest(_message.Message):
 class OpenReply(_message.Message):
     __slots__ = ("accepted", "deferred", "not_ready", "refused")
     class Accepted(_message.Message):
-        __slots__ = ("lanes", "tcp_port", "token")
+        __slots__ = ("lanes", "tcp_port", "token", "unix_name")
         LANES_FIELD_NUMBER: _ClassVar[int]
         TCP_PORT_FIELD_NUMBER: _ClassVar[int]
         TOKEN_FIELD_NUMBER: _ClassVar[int]
+        UNIX_NAME_FIELD_NUMBER: _ClassVar[int]
         lanes: _containers.RepeatedScalarFieldContainer[str]
         tcp_port: int
         token: bytes
-        def __init__(self, lanes: _Optional[_Iterable[str]] = ..., tcp_port: _Optional[int] = ..., token: _Optional[bytes] = ...) -> None: ...
+        unix_name: str
+        def __init__(self, lanes: _Optional[_Iterable[str]] = ..., tcp_port: _Optional[int] = ..., token: _Optional[bytes] = ..., unix_name: _Optional[str] = ...) -> None: ...
     class Deferred(_message.Message):
         __slots__ = ()
         def __init__(self) -> None: ...

@@ -1,4 +1,4 @@
-"""The TCP lane: one socket, written from user memory and read straight into it.
+"""The stream lane: one connected socket, TCP or Unix, written from user memory and read straight into it.
 
 Reading is asyncio's ``BufferedProtocol``, whose buffers come from the frame reader.  Writing bypasses the transport: a
 frame goes out in one vectored ``writev`` on a duplicate of the socket's descriptor, at once if nothing waits before it;
@@ -11,12 +11,11 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from typing import ClassVar
 
 from asyncpar.errors import PeerLost, ProtocolError
 from asyncpar.transport.lane import MAX_FRAME_BYTES, Lane, LaneEvents, Sending
 from asyncpar.transport.queue import SendQueue
-from asyncpar.transport.sockets import PULSE_SECONDS, Pulse, read_tcp_info
+from asyncpar.transport.sockets import PULSE_SECONDS, Pulse
 from asyncpar.wire.header import HEADER_BYTES, FrameHeader, FrameKind, encode_header
 from asyncpar.wire.reader import FrameReader
 
@@ -26,16 +25,18 @@ WRITE_BYTES = 4 * 1024 * 1024
 FLUSH_SECONDS = 1.0
 
 
-class TcpLane(Lane, asyncio.BufferedProtocol):
+class StreamLane(Lane, asyncio.BufferedProtocol):
     """A lane over a connected socket whose handshake is complete.
 
     Make it in a protocol callback of ``transport``, whose reading must be paused; it becomes the protocol.
-    ``duplicate`` is a non-blocking duplicate of the transport's socket, which the lane owns from now on.
+    ``duplicate`` is a non-blocking duplicate of the transport's socket, which the lane owns from now on.  ``pulse``
+    tells a dead peer where the socket does not; None for a Unix socket, which always does.
     """
 
-    kind: ClassVar[str] = "tcp"
-
-    def __init__(self, transport: asyncio.Transport, duplicate: socket.socket) -> None:
+    def __init__(
+        self, transport: asyncio.Transport, duplicate: socket.socket, *, kind: str, pulse: Pulse | None = None
+    ) -> None:
+        self.kind = kind
         self._loop = asyncio.get_running_loop()
         self._transport = transport
         self._socket = duplicate
@@ -50,8 +51,8 @@ class TcpLane(Lane, asyncio.BufferedProtocol):
         self._broken: str | None = None
         self._flushed: asyncio.Future[None] | None = None
         self._gone: asyncio.Future[None] = self._loop.create_future()
-        self._pulse = Pulse(lambda: read_tcp_info(self._socket))
-        self._timer = self._loop.call_later(PULSE_SECONDS, self._check_pulse)
+        self._pulse = pulse
+        self._timer = None if pulse is None else self._loop.call_later(PULSE_SECONDS, self._check_pulse)
         transport.set_protocol(self)
 
     # -- Lane --------------------------------------------------------------------------------------------------------
@@ -168,7 +169,7 @@ class TcpLane(Lane, asyncio.BufferedProtocol):
             self._stop_watching()
             if self._flushed is not None and not self._flushed.done():
                 self._flushed.set_result(None)
-            self._timer.cancel()
+            self._stop_timer()
             self._timer = self._loop.call_later(FLUSH_SECONDS, self._lose, cause)
 
     def _finish_writing(self) -> None:
@@ -181,7 +182,7 @@ class TcpLane(Lane, asyncio.BufferedProtocol):
         self._transport.resume_reading()
 
     def _check_pulse(self) -> None:
-        if self._pulse.is_silent():
+        if self._pulse is not None and self._pulse.is_silent():
             self._lose("the peer's host does not answer")
         elif self._is_open:
             self._timer = self._loop.call_later(PULSE_SECONDS, self._check_pulse)
@@ -205,7 +206,7 @@ class TcpLane(Lane, asyncio.BufferedProtocol):
         self._events = None
         if self._reader is not None:
             self._reader.stop()
-        self._timer.cancel()
+        self._stop_timer()
         self._stop_watching()
         self._socket.close()
         for future in (self._flushed, self._gone):
@@ -213,6 +214,11 @@ class TcpLane(Lane, asyncio.BufferedProtocol):
                 future.set_result(None)
         if error is not None:
             self._queue.fail(error)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
     def _stop_watching(self) -> None:
         if self._is_watching:

@@ -1,0 +1,179 @@
+"""The lowest rank of a host lets the others in, passes around what they bring, and tells all of them the verdict."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
+
+from asyncpar.arena.formation_machine import Came, Event, Expired, Finish, Formation, Gone, Said, Share, Tell
+from asyncpar.arena.formation_messages import (
+    DESCRIPTORS_PER_RANK,
+    OFFERS_PER_MESSAGE,
+    Message,
+    Offer,
+    Ready,
+    Roster,
+    Unable,
+    Verdict,
+    describe,
+)
+from asyncpar.arena.meeting import Meeting
+from asyncpar.arena.packet_socket import PacketSocket, check_user, close_all, open_socket, wait_readable
+from asyncpar.errors import AsyncparError, AuthenticationError, ProtocolError
+from asyncpar.wire.handshake import NONCE_BYTES, Handshake
+
+_log = logging.getLogger(__name__)
+
+Assemble = Callable[[Sequence[Offer], dict[int, list[int]]], None]
+"""Maps what all ranks brought, and takes the descriptors that it uses out of the mapping.
+
+Raises ``OSError`` or ``AsyncparError`` that says why it cannot.
+"""
+
+
+class Convener:
+    """Convenes ``meeting``, once.
+
+    ``own`` is what this rank brings, with its ``descriptors``, or says why it cannot take part.
+    """
+
+    def __init__(
+        self, meeting: Meeting, own: Offer | Unable, descriptors: Sequence[int], *, assemble: Assemble
+    ) -> None:
+        self._meeting = meeting
+        self._own = own
+        self._own_descriptors = list(descriptors)
+        self._assemble = assemble
+        self._machine = Formation(meeting.ranks)
+        self._strangers: set[PacketSocket] = set()
+        self._sockets: dict[int, PacketSocket] = {}
+        self._descriptors: dict[int, list[int]] = {}
+        self._group = asyncio.TaskGroup()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._finished: asyncio.Future[Verdict] = asyncio.get_running_loop().create_future()
+
+    async def convene(self, *, seconds: float) -> Verdict:
+        """Return the verdict that everyone who came was told, after ``seconds`` at most.
+
+        Raises ``OSError`` when the meeting place cannot be had.
+        """
+        listener = open_socket()
+        timer = asyncio.get_running_loop().call_later(seconds, self._feed, Expired())
+        try:
+            listener.bind(self._meeting.address)
+            listener.listen(len(self._meeting.ranks))
+            async with self._group:
+                self._begin(self._accept(listener))
+                self._feed(Said(self._meeting.convener, self._own))
+                verdict = await self._finished
+                for task in self._tasks:
+                    task.cancel()
+            return verdict
+        finally:
+            timer.cancel()
+            listener.close()
+            for packets in (*self._strangers, *self._sockets.values()):
+                packets.close()
+            for descriptors in self._descriptors.values():
+                close_all(descriptors)
+
+    # -- inside ------------------------------------------------------------------------------------------------------
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        task = self._group.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _feed(self, event: Event) -> None:
+        for command in self._machine.handle(event):
+            match command:
+                case Share(offers):
+                    self._begin(self._share(offers))
+                case Tell(rank, verdict):
+                    self._sockets[rank].send_now(verdict)
+                case Finish(verdict):
+                    if not self._finished.done():  # it may have been cancelled
+                        self._finished.set_result(verdict)
+
+    async def _accept(self, listener: socket.socket) -> None:
+        while True:
+            await wait_readable(listener)
+            try:
+                sock, _ = listener.accept()
+            except BlockingIOError:
+                continue
+            except OSError as error:  # too many open files: nobody can come any more
+                self._feed(Said(self._meeting.convener, Unable(describe(error))))
+                return
+            sock.setblocking(False)
+            try:
+                check_user(sock)
+            except (AuthenticationError, OSError) as error:
+                _log.warning("a connection was refused: %s", describe(error))
+                sock.close()
+                continue
+            stranger = PacketSocket(sock)
+            self._strangers.add(stranger)
+            self._begin(self._attend(stranger))
+
+    async def _attend(self, packets: PacketSocket) -> None:
+        """Listen to whoever connected, until the end."""
+        handshake = Handshake.listen(
+            self._meeting.find_terms, secret=self._meeting.secret, nonce=os.urandom(NONCE_BYTES)
+        )
+        try:
+            await packets.shake_hands(handshake)
+            rank = handshake.terms.dialer
+            if rank in self._sockets:
+                raise AuthenticationError(f"arena: rank {rank} is here already")
+        except (AuthenticationError, OSError) as error:
+            _log.warning("a connection was refused: %s", describe(error))
+            self._strangers.discard(packets)
+            packets.close()
+            return
+        self._strangers.discard(packets)
+        self._sockets[rank] = packets
+        self._feed(Came(rank))
+        try:
+            while True:
+                self._feed(Said(rank, self._take(rank, *await packets.receive())))
+        except (OSError, ProtocolError) as error:
+            self._feed(Gone(rank, describe(error)))
+
+    def _take(self, rank: int, message: Message, descriptors: list[int]) -> Offer | Unable | Ready:
+        """Keep the descriptors of an offer; anything else has none."""
+        if isinstance(message, Offer) and len(descriptors) == DESCRIPTORS_PER_RANK and rank not in self._descriptors:
+            self._descriptors[rank] = descriptors
+            return message
+        close_all(descriptors)
+        if descriptors or not isinstance(message, Unable | Ready):
+            raise ProtocolError(f"arena: rank {rank} sent {type(message).__name__} with {len(descriptors)} descriptors")
+        return message
+
+    async def _share(self, offers: tuple[Offer, ...]) -> None:
+        """Pass around what all ranks bring, then use it, too."""
+        convener = self._meeting.convener
+        descriptors = {convener: self._own_descriptors, **self._descriptors}
+        await asyncio.gather(*(_send_roster(packets, offers, descriptors) for packets in self._sockets.values()))
+        try:
+            self._assemble(offers, self._descriptors)
+        except (OSError, AsyncparError) as error:
+            self._feed(Said(convener, Unable(describe(error))))
+        else:
+            self._feed(Said(convener, Ready()))
+
+
+async def _send_roster(packets: PacketSocket, offers: Sequence[Offer], descriptors: dict[int, list[int]]) -> None:
+    """Send the roster in as many parts as it takes; that a peer is gone is seen elsewhere."""
+    for start in range(0, len(offers), OFFERS_PER_MESSAGE):
+        part = offers[start : start + OFFERS_PER_MESSAGE]
+        try:
+            await packets.send(
+                Roster(list(part)), [descriptor for offer in part for descriptor in descriptors[offer.rank]]
+            )
+        except OSError:
+            return

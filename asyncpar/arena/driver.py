@@ -1,0 +1,294 @@
+"""Run the turns of all channels of a rank: in order, without ever holding the loop for long, and awake when needed.
+
+Theory of operation.  A *task* is one operation: its program is a generator that copies, reduces and posts, and yields
+what it waits for.  Each channel runs its tasks one after another.  ``advance`` runs the head of a queue until it must
+wait, or for ``SLICE_SECONDS``; then the loop gets its turn.
+
+A wait polls for a moment, only where every rank has a core of its own; the number of polls adapts: it doubles when it
+pays and halves when it does not.  After that the rank stores ``SLEEPING``, looks once more (see ``channel`` for why
+that loses no wake-up) and leaves; a doorbell message brings it back.  As a last resort, if that argument had a hole, a
+timer looks again every ``RECHECK_SECONDS``; ``rescues`` counts how often it found something, and tests ask for 0.
+
+A task may start before it is awaited, namely when a later one of its channel is: so the order in which callers await
+does not matter.  A task that has failed leaves a tombstone, whose turn passes at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Container, Generator, Sequence
+from typing import Final
+
+from asyncpar.arena.arena import Arena
+from asyncpar.arena.channel import Channel, Mismatch, Turn
+from asyncpar.arena.segment import SLEEPING
+
+SLICE_SECONDS: Final = 1e-3
+"""How long a rank works on the arena before the loop gets its turn."""
+
+RECHECK_SECONDS: Final = 0.5
+_MOST_POLLS: Final = 400
+_FEWEST_POLLS: Final = 16
+
+Wait = tuple[Sequence[int], int]
+"""Places of the group, and the round that they must have reached."""
+
+Program = Generator[Wait, None, None]
+
+
+class Task(ABC):
+    """One operation in the queue of its channel.  All calls come on the loop and must not run other tasks."""
+
+    __slots__ = ("has_entered", "is_dead", "is_wanted", "program", "sequence", "turn", "wait")
+
+    def __init__(self, sequence: int) -> None:
+        self.sequence = sequence
+        self.turn: Turn | None = None
+        self.program: Program | None = None
+        self.wait: Wait = _NOTHING
+        self.has_entered = False
+        self.is_wanted = False
+        """Does somebody await it, or something that comes after it?"""
+        self.is_dead = False
+        """It has failed: nothing of it is touched any more, its turn just passes."""
+
+    @abstractmethod
+    def begin(self, turn: Turn) -> Program:
+        """The channel is clear: enter ``turn`` and return the program."""
+
+    @abstractmethod
+    def completed(self) -> None:
+        """The program is through."""
+
+    @abstractmethod
+    def crashed(self, error: BaseException) -> None:
+        """The program raised; must make the task dead."""
+
+    @abstractmethod
+    def mismatched(self, place: int) -> None:
+        """The rank at ``place`` runs another operation.  The task waits for what the two make of it."""
+
+    @abstractmethod
+    def blocked(self, places: Sequence[int]) -> None:
+        """It waits for the ranks at ``places``, and the loop goes on.  May make the task dead."""
+
+
+_NOTHING: Final[Wait] = ((), 0)
+
+
+class Lineup:
+    """The tasks of one group, in the order of their sequence numbers; ``channel`` is None until the group has one."""
+
+    __slots__ = ("channel", "tasks")
+
+    def __init__(self) -> None:
+        self.channel: Channel | None = None
+        self.tasks: deque[Task] = deque()
+
+
+class Driver:
+    """All channels of a rank.  ``lost`` has the ranks that are gone."""
+
+    def __init__(self, arena: Arena, loop: asyncio.AbstractEventLoop, lost: Container[int]) -> None:
+        self.arena = arena
+        self.rescues = 0
+        """Wake-ups that only the timer brought: any is a bug."""
+        self._loop = loop
+        self._lost = lost
+        self._lineups: dict[int, tuple[Lineup, Channel]] = {}
+        self._busy: dict[Lineup, Channel] = {}
+        self._most_polls = _MOST_POLLS if arena.may_spin else 0
+        self._polls = self._most_polls
+        self._is_settling = False
+        self._is_continuing = False
+        self._sleeping = arena.segments[arena.rank].words(SLEEPING * 8, 1)
+        self._fence = threading.Lock()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def open(self, lineup: Lineup, channel: Channel) -> None:
+        """Give a group its channel."""
+        lineup.channel = channel
+        self._lineups[channel.number] = (lineup, channel)
+
+    def told(self, messages: Sequence[tuple[int, int, int]]) -> None:
+        """Take what came through the doorbell: (rank, group, progress)."""
+        if not self.arena.polls:
+            for rank, group, word in messages:
+                found = self._lineups.get(group)
+                if found is not None and rank in found[1].ranks:
+                    known = found[1].progress[found[1].ranks.index(rank)]
+                    known[0] = max(known[0], word)
+        self.advance_all()
+
+    def run(self, lineup: Lineup, task: Task) -> None:
+        """``task``, which is in ``lineup``, is awaited now: get as far as possible with it."""
+        channel = lineup.channel
+        assert channel is not None
+        if not task.is_wanted:
+            for earlier in lineup.tasks:
+                earlier.is_wanted = True
+                if earlier is task:
+                    break
+        self._sleeping[0] = 0
+        self._busy[lineup] = channel
+        if self._advance(lineup, channel, time.monotonic() + SLICE_SECONDS):
+            del self._busy[lineup]
+        if self._busy and not self._is_continuing:
+            self._sleep()
+
+    def advance_all(self) -> None:
+        """Get as far as possible with everything, then sleep if something is left."""
+        self._sleeping[0] = 0
+        self._advance_busy()
+        if self._busy and not self._is_continuing:
+            self._sleep()
+
+    def bury(self, lineup: Lineup) -> None:
+        """A task of ``lineup`` has died: let its turn pass, soon."""
+        if lineup.channel is not None:
+            self._busy[lineup] = lineup.channel
+            self._loop.call_soon(self.advance_all)
+
+    def close(self) -> None:
+        """Touch nothing any more."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._busy.clear()
+        self._lineups.clear()
+
+    # -- waiting -----------------------------------------------------------------------------------------------------
+
+    def _sleep(self) -> None:
+        """Ask to be rung, after one more look at what was posted before this rank asked."""
+        sleeping = self._sleeping
+        self._is_settling = True
+        try:
+            while True:
+                with self._fence:
+                    sleeping[0] = 1
+                if not self._advance_busy():
+                    break
+                if not self._busy or self._is_continuing:
+                    sleeping[0] = 0
+                    return
+        finally:
+            self._is_settling = False
+        if self._timer is None:
+            self._timer = self._loop.call_later(RECHECK_SECONDS, self._recheck)
+
+    def _recheck(self) -> None:
+        self._timer = None
+        if self._busy and not self._is_continuing:
+            self.rescues += self._advance_busy()
+            if self._busy:
+                self._sleep()
+
+    def _continue(self) -> None:
+        self._is_continuing = False
+        self.advance_all()
+
+    def _spin(self, turn: Turn, places: Sequence[int], round_: int) -> bool:
+        """Poll for a moment; True if the wait is over."""
+        if self._is_settling:
+            return False
+        polls = self._polls
+        for _ in range(polls):
+            if turn.has_reached(places, round_):
+                self._polls = min(2 * polls, self._most_polls)
+                return True
+        self._polls = min(max(polls // 2, _FEWEST_POLLS), self._most_polls)
+        return False
+
+    # -- working -----------------------------------------------------------------------------------------------------
+
+    def _advance_busy(self) -> bool:
+        """Work on every channel that has something to do; True if anything moved."""
+        end = time.monotonic() + SLICE_SECONDS
+        moved = False
+        for lineup, channel in list(self._busy.items()):
+            head = lineup.tasks[0] if lineup.tasks else None
+            wait = None if head is None else head.wait
+            if self._advance(lineup, channel, end):
+                del self._busy[lineup]
+                moved = True
+            elif lineup.tasks[0] is not head or lineup.tasks[0].wait is not wait:
+                moved = True
+        return moved
+
+    def _advance(self, lineup: Lineup, channel: Channel, end: float) -> bool:
+        """Work on the head of ``lineup`` until it must wait or ``end`` has come; True when nothing is to be done."""
+        tasks = lineup.tasks
+        while tasks:
+            task = tasks[0]
+            if task.is_dead:
+                if not self._pass(task, channel):
+                    return False
+                tasks.popleft()
+            elif not task.is_wanted:
+                return True
+            elif not task.has_entered and not self._enter(task, channel):
+                if not task.is_dead:
+                    return False
+            elif self._run_program(task, end):
+                turn = task.turn
+                assert turn is not None
+                tasks.popleft()
+                turn.end(is_completed=True)
+                task.completed()
+            elif not task.is_dead:
+                return False
+        return True
+
+    def _pass(self, task: Task, channel: Channel) -> bool:
+        """Let the turn of a dead task pass; False if it is too early."""
+        if any(rank in self._lost for rank in channel.ranks):
+            return True  # nobody will take a turn in this group again
+        turn = task.turn or Turn(channel, task.sequence)
+        if not task.has_entered and not channel.is_clear(turn.parity):
+            return False
+        turn.end(is_completed=False)
+        return True
+
+    def _enter(self, task: Task, channel: Channel) -> bool:
+        parity = task.sequence & 1
+        if not channel.is_clear(parity):
+            task.blocked(channel.others)
+            return False
+        task.has_entered = True
+        task.turn = turn = Turn(channel, task.sequence)
+        task.program = task.begin(turn)
+        return True
+
+    def _run_program(self, task: Task, end: float) -> bool:
+        """Return whether the program is through; if not, the task waits, is dead, or the slice is over."""
+        program, turn = task.program, task.turn
+        assert program is not None
+        assert turn is not None
+        places, round_ = task.wait
+        try:
+            while True:
+                if not turn.has_reached(places, round_) and not self._spin(turn, places, round_):
+                    task.blocked(turn.missing(places, round_))
+                    return False
+                task.wait = places, round_ = next(program)
+                if time.monotonic() > end:
+                    if not self._is_continuing:
+                        self._is_continuing = True
+                        self._loop.call_soon(self._continue)
+                    return False
+        except StopIteration:
+            if turn.is_intact():
+                return True
+            task.wait = (turn.places_read, 1)  # never reached by those that abandoned it: the news will come
+            return False
+        except Mismatch as mismatch:
+            task.mismatched(mismatch.place)
+            return False
+        except Exception as error:  # noqa: BLE001  # the caller gets it
+            task.crashed(error)
+            return False

@@ -1,0 +1,108 @@
+"""What this process may use of its host: processors and memory, by affinity and by control groups."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+_ROOT = Path("/")
+_UNLIMITED_MEMORY = 1 << 60
+
+
+def usable_cores() -> frozenset[int]:
+    """Return the numbers of the processors that this process may run on; empty where the system does not say."""
+    ask = getattr(os, "sched_getaffinity", None)
+    return frozenset() if ask is None else frozenset(ask(0))
+
+
+def core_quota(root: Path = _ROOT) -> float:
+    """Return how many processors' worth of time the control groups grant this process; infinity without a limit."""
+    quota = math.inf
+    for directory in _control_groups(root, "cpu"):
+        content = _read(directory / "cpu.max").split()
+        if not content:
+            content = [_read(directory / "cpu.cfs_quota_us"), _read(directory / "cpu.cfs_period_us")]
+        if len(content) == 2 and content[0].isdecimal() and content[1].isdecimal():
+            quota = min(quota, int(content[0]) / max(1, int(content[1])))
+    return quota
+
+
+def available_memory(root: Path = _ROOT) -> int:
+    """Return how many bytes can be taken before this host, or a control group of this process, runs out.
+
+    An estimate: free memory, and what the kernel would give up for it.
+    """
+    available = _parse_table(_read(root / "proc/meminfo")).get("MemAvailable:", _UNLIMITED_MEMORY >> 10) << 10
+    for directory in _control_groups(root, "memory"):
+        limit = _read_number(directory, "memory.max", "memory.limit_in_bytes")
+        used = _read_number(directory, "memory.current", "memory.usage_in_bytes")
+        if limit is None or used is None or limit >= _UNLIMITED_MEMORY:
+            continue
+        table = _parse_table(_read(directory / "memory.stat"))
+        caches = table.get("total_inactive_file", table.get("inactive_file", 0))
+        available = min(available, max(0, limit - used + caches))
+    return available
+
+
+def has_unlimited_address_space() -> bool:
+    """May this process map as much as it likes (``ulimit -v``)?"""
+    import resource  # not on every system that this module is imported on
+
+    return resource.getrlimit(resource.RLIMIT_AS)[0] == resource.RLIM_INFINITY
+
+
+def may_spin(cores: Mapping[int, frozenset[int]], quotas: Mapping[int, float], processes: Mapping[int, str]) -> bool:
+    """May a rank wait by looking again and again, without keeping others of its host from their work?
+
+    All of them by rank: the processors it may run on, its processor time, its process.  Yes if no two ranks share a
+    process, no processor has more than one rank when each is spread evenly over those it may use, and the scarcest
+    quota is enough for all.  Cautious: ranks whose sets overlap unevenly do not spin.
+    """
+    if len(set(processes.values())) < len(processes) or min(quotas.values()) < len(quotas):
+        return False
+    load: dict[int, float] = {}
+    for usable in cores.values():
+        if not usable:
+            return False
+        for core in usable:
+            load[core] = load.get(core, 0.0) + 1 / len(usable)
+    return max(load.values()) < 1 + 1e-9
+
+
+def _control_groups(root: Path, controller: str) -> Iterator[Path]:
+    """Yield the directories of this process's control groups that may limit ``controller``, innermost first.
+
+    Inside a container the path of the group may be the host's, which does not exist here; then its parents, of which
+    the top is the container's own group, still count.
+    """
+    for line in _read(root / "proc/self/cgroup").splitlines():
+        _, controllers, path = [*line.split(":", 2), "", ""][:3]
+        if not controllers:
+            tops: Sequence[Path] = (root / "sys/fs/cgroup", root / "sys/fs/cgroup/unified")
+        elif controller in controllers.split(","):
+            tops = (root / "sys/fs/cgroup" / controller, root / "sys/fs/cgroup" / controllers)
+        else:
+            continue
+        for top in tops:
+            group = Path(os.path.normpath("/" + path.lstrip("/"))).relative_to("/")
+            yield from (top / part for part in (group, *group.parents))
+
+
+def _read(path: Path) -> str:
+    """Return the content of a small file of the kernel; empty when it is not there."""
+    try:
+        return path.read_text().strip()
+    except (OSError, UnicodeDecodeError):
+        return ""
+
+
+def _read_number(directory: Path, *names: str) -> int | None:
+    contents = (_read(directory / name) for name in names)
+    return next((int(content) for content in contents if content.isdecimal()), None)
+
+
+def _parse_table(text: str) -> dict[str, int]:
+    lines = (line.split() for line in text.splitlines())
+    return {words[0]: int(words[1]) for words in lines if len(words) >= 2 and words[1].isdecimal()}

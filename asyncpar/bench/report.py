@@ -1,0 +1,87 @@
+"""What came out of a run: frozen records, and the JSON document of them.  Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import msgspec
+
+from asyncpar.bench.settings import ROOTED, bus_factor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measurement:
+    """One operation on one size.
+
+    ``size`` is bytes of the whole buffer, ``count`` its elements; ``time_us`` is the median over the iterations on the
+    slowest rank, ``minimum_us`` and ``p90_us`` are of that kind too.  ``predicted_us`` is what the cost model said of
+    ``algorithm``, which is the one that ran.  ``wrong`` counts elements, on the rank that has most.
+    """
+
+    operation: str
+    size: int
+    count: int
+    type: str
+    redop: str
+    root: int
+    time_us: float
+    minimum_us: float
+    p90_us: float
+    iterations: int
+    wrong: int
+    algorithm: str
+    predicted_us: float
+    algbw: float
+    busbw: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Surroundings:
+    """Where a run took place.  ``lane`` is the kind of lane between ranks 0 and 1, ``transport`` the one asked for."""
+
+    ranks: int
+    hosts: int
+    cores: int
+    lane: str
+    transport: str | None
+    version: str
+    python: str
+    numpy: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """A whole run."""
+
+    surroundings: Surroundings
+    measurements: tuple[Measurement, ...]
+
+    @property
+    def wrong_sizes(self) -> int:
+        """How many sizes have wrong elements."""
+        return sum(measurement.wrong > 0 for measurement in self.measurements)
+
+    @property
+    def mean_busbw(self) -> float:
+        """The mean bus bandwidth over the sizes that have one, as nccl-tests ends with."""
+        figures = [measurement.busbw for measurement in self.measurements if measurement.size]
+        return sum(figures) / len(figures) if figures else 0.0
+
+    def to_json(self) -> bytes:
+        """Return one JSON object."""
+        return msgspec.json.encode(self)
+
+    @classmethod
+    def from_json(cls, text: bytes) -> Report:
+        return msgspec.json.decode(text, type=cls)
+
+
+def bandwidths(operation: str, size: int, seconds: float, ranks: int) -> tuple[float, float]:
+    """Return ``algbw`` and ``busbw`` in GB/s."""
+    algbw = size / seconds / 1e9 if seconds > 0 else 0.0
+    return algbw, algbw * bus_factor(operation, ranks)
+
+
+def root_column(operation: str, root: int) -> int:
+    """Return what nccl-tests shows: the root, -1 where there is none."""
+    return root if operation in ROOTED else -1

@@ -1,0 +1,144 @@
+"""What every rank of `asyncpar bench` runs; rank 0 shows rows as they come, and writes the report into a file."""
+
+from __future__ import annotations
+
+import os
+import platform
+import signal
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+import asyncpar as ap
+from asyncpar.bench.cases import count_elements
+from asyncpar.bench.measure import measure
+from asyncpar.bench.report import Measurement, Report, Surroundings
+from asyncpar.bench.settings import BenchSettings
+from asyncpar.bench.sizes import short_size
+from asyncpar.bench.table import choose_columns, format_end, format_header, format_row, format_title
+from asyncpar.node import Node
+from asyncpar.observe.reporting import Reporter
+
+Show = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assignment:
+    """What the command tells its ranks.
+
+    ``report`` is the file to write, ``width`` the room for rows (None: any); ``shows_rows`` and ``shows_progress`` say
+    whether rank 0 prints rows on stdout, and tells the launcher how far it is.
+    """
+
+    settings: BenchSettings
+    report: str
+    transport: str | None = None
+    width: int | None = None
+    shows_rows: bool = True
+    shows_progress: bool = False
+
+    def encode(self) -> str:
+        """Return it as one word of a command line."""
+        return msgspec.json.encode(self).decode()
+
+    @classmethod
+    def decode(cls, text: str) -> Assignment:
+        return msgspec.json.decode(text, type=cls)
+
+
+class Narrator:
+    """Shows on rank 0 how a run goes; on other ranks nothing."""
+
+    def __init__(self, assignment: Assignment, *, is_first: bool, reporter: Reporter, show: Show) -> None:
+        self._columns = choose_columns(assignment.width)
+        self._shows_rows = is_first and assignment.shows_rows
+        self._shows_progress = is_first and assignment.shows_progress
+        self._reporter = reporter
+        self._show = show
+        self._operation = ""
+
+    def begin(self, surroundings: Surroundings) -> None:
+        if self._shows_rows:
+            self._show("\n".join(format_title(surroundings)))
+
+    def next(self, operation: str, size: int, *, done: int, total: int) -> None:
+        if self._shows_rows and operation != self._operation:
+            self._show("\n".join(format_header(operation, self._columns)))
+        if self._shows_progress:
+            fields = {"size": short_size(size)}
+            self._reporter.progress(description=operation, completed=done, total=total, fields=fields)
+        self._operation = operation
+
+    def row(self, measurement: Measurement) -> None:
+        if self._shows_rows:
+            self._show(format_row(measurement, self._columns))
+
+    def end(self, report: Report) -> None:
+        if self._shows_rows:
+            self._show("\n".join(format_end(report)))
+
+
+async def work(assignment: Assignment, *, reporter: Reporter, show: Show) -> None:
+    """Be one rank: measure everything that is asked for."""
+    settings = assignment.settings
+    async with ap.init() as node:
+        if settings.calibrates:
+            await node.world.calibrate()
+        narrator = Narrator(assignment, is_first=node.rank == 0, reporter=reporter, show=show)
+        surroundings = survey(node, assignment.transport)
+        narrator.begin(surroundings)
+        measurements: list[Measurement] = []
+        plan = list_cases(settings, node.size)
+        for operation, size in plan:
+            narrator.next(operation, size, done=len(measurements), total=len(plan))
+            measurements.append(await measure(node.world, operation, size, settings, clock=time.perf_counter))
+            narrator.row(measurements[-1])
+        report = Report(surroundings=surroundings, measurements=tuple(measurements))
+        narrator.end(report)
+        if node.rank == 0:
+            Path(assignment.report).write_bytes(report.to_json())
+        await node.world.barrier()
+
+
+def list_cases(settings: BenchSettings, ranks: int) -> list[tuple[str, int]]:
+    """Return the operations and sizes to measure; sizes that come to the same buffer are measured once."""
+    return [
+        (operation, size)
+        for operation in settings.operations
+        for size in dict.fromkeys(
+            count_elements(operation, size, ranks=ranks, itemsize=settings.itemsize) * settings.itemsize
+            for size in settings.sizes
+        )
+    ]
+
+
+def survey(node: Node, transport: str | None) -> Surroundings:
+    """Return where we are."""
+    return Surroundings(
+        ranks=node.size,
+        hosts=len(node.membership.hosts),
+        cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        lane=node.links.lane_kind(1) if node.size > 1 else "no",
+        transport=transport,
+        version=ap.__version__,
+        python=platform.python_version(),
+        numpy=np.__version__,
+    )
+
+
+def main() -> None:
+    """Be a rank; the assignment is the process's only argument.  Signals are expected in their default dispositions."""
+    assignment = Assignment.decode(sys.argv[1])
+    reporter = Reporter.from_environment(os.environ)
+
+    def show(text: str) -> None:
+        sys.stdout.write(f"{text}\n")
+        sys.stdout.flush()
+
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # which is what ``run`` replaces
+    ap.run(lambda: work(assignment, reporter=reporter, show=show))

@@ -1,0 +1,197 @@
+"""One operation in the arena on one rank, and what calling it returns."""
+
+from __future__ import annotations
+
+import asyncio
+import warnings
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
+from typing import Any
+
+from asyncpar.arena.channel import Turn
+from asyncpar.arena.driver import Program, Task, Wait
+from asyncpar.collectives.arena_group import ArenaGroup
+from asyncpar.collectives.ending import ended, give_up
+from asyncpar.collectives.operation import Operation
+from asyncpar.collectives.reduction import Array
+from asyncpar.transport.home_loop import check_home_loop
+
+MakeProgram = Callable[[Turn], Program]
+
+
+class ArenaOperation(Operation):
+    """An operation whose payload goes through the arena (or by messages, if its group got no channel)."""
+
+    __slots__ = ("task",)
+
+    task: ArenaTask
+
+    def waits_for(self) -> list[int]:
+        task = self.task
+        if task.has_entered or task.missing:
+            return [task.group.ranks[place] for place in task.missing]
+        if self.waiter is not None and not task.group.is_open:
+            return [*task.group.missing(), *super().waits_for()]
+        return super().waits_for()
+
+    def refresh(self, now: float) -> None:
+        wait = self.task.wait
+        if wait is not self.task.seen:
+            self.task.seen = wait
+            self.progress_at = now
+
+    def _release(self, *, keep: asyncio.Future[None] | None) -> None:
+        self.task.die()
+        super()._release(keep=keep)
+
+
+class ArenaTask(Task):
+    """What the driver runs for an operation.  ``shows`` is the input that others may read in the heap."""
+
+    __slots__ = ("_make", "_shows", "future", "group", "is_done", "missing", "operation", "seen")
+
+    def __init__(self, operation: ArenaOperation, group: ArenaGroup, make: MakeProgram, shows: Array | None) -> None:
+        super().__init__(operation.sequence)
+        self.operation = operation
+        self.group = group
+        self.is_done = False
+        self.missing: Sequence[int] = ()
+        self.seen: Wait = self.wait
+        self.future: asyncio.Future[None] | None = None
+        self._make: MakeProgram | None = make
+        self._shows = shows
+
+    def begin(self, turn: Turn) -> Program:
+        assert self._make is not None
+        where = None if self._shows is None else self.group.host.arena.locate(self._shows)
+        turn.enter(self.operation.description.fingerprint, where)
+        return self._make(turn)
+
+    def completed(self) -> None:
+        self.is_done = True
+        self.program = self._make = self._shows = None
+        if self.future is not None and not self.future.done():
+            self.future.set_result(None)
+
+    def crashed(self, error: BaseException) -> None:
+        self.operation.tell_failure("failed", f"{type(error).__name__}: {error}")
+        self.operation.fail(error)
+
+    def mismatched(self, place: int) -> None:
+        self.missing = (place,)
+        self.operation.suspect(self.group.ranks[place])
+
+    def blocked(self, places: Sequence[int]) -> None:
+        self.missing = places
+        lost = self.group.host.links.lost
+        if lost:
+            for place in places:
+                error = lost.get(self.group.ranks[place])
+                if error is not None:
+                    self.operation.fail(self.operation.lost(error))
+                    return
+
+    def die(self) -> None:
+        """Touch no memory of the caller any more; the turn passes later."""
+        if self.is_done or self.is_dead:
+            return
+        self.is_dead = True
+        if self.program is not None:
+            self.program.close()
+        self.program = self._make = self._shows = None
+        self.group.host.driver.bury(self.group.lineup)
+
+
+class ArenaCall(Coroutine[Any, Any, Any]):
+    """The awaitable of an operation in the arena.
+
+    The common case, in which the others are there or come within microseconds, is over without the loop: nothing is
+    scheduled and no coroutine made.  ``by_messages`` runs the operation if its group has no channel.
+    """
+
+    __slots__ = ("_by_messages", "_count", "_running", "_task", "result")
+
+    def __init__(
+        self,
+        task: ArenaTask,
+        result: Any,
+        by_messages: Callable[[Operation], Awaitable[Any]],
+        count: Callable[[Operation], None],
+    ) -> None:
+        self._task = task
+        self.result = result
+        self._by_messages = by_messages
+        self._count = count
+        self._running: Generator[Any, Any, Any] | None = None
+
+    def __getattr__(self, name: str) -> str:
+        """Be called like a coroutine by whoever shows it."""
+        if name in ("__name__", "__qualname__"):
+            return f"Communicator.{self._task.operation.name}"
+        raise AttributeError(name)
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        task = self._task
+        operation = task.operation
+        if operation.has_started:
+            raise RuntimeError("cannot reuse already awaited coroutine")
+        try:
+            check_home_loop(operation.table.loop, operation.name)
+        except BaseException:
+            give_up(operation)
+            raise
+        group = task.group
+        try:
+            operation.begin(operation.table.lost_member(operation.home))
+            if group.is_open:
+                group.host.driver.run(group.lineup, task)
+            if not task.is_done:
+                yield from self._wait().__await__()
+        except BaseException as error:
+            outcome = ended(operation, error)
+            if outcome is error:
+                raise
+            raise outcome from error
+        operation.finish()
+        self._count(operation)
+        return self.result
+
+    def send(self, value: Any) -> Any:
+        if self._running is None:
+            self._running = self.__await__()
+        return self._running.send(value)
+
+    def throw(self, *error: Any) -> Any:
+        try:
+            if self._running is None:
+                self._running = self.__await__()
+            return self._running.throw(*error)
+        finally:
+            give_up(self._task.operation)
+
+    def close(self) -> None:
+        try:
+            if self._running is not None:
+                self._running.close()
+        finally:
+            give_up(self._task.operation)
+
+    def __del__(self) -> None:
+        operation = self._task.operation
+        if not operation.has_started and not operation.is_over:
+            warnings.warn(f"coroutine '{self.__qualname__}' was never awaited", RuntimeWarning, stacklevel=2)
+            give_up(operation)
+
+    async def _wait(self) -> None:
+        task = self._task
+        operation, group = task.operation, task.group
+        operation.table.watch(operation)
+        if operation.failure is not None:
+            raise operation.failure
+        if not group.is_open:
+            if not await group.open(operation):
+                self.result = await self._by_messages(operation)
+                return
+            group.host.driver.run(group.lineup, task)
+        if not task.is_done:
+            task.future = operation.table.loop.create_future()
+            await operation.wait(None, task.future)

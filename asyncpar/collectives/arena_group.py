@@ -1,0 +1,156 @@
+"""The arena under the collectives of a rank: which groups have a channel in it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from enum import Enum, auto
+
+from asyncpar.arena.arena import Arena
+from asyncpar.arena.channel import Channel, Offer
+from asyncpar.arena.directory import Directory
+from asyncpar.arena.driver import Driver, Lineup
+from asyncpar.collectives.operation import Operation
+from asyncpar.errors import PeerLost
+from asyncpar.transport.links import Links
+
+_log = logging.getLogger(__name__)
+_OFFERED = 0
+"""The progress that a rank rings with when it has made an offer."""
+
+
+class ArenaHost:
+    """The arena of this rank's host, with what runs it."""
+
+    def __init__(self, arena: Arena, links: Links) -> None:
+        self.arena = arena
+        self.links = links
+        self.loop = asyncio.get_running_loop()
+        self.members = frozenset(arena.members)
+        self.directory = Directory(arena)
+        self.driver = Driver(arena, self.loop, links.lost)
+        self._opening: dict[int, ArenaGroup] = {}
+        arena.on_ring = self._rung
+        links.add_loss_listener(self._lost)
+
+    def has_all(self, ranks: Sequence[int]) -> bool:
+        """Can these ranks of the world, two or more, meet in the arena?"""
+        return len(ranks) > 1 and self.members.issuperset(ranks)
+
+    def close(self) -> None:
+        """Leave the arena in good order."""
+        self._opening.clear()
+        self.driver.close()
+        self.arena.close()
+
+    def begin_opening(self, group: ArenaGroup) -> None:
+        """Look at the offers for ``group`` whenever there is news."""
+        self._opening[group.number] = group
+
+    def end_opening(self, group: ArenaGroup) -> None:
+        """``group`` has a channel, or does without."""
+        self._opening.pop(group.number, None)
+
+    def _rung(self, messages: Sequence[tuple[int, int, int]]) -> None:
+        if self._opening:
+            for rank, number, _ in messages:
+                self.directory.told(rank, number)
+            for group in list(self._opening.values()):
+                group.look()
+        elif not self.arena.polls:
+            for rank, number, word in messages:
+                if word == _OFFERED:
+                    self.directory.told(rank, number)
+        self.driver.told(messages)
+
+    def _lost(self, rank: int, error: PeerLost) -> None:
+        """Whoever waits for a rank that is gone must notice, also when it left in good order."""
+        for group in list(self._opening.values()):
+            if rank in group.ranks:
+                group.fail(error)
+        self.loop.call_soon(self.driver.advance_all)
+
+
+class _State(Enum):
+    CLOSED = auto()
+    OPENING = auto()
+    OPEN = auto()
+    REFUSED = auto()
+
+
+class ArenaGroup:
+    """The arena for one group, all of whose ``ranks`` are in it.  ``place`` is this rank's place among them."""
+
+    def __init__(self, host: ArenaHost, *, number: int, name: str, ranks: tuple[int, ...], place: int) -> None:
+        self.host = host
+        self.number = number
+        self.ranks = ranks
+        self.lineup = Lineup()
+        self.is_open = False
+        self.is_refused = False
+        self._name = name
+        self._place = place
+        self._state = _State.CLOSED
+        self._waiting: list[tuple[Operation, asyncio.Future[None]]] = []
+
+    async def open(self, operation: Operation) -> bool:
+        """Wait until all ranks have made their offers; False if the group must do without the arena."""
+        if self._state is _State.CLOSED:
+            self._state = _State.OPENING
+            self.host.begin_opening(self)
+            self.host.directory.offer(self.number)
+            arena = self.host.arena
+            for rank in self.ranks:
+                if rank != arena.rank:
+                    arena.ring(rank, self.number, _OFFERED)
+            self.look()
+        if self._state is _State.OPENING:
+            opened: asyncio.Future[None] = self.host.loop.create_future()
+            self._waiting.append((operation, opened))
+            for rank in self.ranks:
+                error = self.host.links.lost.get(rank)
+                if error is not None:
+                    raise error
+            await operation.wait(None, opened)
+        return self.is_open
+
+    def look(self) -> None:
+        """Open the channel, or do without, as soon as all offers are there."""
+        offers = [self.host.directory.find(rank, self.number) for rank in self.ranks]
+        made = [offer for offer in offers if offer is not None]
+        if len(made) == len(offers):
+            self._conclude(made)
+
+    def missing(self) -> list[int]:
+        """Return the ranks that have not made an offer."""
+        return [rank for rank in self.ranks if self.host.directory.find(rank, self.number) is None]
+
+    def fail(self, error: PeerLost) -> None:
+        """A rank whose offer would be needed is gone."""
+        waiting, self._waiting = self._waiting, []
+        for operation, _ in waiting:
+            operation.fail(operation.lost(error))
+
+    def _conclude(self, offers: Sequence[Offer]) -> None:
+        self.host.end_opening(self)
+        without = [rank for rank, offer in zip(self.ranks, offers, strict=True) if not offer.slot_bytes]
+        if without:
+            self._state, self.is_refused = _State.REFUSED, True
+            self.lineup.tasks.clear()
+            if self._place == 0:
+                _log.info(
+                    "group %s: no room left in the arena of rank %d, messages are used instead; "
+                    "ASYNCPAR_ARENA_BYTES makes room",
+                    self._name,
+                    without[0],
+                )
+        else:
+            self._state = _State.OPEN
+            self.is_open = True
+            channel = Channel(self.host.arena, number=self.number, ranks=self.ranks, place=self._place, offers=offers)
+            self.host.driver.open(self.lineup, channel)
+        waiting, self._waiting = self._waiting, []
+        for _, opened in waiting:
+            if not opened.done():
+                opened.set_result(None)

@@ -1,0 +1,234 @@
+"""Measure asyncpar, Gloo (torch) and three MPI libraries (mpi4py) side by side on this host, in one run.
+
+    python scripts/bench/compare.py --install                        # everything; installs the peers first, once
+    python scripts/bench/compare.py --ops all_reduce --ranks 2 --sizes 4,1MB,25MB --rounds 5
+    python scripts/bench/compare.py --transport tcp --peers gloo --ops all_reduce --ranks 2
+
+Each peer has a virtual environment of its own below --envs.  In every round all sides run one after the other, so that
+a slow spell of the machine hits all of them.  The figure of a round is the median over the iterations on the slowest
+rank, see scripts/bench/peers/rules.py, which `asyncpar bench` keeps, too; what is shown is the median over the rounds.
+MPI works in place where the operation can.  Every side has its own defaults.  Tables and verdicts go to stdout and to
+OUT/compare.md, all figures to OUT/compare.json.  Exits with 1 when a side fails or has a wrong element.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+import asyncpar  # noqa: E402
+from asyncpar.bench.settings import OPERATIONS  # noqa: E402
+from asyncpar.bench.sizes import parse_size  # noqa: E402
+from asyncpar.config.transport import TRANSPORTS  # noqa: E402
+from asyncpar.errors import UsageError  # noqa: E402
+from scripts.bench.comparison import (  # noqa: E402
+    LANE_TARGETS,
+    OURS,
+    TARGETS,
+    TITLES,
+    Job,
+    Results,
+    judge,
+    results_tables,
+    verdict_table,
+)
+from scripts.bench.environments import (  # noqa: E402
+    DEFAULT_ENVIRONMENTS,
+    ENVIRONMENTS,
+    JobFailedError,
+    install,
+    measure_peer,
+    run,
+    version_of,
+)
+
+_SIZES = "4,64,1K,8K,64K,256K,1MB,4MB,25MB,100MB"
+_LIMIT = 900.0
+
+
+@dataclass(slots=True, kw_only=True)
+class Comparison:
+    """One run of the script."""
+
+    sides: tuple[str, ...]
+    sizes: tuple[int, ...]
+    budget: float
+    transport: str | None
+    environments: Path
+    results: Results = field(default_factory=Results)
+    failures: list[str] = field(default_factory=list)
+
+    def play_round(self, op: str, ranks: int) -> None:
+        """Run one operation on all sides, one after the other."""
+        for side in self.sides:
+            try:
+                records = self._ours(op, ranks) if side == OURS else self._theirs(side, op, ranks)
+            except JobFailedError as error:
+                self.failures.append(f"{side}, {op}, {ranks} ranks: {error}")
+                tell(self.failures[-1])
+                continue
+            for size, seconds, wrong in records:
+                self.results.add(Job(ranks, op, size), side, seconds, wrong=wrong)
+
+    def _ours(self, op: str, ranks: int) -> list[tuple[int, float, int]]:
+        command = [
+            sys.executable,
+            "-m",
+            "asyncpar",
+            "bench",
+            op,
+            f"--nproc={ranks}",
+            "--json",
+            f"--budget={self.budget}",
+        ]
+        command.append(f"--sizes={','.join(map(str, self.sizes))}")
+        if self.transport is not None:
+            command.append(f"--transport={self.transport}")
+        document = json.loads(run(command, limit=_LIMIT))
+        return [(row["size"], row["time_us"] / 1e6, row["wrong"]) for row in document["measurements"]]
+
+    def _theirs(self, side: str, op: str, ranks: int) -> list[tuple[int, float, int]]:
+        sizes = ",".join(map(str, self.sizes))
+        arguments = ["--ops", op, "--sizes", sizes, "--budget", str(self.budget)]
+        output = measure_peer(side, self.environments, ranks=ranks, arguments=arguments, limit=_LIMIT)
+        records = [json.loads(line) for line in output.splitlines() if line.startswith("{")]
+        return [(record["size"], record["seconds"], record["wrong"]) for record in records]
+
+
+def tell(text: str) -> None:
+    """Say how it goes, apart from the results."""
+    sys.stderr.write(f"{text}\n")
+    sys.stderr.flush()
+
+
+def parse_arguments() -> argparse.Namespace:
+    """Return the options; a wrong one ends the program with 2."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ops", default=",".join(OPERATIONS), help="operations, separated by commas (default: all)")
+    parser.add_argument("--ranks", default="2,4", help="numbers of ranks (default: 2,4)")
+    parser.add_argument("--sizes", default=_SIZES, help=f"sizes of the whole buffer (default: {_SIZES})")
+    parser.add_argument("--peers", default=",".join(ENVIRONMENTS), help="libraries beside asyncpar (default: all)")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--budget", type=float, default=0.3, help="seconds per size and round (default: 0.3)")
+    parser.add_argument("--transport", choices=TRANSPORTS, help="pin asyncpar's lane")
+    parser.add_argument("--envs", type=Path, default=DEFAULT_ENVIRONMENTS, help="folder of the peers' environments")
+    parser.add_argument("--install", action="store_true", help="install the peers that are missing, from PyPI")
+    parser.add_argument("--out", type=Path, default=Path("out"), help="folder for compare.md and compare.json")
+    arguments = parser.parse_args()
+    try:
+        arguments.ops = arguments.ops.split(",")
+        arguments.ranks = [int(ranks) for ranks in arguments.ranks.split(",")]
+        arguments.sizes = tuple(parse_size("--sizes", size) for size in arguments.sizes.split(","))
+    except (UsageError, ValueError) as error:
+        parser.error(str(error))
+    arguments.peers = [peer for peer in arguments.peers.split(",") if peer]
+    for name, values, known in (("--ops", arguments.ops, OPERATIONS), ("--peers", arguments.peers, ENVIRONMENTS)):
+        unknown = [value for value in values if value not in known]
+        if unknown:
+            parser.error(f"{name}: expected some of {', '.join(known)}, got {unknown[0]!r}")
+    if arguments.rounds < 1 or min(arguments.ranks) < 1 or not arguments.budget > 0:
+        parser.error("--rounds, --ranks, --budget: expected positive numbers")
+    return arguments
+
+
+def find_peers(arguments: argparse.Namespace) -> dict[str, str]:
+    """Return the versions of the peers that there are; installs them if that is asked for."""
+    versions = {}
+    for peer in arguments.peers:
+        if arguments.install and version_of(peer, arguments.envs) is None:
+            tell(f"installing {TITLES[peer]} into {arguments.envs / peer}")
+            install(peer, arguments.envs)
+        version = version_of(peer, arguments.envs)
+        if version is None:
+            tell(f"{TITLES[peer]} is left out: not in {arguments.envs / peer}; --install puts it there")
+        else:
+            versions[peer] = version
+    return versions
+
+
+def describe(versions: dict[str, str], arguments: argparse.Namespace) -> str:
+    """Return one sentence on what ran where."""
+    peers = ", ".join(f"{TITLES[peer]} ({ENVIRONMENTS[peer].shown} {version})" for peer, version in versions.items())
+    lane = f" with the {arguments.transport} lane" if arguments.transport else ""
+    return (
+        f"asyncpar {asyncpar.__version__}{lane}, {peers or 'no peers'}; {len(os.sched_getaffinity(0))} cores, "
+        f"{platform.machine()}, Python {platform.python_version()}; medians of {arguments.rounds} interleaved rounds."
+    )
+
+
+def write_out(comparison: Comparison, versions: dict[str, str], arguments: argparse.Namespace) -> None:
+    """Show the tables and write the files."""
+    ours = f"asyncpar, {arguments.transport}" if arguments.transport else "asyncpar"
+    targets = LANE_TARGETS if arguments.transport == "tcp" else TARGETS
+    verdicts = judge(comparison.results, targets if arguments.transport in (None, "tcp") else ())
+    lines = [describe(versions, arguments), "", *results_tables(comparison.results, comparison.sides, ours=ours)]
+    lines += [*verdict_table(verdicts), ""] if verdicts else []
+    sys.stdout.write("\n".join(lines))
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    (arguments.out / "compare.md").write_text("\n".join(lines))
+    document = {
+        "description": lines[0],
+        "versions": versions,
+        "transport": arguments.transport,
+        "results": [
+            {"ranks": job.ranks, "op": job.op, "size": job.size, "seconds": sides}
+            for job, sides in comparison.results.rounds.items()
+        ],
+        "verdicts": [
+            {
+                "op": verdict.op,
+                "ranks": verdict.ranks,
+                "sizes": verdict.target.sizes,
+                "peer": verdict.target.side,
+                "wanted": verdict.target.wanted,
+                "reached": verdict.reached,
+                "at": verdict.at,
+                "ok": verdict.is_reached,
+            }
+            for verdict in verdicts
+        ],
+        "failures": comparison.failures,
+        "wrong": comparison.results.wrong,
+    }
+    (arguments.out / "compare.json").write_text(json.dumps(document, indent=1) + "\n")
+
+
+def main() -> int:
+    """Run everything that is asked for; Ctrl-C shows what there is so far."""
+    arguments = parse_arguments()
+    try:
+        versions = find_peers(arguments)
+    except JobFailedError as error:
+        tell(str(error))
+        return 1
+    comparison = Comparison(
+        sides=(OURS, *versions),
+        sizes=arguments.sizes,
+        budget=arguments.budget,
+        transport=arguments.transport,
+        environments=arguments.envs,
+    )
+    plan = [(ranks, op, turn) for ranks in arguments.ranks for op in arguments.ops for turn in range(arguments.rounds)]
+    exit_code = 0
+    try:
+        for done, (ranks, op, turn) in enumerate(plan, 1):
+            load = os.getloadavg()[0]
+            tell(f"{done}/{len(plan)}: {op}, {ranks} ranks, round {turn + 1} of {arguments.rounds} (load {load:.1f})")
+            comparison.play_round(op, ranks)
+    except KeyboardInterrupt:
+        exit_code = 130
+    write_out(comparison, versions, arguments)
+    if any(comparison.results.wrong.values()):
+        tell(f"wrong elements: {comparison.results.wrong}")
+    return exit_code or int(bool(comparison.failures) or any(comparison.results.wrong.values()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

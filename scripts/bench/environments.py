@@ -1,0 +1,169 @@
+"""The peers' virtual environments: what goes into each, how to make it, how to start a job with it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+PEERS_DIRECTORY = Path(__file__).with_name("peers")
+DEFAULT_ENVIRONMENTS = Path("~/.cache/asyncpar-bench").expanduser()
+_PATIENCE = 5.0
+
+
+class JobFailedError(Exception):
+    """A job of a peer, or of ours, did not end well; the message has the end of what it wrote."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Environment:
+    """One peer: what pip installs, and the distribution whose version names it."""
+
+    name: str
+    requirements: tuple[str, ...]
+    shown: str
+    is_mpi: bool = True
+
+
+ENVIRONMENTS = {
+    environment.name: environment
+    for environment in (
+        Environment(name="gloo", requirements=("torch==2.13.0", "numpy"), shown="torch", is_mpi=False),
+        Environment(name="mpich", requirements=("mpi4py", "mpich", "numpy"), shown="mpich"),
+        Environment(name="openmpi", requirements=("mpi4py", "openmpi", "numpy"), shown="openmpi"),
+        Environment(name="intel", requirements=("mpi4py", "impi-rt", "numpy"), shown="impi-rt"),
+    )
+}
+
+
+def python_of(name: str, root: Path) -> Path:
+    return root / name / "bin" / "python"
+
+
+def is_installed(name: str, root: Path) -> bool:
+    return version_of(name, root) is not None
+
+
+def install(name: str, root: Path) -> None:
+    """Make the environment of a peer.  Raises ``JobFailedError`` with what pip said."""
+    environment = ENVIRONMENTS[name]
+    root.mkdir(parents=True, exist_ok=True)
+    run([sys.executable, "-m", "venv", str(root / name)])
+    pip = [str(python_of(name, root)), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    run([*pip, *environment.requirements])
+
+
+def version_of(name: str, root: Path) -> str | None:
+    """Return the version of a peer, None if it is not installed."""
+    python = python_of(name, root)
+    if not python.exists():
+        return None
+    ask = "import importlib.metadata as m, sys; print(m.version(sys.argv[1]))"
+    asked = subprocess.run([python, "-c", ask, ENVIRONMENTS[name].shown], capture_output=True, text=True, check=False)
+    return asked.stdout.strip() if asked.returncode == 0 else None
+
+
+def measure_peer(name: str, root: Path, *, ranks: int, arguments: Sequence[str], limit: float) -> str:
+    """Run a measurement of a peer to its end and return its standard output."""
+    return (
+        _measure_mpi(name, root, ranks, arguments, limit)
+        if ENVIRONMENTS[name].is_mpi
+        else measure_gloo([[str(python_of(name, root))]] * ranks, arguments, limit=limit)
+    )
+
+
+def _measure_mpi(name: str, root: Path, ranks: int, arguments: Sequence[str], limit: float) -> str:
+    mpiexec = [str(root / name / "bin" / "mpiexec")]
+    if name == "openmpi":  # refuses both unless told so
+        mpiexec += ["--allow-run-as-root"] if os.geteuid() == 0 else []
+        mpiexec += ["--oversubscribe"] if ranks > len(os.sched_getaffinity(0)) else []
+    rank = [str(python_of(name, root)), str(PEERS_DIRECTORY / "mpi.py"), *arguments]
+    return run([*mpiexec, "-n", str(ranks), *rank], limit=limit)
+
+
+def measure_gloo(
+    prefixes: Sequence[Sequence[str]],
+    arguments: Sequence[str],
+    *,
+    limit: float,
+    environment: Mapping[str, str] | None = None,
+) -> str:
+    """Start a rank of Gloo with each of the command ``prefixes`` and return what rank 0 printed."""
+    with tempfile.TemporaryDirectory(prefix="asyncpar-bench-") as directory:
+        common = (
+            os.environ
+            | dict(environment or {})
+            | {
+                "WORLD_SIZE": str(len(prefixes)),
+                "RENDEZVOUS": f"{directory}/rendezvous",
+            }
+        )
+        command = [str(PEERS_DIRECTORY / "gloo.py"), *arguments]
+        return run_together(
+            [[*prefix, *command] for prefix in prefixes],
+            [common | {"RANK": str(rank)} for rank in range(len(prefixes))],
+            limit=limit,
+        )
+
+
+def run(command: Sequence[str], *, limit: float | None = None) -> str:
+    """Run a command to its end and return its standard output."""
+    return run_together([command], [os.environ], limit=limit)
+
+
+def run_together(
+    commands: Sequence[Sequence[str]], environments: Sequence[Mapping[str, str]], *, limit: float | None = None
+) -> str:
+    """Run commands at the same time and return the standard output of the first.
+
+    Raises ``JobFailedError`` when one fails or takes more than ``limit`` seconds.  No process of theirs is left,
+    whatever happens.
+    """
+    with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:
+        processes: list[subprocess.Popen[str]] = []
+        try:
+            for command, environment in zip(commands, environments, strict=True):
+                stdout = subprocess.DEVNULL if processes else output
+                processes.append(
+                    subprocess.Popen(
+                        command,
+                        env=environment,
+                        stdin=subprocess.DEVNULL,
+                        stdout=stdout,
+                        stderr=errors,
+                        start_new_session=True,
+                    )
+                )
+            codes = [process.wait(limit) for process in processes]
+        except subprocess.TimeoutExpired as error:
+            raise JobFailedError(f"{_shown(commands[0])} did not end within {limit:.0f} s") from error
+        finally:
+            for process in processes:
+                _end(process)
+        if any(codes):
+            errors.seek(0)
+            tail = "\n".join(errors.read().splitlines()[-15:])
+            raise JobFailedError(f"{_shown(commands[0])} ended with {next(filter(None, codes))}\n{tail}")
+        output.seek(0)
+        return output.read()
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """Leave nothing of a process' group."""
+    if process.poll() is not None:
+        return
+    os.killpg(process.pid, signal.SIGTERM)
+    try:
+        process.wait(_PATIENCE)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def _shown(command: Sequence[str]) -> str:
+    return " ".join(command)[:200]

@@ -1,0 +1,55 @@
+"""Pictures."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from asyncpar.bench.plot import check_plot, plot_report
+from asyncpar.bench.report import Report
+from asyncpar.errors import UsageError
+from tests.bench.samples import ROW, SURROUNDINGS
+
+REPORT = Report(
+    surroundings=SURROUNDINGS,
+    measurements=(
+        ROW,
+        replace(ROW, size=4000),
+        replace(ROW, operation="barrier", size=0, predicted_us=0.0),
+    ),
+)
+
+
+def test_a_png_is_drawn(tmp_path: Path) -> None:
+    path = tmp_path / "bench.png"
+    check_plot(path)
+    assert list(tmp_path.iterdir()) == []
+    plot_report(REPORT, path)
+    assert path.read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_name_does_not_decide_the_format(tmp_path: Path) -> None:
+    plot_report(REPORT, tmp_path / "bench")
+    assert (tmp_path / "bench").read_bytes().startswith(b"\x89PNG")
+
+
+def test_without_matplotlib_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in [name for name in sys.modules if name.startswith("matplotlib")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(UsageError, match=r'pip install "asyncpar\[plot\]"'):
+        check_plot(tmp_path / "x.png")
+    with pytest.raises(UsageError, match=r'pip install "asyncpar\[plot\]"'):
+        plot_report(REPORT, tmp_path / "x.png")
+
+
+def test_places_that_cannot_take_a_file_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="is a directory"):
+        check_plot(tmp_path)
+    with pytest.raises(UsageError, match=r"no file can be made in .*: No such file or directory"):
+        check_plot(tmp_path / "nowhere" / "bench.png")
+    with pytest.raises(UsageError, match="no file can be made in"):
+        check_plot(Path("/proc/self/bench.png"))

@@ -1,0 +1,75 @@
+"""One rank's process, signalled before it is anything."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from asyncpar.launch.guard import Guard
+from asyncpar.launch.rank_process import ChildStreams, RankProcess
+
+pytestmark = pytest.mark.process
+
+
+@pytest.fixture
+def guard() -> Iterator[Guard]:
+    instance = Guard()
+    yield instance
+    instance.close()
+
+
+def start(guard: Guard, program: str) -> tuple[RankProcess, int]:
+    """Start the trampoline for a Python program; returns the read end of its output, too."""
+    read_end, write_end = os.pipe()
+    streams = ChildStreams(stdin=subprocess.DEVNULL, stdout=write_end, stderr=write_end, report=write_end)
+    process = RankProcess.start((sys.executable, "-c", program), os.environ, streams, guard)
+    os.close(write_end)
+    return process, read_end
+
+
+def signals(pid: int, field: str) -> int:
+    """Return a set of signals from ``/proc/PID/status``."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return int(next(line.split()[1] for line in lines if line.startswith(f"{field}:")), 16)
+
+
+def is_caught_as_python_starts(pid: int) -> bool:
+    """Wait until Python has a handler of its own for SIGINT; False if it is told to have none before we look."""
+    interrupt = 1 << (signal.SIGINT - 1)
+    while signals(pid, "SigBlk") & interrupt:
+        if signals(pid, "SigCgt") & interrupt:
+            return True
+    return False
+
+
+async def test_ctrl_c_while_the_trampoline_starts_is_silent(guard: Guard) -> None:
+    """It is a Python program that takes milliseconds to start; its traceback would tell nobody anything."""
+    in_time = 0
+    for _ in range(50):
+        process, output = start(guard, "print('ran')")
+        in_time += is_caught_as_python_starts(process.pid)
+        process.signal(signal.SIGINT)
+        process.go()
+        assert await process.wait() == -signal.SIGINT
+        assert os.read(output, 1000) == b""
+        os.close(output)
+        await process.clear(grace=0.0)
+        if in_time:
+            break
+    assert in_time
+
+
+async def test_the_program_gets_its_signals(guard: Guard) -> None:
+    process, output = start(guard, "import signal; print(signal.pthread_sigmask(signal.SIG_BLOCK, ()))")
+    process.go()
+    assert await process.wait() == 0
+    assert os.read(output, 1000) == b"set()\n"
+    os.close(output)
+    await process.clear(grace=0.0)
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == set()
