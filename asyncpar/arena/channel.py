@@ -179,6 +179,13 @@ class Turn:
                 raise Mismatch(place)
         return True
 
+    def is_unanimous(self, round_: int) -> bool:
+        """Have all others done this round of the same operation?  False also for whoever runs something else."""
+        try:
+            return self.has_reached(self.channel.others, round_)
+        except Mismatch:
+            return False
+
     def missing(self, places: Sequence[int], round_: int) -> list[int]:
         """Return those of ``places`` that have not done this round; one that runs something else is missing, too."""
         channel, parity = self.channel, self.parity

@@ -33,6 +33,8 @@ SLICE_SECONDS: Final = 1e-3
 RECHECK_SECONDS: Final = 0.5
 _MOST_POLLS: Final = 400
 _FEWEST_POLLS: Final = 16
+_PATIENT_EVERY: Final = 16
+"""After so many waits in vain, see whether polling for long pays again."""
 
 Wait = tuple[Sequence[int], int]
 """Places of the group, and the round that they must have reached."""
@@ -55,6 +57,11 @@ class Task(ABC):
         """Does somebody await it, or something that comes after it?"""
         self.is_dead = False
         """It has failed: nothing of it is touched any more, its turn just passes."""
+
+    def resume(self, turn: Turn, program: Program, wait: Wait) -> None:
+        """Go on with a turn that was entered already."""
+        self.has_entered = True
+        self.turn, self.program, self.wait = turn, program, wait
 
     @abstractmethod
     def begin(self, turn: Turn) -> Program:
@@ -101,8 +108,9 @@ class Driver:
         self._lost = lost
         self._lineups: dict[int, tuple[Lineup, Channel]] = {}
         self._busy: dict[Lineup, Channel] = {}
-        self._most_polls = _MOST_POLLS if arena.may_spin else 0
+        self._most_polls = _MOST_POLLS if arena.may_spin and arena.polls else 0
         self._polls = self._most_polls
+        self._vain_waits = 0
         self._is_settling = False
         self._is_continuing = False
         self._sleeping = arena.segments[arena.rank].words(SLEEPING * 8, 1)
@@ -192,17 +200,29 @@ class Driver:
         self._is_continuing = False
         self.advance_all()
 
+    @property
+    def polls(self) -> int:
+        """How often it is worth to look for something before going to sleep."""
+        return self._polls
+
+    def polled(self, *, was_worth_it: bool) -> None:
+        """Learn from a wait: polling, up to ``polls`` times, was long enough or not."""
+        if was_worth_it:
+            self._polls = min(2 * self._polls, self._most_polls)
+            return
+        self._vain_waits += 1
+        if self._vain_waits % _PATIENT_EVERY == 0:
+            self._polls = self._most_polls
+        else:
+            self._polls = min(max(self._polls // 2, _FEWEST_POLLS), self._most_polls)
+
     def _spin(self, turn: Turn, places: Sequence[int], round_: int) -> bool:
         """Poll for a moment; True if the wait is over."""
         if self._is_settling:
             return False
-        polls = self._polls
-        for _ in range(polls):
-            if turn.has_reached(places, round_):
-                self._polls = min(2 * polls, self._most_polls)
-                return True
-        self._polls = min(max(polls // 2, _FEWEST_POLLS), self._most_polls)
-        return False
+        is_over = any(turn.has_reached(places, round_) for _ in range(self._polls))
+        self.polled(was_worth_it=is_over)
+        return is_over
 
     # -- working -----------------------------------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ compared through a few thousand elements of it, without a second array.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +19,7 @@ from numpy.typing import NDArray
 from asyncpar.bench.settings import DTYPES, REDUCING, ROOT, WHOLE
 
 Array = NDArray[Any]
+Allocate = Callable[[int, np.dtype[Any]], Array]
 
 _STRIDE = 7
 _PRIMES = (61, 31, 13, 7, 3)
@@ -157,13 +159,22 @@ def count_elements(operation: str, size: int, *, ranks: int, itemsize: int) -> i
     return count if operation in WHOLE else max(count // ranks, 1) * ranks
 
 
-def make_case(operation: str, size: int, *, rank: int, ranks: int, dtype: str, reduction: str = "sum") -> Case:
-    """Allocate the arrays for a whole buffer of about ``size`` bytes; see ``count_elements``."""
+def make_case(
+    operation: str,
+    size: int,
+    *,
+    rank: int,
+    ranks: int,
+    dtype: str,
+    reduction: str = "sum",
+    allocate: Allocate = np.empty,
+) -> Case:
+    """Allocate the arrays, of any content, for a whole buffer of about ``size`` bytes; see ``count_elements``."""
     kind = np.dtype(DTYPES[dtype])
     count = count_elements(operation, size, ranks=ranks, itemsize=kind.itemsize)
     given, got = _lengths(operation, count, count // ranks, is_root=rank == ROOT)
-    source = np.zeros(given, kind)
-    target = source if operation in WHOLE else np.zeros(got, kind)
+    source = allocate(given, kind)
+    target = source if operation in WHOLE else allocate(got, kind)
     return Case(
         operation=operation,
         reduction=reduction if operation in REDUCING else "sum",

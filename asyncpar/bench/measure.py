@@ -16,7 +16,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncpar.bench.cases import Case, make_case
+from asyncpar.bench.cases import Allocate, Case, make_case
 from asyncpar.bench.report import Measurement, bandwidths, root_column
 from asyncpar.bench.settings import REDUCING, ROOT, ROOTED, BenchSettings
 from asyncpar.collectives.communicator import Communicator
@@ -29,11 +29,26 @@ Call = Callable[[], Awaitable[Any]]
 
 
 async def measure(
-    comm: Communicator, operation: str, size: int, settings: BenchSettings, *, clock: Clock
+    comm: Communicator,
+    operation: str,
+    size: int,
+    settings: BenchSettings,
+    *,
+    clock: Clock,
+    allocate: Allocate = np.empty,
 ) -> Measurement:
-    """Return the measurement of ``operation`` on ``size`` bytes, the same on every rank."""
+    """Return the measurement of ``operation`` on ``size`` bytes, the same on every rank.
+
+    ``allocate(shape, dtype)`` gives the arrays.
+    """
     case = make_case(
-        operation, size, rank=comm.rank, ranks=comm.size, dtype=settings.dtype, reduction=settings.reduction
+        operation,
+        size,
+        rank=comm.rank,
+        ranks=comm.size,
+        dtype=settings.dtype,
+        reduction=settings.reduction,
+        allocate=allocate,
     )
     call = bind(comm, case, settings.algorithm)
     wrong = await _checked(comm, case, call)
@@ -58,7 +73,7 @@ async def measure(
         iterations=times.size,
         wrong=int(most_wrong),
         algorithm=algorithm,
-        predicted_us=comm.predict(operation, case.nbytes, algorithm=settings.algorithm) * 1e6,
+        predicted_us=comm.predict(operation, case.nbytes, algorithm=algorithm) * 1e6,
         algbw=algbw,
         busbw=busbw,
     )
@@ -139,4 +154,4 @@ def _calls(comm: Communicator, operation: str) -> dict[str, int]:
 def _used(before: dict[str, int], after: dict[str, int]) -> str:
     """Return the algorithm that ran most often since."""
     since = {algorithm: calls - before.get(algorithm, 0) for algorithm, calls in after.items()}
-    return max(since, key=lambda algorithm: since[algorithm], default="none")
+    return max(since, key=lambda algorithm: since[algorithm])

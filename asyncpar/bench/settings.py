@@ -50,7 +50,8 @@ class BenchSettings:
     """One run of `asyncpar bench`.
 
     ``sizes`` are bytes of the whole buffer, ``algorithm`` None leaves the choice to the cost model, ``budget`` is about
-    how many seconds the iterations of one size take, ``calibrates`` says to measure lanes for the cost model first.
+    how many seconds the iterations of one size take, ``calibrates`` says to measure lanes for the cost model first,
+    ``shares`` to have the arrays in memory that the ranks of a host share (``Node.empty``).
     """
 
     operations: tuple[str, ...] = ("all_reduce",)
@@ -60,6 +61,7 @@ class BenchSettings:
     algorithm: str | None = None
     budget: float = 0.5
     calibrates: bool = False
+    shares: bool = False
 
     def __post_init__(self) -> None:
         for operation in self.operations:

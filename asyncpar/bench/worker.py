@@ -89,6 +89,7 @@ async def work(assignment: Assignment, *, reporter: Reporter, show: Show) -> Non
     async with ap.init() as node:
         if settings.calibrates:
             await node.world.calibrate()
+        allocate = node.empty if settings.shares else np.empty
         narrator = Narrator(assignment, is_first=node.rank == 0, reporter=reporter, show=show)
         surroundings = survey(node, assignment.transport)
         narrator.begin(surroundings)
@@ -96,7 +97,10 @@ async def work(assignment: Assignment, *, reporter: Reporter, show: Show) -> Non
         plan = list_cases(settings, node.size)
         for operation, size in plan:
             narrator.next(operation, size, done=len(measurements), total=len(plan))
-            measurements.append(await measure(node.world, operation, size, settings, clock=time.perf_counter))
+            measurement = await measure(
+                node.world, operation, size, settings, clock=time.perf_counter, allocate=allocate
+            )
+            measurements.append(measurement)
             narrator.row(measurements[-1])
         report = Report(surroundings=surroundings, measurements=tuple(measurements))
         narrator.end(report)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from asyncpar.arena.channel import Turn
+from asyncpar.arena.channel import Channel, Turn
 from asyncpar.arena.driver import Program
 from asyncpar.collectives import arena_programs as programs
 from asyncpar.collectives.arena_call import MakeProgram
@@ -22,11 +22,16 @@ CHUNK_BYTES = 1 << 20
 """Larger ones go in chunks of this size, which stay in the cache between the two waits."""
 
 
+def is_at_once(payload: int, channel: Channel) -> bool:
+    """Is an all-reduce of ``payload`` bytes done in one wait?"""
+    return payload <= min(AT_ONCE_BYTES // (channel.size - 1), channel.slot_bytes)
+
+
 def all_reduce(source: Array, target: Array, reduction: Reduction) -> MakeProgram:
     def make(turn: Turn) -> Program:
         size = turn.channel.size
         finish = (lambda result: reduction.finish(result, size)) if reduction.divides else None
-        if source.nbytes <= min(AT_ONCE_BYTES // (size - 1), turn.channel.slot_bytes):
+        if is_at_once(source.nbytes, turn.channel):
             work = target if target.flags.c_contiguous else contiguous(target)
             flat = contiguous(source).reshape(-1)
             yield from programs.combine_all(turn, flat, work.reshape(-1), reduction.combine, finish)

@@ -148,7 +148,8 @@ class Communicator(ArrayOperations):
         ``algorithm`` None is the one that would be used.
         """
         policy = self._engine.policy
-        return policy.model.estimate(operation, algorithm or policy.choose(operation, payload), payload)
+        chosen = algorithm or policy.choose(operation, payload, arena=policy.has_arena)
+        return policy.model.estimate(operation, chosen, payload)
 
     def calibrate(self) -> Coroutine[Any, Any, None]:
         """Measure latency and bandwidth from rank 0 and choose algorithms by its figures, on all ranks alike.

@@ -23,6 +23,7 @@ from asyncpar.collectives.ledger import GroupLedger
 from asyncpar.collectives.operation import Limits, Operation
 from asyncpar.collectives.plan import Plan
 from asyncpar.collectives.policy import Policy
+from asyncpar.collectives.quick import QuickPlan, admit
 from asyncpar.collectives.reduction import Array
 from asyncpar.collectives.statistics import CollectiveStatistics, Tally, Traffic
 from asyncpar.collectives.table import OperationTable
@@ -32,7 +33,7 @@ from asyncpar.transport.home_loop import check_home_loop
 T = TypeVar("T")
 Body = Callable[[Operation], Awaitable[T]]
 
-_KEPT_PLANS = 256
+KEPT_PLANS = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +77,11 @@ class Engine:
         self.size = len(ranks)
         self.rank = ranks.index(table.links.rank)
         self.ledger = GroupLedger()
-        self.group = Group(number=number, name=name, ranks=ranks, ledger=self.ledger, limits=limits)
+        self.group = Group(
+            number=number, name=name, ranks=ranks, ledger=self.ledger, limits=limits, admit_early=self.admit_early
+        )
+        self.quick: dict[Hashable, QuickPlan] = {}
+        """By reduce operation, dtype and shape: how small all-reduces are done."""
         self.others = tuple(rank for rank in ranks if rank != table.links.rank)
         self._prepared: OrderedDict[Hashable, Prepared] = OrderedDict()
         self._tallies: dict[tuple[str, str], Tally] = {}
@@ -93,13 +98,14 @@ class Engine:
         found = self._prepared.get(key)
         if found is None:
             found = self._prepared[key] = make()
-            if len(self._prepared) > _KEPT_PLANS:
+            if len(self._prepared) > KEPT_PLANS:
                 self._prepared.popitem(last=False)
         return found
 
     def forget_prepared(self) -> None:
         """Choose anew from now on."""
         self._prepared.clear()
+        self.quick.clear()
 
     def algorithm(self, operation: str, payload: int, wanted: str | None, *, arena: bool = False) -> str:
         """Return the algorithm to use: the caller's, the pinned one, or the cheapest.
@@ -211,12 +217,29 @@ class Engine:
         if group.is_refused:
             return self.start(name, prepared.description, None, by_messages)
         check_home_loop(self.table.loop, name)
+        self.admit_early()
+        task = self.admit(name, prepared.description, self.ledger.allot(), make, shows=shows, sends=sends)
+        return ArenaCall(task, result, by_messages, self.count)
+
+    def admit(
+        self,
+        name: str,
+        description: Description,
+        sequence: int,
+        make: MakeProgram,
+        *,
+        shows: Array | None = None,
+        sends: int = 0,
+    ) -> ArenaTask:
+        """Make the operation of a call in the arena, and line it up."""
+        group = self.arena
+        assert group is not None
         operation = ArenaOperation(
             table=self.table,
             home=self.group,
             route=self.group,
-            sequence=self.ledger.allot(),
-            description=prepared.description,
+            sequence=sequence,
+            description=description,
             name=name,
             audience=self.others,
         )
@@ -224,7 +247,15 @@ class Engine:
         task = operation.task = ArenaTask(operation, group, make, shows)
         group.lineup.tasks.append(task)
         self.table.enter(operation)
-        return ArenaCall(task, result, by_messages, self.count)
+        return task
+
+    def admit_early(self) -> None:
+        """Make operations of all quick calls that are none yet, in the order of their calls."""
+        early = self.group.early
+        while early:
+            sequence = next(iter(early))
+            plan, x = early.pop(sequence)
+            admit(self, plan, sequence, x)
 
     def _why_not(self) -> str:
         if self.table.arena is None:
@@ -245,6 +276,15 @@ class Engine:
         tally.messages += operation.messages_sent
         tally.steps += operation.steps
         tally.seconds += self.table.now() - operation.started_at
+
+    def count_quick(self, name: str, algorithm: str, payload: int, seconds: float) -> None:
+        """Take a quick call into the statistics."""
+        tally = self._tallies.get((name, algorithm))
+        if tally is None:
+            tally = self._tallies[name, algorithm] = Tally()
+        tally.calls += 1
+        tally.payload_bytes += payload
+        tally.seconds += seconds
 
     def traffic(self) -> Traffic:
         """Return what finished operations have sent so far."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any
 
 from asyncpar.collectives.description import Description
 from asyncpar.collectives.ledger import Ledger
@@ -18,7 +20,16 @@ class Group:
     number and are not over; ``loose`` those that have none: receives that do not know their message yet.
     """
 
-    def __init__(self, *, number: int, name: str, ranks: tuple[int, ...], ledger: Ledger, limits: Limits) -> None:
+    def __init__(
+        self,
+        *,
+        number: int,
+        name: str,
+        ranks: tuple[int, ...],
+        ledger: Ledger,
+        limits: Limits,
+        admit_early: Callable[[], None] | None = None,
+    ) -> None:
         self.number = number
         self.name = name
         self.ranks = ranks
@@ -27,11 +38,20 @@ class Group:
         self.limits = limits
         self.active: dict[int, Operation] = {}
         self.loose: set[Operation] = set()
+        self.early: dict[int, Any] = {}
+        """Calls that are no operations yet, by number: see ``quick``."""
+        self._admit_early = admit_early
         self.history: OrderedDict[int, Description] = OrderedDict()
 
     def is_stale(self, sequence: int) -> bool:
         """Is the operation with this number over here?"""
-        return sequence not in self.active and self.ledger.is_past(sequence)
+        return sequence not in self.active and sequence not in self.early and self.ledger.is_past(sequence)
+
+    def find(self, sequence: int) -> Operation | None:
+        """Return the operation with this number, if it has begun and is not over."""
+        if sequence in self.early and self._admit_early is not None:
+            self._admit_early()
+        return self.active.get(sequence)
 
     def retire(self, sequence: int, description: Description) -> None:
         """The operation with this number is over; remember for a while what it was."""
@@ -42,4 +62,6 @@ class Group:
 
     def pending(self) -> list[Operation]:
         """Return the operations that are not over."""
+        if self.early and self._admit_early is not None:
+            self._admit_early()
         return [*self.active.values(), *self.loose]

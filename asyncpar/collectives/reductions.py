@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Coroutine
 from typing import Any
 
+import numpy as np
+
 from asyncpar.collectives import arena_operations
 from asyncpar.collectives.algorithms.catalog import ARENA
 from asyncpar.collectives.algorithms.steps import Recv, Schedule
@@ -18,7 +20,7 @@ from asyncpar.collectives.arguments import (
     check_writable,
     contiguous,
 )
-from asyncpar.collectives.engine import Engine, Prepared, describe_array
+from asyncpar.collectives.engine import KEPT_PLANS, Engine, Prepared, describe_array
 from asyncpar.collectives.execute import Workspace, execute
 from asyncpar.collectives.layout import (
     AlongBuffer,
@@ -30,6 +32,7 @@ from asyncpar.collectives.layout import (
 )
 from asyncpar.collectives.operation import Operation
 from asyncpar.collectives.plan import Plan
+from asyncpar.collectives.quick import QuickCall, QuickPlan
 from asyncpar.collectives.reduction import Array, Reduction, reduction_for
 from asyncpar.collectives.workspace import InPlace, Scratch
 
@@ -37,6 +40,10 @@ from asyncpar.collectives.workspace import InPlace, Scratch
 def all_reduce(
     engine: Engine, x: object, *, op: str, out: object, algorithm: str | None, key: str | None
 ) -> Coroutine[Any, Any, Array]:
+    if out is None and key is None and algorithm is None and type(x) is np.ndarray:
+        plan = engine.quick.get((op, x.dtype, x.shape))
+        if plan is not None and x.flags.writeable:
+            return QuickCall(engine, plan, x)
     source = check_array(x)
     target = check_writable(source, "x") if out is None or out is x else check_out(out, source.shape, source.dtype)
     prepared = engine.prepared(
@@ -62,11 +69,23 @@ def all_reduce(
         return target
 
     if prepared.is_in_arena:
+        if algorithm is None and source is x:
+            _plan_quickly(engine, prepared, op, source)
         make = arena_operations.all_reduce(source, target, reduction)
         return engine.start_in_arena(
             "all_reduce", prepared, make, body, result=target, shows=target, sends=source.nbytes
         )
     return engine.start("all_reduce", prepared.description, key, body)
+
+
+def _plan_quickly(engine: Engine, prepared: Prepared, op: str, x: Array) -> None:
+    """From now on, do all-reduces like that of ``x`` the quick way, if the group's channel is open and ``x`` small."""
+    group = engine.arena
+    channel = None if group is None else group.lineup.channel
+    if group is not None and channel is not None and arena_operations.is_at_once(x.nbytes, channel):
+        if len(engine.quick) >= KEPT_PLANS:
+            engine.quick.clear()
+        engine.quick[op, x.dtype, x.shape] = QuickPlan(group, channel, prepared.description, prepared.extra[0], x)
 
 
 def _prepare_all_reduce(engine: Engine, x: Array, op: str, wanted: str | None, *, arena: bool) -> Prepared:

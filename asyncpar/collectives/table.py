@@ -6,6 +6,7 @@ import asyncio
 from collections import OrderedDict
 from typing import Final
 
+from asyncpar.arena.driver import Lineup
 from asyncpar.collectives.arena_group import ArenaHost
 from asyncpar.collectives.control import Abort, Probe, Status, decode_control, encode_control, shortened
 from asyncpar.collectives.description import KEYED, Description, difference
@@ -54,6 +55,10 @@ class OperationTable:
             told = self._aborted.pop((operation.route.number, operation.sequence), None)
             if told is not None:
                 operation.fail(_error_of(operation, *told))
+
+    def is_calm(self, lineup: Lineup) -> bool:
+        """Is nothing lined up, nobody lost, and nothing aborted that was not called yet?"""
+        return not (lineup.tasks or self._aborted or self.links.lost or self.links.closed is not None)
 
     def lost_member(self, group: Home) -> PeerLost | None:
         """Return the error of the first rank of ``group`` that is gone, this one included; None if all are there."""
@@ -242,7 +247,7 @@ class OperationTable:
 
     def _operation(self, group: int, sequence: int) -> Operation | None:
         known = self._groups.get(group)
-        return None if known is None else known.active.get(sequence)
+        return None if known is None else known.find(sequence)
 
 
 def _number(operation: Operation) -> str:

@@ -61,6 +61,7 @@ class BenchOptions:
 @option("--redop", metavar="NAME", default="sum", help=f"How to reduce: {', '.join(REDUCTIONS)}.  [sum]")
 @option("--budget", metavar="SECONDS", default="0.5", help="Time for the iterations of one size, 5 to 10000.  [0.5]")
 @option("--calibrate", is_flag=True, help="Measure lanes first, and choose and predict by that.")
+@option("--shared", is_flag=True, help="Arrays in memory that ranks of a host share (Node.empty): no copy in.")
 @option("--json", "prints_json", is_flag=True, help="One JSON document on stdout, and nothing else there.")
 @option("--plot", metavar="FILE.png", default=None, help="Draw time and bandwidth; needs asyncpar[plot].")
 def bench(operations: tuple[str, ...], **given: Any) -> None:
@@ -100,6 +101,7 @@ def parse_options(operations: tuple[str, ...], given: dict[str, Any]) -> BenchOp
         algorithm=given["algorithm"],
         budget=parse_seconds("--budget", given["budget"]),
         calibrates=given["calibrate"],
+        shares=given["shared"],
     )
     return BenchOptions(
         settings=settings,

@@ -1,4 +1,4 @@
-"""Options of TCP sockets, and how a dead peer is told from a busy one.
+"""Options of sockets, and how a dead peer is told from a busy one.
 
 An idle connection is watched by keepalive probes.  One with unacknowledged bytes would be watched by TCP_USER_TIMEOUT,
 but that also kills a connection whose peer acknowledges every probe and only has not read for a while: a rank that
@@ -8,6 +8,7 @@ kernel is asking and nobody answers.
 
 from __future__ import annotations
 
+import logging
 import socket
 import struct
 from collections.abc import Callable
@@ -18,12 +19,18 @@ KEEPALIVE_OPTIONS = (("TCP_KEEPIDLE", 1), ("TCP_KEEPINTVL", 1), ("TCP_KEEPCNT", 
 PULSE_SECONDS = 1.0
 SILENCE_SECONDS = 3.5
 
+_log = logging.getLogger(__name__)
+
 _TCP_INFO_BYTES = 60
 _RETRANSMITS = struct.Struct("<xxBB")
 _LAST_ACK = struct.Struct("<56xI")
 
 
-def tune(sock: socket.socket) -> None:
+UNIX_SEND_BYTES = 4 * 1024 * 1024
+"""What a Unix socket may hold: the default of 208 KiB makes the two ends take turns."""
+
+
+def tune_tcp(sock: socket.socket) -> None:
     """Send small frames at once, and notice a dead peer of an idle connection within 4 seconds.
 
     Buffer sizes are left to the kernel, which grows them as needed; fixing them would switch that off.
@@ -34,6 +41,26 @@ def tune(sock: socket.socket) -> None:
         option = getattr(socket, name, None)
         if option is not None:
             sock.setsockopt(socket.IPPROTO_TCP, option, value)
+    if sock.getpeername()[0] == sock.getsockname()[0]:
+        _forgo_pacing(sock)
+
+
+def _forgo_pacing(sock: socket.socket) -> None:
+    """Inside a host nothing is lost and nobody shares the way, so pacing (BBR's, where that is the default) only costs.
+
+    Reno is the one congestion control that every Linux has and lets every process choose.
+    """
+    option = getattr(socket, "TCP_CONGESTION", None)
+    if option is not None:
+        try:
+            sock.setsockopt(socket.IPPROTO_TCP, option, b"reno")
+        except OSError as error:
+            _log.debug("the congestion control of a connection inside this host stays as it is: %s", error)
+
+
+def tune_unix(sock: socket.socket) -> None:
+    """Let a Unix socket hold enough for both ends to work at once, as far as ``net.core.wmem_max`` allows."""
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, UNIX_SEND_BYTES)
 
 
 def read_tcp_info(sock: socket.socket) -> bytes:

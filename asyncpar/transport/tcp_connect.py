@@ -7,11 +7,11 @@ import os
 
 from asyncpar.errors import UsageError
 from asyncpar.transport.handshaking import PEER_SECONDS, STRANGER_SECONDS, HandshakeProtocol, Medium, Porter
-from asyncpar.transport.sockets import Pulse, read_tcp_info, tune
+from asyncpar.transport.sockets import Pulse, read_tcp_info, tune_tcp
 from asyncpar.transport.stream import StreamLane
 from asyncpar.wire.handshake import NONCE_BYTES, Handshake, LinkTerms
 
-TCP = Medium(kind="tcp", prepare=tune, watch=lambda sock: Pulse(lambda: read_tcp_info(sock)))
+TCP = Medium(kind="tcp", prepare=tune_tcp, watch=lambda sock: Pulse(lambda: read_tcp_info(sock)))
 
 
 class TcpListener:

@@ -16,6 +16,7 @@ import struct
 import sys
 
 from asyncpar.transport.handshaking import PEER_SECONDS, STRANGER_SECONDS, HandshakeProtocol, Medium, Porter
+from asyncpar.transport.sockets import tune_unix
 from asyncpar.transport.stream import StreamLane
 from asyncpar.wire.handshake import NONCE_BYTES, Handshake, LinkTerms
 
@@ -35,7 +36,12 @@ def check_same_user(sock: socket.socket) -> None:
         raise PermissionError(f"the process at the other end runs as user {user}, this one as {os.geteuid()}")
 
 
-UNIX = Medium(kind="shm", prepare=check_same_user)
+def _prepare(sock: socket.socket) -> None:
+    check_same_user(sock)
+    tune_unix(sock)
+
+
+UNIX = Medium(kind="shm", prepare=_prepare)
 
 
 class UnixListener:

@@ -23,12 +23,12 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-import asyncpar  # noqa: E402
-from asyncpar.bench.settings import OPERATIONS  # noqa: E402
-from asyncpar.bench.sizes import parse_size  # noqa: E402
-from asyncpar.config.transport import TRANSPORTS  # noqa: E402
-from asyncpar.errors import UsageError  # noqa: E402
-from scripts.bench.comparison import (  # noqa: E402
+import asyncpar
+from asyncpar.bench.settings import OPERATIONS
+from asyncpar.bench.sizes import parse_size
+from asyncpar.config.transport import TRANSPORTS
+from asyncpar.errors import UsageError
+from scripts.bench.comparison import (
     LANE_TARGETS,
     OURS,
     TARGETS,
@@ -39,7 +39,7 @@ from scripts.bench.comparison import (  # noqa: E402
     results_tables,
     verdict_table,
 )
-from scripts.bench.environments import (  # noqa: E402
+from scripts.bench.environments import (
     DEFAULT_ENVIRONMENTS,
     ENVIRONMENTS,
     JobFailedError,

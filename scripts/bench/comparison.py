@@ -152,7 +152,10 @@ def format_time(seconds: float | None) -> str:
 
 
 def format_ratio(ratio: float | None) -> str:
-    return "-" if ratio is None else f"{ratio:.2f}x" if ratio < 10 else f"{ratio:.0f}x"
+    """Return it with two digits or more, ``-`` for none."""
+    if ratio is None:
+        return "-"
+    return f"{ratio:.3f}x" if ratio < 0.1 else f"{ratio:.2f}x" if ratio < 10 else f"{ratio:.0f}x"
 
 
 def results_tables(results: Results, sides: Sequence[str], *, ours: str = "asyncpar") -> list[str]:

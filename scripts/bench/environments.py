@@ -125,7 +125,7 @@ def run_together(
     whatever happens.
     """
     with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:
-        processes: list[subprocess.Popen[str]] = []
+        processes: list[subprocess.Popen[bytes]] = []
         try:
             for command, environment in zip(commands, environments, strict=True):
                 stdout = subprocess.DEVNULL if processes else output
@@ -153,7 +153,7 @@ def run_together(
         return output.read()
 
 
-def _end(process: subprocess.Popen[str]) -> None:
+def _end(process: subprocess.Popen[bytes]) -> None:
     """Leave nothing of a process' group."""
     if process.poll() is not None:
         return

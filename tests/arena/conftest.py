@@ -7,7 +7,7 @@ import gc
 import os
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 import uvloop
@@ -18,10 +18,36 @@ from asyncpar.arena.formation import form_arena
 from asyncpar.arena.settings import ArenaSettings
 from asyncpar.config.world import Member, World
 
+T = TypeVar("T")
 SECRET = b"s" * 32
 SETTINGS = ArenaSettings(bytes=256 << 10, polls=True, seconds=5.0)
 
 Run = Callable[[Coroutine[Any, Any, None]], None]
+
+
+class Told(list[T]):
+    """What was told, in order; ``until`` waits for it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._news = asyncio.Event()
+
+    def append(self, entry: T) -> None:
+        super().append(entry)
+        self._news.set()
+
+    async def until(self, count: int) -> None:
+        """Wait until there are ``count`` entries."""
+        async with asyncio.timeout(10):
+            while len(self) < count:
+                self._news.clear()
+                await self._news.wait()
+
+
+async def settle() -> None:
+    """Let the loop handle everything that is ready."""
+    for _ in range(20):
+        await asyncio.sleep(0)
 
 
 @dataclass
@@ -34,8 +60,8 @@ class Ranks:
     contribute: dict[int, Callable[[int, ArenaSettings], Contribution]] = field(default_factory=dict)
     secrets: dict[int, bytes] = field(default_factory=dict)
     own_settings: dict[int, ArenaSettings] = field(default_factory=dict)
-    lost: list[tuple[int, int, str]] = field(default_factory=list)
-    left: list[tuple[int, int]] = field(default_factory=list)
+    lost: Told[tuple[int, int, str]] = field(default_factory=Told)
+    left: Told[tuple[int, int]] = field(default_factory=Told)
 
     @property
     def world(self) -> World:
@@ -73,8 +99,11 @@ def _open_files() -> int:
 
 async def _leave_no_task(test: Awaitable[None]) -> None:
     before = asyncio.all_tasks()
+    complaints: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
     await test
     assert asyncio.all_tasks() == before, "tasks were left behind"
+    assert complaints == [], "the loop met errors that nobody caught"
 
 
 @pytest.fixture(params=["asyncio", "uvloop"])

@@ -25,7 +25,7 @@ from asyncpar.arena.packet_socket import open_socket
 from asyncpar.arena.segment import HEADER_BYTES
 from asyncpar.arena.settings import ArenaSettings
 from asyncpar.errors import ArenaFull, PeerLost, UsageError
-from tests.arena.conftest import SECRET, SETTINGS, Ranks, Run
+from tests.arena.conftest import SECRET, SETTINGS, Ranks, Run, settle
 
 REQUIRED = replace(SETTINGS, required=True)
 HASTY = replace(SETTINGS, seconds=0.3)
@@ -221,7 +221,7 @@ def test_an_offer_that_is_not_true_makes_it_none(
         true = contribute(rank, settings)
         return replace(true, offer=msgspec.structs.replace(true.offer, **changes))
 
-    run(Ranks(3, contribute={1: lie}).fail_all())
+    run(Ranks(5, contribute={1: lie}).fail_all())
     (logged,) = problems(caplog)
     assert problem in logged
 
@@ -386,7 +386,7 @@ def test_cancelling_one_rank_at_any_moment_ends_it_for_all_or_is_seen_as_leaving
             formed = [arena for arena in arenas if arena is not None]
             for arena in formed:
                 arena.on_ring = lambda _: None
-            await asyncio.sleep(0.01)
+            await settle()
             assert {rank for rank, peer in ranks.left if peer == cancelled} == {arena.rank for arena in formed}
             close_all(formed)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import mmap
 import os
@@ -112,6 +113,17 @@ def test_too_little_memory_is_an_error_now_and_no_fault_later(owner: Segment) ->
         create(room=lambda: 0)
     with pytest.raises(ArenaFull, match="3 MiB of shared memory needed, 1 MiB available"):
         owner.take_heap_memory(0, 3 << 20, room=lambda: 1 << 20)
+
+
+def test_a_system_that_refuses_memory_is_an_error_too(owner: Segment, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", refuse)
+    with pytest.raises(ArenaFull, match=r"2 MiB of shared memory cannot be had \(No space left on device\)"):
+        owner.take_heap_memory(0, 2 << 20)
+    with pytest.raises(ArenaFull):
+        create()
 
 
 def test_only_the_bounded_part_takes_memory(owner: Segment) -> None:

@@ -81,7 +81,7 @@ def test_the_defaults_are_all_reduce_on_two_ranks(no_launch: list[BenchOptions])
 
 def test_options_arrive(no_launch: list[BenchOptions]) -> None:
     words = "gather scatter --min 1K --max 4KB --factor 2 --nproc auto --transport grpc --algorithm tree"
-    more = " --dtype int8 --budget 2 --calibrate --json --plot x.png"
+    more = " --dtype int8 --budget 2 --calibrate --shared --json --plot x.png"
     result = invoke(*(words + more).split())
     assert result.exit_code == 0, result.output
     (options,) = no_launch
@@ -90,6 +90,7 @@ def test_options_arrive(no_launch: list[BenchOptions]) -> None:
     assert (options.settings.algorithm, options.settings.dtype, options.settings.budget) == ("tree", "int8", 2.0)
     assert (options.nproc, options.transport, options.prints_json, options.plot) == (None, "grpc", True, Path("x.png"))
     assert options.settings.calibrates
+    assert options.settings.shares
 
 
 def test_all_means_all_and_nothing_twice(no_launch: list[BenchOptions]) -> None:
@@ -165,6 +166,7 @@ def test_wrong_elements_are_exit_code_1(capsys: pytest.CaptureFixture[str]) -> N
             "redop": "sum",
             "budget": "1",
             "calibrate": False,
+            "shared": False,
             "prints_json": True,
         },
     )

@@ -1,0 +1,223 @@
+"""Small all-reduces in the arena, in as few steps as possible.
+
+Theory of operation.  Most of the time of a small operation would be spent on keeping books that nobody reads.  So a
+``QuickCall`` keeps none: it has a sequence number and a note in ``Group.early``.  If its turn has come when it is
+awaited, and the others are there or come while this rank polls, it is over without the loop and without ever having
+been an ``Operation``.  Whatever else happens turns it into one first, with everything that belongs to it: a call that
+comes after it, a wait, a message of a peer about it, a lost peer.
+
+What runs is the program ``combine_all`` of ``arena_programs``: publish, wait, combine.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Coroutine, Generator
+from time import perf_counter
+from typing import Any, Final, Protocol
+
+from asyncpar.arena.channel import ROUND_BITS, Channel, Turn
+from asyncpar.arena.driver import Program
+from asyncpar.collectives.arena_call import ArenaCall, ArenaOperation, ArenaTask, MakeProgram
+from asyncpar.collectives.arena_group import ArenaGroup
+from asyncpar.collectives.description import Description
+from asyncpar.collectives.ending import give_up
+from asyncpar.collectives.group import Group
+from asyncpar.collectives.ledger import GroupLedger
+from asyncpar.collectives.operation import Operation
+from asyncpar.collectives.reduction import Array, Reduction
+from asyncpar.collectives.table import OperationTable
+from asyncpar.transport.home_loop import check_home_loop
+
+_NAME: Final = "all_reduce"
+_POLLS_PER_LOOK: Final = 3
+"""Looking at a word here costs a third of what a look costs the driver."""
+
+
+class QuickPlan:
+    """All that is the same for all all-reduces like that of ``x``, over the open channel of ``group``."""
+
+    def __init__(
+        self, group: ArenaGroup, channel: Channel, description: Description, reduction: Reduction, x: Array
+    ) -> None:
+        self.description = description
+        self.lineup = group.lineup
+        self.others = channel.others
+        self._driver = group.host.driver
+        self._channel = channel
+        self._reduction = reduction
+        self._views = [[view.reshape(x.shape) for view in channel.views(parity, x.dtype, x.size)] for parity in (0, 1)]
+        self._own = [views[channel.place] for views in self._views]
+        self._words = [channel.progress[place] for place in channel.others]
+
+    def begin(self, sequence: int, x: Array) -> Turn | None:
+        """Publish ``x``; None if the channel is not clear."""
+        channel, parity = self._channel, sequence & 1
+        if not channel.is_clear(parity):
+            return None
+        turn = Turn(channel, sequence)
+        turn.enter(self.description.fingerprint)
+        self._own[parity][...] = x
+        turn.post(1)
+        return turn
+
+    def poll(self, turn: Turn) -> bool:
+        """Wait for a moment for the others; True when all have published, or one does something else."""
+        target = (turn.sequence << ROUND_BITS) + 1
+        polls = self._driver.polls * _POLLS_PER_LOOK
+        for word in self._words:
+            while word[0] < target:
+                polls -= 1
+                if polls < 0:
+                    self._driver.polled(was_worth_it=False)
+                    return False
+        self._driver.polled(was_worth_it=True)
+        return turn.is_unanimous(1)
+
+    def finish(self, turn: Turn, x: Array) -> None:
+        """Combine what all have published into ``x``, and leave."""
+        self._combine(turn.parity, x)
+        turn.end(is_completed=True)
+
+    def program(self, turn: Turn, x: Array) -> Program:
+        """Do all of it step by step."""
+        turn.enter(self.description.fingerprint)
+        self._own[turn.parity][...] = x
+        turn.post(1)
+        yield self.others, 1
+        self._combine(turn.parity, x)
+
+    def rest(self, turn: Turn, x: Array) -> Program:
+        """Do what is left when the others have published."""
+        self._combine(turn.parity, x)
+        yield from ()
+
+    def _combine(self, parity: int, x: Array) -> None:
+        views = self._views[parity]
+        combine = self._reduction.combine
+        combine(views[0], views[1], x)
+        for view in views[2:]:
+            combine(x, view, x)
+        if self._reduction.divides:
+            self._reduction.finish(x, self._channel.size)
+
+
+class QuickEngine(Protocol):
+    """What a quick call needs of its group: see ``Engine``."""
+
+    table: OperationTable
+    group: Group
+    ledger: GroupLedger
+
+    def admit(
+        self, name: str, description: Description, sequence: int, make: MakeProgram, *, sends: int
+    ) -> ArenaTask: ...
+    def admit_early(self) -> None: ...
+    def count_quick(self, name: str, algorithm: str, payload: int, seconds: float) -> None: ...
+    def count(self, operation: Operation) -> None: ...
+
+
+class QuickCall(Coroutine[Any, Any, Array]):
+    """The awaitable of a small all-reduce of ``x`` in place."""
+
+    __slots__ = ("_engine", "_plan", "_running", "_sequence", "_x")
+
+    def __init__(self, engine: QuickEngine, plan: QuickPlan, x: Array) -> None:
+        check_home_loop(engine.table.loop, _NAME)
+        self._engine = engine
+        self._plan = plan
+        self._x = x
+        self._running: Generator[Any, Any, Array] | None = None
+        self._sequence = sequence = engine.ledger.allot()
+        engine.group.early[sequence] = plan, x
+
+    def __await__(self) -> Generator[Any, Any, Array]:
+        if self._running is not None:
+            raise RuntimeError("cannot reuse already awaited coroutine")
+        self._running = running = self._run()
+        return running
+
+    def __getattr__(self, name: str) -> str:
+        """Be called like a coroutine by whoever shows it."""
+        if name in ("__name__", "__qualname__"):
+            return f"Communicator.{_NAME}"
+        raise AttributeError(name)
+
+    def send(self, value: Any) -> Any:
+        return (self._running or self.__await__()).send(value)
+
+    def throw(self, *error: Any) -> Any:
+        try:
+            return (self._running or self.__await__()).throw(*error)
+        finally:
+            self._give_up()
+
+    def close(self) -> None:
+        try:
+            if self._running is not None:
+                self._running.close()
+        finally:
+            self._give_up()
+
+    def __del__(self) -> None:
+        if self._running is None:
+            warnings.warn(f"coroutine '{self.__qualname__}' was never awaited", RuntimeWarning, stacklevel=2)
+            self._give_up()
+
+    def _run(self) -> Generator[Any, Any, Array]:
+        engine, sequence = self._engine, self._sequence
+        table, early = engine.table, engine.group.early
+        try:
+            check_home_loop(table.loop, _NAME)
+        except BaseException:
+            self._give_up()
+            raise
+        if len(early) == 1 and sequence in early and table.is_calm(self._plan.lineup) and self._is_over_at_once():
+            return self._x
+        if sequence in early:
+            engine.admit_early()
+        operation = engine.group.active[sequence]
+        assert isinstance(operation, ArenaOperation)
+        yield from ArenaCall(operation.task, None, _impossible, engine.count).__await__()
+        return self._x
+
+    def _is_over_at_once(self) -> bool:
+        """Get through without the loop, or become an operation that goes on from where this got."""
+        engine, plan, sequence, x = self._engine, self._plan, self._sequence, self._x
+        started = perf_counter()
+        turn = plan.begin(sequence, x)
+        if turn is None:
+            return False
+        del engine.group.early[sequence]
+        description = plan.description
+        if plan.poll(turn):
+            plan.finish(turn, x)
+            engine.group.retire(sequence, description)
+            engine.count_quick(_NAME, description.algorithm, x.nbytes, perf_counter() - started)
+            return True
+        task = admit(engine, plan, sequence, x)
+        task.resume(turn, plan.rest(turn, x), (plan.others, 1))
+        return False
+
+    def _give_up(self) -> None:
+        """Nobody will await the call.  From any thread."""
+        loop = self._engine.table.loop
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(_give_up_now, self._engine, self._sequence)
+
+
+def admit(engine: QuickEngine, plan: QuickPlan, sequence: int, x: Array) -> ArenaTask:
+    """Make an operation of a quick call."""
+    return engine.admit(_NAME, plan.description, sequence, lambda turn: plan.program(turn, x), sends=x.nbytes)
+
+
+def _give_up_now(engine: QuickEngine, sequence: int) -> None:
+    if sequence in engine.group.early:
+        engine.admit_early()
+    operation = engine.group.active.get(sequence)
+    if operation is not None:
+        give_up(operation)
+
+
+async def _impossible(operation: Operation) -> Any:
+    raise AssertionError(f"{operation.label}: its group has an open channel")
