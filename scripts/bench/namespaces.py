@@ -71,6 +71,6 @@ def _commands(left: End, right: End, bits_per_second: int) -> list[str]:
             f"{within} link set {DEVICE} up",
             f"{within} link set lo up",
             f"ip netns exec {end.namespace} tc qdisc add dev {DEVICE} root"
-            f" tbf rate {bits_per_second}bit burst 64kb latency 20ms",
+            f" tbf rate {bits_per_second}bit burst 100kb latency 20ms",
         ]
     return commands

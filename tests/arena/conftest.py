@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+import secrets
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -58,22 +59,24 @@ class Ranks:
     settings: ArenaSettings = SETTINGS
     hosts: tuple[str, ...] = ()
     contribute: dict[int, Callable[[int, ArenaSettings], Contribution]] = field(default_factory=dict)
-    secrets: dict[int, bytes] = field(default_factory=dict)
+    own_secrets: dict[int, bytes] = field(default_factory=dict)
     own_settings: dict[int, ArenaSettings] = field(default_factory=dict)
+    job: str = field(default_factory=lambda: secrets.token_hex(4))
     lost: Told[tuple[int, int, str]] = field(default_factory=Told)
     left: Told[tuple[int, int]] = field(default_factory=Told)
 
     @property
     def world(self) -> World:
         hosts = self.hosts or ("here",) * self.size
-        return World(members=tuple(Member(rank=rank, host=host, host_id=host) for rank, host in enumerate(hosts)))
+        members = tuple(Member(rank=rank, host=host, host_id=host) for rank, host in enumerate(hosts))
+        return World(members=members, job=self.job)
 
     def form(self, rank: int) -> Coroutine[Any, Any, Arena | None]:
         """Form the arena as ``rank``."""
         return form_arena(
             world=self.world,
             rank=rank,
-            secret=self.secrets.get(rank, SECRET),
+            secret=self.own_secrets.get(rank, SECRET),
             settings=self.own_settings.get(rank, self.settings),
             on_lost=lambda peer, cause: self.lost.append((rank, peer, cause)),
             on_left=lambda peer: self.left.append((rank, peer)),

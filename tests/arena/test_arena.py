@@ -250,15 +250,29 @@ class Mortal:
         await self.process.communicate()
 
 
-def test_a_rank_whose_process_ends_is_lost_once(run: Run) -> None:
+def test_a_rank_whose_process_ends_is_lost(run: Run) -> None:
     async def main() -> None:
         mortal = Mortal()
         await mortal.live()
         await mortal.die()
-        mortal.doorbell.close()
         mortal.arena.ring(1, 0, 0)
         await settle()
         assert (mortal.told, mortal.causes) == ([("lost", 1)], ["its process ended"])
+        await mortal.end()
+
+    run(main())
+
+
+def test_an_end_that_is_seen_in_two_ways_is_told_once(run: Run) -> None:
+    async def main() -> None:
+        mortal = Mortal()
+        await mortal.live()
+        mortal.process.kill()
+        select.select([mortal.pidfd], [], [])
+        mortal.doorbell.close()
+        mortal.arena.ring(1, 0, 0)
+        await settle()
+        assert mortal.told == [("lost", 1)]
         await mortal.end()
 
     run(main())

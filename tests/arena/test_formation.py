@@ -286,7 +286,7 @@ def test_a_convener_that_says_nothing_is_not_waited_for_for_ever(run: Run) -> No
 
 
 def test_a_convener_of_another_secret_is_not_met(run: Run) -> None:
-    run(Ranks(2, settings=HASTY, secrets={1: b"t" * 32}).fail_all())
+    run(Ranks(2, settings=HASTY, own_secrets={1: b"t" * 32}).fail_all())
 
 
 def test_a_meeting_place_that_is_taken_makes_it_none(run: Run, caplog: pytest.LogCaptureFixture) -> None:
