@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from asyncpar.arena.formation import form_arena
+from asyncpar.arena.limits import core_quota, usable_cores
 from asyncpar.arena.settings import ArenaSettings
 from asyncpar.collectives.arena_group import ArenaHost
 from asyncpar.collectives.communicator import Communicator
@@ -281,7 +282,8 @@ async def serve_links(
 ) -> tuple[RpcServer, GrpcConnector]:
     """Start a gRPC server that accepts links; ``stack`` stops it."""
     server = RpcServer(credentials, bind=bind)
-    connector = GrpcConnector(credentials=credentials, transport=transport, bind=bind)
+    processors = min(len(usable_cores()), core_quota())
+    connector = GrpcConnector(credentials=credentials, transport=transport, bind=bind, processors=processors)
     connector.register(server)
     await server.start()
     stack.push_async_callback(server.stop)

@@ -3,7 +3,9 @@
 Theory of operation.  A buffer's memory belongs to its array: when the array and all views of it are gone, a finalizer
 punches the pages out of the memory file, which frees them at once, for peers too, and notes the range.  Finalizers run
 wherever the last reference is dropped: in any thread, and even, by garbage collection, in the middle of an allocation.
-So they never touch the list of free ranges; they append to a queue (atomic), which the next allocation empties.
+So they never touch the list of free ranges; they append to a queue (atomic), which the next allocation empties.  A
+forked child has the same arrays and the same memory (it is shared, so what either writes both see); the child's
+finalizers leave it alone.
 """
 
 from __future__ import annotations
@@ -37,6 +39,7 @@ class Buffers:
         self._segment: Segment | None = segment
         self._problem = ""
         self._room = room
+        self._measured = self._taken = 0
         self._ranges = FreeRanges(capacity=segment.heap_bytes, granularity=mmap.PAGESIZE)
         self._returned: deque[int] = deque()
         self._start = self._size = 0
@@ -45,7 +48,8 @@ class Buffers:
     def empty(self, shape: SupportsIndex | Sequence[SupportsIndex], dtype: DTypeLike) -> NDArray[Any]:
         """Return a new C-contiguous array, aligned to a page, whose content is undefined.
 
-        Raises ``ArenaFull`` when there is no memory for it, ``UsageError`` for a dtype that holds objects.
+        Takes about half a millisecond per MiB, for the memory is taken and mapped now.  Raises ``ArenaFull`` when there
+        is none, ``UsageError`` for a dtype that holds objects.
         """
         kind = np.dtype(dtype)
         if kind.hasobject:
@@ -87,16 +91,23 @@ class Buffers:
             )
         whole = self._ranges.round_up(size)
         try:
-            self._segment.take_heap_memory(offset, whole, room=self._room)
+            self._segment.take_heap_memory(offset, whole, room=lambda: self._room_for(whole))
         except ArenaFull:
             self._ranges.release(offset)
             raise
+        self._taken += whole
         array = np.ndarray(shape, kind, buffer=heap, offset=offset)
         weakref.finalize(array, _give_back, heap, self._returned, offset, whole, os.getpid()).atexit = False
         if not self._size:
             self._start = array.__array_interface__["data"][0] - offset
             self._size = self._segment.heap_bytes
         return array
+
+    def _room_for(self, size: int) -> int:
+        """Return what is available, measured again only when an eighth of it was taken or it seems too little."""
+        if self._taken > self._measured // 8 or size > self._measured - self._taken:
+            self._measured, self._taken = self._room(), 0
+        return self._measured - self._taken
 
 
 def _give_back(heap: mmap.mmap, returned: deque[int], offset: int, size: int, owner: int) -> None:

@@ -7,7 +7,8 @@ wait, or for ``SLICE_SECONDS``; then the loop gets its turn.
 A wait polls for a moment, only where every rank has a core of its own; the number of polls adapts: it doubles when it
 pays and halves when it does not.  After that the rank stores ``SLEEPING``, looks once more (see ``channel`` for why
 that loses no wake-up) and leaves; a doorbell message brings it back.  As a last resort, if that argument had a hole, a
-timer looks again every ``RECHECK_SECONDS``; ``rescues`` counts how often it found something, and tests ask for 0.
+timer looks again every ``RECHECK_SECONDS``; ``rescues`` counts how often it found something that nobody rang for, and
+tests ask for 0.
 
 A task may start before it is awaited, namely when a later one of its channel is: so the order in which callers await
 does not matter.  A task that has failed leaves a tombstone, whose turn passes at once.
@@ -111,6 +112,7 @@ class Driver:
         self._most_polls = _MOST_POLLS if arena.may_spin and arena.polls else 0
         self._polls = self._most_polls
         self._vain_waits = 0
+        self._rings = 0
         self._is_settling = False
         self._is_continuing = False
         self._sleeping = arena.segments[arena.rank].words(SLEEPING * 8, 1)
@@ -124,6 +126,7 @@ class Driver:
 
     def told(self, messages: Sequence[tuple[int, int, int]]) -> None:
         """Take what came through the doorbell: (rank, group, progress)."""
+        self._rings += 1
         if not self.arena.polls:
             for rank, group, word in messages:
                 found = self._lineups.get(group)
@@ -192,9 +195,14 @@ class Driver:
     def _recheck(self) -> None:
         self._timer = None
         if self._busy and not self._is_continuing:
-            self.rescues += self._advance_busy()
+            if self._advance_busy():
+                self._loop.call_later(RECHECK_SECONDS, self._judge, self._rings)
             if self._busy:
                 self._sleep()
+
+    def _judge(self, rings: int) -> None:
+        """The timer found something: was a ring on its way, which has come by now, or would nobody have rung?"""
+        self.rescues += self._rings == rings
 
     def _continue(self) -> None:
         self._is_continuing = False

@@ -19,11 +19,24 @@ INLINE_BYTES = 1 << 18
 """Up to here a phase is over in less time than handing it to a thread would take."""
 
 
+class ThreadTurns:
+    """Who may use a thread: ``sending`` phases come before a bucket's first message, ``receiving`` ones after it.
+
+    Of each kind a few run at a time, in the order in which they asked.  Buckets that are ready together would otherwise
+    all be encoded together, and the wire would be idle until the first of them is done, which is almost when the last
+    one is.
+    """
+
+    def __init__(self, *, threads: int) -> None:
+        self.sending = asyncio.Semaphore(threads)
+        self.receiving = asyncio.Semaphore(threads)
+
+
 @dataclass(slots=True, kw_only=True)
 class BucketFlow:
     """One bucket in one step.
 
-    ``key`` is the same on all ranks.  Whatever happens, a flow that was run or given up has begun each of its
+    ``turns`` are shared by the flows of a step.  ``key`` is the same on all ranks.  Whatever happens, a flow that was run or given up has begun each of its
     collectives exactly once; so the uses of a key agree between ranks even after a step that failed on some.
     """
 
@@ -31,6 +44,7 @@ class BucketFlow:
     parameters: phases.Parameters
     communicator: Communicator
     key: str
+    turns: ThreadTurns
     algorithm: str | None = None
     begun: int = 0
     """How many collectives of this flow have begun."""
@@ -41,17 +55,17 @@ class BucketFlow:
         Afterwards ``buffers.flat`` holds the mean, or with a codec that is not summable the sum; gradients are not
         written to.
         """
-        buffers = self.buffers
-        await self._off_loop(phases.pack, buffers, self.parameters)
+        buffers, turns = self.buffers, self.turns
         if buffers.codec.is_summable:
+            await self._off_loop(turns.sending, phases.pack, buffers, self.parameters)
             await self._begin(self._reduce)
-            await self._off_loop(phases.check_finite, buffers)
+            await self._off_loop(turns.receiving, phases.check_finite, buffers)
             return
-        await self._off_loop(phases.encode, buffers)
+        await self._off_loop(turns.sending, phases.pack_and_encode, buffers, self.parameters)
         await self._begin(self._exchange_shards)
-        await self._off_loop(phases.sum_owned, buffers, self.communicator.rank)
+        await self._off_loop(turns.receiving, phases.sum_owned, buffers, self.communicator.rank)
         await self._begin(self._gather_sums)
-        await self._off_loop(phases.decode, buffers)
+        await self._off_loop(turns.receiving, phases.decode, buffers)
 
     async def give_up(self) -> None:
         """Tell ranks that wait, or will wait, for this bucket that it will not come.  Waits for nobody.
@@ -82,7 +96,7 @@ class BucketFlow:
         buffers = self.buffers
         await self.communicator.all_gather(buffers.reduced, out=buffers.incoming, key=f"{self.key}/sums")
 
-    async def _off_loop(self, phase: Callable[[*Args], None], *args: *Args) -> None:
+    async def _off_loop(self, turn: asyncio.Semaphore, phase: Callable[[*Args], None], *args: *Args) -> None:
         """Run a phase, in a thread when it would hold up the loop.
 
         A cancelled caller still waits for the thread (milliseconds), because the next step uses the same buffers.
@@ -90,10 +104,11 @@ class BucketFlow:
         if self.buffers.flat.nbytes <= INLINE_BYTES:
             phase(*args)
             return
-        running = asyncio.get_running_loop().run_in_executor(None, phase, *args)
-        try:
-            await asyncio.shield(running)
-        except asyncio.CancelledError:
-            await asyncio.wait({running})
-            running.exception()
-            raise
+        async with turn:
+            running = asyncio.get_running_loop().run_in_executor(None, phase, *args)
+            try:
+                await asyncio.shield(running)
+            except asyncio.CancelledError:
+                await asyncio.wait({running})
+                running.exception()
+                raise

@@ -59,6 +59,12 @@ def encode(buffers: BucketBuffers) -> None:
         _set_status(buffers.outgoing, _FINE)
 
 
+def pack_and_encode(buffers: BucketBuffers, parameters: Parameters) -> None:
+    """Do both, which is all that comes before the first exchange."""
+    pack(buffers, parameters)
+    encode(buffers)
+
+
 def _encode_shard(buffers: BucketBuffers, rank: int) -> None:
     residual, lost = buffers.residual, buffers.lost
     buffers.codec.encode(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import math
+import os
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from asyncpar.gradsync import phases
 from asyncpar.gradsync.agreement import Agreement, Disagreement, digest_of
 from asyncpar.gradsync.buffers import BucketBuffers
 from asyncpar.gradsync.config import GradientBucketingConfig, GradientCompressionConfig
-from asyncpar.gradsync.flow import BucketFlow
+from asyncpar.gradsync.flow import BucketFlow, ThreadTurns
 from asyncpar.gradsync.phases import HasGradient
 from asyncpar.gradsync.plan import Bucket, BucketPlan, GradientSpec, plan_buckets
 from asyncpar.gradsync.statistics import SyncStatistics
@@ -196,6 +197,7 @@ class GradientSynchronizer:
         used different ones in it.
         """
         prefix = f"{self._name}/{self._disagreements}"
+        turns = ThreadTurns(threads=max(1, (os.cpu_count() or 1) // 2))
         agreement = Agreement(self._communicator, layout.lines, key=f"{prefix}/agreement")
         flows = [
             BucketFlow(
@@ -203,6 +205,7 @@ class GradientSynchronizer:
                 parameters=by_name,
                 communicator=self._communicator,
                 key=f"{prefix}/{digest_of(layout.lines).hex()}/bucket/{buffers.bucket.index}",
+                turns=turns,
                 algorithm=self._algorithm,
             )
             for buffers in layout.buffers

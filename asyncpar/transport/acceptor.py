@@ -19,6 +19,7 @@ from asyncpar.transport.links import Links
 from asyncpar.transport.machine import Accept, Answer, Defer, Negotiator, Proposal, Reason, Refuse
 from asyncpar.transport.tcp_connect import TCP, TcpListener
 from asyncpar.transport.unix_connect import UNIX, UnixListener
+from asyncpar.transport.vigil import Vigil
 from asyncpar.wire.handshake import NONCE_BYTES, TOKEN_BYTES, Handshake, LinkTerms
 
 JOIN_SECONDS = 3.0
@@ -35,8 +36,9 @@ _REASONS = {reason: getattr(_Reply.Refused, reason.name) for reason in Reason}
 class Acceptor(link_pb2_grpc.LinkServicer):
     """The servicer of the links of one node, and the listeners for the kinds of ``lanes`` that have one."""
 
-    def __init__(self, *, secret: bytes, bind: str, lanes: tuple[str, ...]) -> None:
+    def __init__(self, *, secret: bytes, bind: str, lanes: tuple[str, ...], vigil: Vigil) -> None:
         self._secret = secret
+        self._vigil = vigil
         self._tcp = TcpListener(self._porter(TCP), bind=bind) if TCP.kind in lanes else None
         self._unix = UnixListener(self._porter(UNIX)) if UNIX.kind in lanes else None
         self._links: Links | None = None
@@ -134,6 +136,7 @@ class Acceptor(link_pb2_grpc.LinkServicer):
         return Porter(
             medium,
             secret=self._secret,
+            vigil=self._vigil,
             find_terms=self._find_terms,
             on_lane=self._adopt,
             on_refused=_tell_refused,

@@ -22,6 +22,7 @@ from asyncpar.transport.lane import Lane
 from asyncpar.transport.rpc import join_address, split_address
 from asyncpar.transport.tcp_connect import dial_tcp
 from asyncpar.transport.unix_connect import dial_unix
+from asyncpar.transport.vigil import Vigil
 from asyncpar.wire.handshake import NONCE_BYTES, Handshake, LinkTerms
 
 _log = logging.getLogger(__name__)
@@ -31,8 +32,9 @@ _NAMES = {"tcp": "TCP", "grpc": "the slower gRPC stream"}
 class LaneDialer:
     """Connects lanes, and tells once of each kind that does not get through."""
 
-    def __init__(self, *, secret: bytes, metadata: tuple[tuple[str, str], ...]) -> None:
+    def __init__(self, *, secret: bytes, metadata: tuple[tuple[str, str], ...], vigil: Vigil) -> None:
         self._secret = secret
+        self._vigil = vigil
         self._metadata = metadata
         self._told: set[str] = set()
 
@@ -74,10 +76,10 @@ class LaneDialer:
         """Connect a lane of ``kind``.  Raises ``OSError`` when another kind may still work."""
         match kind:
             case "shm":
-                return await dial_unix(accepted.unix_name, terms, secret=self._secret)
+                return await dial_unix(accepted.unix_name, terms, secret=self._secret, vigil=self._vigil)
             case "tcp":
                 host, _ = split_address(address)
-                return await dial_tcp(host, accepted.tcp_port, terms, secret=self._secret)
+                return await dial_tcp(host, accepted.tcp_port, terms, secret=self._secret, vigil=self._vigil)
         return await self._dial_stream(channel, terms)
 
     async def _dial_stream(self, channel: grpc.aio.Channel, terms: LinkTerms) -> GrpcLane:

@@ -12,6 +12,7 @@ from typing import cast
 from asyncpar.errors import AuthenticationError, PeerLost
 from asyncpar.transport.sockets import Pulse
 from asyncpar.transport.stream import StreamLane
+from asyncpar.transport.vigil import Vigil
 from asyncpar.wire.handshake import NONCE_BYTES, Handshake, LinkTerms
 
 STRANGER_SECONDS = 5.0
@@ -40,11 +41,12 @@ class Medium:
 class HandshakeProtocol(asyncio.BufferedProtocol):
     """Runs a handshake; ends ``lane`` with a lane whose reading is paused, or with an error, and the socket closed."""
 
-    def __init__(self, handshake: Handshake, medium: Medium, *, seconds: float) -> None:
+    def __init__(self, handshake: Handshake, medium: Medium, vigil: Vigil, *, seconds: float) -> None:
         self._loop = asyncio.get_running_loop()
         self.handshake = handshake
         self.lane: asyncio.Future[StreamLane] = self._loop.create_future()
         self._medium = medium
+        self._vigil = vigil
         self._transport: asyncio.Transport | None = None
         self._socket: socket.socket | None = None
         self._timer = self._loop.call_later(seconds, self._expire)
@@ -115,7 +117,7 @@ class HandshakeProtocol(asyncio.BufferedProtocol):
     def _make_lane(self, transport: asyncio.Transport, duplicate: socket.socket) -> StreamLane:
         watch = self._medium.watch
         pulse = None if watch is None else watch(duplicate)
-        return StreamLane(transport, duplicate, kind=self._medium.kind, pulse=pulse)
+        return StreamLane(transport, duplicate, kind=self._medium.kind, vigil=self._vigil, pulse=pulse)
 
     def _say(self, message: bytes) -> None:
         """Send on our own descriptor, as the lane does, whose first frame might overtake what a transport buffers."""
@@ -130,7 +132,8 @@ class HandshakeProtocol(asyncio.BufferedProtocol):
 class Porter:
     """Stands behind a listening socket: greets connections, and lets those in that prove themselves.
 
-    ``find_terms`` is asked what was agreed under a token; ``on_lane`` gets each lane whose peer proved itself.
+    ``find_terms`` is asked what was agreed under a token; ``on_lane`` gets each lane whose peer proved itself, which
+    shares ``vigil``.
     """
 
     def __init__(
@@ -138,12 +141,14 @@ class Porter:
         medium: Medium,
         *,
         secret: bytes,
+        vigil: Vigil,
         find_terms: Callable[[bytes], LinkTerms | None],
         on_lane: Callable[[LinkTerms, StreamLane], None],
         on_refused: Callable[[Exception], None] = lambda _: None,
     ) -> None:
         self._medium = medium
         self._secret = secret
+        self._vigil = vigil
         self._find_terms = find_terms
         self._on_lane = on_lane
         self._on_refused = on_refused
@@ -161,7 +166,7 @@ class Porter:
             del self._strangers[oldest]
             oldest.fail(TimeoutError("too many connections are in their handshake"))
         handshake = Handshake.listen(self._find_terms, secret=self._secret, nonce=os.urandom(NONCE_BYTES))
-        stranger = HandshakeProtocol(handshake, self._medium, seconds=STRANGER_SECONDS)
+        stranger = HandshakeProtocol(handshake, self._medium, self._vigil, seconds=STRANGER_SECONDS)
         self._strangers[stranger] = None
         stranger.lane.add_done_callback(lambda lane: self._leave(stranger, lane))
         return stranger

@@ -18,7 +18,7 @@ from typing import Protocol
 from asyncpar.errors import OperationMismatch, ProtocolError
 from asyncpar.wire.header import HEADER_BYTES, FrameHeader, FrameKind, Key
 
-EAGER_LIMIT = 32 * 1024
+EAGER_LIMIT = 64 * 1024
 """Largest payload in bytes that may be sent before it is granted.  Part of the protocol: equal on all ranks."""
 
 EAGER_WINDOW = 4 * 1024 * 1024

@@ -27,6 +27,7 @@ from asyncpar.transport.links import Connector, Links
 from asyncpar.transport.machine import Negotiator, Proposal
 from asyncpar.transport.rpc import Credentials, RpcServer, open_channel, split_address
 from asyncpar.transport.unix_connect import has_abstract_sockets
+from asyncpar.transport.vigil import Vigil
 from asyncpar.wire.handshake import TOKEN_BYTES, LinkTerms
 
 REACH_SECONDS = 5.0
@@ -48,20 +49,29 @@ class GrpcConnector(Connector):
 
     In this order: ``register`` on the node's server, start that server, ``await start()``, and ``join`` once the world
     is known.  Calls of ranks that were quicker are kept waiting.  ``await stop()`` comes after the links are closed.
+    ``processors`` says how many this process may use: if it is enough for all ranks of the host, lanes over sockets
+    stay awake for answers.
     """
 
     def __init__(
-        self, *, credentials: Credentials | None, transport: str | None = None, bind: str = "127.0.0.1"
+        self,
+        *,
+        credentials: Credentials | None,
+        transport: str | None = None,
+        bind: str = "127.0.0.1",
+        processors: float = 0.0,
     ) -> None:
         self._lanes = _usable(parse_transport(transport))
+        self._processors = processors
+        self._vigil = Vigil()
         self._credentials = credentials
         self._secret = b"" if credentials is None else credentials.secret
         self._metadata = () if credentials is None else credentials.metadata()
-        self._acceptor = Acceptor(secret=self._secret, bind=bind, lanes=self._lanes)
+        self._acceptor = Acceptor(secret=self._secret, bind=bind, lanes=self._lanes, vigil=self._vigil)
         self._tasks = asyncio.TaskGroup()
         self._carriers: set[asyncio.Task[None]] = set()
         self._has_started = False
-        self._dialer = LaneDialer(secret=self._secret, metadata=self._metadata)
+        self._dialer = LaneDialer(secret=self._secret, metadata=self._metadata, vigil=self._vigil)
 
     def register(self, server: RpcServer) -> None:
         """Add the services that accept links to ``server``, which must not be started yet."""
@@ -82,6 +92,7 @@ class GrpcConnector(Connector):
         if HOST_TRANSPORTS.issuperset(self._lanes):
             _check_one_host(world, self._lanes[0])
         near = next(ranks for ranks in world.hosts if links.rank in ranks)
+        self._vigil.is_allowed = len(near) <= self._processors
         negotiator = Negotiator(
             job=world.job,
             generation=world.generation,

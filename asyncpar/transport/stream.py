@@ -16,11 +16,15 @@ from asyncpar.errors import PeerLost, ProtocolError
 from asyncpar.transport.lane import MAX_FRAME_BYTES, Lane, LaneEvents, Sending
 from asyncpar.transport.queue import SendQueue
 from asyncpar.transport.sockets import PULSE_SECONDS, Pulse
+from asyncpar.transport.vigil import Vigil
 from asyncpar.wire.header import HEADER_BYTES, FrameHeader, FrameKind, encode_header
 from asyncpar.wire.reader import FrameReader
 
 WRITE_BYTES = 4 * 1024 * 1024
 """Most bytes per system call, so that one huge payload does not keep the loop from everything else."""
+
+SMALL_BYTES = 128 * 1024
+"""What is sent or comes in a piece of at most this size is answered soon, perhaps."""
 
 FLUSH_SECONDS = 1.0
 
@@ -30,11 +34,18 @@ class StreamLane(Lane, asyncio.BufferedProtocol):
 
     Make it in a protocol callback of ``transport``, whose reading must be paused; it becomes the protocol.
     ``duplicate`` is a non-blocking duplicate of the transport's socket, which the lane owns from now on.  ``pulse``
-    tells a dead peer where the socket does not; None for a Unix socket, which always does.
+    tells a dead peer where the socket does not; None for a Unix socket, which always does.  ``vigil`` may keep the
+    loop awake for what answers a small frame.
     """
 
     def __init__(
-        self, transport: asyncio.Transport, duplicate: socket.socket, *, kind: str, pulse: Pulse | None = None
+        self,
+        transport: asyncio.Transport,
+        duplicate: socket.socket,
+        *,
+        kind: str,
+        vigil: Vigil,
+        pulse: Pulse | None = None,
     ) -> None:
         self.kind = kind
         self._loop = asyncio.get_running_loop()
@@ -51,6 +62,7 @@ class StreamLane(Lane, asyncio.BufferedProtocol):
         self._broken: str | None = None
         self._flushed: asyncio.Future[None] | None = None
         self._gone: asyncio.Future[None] = self._loop.create_future()
+        self._vigil = vigil
         self._pulse = pulse
         self._timer = None if pulse is None else self._loop.call_later(PULSE_SECONDS, self._check_pulse)
         transport.set_protocol(self)
@@ -75,6 +87,8 @@ class StreamLane(Lane, asyncio.BufferedProtocol):
         if not self._writer and self._broken is None:
             written = self._write([head, payload[:WRITE_BYTES]])
             if written == size:
+                if size <= SMALL_BYTES:
+                    self._vigil.expect()
                 return None
         sending = self._queue.push(header, head, payload, taken=written)
         if self._queue.is_overfull:
@@ -125,10 +139,13 @@ class StreamLane(Lane, asyncio.BufferedProtocol):
         if self._reader is None or self._events is None:
             return
         self.bytes_received += nbytes
+        self._vigil.arrived()
         try:
             self._reader.advance(nbytes)
         except ProtocolError as error:
             self._lose(f"protocol error: {error}")
+        if nbytes <= SMALL_BYTES:
+            self._vigil.expect()
 
     def eof_received(self) -> None:
         """The transport closes itself, and ``connection_lost`` follows."""

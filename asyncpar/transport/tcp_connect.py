@@ -9,6 +9,7 @@ from asyncpar.errors import UsageError
 from asyncpar.transport.handshaking import PEER_SECONDS, STRANGER_SECONDS, HandshakeProtocol, Medium, Porter
 from asyncpar.transport.sockets import Pulse, read_tcp_info, tune_tcp
 from asyncpar.transport.stream import StreamLane
+from asyncpar.transport.vigil import Vigil
 from asyncpar.wire.handshake import NONCE_BYTES, Handshake, LinkTerms
 
 TCP = Medium(kind="tcp", prepare=tune_tcp, watch=lambda sock: Pulse(lambda: read_tcp_info(sock)))
@@ -40,7 +41,7 @@ class TcpListener:
         self._porter.turn_away()
 
 
-async def dial_tcp(host: str, port: int, terms: LinkTerms, *, secret: bytes) -> StreamLane:
+async def dial_tcp(host: str, port: int, terms: LinkTerms, *, secret: bytes, vigil: Vigil) -> StreamLane:
     """Connect to the listener of ``terms.listener`` and return the lane, which is not started yet.
 
     Raises ``OSError`` (``TimeoutError`` included) when there is no connection, ``AuthenticationError`` when the
@@ -50,6 +51,6 @@ async def dial_tcp(host: str, port: int, terms: LinkTerms, *, secret: bytes) -> 
     handshake = Handshake.dial(terms, secret=secret, nonce=os.urandom(NONCE_BYTES))
     async with asyncio.timeout(STRANGER_SECONDS):
         _, protocol = await loop.create_connection(
-            lambda: HandshakeProtocol(handshake, TCP, seconds=PEER_SECONDS), host, port
+            lambda: HandshakeProtocol(handshake, TCP, vigil, seconds=PEER_SECONDS), host, port
         )
     return await protocol.finished()

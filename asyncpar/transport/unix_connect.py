@@ -18,6 +18,7 @@ import sys
 from asyncpar.transport.handshaking import PEER_SECONDS, STRANGER_SECONDS, HandshakeProtocol, Medium, Porter
 from asyncpar.transport.sockets import tune_unix
 from asyncpar.transport.stream import StreamLane
+from asyncpar.transport.vigil import Vigil
 from asyncpar.wire.handshake import NONCE_BYTES, Handshake, LinkTerms
 
 _CREDENTIALS = struct.Struct("iII")
@@ -74,7 +75,7 @@ class UnixListener:
         self._porter.turn_away()
 
 
-async def dial_unix(name: str, terms: LinkTerms, *, secret: bytes) -> StreamLane:
+async def dial_unix(name: str, terms: LinkTerms, *, secret: bytes, vigil: Vigil) -> StreamLane:
     """Connect to the listener called ``name`` and return the lane, which is not started yet.
 
     Raises as ``dial_tcp`` does; ``ConnectionRefusedError`` at once when there is no such name in this namespace.
@@ -84,7 +85,7 @@ async def dial_unix(name: str, terms: LinkTerms, *, secret: bytes) -> StreamLane
     sock = await _connect(name)
     try:
         _, protocol = await loop.create_unix_connection(
-            lambda: HandshakeProtocol(handshake, UNIX, seconds=PEER_SECONDS), sock=sock
+            lambda: HandshakeProtocol(handshake, UNIX, vigil, seconds=PEER_SECONDS), sock=sock
         )
     except BaseException:
         sock.close()

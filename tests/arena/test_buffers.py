@@ -137,6 +137,20 @@ def test_a_host_without_memory_says_so_and_the_range_stays_free(segment: Segment
     assert buffers.empty(HEAP, np.int8).size == HEAP
 
 
+def test_free_memory_is_not_looked_up_for_each_buffer(segment: Segment) -> None:
+    looked: list[int] = []
+
+    def look() -> int:
+        looked.append(1)
+        return HEAP
+
+    buffers = Buffers(segment, room=look)
+    keep = [buffers.empty(1, np.int8) for _ in range(HEAP // mmap.PAGESIZE // 8)]
+    assert len(looked) == 1
+    keep += [buffers.empty(1, np.int8) for _ in range(3)]
+    assert len(looked) == 2
+
+
 @pytest.mark.parametrize("dtype", [object, np.dtype([("name", object)])])
 def test_objects_are_refused(buffers: Buffers, dtype: np.dtype[np.object_]) -> None:
     with pytest.raises(UsageError, match=r"^dtype: expected plain numbers"):

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import array
 import asyncio
+import errno
 import os
 import socket
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -163,3 +165,26 @@ def test_only_the_same_user_is_let_in(
     monkeypatch.setattr(os, "geteuid", lambda: user + 1)
     with pytest.raises(AuthenticationError, match=f"expected a process of user {user + 1}, got one of user {user}"):
         check_user(ends[0])
+
+
+class Crowded(socket.socket):
+    """Fails as long as too many descriptors are in flight."""
+
+    refusals = 2
+
+    def sendmsg(self, *arguments: Any) -> int:
+        if self.refusals:
+            self.refusals -= 1
+            raise OSError(errno.ETOOMANYREFS, "Too many references: cannot splice")
+        return super().sendmsg(*arguments)
+
+
+async def test_sending_waits_while_too_many_descriptors_are_in_flight(
+    ends: tuple[socket.socket, socket.socket],
+) -> None:
+    with Crowded(fileno=os.dup(ends[0].fileno())) as crowded:
+        await PacketSocket(crowded).send(Ready(), [0])
+        assert crowded.refusals == 0
+    message, descriptors = await PacketSocket(ends[1]).receive()
+    assert message == Ready()
+    close_all(descriptors)

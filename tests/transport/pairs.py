@@ -17,6 +17,7 @@ from asyncpar.transport.rpc import RpcServer, open_channel
 from asyncpar.transport.stream import StreamLane
 from asyncpar.transport.tcp_connect import TCP, TcpListener, dial_tcp
 from asyncpar.transport.unix_connect import UNIX, UnixListener, dial_unix
+from asyncpar.transport.vigil import Vigil
 from asyncpar.wire.handshake import LinkTerms
 
 SECRET = b"s" * 32
@@ -30,6 +31,7 @@ def _accepting(medium: Medium) -> tuple[Porter, asyncio.Future[StreamLane]]:
     porter = Porter(
         medium,
         secret=SECRET,
+        vigil=Vigil(),
         find_terms=lambda token: TERMS if token == TERMS.token else None,
         on_lane=lambda _, lane: accepted.set_result(lane),
     )
@@ -55,7 +57,7 @@ async def open_tcp_pair() -> AsyncIterator[tuple[StreamLane, StreamLane]]:
     porter, accepted = _accepting(TCP)
     listener = TcpListener(porter, bind="127.0.0.1")
     await listener.start()
-    one = await dial_tcp("127.0.0.1", listener.port, TERMS, secret=SECRET)
+    one = await dial_tcp("127.0.0.1", listener.port, TERMS, secret=SECRET, vigil=Vigil())
     async with _while_open(one, await accepted, listener) as pair:
         yield pair
 
@@ -66,7 +68,7 @@ async def open_unix_pair() -> AsyncIterator[tuple[StreamLane, StreamLane]]:
     porter, accepted = _accepting(UNIX)
     listener = UnixListener(porter)
     await listener.start()
-    one = await dial_unix(listener.name, TERMS, secret=SECRET)
+    one = await dial_unix(listener.name, TERMS, secret=SECRET, vigil=Vigil())
     async with _while_open(one, await accepted, listener) as pair:
         yield pair
 

@@ -27,6 +27,7 @@ class Operations:
     mismatches: list[tuple[int, int]] = field(default_factory=list)
     controls: list[tuple[int, FrameKind, bytes]] = field(default_factory=list)
     lost: list[int] = field(default_factory=list)
+    closings: list[PeerLost] = field(default_factory=list)
     stale: set[tuple[int, int]] = field(default_factory=set)
 
     def is_stale(self, group: int, sequence: int) -> bool:
@@ -40,6 +41,9 @@ class Operations:
 
     def peer_lost(self, rank: int, error: PeerLost) -> None:
         self.lost.append(rank)
+
+    def closed(self, error: PeerLost) -> None:
+        self.closings.append(error)
 
 
 @asynccontextmanager

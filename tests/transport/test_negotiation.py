@@ -258,7 +258,7 @@ async def test_another_secret_is_refused() -> None:
 async def test_the_grpc_stream_stands_in_when_tcp_does_not_get_through(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def blocked(host: str, port: int, terms: object, *, secret: bytes) -> StreamLane:
+    async def blocked(host: str, port: int, terms: object, *, secret: bytes, vigil: object) -> StreamLane:
         raise ConnectionRefusedError(111, "Connection refused")
 
     monkeypatch.setattr(dialing, "dial_tcp", blocked)
@@ -340,7 +340,7 @@ async def test_there_is_no_unix_socket_lane_where_the_system_has_no_abstract_nam
 
 
 async def test_a_pinned_tcp_lane_that_does_not_get_through_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def blocked(host: str, port: int, terms: object, *, secret: bytes) -> StreamLane:
+    async def blocked(host: str, port: int, terms: object, *, secret: bytes, vigil: object) -> StreamLane:
         raise TimeoutError
 
     monkeypatch.setattr(dialing, "dial_tcp", blocked)

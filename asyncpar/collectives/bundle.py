@@ -1,0 +1,181 @@
+"""Many arrays as one: where each lies in a flat sequence of elements, and how it gets there and back.  Pure.
+
+Theory of operation.  The arrays of one call are sorted by dtype into *sections*; in a section they follow one another,
+in the order of the call, as if they were one flat array.  A *stretch* is a range of such a section: arrays that lie in
+it whole, and at its two ends parts of arrays.  ``Stretch`` finds them once; packing a stretch is then one call of
+``np.concatenate`` and unpacking it one assignment per array, both of which run in C.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Sequence
+from itertools import accumulate, repeat
+from operator import attrgetter, setitem
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from asyncpar.collectives.arguments import check_array, check_writable
+from asyncpar.collectives.reduction import Array, is_numeric
+from asyncpar.errors import UsageError
+
+_dtype_of = attrgetter("dtype")
+_shape_of = attrgetter("shape")
+_is_plain = attrgetter("flags.carray")
+
+Shapes = list[tuple[int, ...]]
+
+
+class Part(NamedTuple):
+    """Elements ``start`` to ``stop`` of an array of a section."""
+
+    index: int
+    start: int
+    stop: int
+
+
+class Stretch(NamedTuple):
+    """A range of a section: arrays ``first`` to ``last`` whole, and parts of the one before and the one after them."""
+
+    first: int
+    last: int
+    head: Part | None
+    tail: Part | None
+
+    def pieces(self, flats: list[Array]) -> list[Array]:
+        """Return the flat arrays of which the stretch consists; ``flats`` are those of the section."""
+        pieces = flats[self.first : self.last]
+        if self.head is not None:
+            index, start, stop = self.head
+            pieces.insert(0, flats[index][start:stop])
+        if self.tail is not None:
+            index, start, stop = self.tail
+            pieces.append(flats[index][start:stop])
+        return pieces
+
+
+class Section:
+    """The arrays of one dtype.  ``members`` are their places in the call, ``sizes`` their numbers of elements."""
+
+    def __init__(self, dtype: np.dtype[Any], members: Sequence[int], sizes: Sequence[int]) -> None:
+        self.dtype = dtype
+        self.members = tuple(members)
+        self._ends = [0, *accumulate(sizes)]
+        self.count = self._ends[-1]
+
+    @property
+    def nbytes(self) -> int:
+        return self.count * self.dtype.itemsize
+
+    def stretch(self, start: int, stop: int) -> Stretch:
+        """Return the stretch of elements ``start`` to ``stop``."""
+        ends = self._ends
+        if start >= stop:
+            return Stretch(0, 0, None, None)
+        first = bisect_right(ends, start) - 1
+        last = bisect_right(ends, stop) - 1
+        begin = ends[first]
+        if last == first:
+            return Stretch(first, first, Part(first, start - begin, stop - begin), None)
+        head = Part(first, start - begin, ends[first + 1] - begin) if start > begin else None
+        tail = Part(last, 0, stop - ends[last]) if stop > ends[last] else None
+        return Stretch(first + (head is not None), last, head, tail)
+
+
+def pack(pieces: list[Array], memory: Array) -> None:
+    """Copy ``pieces`` one after another into ``memory``, which is as long as all of them."""
+    if pieces:
+        np.concatenate(pieces, out=memory)
+
+
+def unpack(views: list[Array], pieces: list[Array]) -> None:
+    """Copy ``views`` into ``pieces``, one by one."""
+    deque(map(setitem, pieces, repeat(...), views), maxlen=0)
+
+
+def cut(memory: Array, pieces: Sequence[Array]) -> list[Array]:
+    """Return views of ``memory`` that are as long as ``pieces`` and follow one another."""
+    ends = [0, *accumulate(piece.size for piece in pieces)]
+    return [memory[start:stop] for start, stop in zip(ends, ends[1:], strict=False)]
+
+
+class Form(NamedTuple):
+    """What the layout depends on: dtypes, and shapes, in the order of the call.
+
+    ``dtypes`` is a single one if all arrays have it.  ``is_plain`` says that every array is C-contiguous.
+    """
+
+    dtypes: np.dtype[Any] | tuple[np.dtype[Any], ...]
+    shapes: Shapes
+    is_plain: bool
+
+
+def check_arrays(arrays: object) -> list[Array]:
+    """Return ``arrays`` as a list of arrays that collectives can write to.  Errors name the place in the list."""
+    if isinstance(arrays, np.ndarray | str | bytes) or not hasattr(arrays, "__iter__"):
+        raise UsageError(f"arrays: expected a list of numpy arrays, got {type(arrays).__name__}")
+    listed = list(arrays)
+    if set(map(type, listed)) != {np.ndarray}:
+        listed = [check_array(array, f"arrays[{place}]") for place, array in enumerate(listed)]
+    return listed
+
+
+def form_of(arrays: list[Array]) -> Form:
+    """Return the form of ``arrays``.  Raises ``UsageError`` for what cannot be reduced in place."""
+    kinds = set(map(_dtype_of, arrays))
+    if not all(map(is_numeric, kinds)):
+        for place, array in enumerate(arrays):
+            check_array(array, f"arrays[{place}]")
+    is_plain = all(map(_is_plain, arrays))
+    if not is_plain:  # or not writable
+        for place, array in enumerate(arrays):
+            check_writable(array, f"arrays[{place}]")
+    dtypes = kinds.pop() if len(kinds) == 1 else tuple(map(_dtype_of, arrays))
+    return Form(dtypes, list(map(_shape_of, arrays)), is_plain)
+
+
+def sections_of(form: Form) -> tuple[Section, ...]:
+    """Return the sections, in the order in which their dtypes first occur.  Arrays without elements are left out."""
+    dtypes = form.dtypes if isinstance(form.dtypes, tuple) else repeat(form.dtypes)
+    members: dict[np.dtype[Any], list[tuple[int, int]]] = {}
+    for place, (dtype, shape) in enumerate(zip(dtypes, form.shapes, strict=False)):
+        size = int(np.prod(shape, dtype=np.int64))
+        if size:
+            members.setdefault(dtype, []).append((place, size))
+    return tuple(Section(dtype, *zip(*found, strict=True)) for dtype, found in members.items())
+
+
+class Bundle:
+    """The arrays of one call, made flat: the caller's own memory where possible, copies elsewhere.
+
+    Make it when the operation begins; ``close`` writes copies back.
+    """
+
+    def __init__(self, arrays: list[Array], sections: Sequence[Section]) -> None:
+        self._copied: list[tuple[Array, Array]] = []
+        self.flats = [
+            arrays if len(section.members) == len(arrays) and _are_flat(arrays) else self._flattened(arrays, section)
+            for section in sections
+        ]
+
+    def close(self) -> None:
+        """Write what had to be copied back into the caller's arrays."""
+        for array, flat in self._copied:
+            array[...] = flat.reshape(array.shape)
+
+    def _flattened(self, arrays: list[Array], section: Section) -> list[Array]:
+        return [self._flat(arrays[member]) for member in section.members]
+
+    def _flat(self, array: Array) -> Array:
+        if array.ndim == 1:
+            return array
+        flat = array.reshape(-1)
+        if not array.flags.c_contiguous:
+            self._copied.append((array, flat))
+        return flat
+
+
+def _are_flat(arrays: list[Array]) -> bool:
+    return all(array.ndim == 1 for array in arrays)

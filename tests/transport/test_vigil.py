@@ -1,0 +1,134 @@
+"""Staying awake for answers: how long it is tried, and that the loop goes on meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from asyncpar.testing.lanes import RecordingEvents, finished, frame
+from asyncpar.transport.lane import Sending
+from asyncpar.transport.stream import SMALL_BYTES
+from asyncpar.transport.vigil import LONGEST_SECONDS, SHORTEST_SECONDS, TRY_AGAIN, Patience, Vigil
+from tests.transport.pairs import open_tcp_pair
+
+
+def test_patience_halves_in_vain_and_doubles_when_it_pays() -> None:
+    patience = Patience()
+    assert patience.seconds == LONGEST_SECONDS
+    patience.was_in_vain()
+    patience.was_in_vain()
+    assert patience.seconds == LONGEST_SECONDS / 4
+    patience.paid()
+    assert patience.seconds == LONGEST_SECONDS / 2
+    patience.paid()
+    patience.paid()
+    assert patience.seconds == LONGEST_SECONDS
+
+
+def test_patience_never_ends_and_is_tried_in_full_now_and_then() -> None:
+    patience = Patience()
+    tries = []
+    for _ in range(2 * TRY_AGAIN + 1):
+        tries.append(patience.seconds)
+        patience.was_in_vain()
+    assert min(tries) == SHORTEST_SECONDS
+    assert [turn for turn, seconds in enumerate(tries) if seconds == LONGEST_SECONDS] == [0, TRY_AGAIN, 2 * TRY_AGAIN]
+
+
+class Clock:
+    """Time that passes as it is told, and counts how often it was asked."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.reads = 0
+
+    def __call__(self) -> float:
+        self.reads += 1
+        return self.now
+
+
+async def turns(count: int) -> None:
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+async def test_a_vigil_turns_the_loop_until_its_time_is_over() -> None:
+    clock = Clock()
+    vigil = Vigil(clock=clock)
+    vigil.is_allowed = True
+    vigil.expect()
+    await turns(10)
+    assert clock.reads >= 10
+    clock.now = LONGEST_SECONDS
+    await turns(2)
+    reads = clock.reads
+    await turns(10)
+    assert clock.reads == reads
+
+
+async def test_a_vigil_that_is_not_allowed_does_nothing() -> None:
+    clock = Clock()
+    vigil = Vigil(clock=clock)
+    vigil.expect()
+    await turns(10)
+    assert clock.reads == 0
+
+
+async def test_a_vigil_in_vain_makes_the_next_one_shorter_and_one_that_paid_does_not() -> None:
+    clock = Clock()
+    vigil = Vigil(clock=clock)
+    vigil.is_allowed = True
+
+    async def keep(*, paid: bool) -> float:
+        """Keep one vigil and return how long it would have lasted."""
+        begun = clock.now
+        vigil.expect()
+        await turns(5)
+        if paid:
+            vigil.arrived()
+        until = vigil._until
+        clock.now = until
+        await turns(2)
+        return until - begun
+
+    lengths = [await keep(paid=paid) for paid in (True, False, False, True, True, False)]
+    units = [round(length / LONGEST_SECONDS, 3) for length in lengths]
+    assert units == [1.0, 1.0, 0.5, 0.25, 0.5, 1.0]
+
+
+async def test_a_loop_that_was_busy_with_something_else_learns_nothing() -> None:
+    clock = Clock()
+    vigil = Vigil(clock=clock)
+    vigil.is_allowed = True
+    for _ in range(3):
+        vigil.expect()
+        clock.now += 1.0  # as a computation would take
+        await turns(2)
+    vigil.expect()
+    assert vigil._until - clock.now == pytest.approx(LONGEST_SECONDS)
+
+
+async def test_lanes_keep_the_vigil_after_what_is_small_and_after_nothing_else() -> None:
+    async with open_tcp_pair() as (one, other):
+        clock = Clock()
+        one._vigil = Vigil(clock=clock)
+        one._vigil.is_allowed = True
+        events = RecordingEvents()
+        one.start(events)
+        other.start(RecordingEvents())
+
+        async def asked_while(happening: Sending | None) -> bool:
+            """Say whether a vigil is kept, and end it."""
+            await finished(happening)
+            is_watching = one._vigil._is_watching
+            clock.now += 1.0
+            await turns(2)
+            return is_watching
+
+        assert await asked_while(one.send(*frame(0, b"ping")))
+        other.send(*frame(0, b"pong"))
+        await events.until_tag(0)
+        assert await asked_while(None)
+        assert not await asked_while(one.send(*frame(1, bytes(SMALL_BYTES))))
+        assert not await asked_while(None)

@@ -1,0 +1,63 @@
+"""Real processes in an arena: a million small operations, and what fifty kills leave behind."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.arena.test_processes import memory_files
+from tests.world.processes import process_world
+
+RANKS = Path(__file__).with_name("arena_ranks.py")
+pytestmark = pytest.mark.process
+
+
+@pytest.mark.timeout(300)
+async def test_a_million_small_operations_lose_no_wake_up(tmp_path: Path) -> None:
+    async with process_world(2, RANKS, tmp_path, "often", "800000", "200000") as ranks:
+        ends = [await rank.next() for rank in ranks]
+    assert [end["done"] for end in ends] == [1_000_000] * 2
+    assert [end["rescues"] for end in ends] == [0, 0]
+    assert all(end["rings"] > 1000 for end in ends), "sleeping was not tried"
+
+
+@pytest.mark.timeout(300)
+async def test_more_ranks_than_cores_lose_no_wake_up(tmp_path: Path) -> None:
+    async with process_world(4, RANKS, tmp_path, "often", "0", "20000") as ranks:
+        ends = [await rank.next() for rank in ranks]
+    assert [end["rescues"] for end in ends] == [0] * 4
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("seed", range(4))
+async def test_killed_ranks_leave_nothing_in_shared_memory(tmp_path: Path, seed: int) -> None:
+    """52 kills: at random moments while worlds form and work, of some ranks one after another, or of all at once."""
+    chance = random.Random(seed)
+    names = set(os.listdir("/dev/shm"))
+    for world in range(3 + (seed == 0)):
+        async with process_world(4, RANKS, tmp_path, "all sorts") as ranks:
+            if world % 3 == 2:  # while it starts and forms
+                await asyncio.sleep(chance.uniform(0.3, 1.0))
+            else:
+                first = [await rank.next() for rank in ranks]
+                assert first == [{"ready": True, "has_arena": True}] * 4
+                await asyncio.sleep(chance.uniform(0.0, 0.05))
+            segments = set().union(*(memory_files(rank.process.pid) for rank in ranks))
+            assert segments or world % 3 == 2
+            order = chance.sample(ranks, 4)
+            for rank in order:
+                rank.kill()
+                if world % 2:
+                    await asyncio.sleep(chance.uniform(0.0, 0.02))
+            killed_at = time.monotonic()
+            for rank in order:
+                await rank.process.wait()
+            while memory_files() & segments:
+                assert time.monotonic() - killed_at < 2.0, "segments are left"
+                await asyncio.sleep(0.01)
+        assert set(os.listdir("/dev/shm")) <= names
