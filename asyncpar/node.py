@@ -235,7 +235,7 @@ def _attach_launched(environment: LaunchEnvironment, transport: str | None) -> A
         pinned = transport or environment.transport
         arena = arena_settings(os.environ, pinned)
         server, connector = await serve_links(stack, credentials, bind=environment.bind, transport=pinned)
-        request = _join_request(environment, address=server.address, settings=f"transport={pinned or 'any'}")
+        request = _join_request(environment, address=server.address, settings=_settings(pinned, arena))
         world = await join_world(environment.rendezvous, credentials, request)
         return Attachment(
             world=world,
@@ -257,6 +257,11 @@ def arena_settings(environment: Mapping[str, str], transport: str | None) -> Are
     if transport not in (None, "shm"):
         return None
     return ArenaSettings.from_mapping(environment, machine=platform.machine(), required=transport == "shm")
+
+
+def _settings(transport: str | None, arena: ArenaSettings | None) -> str:
+    """Return what must be equal on all ranks."""
+    return f"transport={transport or 'any'}" + (f", {arena.terms}" if arena is not None else "")
 
 
 def _join_request(environment: LaunchEnvironment, *, address: str, settings: str) -> JoinRequest:

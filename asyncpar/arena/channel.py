@@ -30,8 +30,8 @@ post rings.
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
-from typing import Any, Final, NamedTuple
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, Final, NamedTuple, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -40,6 +40,7 @@ from asyncpar.arena.arena import Arena
 from asyncpar.arena.segment import SLEEPING
 
 Array = npt.NDArray[Any]
+T = TypeVar("T")
 
 ROUND_BITS: Final = 24
 BLOCK_WORDS: Final = 8
@@ -77,7 +78,7 @@ class Channel:
         self._cleared = 0
         self._fence = threading.Lock()
         self._sleepers = [(segments[other].words(SLEEPING * 8, 1), ranks[other]) for other in self.others]
-        self._views: dict[tuple[int, np.dtype[Any], int], list[Array]] = {}
+        self._kept: dict[Hashable, Any] = {}
 
     def post(self, progress: int) -> None:
         """Tell the others how far this rank is."""
@@ -105,17 +106,20 @@ class Channel:
 
     def views(self, parity: int, dtype: np.dtype[Any], count: int) -> list[Array]:
         """Return the first ``count`` elements of every rank's slot, by place."""
-        key = (parity, dtype, count)
-        views = self._views.get(key)
-        if views is None:
-            if len(self._views) >= _KEPT_VIEWS:
-                self._views.clear()
-            views = [slots[parity][: count * dtype.itemsize].view(dtype) for slots in self.slots]
-            self._views[key] = views
-        return views
+        length = count * dtype.itemsize
+        return self.kept((parity, dtype, count), lambda: [slots[parity][:length].view(dtype) for slots in self.slots])
+
+    def kept(self, key: Hashable, make: Callable[[], T]) -> T:
+        """Return what ``make`` returned for ``key``, from memory if possible: views of slots are worth keeping."""
+        found: Any = self._kept.get(key)
+        if found is None:
+            if len(self._kept) >= _MOST_KEPT:
+                self._kept.clear()
+            found = self._kept[key] = make()
+        return cast("T", found)
 
 
-_KEPT_VIEWS = 256
+_MOST_KEPT: Final = 512
 
 
 def _slots(array: Any, offer: Offer, length: int) -> tuple[Array, Array]:

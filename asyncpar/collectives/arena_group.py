@@ -12,6 +12,7 @@ from asyncpar.arena.channel import Channel, Offer
 from asyncpar.arena.directory import Directory
 from asyncpar.arena.driver import Driver, Lineup
 from asyncpar.collectives.operation import Operation
+from asyncpar.collectives.staging import Scratch
 from asyncpar.errors import PeerLost
 from asyncpar.transport.links import Links
 
@@ -30,6 +31,7 @@ class ArenaHost:
         self.members = frozenset(arena.members)
         self.directory = Directory(arena)
         self.driver = Driver(arena, self.loop, links.lost)
+        self.scratch = Scratch()
         self._opening: dict[int, ArenaGroup] = {}
         arena.on_ring = self._rung
         links.add_loss_listener(self._lost)

@@ -11,6 +11,7 @@ from asyncpar.arena.channel import Channel, Turn
 from asyncpar.arena.driver import Program
 from asyncpar.collectives import arena_programs as programs
 from asyncpar.collectives.arena_call import MakeProgram
+from asyncpar.collectives.arena_slices import reduce_slices
 from asyncpar.collectives.arguments import contiguous
 from asyncpar.collectives.layout import ceil_bounds
 from asyncpar.collectives.reduction import Array, Reduction
@@ -40,7 +41,7 @@ def all_reduce(source: Array, target: Array, reduction: Reduction) -> MakeProgra
                 target[...] = source
             work = contiguous(target)
             most = CHUNK_BYTES // source.itemsize
-            yield from programs.reduce_slices(turn, work.reshape(-1), most, reduction.combine, finish)
+            yield from reduce_slices(turn, work.reshape(-1), most, reduction.combine, finish)
         if work is not target:
             target[...] = work
 
