@@ -121,15 +121,14 @@ class Node:
         """Do the ranks of this host share memory?"""
         return self._arena is not None
 
-    def empty(self, shape: int | Sequence[int], dtype: DTypeLike = np.float32) -> NDArray[Any]:
-        """Return a new array of undefined content, in memory that the ranks of this host share if they do.
+    @property
+    def bytes_sent(self) -> int:
+        """Bytes of frames, headers included, that left this rank, and payload it has shown others in shared memory."""
+        return self.links.bytes_sent + (0 if self._arena is None else self._arena.bytes_shown)
 
-        Collectives read such an array where it is, instead of copying it first.  Its memory is given back when the
-        array and all its views are gone.  Raises ``ArenaFull`` when the host has no memory left for it.
-        """
-        if self._arena is None:
-            return np.empty(shape, dtype)
-        return self._arena.arena.empty(shape, dtype)
+    def empty(self, shape: int | Sequence[int], dtype: DTypeLike = np.float32) -> NDArray[Any]:
+        """Return a new array in memory that the ranks of this host share.  See ``Communicator.empty``."""
+        return self.world.empty(shape, dtype)
 
     async def spawn(self, actor: type[A], *args: Any, name: str | None = None, **kwargs: Any) -> ActorRef[A]:
         """Start an actor on this rank.  See ``ActorSystem.spawn``."""

@@ -19,83 +19,33 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from abc import ABC, abstractmethod
-from collections import deque
-from collections.abc import Container, Generator, Sequence
-from typing import Final
+from collections.abc import Container, Sequence
+from typing import Final, Protocol
 
 from asyncpar.arena.arena import Arena
 from asyncpar.arena.channel import Channel, Mismatch, Turn
+from asyncpar.arena.lineup import Lineup, Task
 from asyncpar.arena.segment import SLEEPING
 
 SLICE_SECONDS: Final = 1e-3
 """How long a rank works on the arena before the loop gets its turn."""
 
 RECHECK_SECONDS: Final = 0.5
-_MOST_POLLS: Final = 400
-_FEWEST_POLLS: Final = 16
-_PATIENT_EVERY: Final = 16
+_MOST_POLLS: Final = 600
+_FEWEST_POLLS: Final = 32
+_PATIENT_EVERY: Final = 8
 """After so many waits in vain, see whether polling for long pays again."""
 
-Wait = tuple[Sequence[int], int]
-"""Places of the group, and the round that they must have reached."""
 
-Program = Generator[Wait, None, None]
+class Told(Protocol):
+    """Progress that others tell of under a ``number``, by their place in ``ranks``."""
 
-
-class Task(ABC):
-    """One operation in the queue of its channel.  All calls come on the loop and must not run other tasks."""
-
-    __slots__ = ("has_entered", "is_dead", "is_wanted", "program", "sequence", "turn", "wait")
-
-    def __init__(self, sequence: int) -> None:
-        self.sequence = sequence
-        self.turn: Turn | None = None
-        self.program: Program | None = None
-        self.wait: Wait = _NOTHING
-        self.has_entered = False
-        self.is_wanted = False
-        """Does somebody await it, or something that comes after it?"""
-        self.is_dead = False
-        """It has failed: nothing of it is touched any more, its turn just passes."""
-
-    def resume(self, turn: Turn, program: Program, wait: Wait) -> None:
-        """Go on with a turn that was entered already."""
-        self.has_entered = True
-        self.turn, self.program, self.wait = turn, program, wait
-
-    @abstractmethod
-    def begin(self, turn: Turn) -> Program:
-        """The channel is clear: enter ``turn`` and return the program."""
-
-    @abstractmethod
-    def completed(self) -> None:
-        """The program is through."""
-
-    @abstractmethod
-    def crashed(self, error: BaseException) -> None:
-        """The program raised; must make the task dead."""
-
-    @abstractmethod
-    def mismatched(self, place: int) -> None:
-        """The rank at ``place`` runs another operation.  The task waits for what the two make of it."""
-
-    @abstractmethod
-    def blocked(self, places: Sequence[int]) -> None:
-        """It waits for the ranks at ``places``, and the loop goes on.  May make the task dead."""
-
-
-_NOTHING: Final[Wait] = ((), 0)
-
-
-class Lineup:
-    """The tasks of one group, in the order of their sequence numbers; ``channel`` is None until the group has one."""
-
-    __slots__ = ("channel", "tasks")
-
-    def __init__(self) -> None:
-        self.channel: Channel | None = None
-        self.tasks: deque[Task] = deque()
+    @property
+    def number(self) -> int: ...
+    @property
+    def ranks(self) -> tuple[int, ...]: ...
+    @property
+    def progress(self) -> Sequence[memoryview | list[int]]: ...
 
 
 class Driver:
@@ -107,43 +57,53 @@ class Driver:
         """Wake-ups that only the timer brought: any is a bug."""
         self._loop = loop
         self._lost = lost
-        self._lineups: dict[int, tuple[Lineup, Channel]] = {}
+        self._lineups: dict[Lineup, Channel] = {}
+        self._told: dict[int, Told] = {}
+        self._early: dict[tuple[int, int], int] = {}
         self._busy: dict[Lineup, Channel] = {}
         self._most_polls = _MOST_POLLS if arena.may_spin and arena.polls else 0
         self._polls = self._most_polls
         self._vain_waits = 0
         self._rings = 0
+        self._last_turn = 0.0
         self._is_settling = False
         self._is_continuing = False
         self._sleeping = arena.segments[arena.rank].words(SLEEPING * 8, 1)
         self._fence = threading.Lock()
         self._timer: asyncio.TimerHandle | None = None
 
-    def open(self, lineup: Lineup, channel: Channel) -> None:
-        """Give a group its channel."""
+    def open(self, lineup: Lineup, channel: Channel, *more: Told) -> None:
+        """Give a group its channel, and let it learn ``more`` from the doorbell."""
         lineup.channel = channel
-        self._lineups[channel.number] = (lineup, channel)
+        self._lineups[lineup] = channel
+        for told in (channel, *more):
+            self._told[told.number] = told
+            for rank in told.ranks if self._early else ():
+                self._take(rank, told.number, self._early.pop((rank, told.number), 0))
 
     def told(self, messages: Sequence[tuple[int, int, int]]) -> None:
         """Take what came through the doorbell: (rank, group, progress)."""
         self._rings += 1
         if not self.arena.polls:
-            for rank, group, word in messages:
-                found = self._lineups.get(group)
-                if found is not None and rank in found[1].ranks:
-                    known = found[1].progress[found[1].ranks.index(rank)]
-                    known[0] = max(known[0], word)
+            for message in messages:
+                self._take(*message)
         self.advance_all()
+
+    def _take(self, rank: int, number: int, word: int) -> None:
+        """``rank`` has told of its progress, perhaps of a group that it has opened before this rank."""
+        told = self._told.get(number)
+        if told is None:
+            self._early[rank, number] = max(self._early.get((rank, number), 0), word)
+        elif rank in told.ranks:
+            known = told.progress[told.ranks.index(rank)]
+            known[0] = max(known[0], word)
 
     def run(self, lineup: Lineup, task: Task) -> None:
         """``task``, which is in ``lineup``, is awaited now: get as far as possible with it."""
         channel = lineup.channel
         assert channel is not None
         if not task.is_wanted:
-            for earlier in lineup.tasks:
-                earlier.is_wanted = True
-                if earlier is task:
-                    break
+            lineup.wanted(task)
         self._sleeping[0] = 0
         self._busy[lineup] = channel
         if self._advance(lineup, channel, time.monotonic() + SLICE_SECONDS):
@@ -158,9 +118,15 @@ class Driver:
         if self._busy and not self._is_continuing:
             self._sleep()
 
-    def bury(self, lineup: Lineup) -> None:
-        """A task of ``lineup`` has died: let its turn pass, soon."""
+    def notice_loss(self) -> None:
+        """A rank is gone, which matters also to groups that have nothing to do."""
+        self._busy.update(self._lineups)
+        self.advance_all()
+
+    def bury(self, lineup: Lineup, task: Task) -> None:
+        """``task`` of ``lineup`` has died: let its turn pass, soon."""
         if lineup.channel is not None:
+            lineup.died(task)
             self._busy[lineup] = lineup.channel
             self._loop.call_soon(self.advance_all)
 
@@ -171,12 +137,15 @@ class Driver:
             self._timer = None
         self._busy.clear()
         self._lineups.clear()
+        self._told.clear()
+        self._early.clear()
 
     # -- waiting -----------------------------------------------------------------------------------------------------
 
     def _sleep(self) -> None:
         """Ask to be rung, after one more look at what was posted before this rank asked."""
         sleeping = self._sleeping
+        end = time.monotonic() + SLICE_SECONDS
         self._is_settling = True
         try:
             while True:
@@ -184,6 +153,8 @@ class Driver:
                     sleeping[0] = 1
                 if not self._advance_busy():
                     break
+                if time.monotonic() > end:
+                    self._continue_soon()
                 if not self._busy or self._is_continuing:
                     sleeping[0] = 0
                     return
@@ -204,9 +175,24 @@ class Driver:
         """The timer found something: was a ring on its way, which has come by now, or would nobody have rung?"""
         self.rescues += self._rings == rings
 
+    def _continue_soon(self) -> None:
+        """Go on when the loop has had its turn."""
+        if self._busy and not self._is_continuing:
+            self._is_continuing = True
+            self._loop.call_soon(self._continue)
+
     def _continue(self) -> None:
         self._is_continuing = False
+        self._last_turn = time.perf_counter()
         self.advance_all()
+
+    def is_turn_due(self, now: float) -> bool:
+        """Has the loop had no turn for a while, at ``now`` of ``time.perf_counter``?"""
+        return now - self._last_turn > SLICE_SECONDS
+
+    def give_turn(self, now: float) -> None:
+        """The caller gives the loop its turn."""
+        self._last_turn = now
 
     @property
     def polls(self) -> int:
@@ -244,14 +230,14 @@ class Driver:
             if self._advance(lineup, channel, end):
                 del self._busy[lineup]
                 moved = True
-            elif lineup.tasks[0] is not head or lineup.tasks[0].wait is not wait:
+            elif lineup.tasks and (lineup.tasks[0] is not head or lineup.tasks[0].wait is not wait):
                 moved = True
         return moved
 
     def _advance(self, lineup: Lineup, channel: Channel, end: float) -> bool:
         """Work on the head of ``lineup`` until it must wait or ``end`` has come; True when nothing is to be done."""
         tasks = lineup.tasks
-        while tasks:
+        while tasks or (lineup.is_expecting and self._refill(lineup)):
             task = tasks[0]
             if task.is_dead:
                 if not self._pass(task, channel):
@@ -268,9 +254,22 @@ class Driver:
                 tasks.popleft()
                 turn.end(is_completed=True)
                 task.completed()
+                if tasks and time.monotonic() > end:
+                    self._continue_soon()
+                    return False
             elif not task.is_dead:
                 return False
-        return True
+        return not lineup.is_expecting
+
+    def _refill(self, lineup: Lineup) -> bool:
+        """Line up what has got its turn, or gets it in a moment; False if there is nothing."""
+        if lineup.refill():
+            return True
+        if self._is_settling:
+            return False
+        is_over = any(lineup.refill() for _ in range(self._polls))
+        self.polled(was_worth_it=is_over)
+        return is_over
 
     def _pass(self, task: Task, channel: Channel) -> bool:
         """Let the turn of a dead task pass; False if it is too early."""
@@ -305,9 +304,7 @@ class Driver:
                     return False
                 task.wait = places, round_ = next(program)
                 if time.monotonic() > end:
-                    if not self._is_continuing:
-                        self._is_continuing = True
-                        self._loop.call_soon(self._continue)
+                    self._continue_soon()
                     return False
         except StopIteration:
             if turn.is_intact():

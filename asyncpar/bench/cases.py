@@ -16,7 +16,7 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncpar.bench.settings import DTYPES, REDUCING, ROOT, WHOLE
+from asyncpar.bench.settings import DTYPES, MANY_BYTES, REDUCING, ROOT, WHOLE
 
 Array = NDArray[Any]
 Allocate = Callable[[int, np.dtype[Any]], Array]
@@ -61,6 +61,11 @@ class Case:
     def nbytes(self) -> int:
         return self.count * self.target.itemsize
 
+    def pieces(self) -> list[Array]:
+        """Return the source as small arrays."""
+        step = MANY_BYTES // self.source.itemsize
+        return [self.source[start : start + step] for start in range(0, self.source.size, step)]
+
     def fill(self) -> None:
         """Write the known values, and values that occur nowhere else where results are to come."""
         if self.target is not self.source:
@@ -94,7 +99,7 @@ class Case:
         match self.operation:
             case "reduce" if self.rank != ROOT:
                 return [Stretch(self.rank, 0, self.count)]  # left alone
-            case "all_reduce" | "reduce":
+            case "all_reduce" | "all_reduce_many" | "reduce":
                 return [Stretch(None, 0, self.count)]
             case "reduce_scatter":
                 return [Stretch(None, self.rank * share, share)]

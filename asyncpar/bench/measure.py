@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from asyncpar.bench.cases import Allocate, Case, make_case
 from asyncpar.bench.report import Measurement, bandwidths, root_column
-from asyncpar.bench.settings import REDUCING, ROOT, ROOTED, BenchSettings
+from asyncpar.bench.settings import REDUCING, ROOT, ROOTED, BenchSettings, cost_name
 from asyncpar.collectives.communicator import Communicator
 
 LEAST_ITERATIONS: Final = 5
@@ -73,7 +73,7 @@ async def measure(
         iterations=times.size,
         wrong=int(most_wrong),
         algorithm=algorithm,
-        predicted_us=comm.predict(operation, case.nbytes, algorithm=algorithm) * 1e6,
+        predicted_us=comm.predict(cost_name(operation), case.nbytes, algorithm=algorithm) * 1e6,
         algbw=algbw,
         busbw=busbw,
     )
@@ -87,6 +87,8 @@ def bind(comm: Communicator, case: Case, algorithm: str | None) -> Call:
     match case.operation:
         case "all_reduce":
             return partial(comm.all_reduce, source, case.reduction, algorithm=algorithm)
+        case "all_reduce_many":
+            return partial(comm.all_reduce_many, case.pieces(), case.reduction, algorithm=algorithm)
         case "reduce":
             out = target if is_root else None
             return partial(comm.reduce, source, case.reduction, root=ROOT, out=out, algorithm=algorithm)

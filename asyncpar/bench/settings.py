@@ -14,6 +14,7 @@ from asyncpar.errors import UsageError
 
 OPERATIONS = (
     "all_reduce",
+    "all_reduce_many",
     "all_gather",
     "reduce_scatter",
     "broadcast",
@@ -26,10 +27,13 @@ OPERATIONS = (
 EVERY = "all"
 """Stands for all operations on the command line."""
 
-REDUCING = ("all_reduce", "reduce", "reduce_scatter")
+REDUCING = ("all_reduce", "all_reduce_many", "reduce", "reduce_scatter")
 ROOTED = ("broadcast", "reduce", "gather", "scatter")
-WHOLE = ("all_reduce", "broadcast", "reduce")
+WHOLE = ("all_reduce", "all_reduce_many", "broadcast", "reduce")
 """Operations in which every rank holds the whole buffer; in the others a rank holds a share, or a share for each."""
+
+MANY_BYTES = 4096
+"""all_reduce_many gets the buffer in arrays of this size."""
 
 DTYPES: dict[str, DTypeLike] = {
     "float32": np.float32,
@@ -67,7 +71,7 @@ class BenchSettings:
         for operation in self.operations:
             _check_choice("op", operation, OPERATIONS)
             if self.algorithm is not None:
-                check_algorithm(operation, self.algorithm)
+                check_algorithm(cost_name(operation), self.algorithm)
         _check_choice("--dtype", self.dtype, tuple(DTYPES))
         _check_choice("--redop", self.reduction, REDUCTIONS)
         if not self.operations or not self.sizes:
@@ -85,13 +89,18 @@ class BenchSettings:
         return ranks * buffers * max(self.sizes)
 
 
+def cost_name(operation: str) -> str:
+    """Return the operation of the cost model whose algorithms ``operation`` uses."""
+    return operation.removesuffix("_many")
+
+
 def bus_factor(operation: str, ranks: int) -> float:
     """Return what ``algbw`` is multiplied with to compare ``busbw`` with what the hardware moves.
 
     Source: PERFORMANCE.md of nccl-tests, and its gather.cu, scatter.cu and alltoall.cu.
     """
     match operation:
-        case "all_reduce":
+        case "all_reduce" | "all_reduce_many":
             return 2 * (ranks - 1) / ranks
         case "broadcast" | "reduce":
             return 1.0

@@ -3,7 +3,7 @@
 Theory of operation.  Sections of a ``Bundle`` are packed straight into slots and unpacked straight from there, so that
 each element is copied no more often than one large array's would be, but for this rank's own share.  Small bundles are
 published as a whole and combined by everyone, all sections in one wait (as ``arena_programs.combine_all`` does).
-Larger ones are cut into chunks, each of one section, which are reduced as in ``arena_programs.reduce_slices``: every
+Larger ones are cut into chunks, each of one section, which are reduced as in ``arena_slices.reduce_slices``: every
 rank publishes what the others combine, combines its own slice, and copies the others' slices out.  The argument why
 nothing is overwritten that is still read is the one made there.  It asks that the slice that the rank at some place
 combines lies at the same place in every chunk: here that is a fixed part of the slot per place, as long as the longest
@@ -21,7 +21,7 @@ from typing import Any, Final
 import numpy as np
 
 from asyncpar.arena.channel import Channel, Turn
-from asyncpar.arena.driver import Program
+from asyncpar.arena.lineup import Program
 from asyncpar.collectives.arena_operations import AT_ONCE_BYTES, CHUNK_BYTES
 from asyncpar.collectives.bundle import Bundle, Section, Stretch, cut, pack, unpack
 from asyncpar.collectives.layout import ceil_bounds, ceil_div
@@ -147,7 +147,7 @@ class InChunks:
         self._keeps_views = sum(len(section.members) for section in sections) <= _KEPT_VIEWS
 
     def program(self, turn: Turn, bundle: Bundle) -> Program:
-        """As ``arena_programs.reduce_slices``: publish, combine, copy out, one chunk behind the other."""
+        """As ``arena_slices.reduce_slices``: publish, combine, copy out, one chunk behind the other."""
         others, last = self._channel.others, len(self._chunks) - 1
         parity = turn.parity
         self._publish(0, parity, bundle)

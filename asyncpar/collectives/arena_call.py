@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import warnings
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
+from time import perf_counter
 from typing import Any
 
 from asyncpar.arena.channel import Turn
-from asyncpar.arena.driver import Program, Task, Wait
+from asyncpar.arena.lineup import Program, Task, Wait
 from asyncpar.collectives.arena_group import ArenaGroup
 from asyncpar.collectives.ending import ended, give_up
 from asyncpar.collectives.operation import Operation
@@ -31,7 +32,8 @@ class ArenaOperation(Operation):
             return [task.group.ranks[place] for place in task.missing]
         if self.waiter is not None and not task.group.is_open:
             return [*task.group.missing(), *super().waits_for()]
-        return super().waits_for()
+        absent = task.group.lineup.absent(task)
+        return [task.group.ranks[place] for place in absent] or super().waits_for()
 
     def refresh(self, now: float) -> None:
         wait = self.task.wait
@@ -68,6 +70,7 @@ class ArenaTask(Task):
 
     def completed(self) -> None:
         self.is_done = True
+        self.group.host.bytes_shown += self.operation.payload_sent
         self.program = self._make = self._shows = None
         if self.future is not None and not self.future.done():
             self.future.set_result(None)
@@ -98,7 +101,7 @@ class ArenaTask(Task):
         if self.program is not None:
             self.program.close()
         self.program = self._make = self._shows = None
-        self.group.host.driver.bury(self.group.lineup)
+        self.group.host.driver.bury(self.group.lineup, self)
 
 
 class ArenaCall(Coroutine[Any, Any, Any]):
@@ -142,8 +145,13 @@ class ArenaCall(Coroutine[Any, Any, Any]):
         group = task.group
         try:
             operation.begin(operation.table.lost_member(operation.home))
-            if group.is_open:
-                group.host.driver.run(group.lineup, task)
+            driver = group.host.driver
+            now = perf_counter()
+            if driver.is_turn_due(now):
+                driver.give_turn(now)
+                yield
+            if group.is_open and not task.is_dead:
+                driver.run(group.lineup, task)
             if not task.is_done:
                 yield from self._wait().__await__()
         except BaseException as error:

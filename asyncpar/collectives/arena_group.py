@@ -7,10 +7,14 @@ import logging
 from collections.abc import Sequence
 from enum import Enum, auto
 
+from asyncpar.arena.agenda import open_agenda
 from asyncpar.arena.arena import Arena
+from asyncpar.arena.board import Board, Counts, behind_board
 from asyncpar.arena.channel import Channel, Offer
 from asyncpar.arena.directory import Directory
-from asyncpar.arena.driver import Driver, Lineup
+from asyncpar.arena.driver import Driver
+from asyncpar.arena.keyed import KeyedLineup
+from asyncpar.arena.lineup import Lineup
 from asyncpar.collectives.operation import Operation
 from asyncpar.collectives.staging import Scratch
 from asyncpar.errors import PeerLost
@@ -31,6 +35,8 @@ class ArenaHost:
         self.members = frozenset(arena.members)
         self.directory = Directory(arena)
         self.driver = Driver(arena, self.loop, links.lost)
+        self.bytes_shown = 0
+        """Payload bytes that this rank has shown others in finished operations."""
         self.scratch = Scratch()
         self._opening: dict[int, ArenaGroup] = {}
         arena.on_ring = self._rung
@@ -71,7 +77,7 @@ class ArenaHost:
         for group in list(self._opening.values()):
             if rank in group.ranks:
                 group.fail(error)
-        self.loop.call_soon(self.driver.advance_all)
+        self.loop.call_soon(self.driver.notice_loss)
 
 
 class _State(Enum):
@@ -82,13 +88,18 @@ class _State(Enum):
 
 
 class ArenaGroup:
-    """The arena for one group, all of whose ``ranks`` are in it.  ``place`` is this rank's place among them."""
+    """The arena for one group, all of whose ``ranks`` are in it.  ``place`` is this rank's place among them.
 
-    def __init__(self, host: ArenaHost, *, number: int, name: str, ranks: tuple[int, ...], place: int) -> None:
+    The operations of a group have one in the order of their calls; those that ``are_keyed`` have another.
+    """
+
+    def __init__(
+        self, host: ArenaHost, *, number: int, name: str, ranks: tuple[int, ...], place: int, are_keyed: bool = False
+    ) -> None:
         self.host = host
         self.number = number
         self.ranks = ranks
-        self.lineup = Lineup()
+        self.lineup = KeyedLineup() if are_keyed else Lineup()
         self.is_open = False
         self.is_refused = False
         self._name = name
@@ -150,9 +161,19 @@ class ArenaGroup:
         else:
             self._state = _State.OPEN
             self.is_open = True
-            channel = Channel(self.host.arena, number=self.number, ranks=self.ranks, place=self._place, offers=offers)
-            self.host.driver.open(self.lineup, channel)
+            self._open_channel(offers)
         waiting, self._waiting = self._waiting, []
         for _, opened in waiting:
             if not opened.done():
                 opened.set_result(None)
+
+    def _open_channel(self, offers: Sequence[Offer]) -> None:
+        host, number, ranks, place = self.host, self.number, self.ranks, self._place
+        counts: Sequence[Counts] = ()
+        if isinstance(self.lineup, KeyedLineup):
+            board = Board(host.arena, number=number, ranks=ranks, place=place, offers=offers)
+            self.lineup.agenda = open_agenda(board, host.links.lost)
+            offers = [behind_board(offer, len(ranks)) for offer in offers]
+            counts = board.counts
+        channel = Channel(host.arena, number=number, ranks=ranks, place=place, offers=offers)
+        host.driver.open(self.lineup, channel, *counts)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Iterable, Sequence
 from typing import Any
 
-from asyncpar.collectives import exchanges, gathers, reductions, rooted
+from asyncpar.collectives import coalesced, exchanges, gathers, reductions, rooted
 from asyncpar.collectives.engine import Engine
 from asyncpar.collectives.reduction import Array
 
@@ -33,6 +33,22 @@ class ArrayOperations:
         whenever the same values are reduced by the same algorithm.  Needs 8 MiB of memory besides at most.
         """
         return reductions.all_reduce(self._engine, x, op=op, out=out, algorithm=algorithm, key=key)
+
+    def all_reduce_many(
+        self,
+        arrays: Iterable[Array],
+        op: str = "sum",
+        *,
+        algorithm: str | None = None,
+        key: str | None = None,
+    ) -> Coroutine[Any, Any, list[Array]]:
+        """Combine each of ``arrays`` of all ranks, in place, and return them in a list.
+
+        One operation for all of them, which is much faster than one for each where they are small.  They may differ in
+        shape, layout and dtype, but must not overlap; all ranks pass the same shapes and dtypes in the same order.
+        Results are as those of ``all_reduce``, with the same bits on every rank.
+        """
+        return coalesced.all_reduce_many(self._engine, arrays, op=op, algorithm=algorithm, key=key)
 
     def reduce(
         self,

@@ -8,11 +8,13 @@ it whole, and at its two ends parts of arrays.  ``Stretch`` finds them once; pac
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Sequence
-from itertools import accumulate, repeat
+from collections.abc import Callable, Sequence
+from itertools import accumulate, pairwise, repeat
 from operator import attrgetter, setitem
+from types import EllipsisType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,14 +26,15 @@ from asyncpar.errors import UsageError
 _dtype_of = attrgetter("dtype")
 _shape_of = attrgetter("shape")
 _is_plain = attrgetter("flags.carray")
+_assign: Callable[[Any, EllipsisType, Array], None] = setitem
 
 Shapes = list[tuple[int, ...]]
 
 
 class Part(NamedTuple):
-    """Elements ``start`` to ``stop`` of an array of a section."""
+    """Elements ``start`` to ``stop`` of the array at ``place`` of a section."""
 
-    index: int
+    place: int
     start: int
     stop: int
 
@@ -48,20 +51,24 @@ class Stretch(NamedTuple):
         """Return the flat arrays of which the stretch consists; ``flats`` are those of the section."""
         pieces = flats[self.first : self.last]
         if self.head is not None:
-            index, start, stop = self.head
-            pieces.insert(0, flats[index][start:stop])
+            place, start, stop = self.head
+            pieces.insert(0, flats[place][start:stop])
         if self.tail is not None:
-            index, start, stop = self.tail
-            pieces.append(flats[index][start:stop])
+            place, start, stop = self.tail
+            pieces.append(flats[place][start:stop])
         return pieces
 
 
 class Section:
     """The arrays of one dtype.  ``members`` are their places in the call, ``sizes`` their numbers of elements."""
 
-    def __init__(self, dtype: np.dtype[Any], members: Sequence[int], sizes: Sequence[int]) -> None:
+    def __init__(
+        self, dtype: np.dtype[Any], members: Sequence[int], sizes: Sequence[int], *, is_whole: bool = False
+    ) -> None:
         self.dtype = dtype
         self.members = tuple(members)
+        self.is_whole = is_whole
+        """Are these all arrays of the call, and flat ones?"""
         self._ends = [0, *accumulate(sizes)]
         self.count = self._ends[-1]
 
@@ -83,6 +90,13 @@ class Section:
         tail = Part(last, 0, stop - ends[last]) if stop > ends[last] else None
         return Stretch(first + (head is not None), last, head, tail)
 
+    def lengths(self, stretch: Stretch) -> list[int]:
+        """Return the numbers of elements of the pieces of ``stretch``."""
+        ends = self._ends[stretch.first : stretch.last + 1]
+        whole = [stop - start for start, stop in pairwise(ends)]
+        head, tail = ([part.stop - part.start] if part is not None else [] for part in (stretch.head, stretch.tail))
+        return [*head, *whole, *tail]
+
 
 def pack(pieces: list[Array], memory: Array) -> None:
     """Copy ``pieces`` one after another into ``memory``, which is as long as all of them."""
@@ -92,13 +106,12 @@ def pack(pieces: list[Array], memory: Array) -> None:
 
 def unpack(views: list[Array], pieces: list[Array]) -> None:
     """Copy ``views`` into ``pieces``, one by one."""
-    deque(map(setitem, pieces, repeat(...), views), maxlen=0)
+    deque(map(_assign, pieces, repeat(...), views), maxlen=0)
 
 
-def cut(memory: Array, pieces: Sequence[Array]) -> list[Array]:
-    """Return views of ``memory`` that are as long as ``pieces`` and follow one another."""
-    ends = [0, *accumulate(piece.size for piece in pieces)]
-    return [memory[start:stop] for start, stop in zip(ends, ends[1:], strict=False)]
+def cut(memory: Array, lengths: Sequence[int]) -> list[Array]:
+    """Return views of ``memory`` of these lengths that follow one another."""
+    return [memory[start:stop] for start, stop in pairwise([0, *accumulate(lengths)])]
 
 
 class Form(NamedTuple):
@@ -137,14 +150,23 @@ def form_of(arrays: list[Array]) -> Form:
 
 
 def sections_of(form: Form) -> tuple[Section, ...]:
-    """Return the sections, in the order in which their dtypes first occur.  Arrays without elements are left out."""
+    """Return the sections, in the order in which their dtypes first occur.
+
+    Arrays without elements are left out; if there are no others, there is one section without arrays.
+    """
     dtypes = form.dtypes if isinstance(form.dtypes, tuple) else repeat(form.dtypes)
     members: dict[np.dtype[Any], list[tuple[int, int]]] = {}
     for place, (dtype, shape) in enumerate(zip(dtypes, form.shapes, strict=False)):
-        size = int(np.prod(shape, dtype=np.int64))
+        size = math.prod(shape)
         if size:
             members.setdefault(dtype, []).append((place, size))
-    return tuple(Section(dtype, *zip(*found, strict=True)) for dtype, found in members.items())
+    if not members:
+        return (Section(np.dtype(np.uint8), (), ()),)
+    are_flat = all(len(shape) == 1 for shape in form.shapes)
+    return tuple(
+        Section(dtype, *zip(*found, strict=True), is_whole=are_flat and len(found) == len(form.shapes))
+        for dtype, found in members.items()
+    )
 
 
 class Bundle:
@@ -156,7 +178,7 @@ class Bundle:
     def __init__(self, arrays: list[Array], sections: Sequence[Section]) -> None:
         self._copied: list[tuple[Array, Array]] = []
         self.flats = [
-            arrays if len(section.members) == len(arrays) and _are_flat(arrays) else self._flattened(arrays, section)
+            arrays if section.is_whole else [self._flat(arrays[member]) for member in section.members]
             for section in sections
         ]
 
@@ -165,9 +187,6 @@ class Bundle:
         for array, flat in self._copied:
             array[...] = flat.reshape(array.shape)
 
-    def _flattened(self, arrays: list[Array], section: Section) -> list[Array]:
-        return [self._flat(arrays[member]) for member in section.members]
-
     def _flat(self, array: Array) -> Array:
         if array.ndim == 1:
             return array
@@ -175,7 +194,3 @@ class Bundle:
         if not array.flags.c_contiguous:
             self._copied.append((array, flat))
         return flat
-
-
-def _are_flat(arrays: list[Array]) -> bool:
-    return all(array.ndim == 1 for array in arrays)

@@ -6,6 +6,9 @@ import time
 from collections.abc import Coroutine, Iterable, Sequence
 from typing import Any, Self
 
+import numpy as np
+from numpy.typing import DTypeLike
+
 from asyncpar.collectives import calibration, objects, subgroups
 from asyncpar.collectives.algorithms.catalog import ARENA, KNOWN
 from asyncpar.collectives.arena_group import ArenaHost
@@ -157,6 +160,15 @@ class Communicator(ArrayOperations):
         Call no other operation of this group until it is over.
         """
         return calibration.calibrate(self._engine, clock=time.perf_counter)
+
+    def empty(self, shape: int | Sequence[int], dtype: DTypeLike = np.float32) -> Array:
+        """Return a new array of undefined content, in memory that the ranks of this host share if they do.
+
+        Collectives read such an array where it is, instead of copying it first.  Its memory is given back when the
+        array and all its views are gone.  Raises ``ArenaFull`` when the host has no memory left for it.
+        """
+        arena = self._engine.table.arena
+        return np.empty(shape, dtype) if arena is None else arena.arena.empty(shape, dtype)
 
     # -- sub-groups ------------------------------------------------------------------------------------------------
 

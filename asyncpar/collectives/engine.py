@@ -87,8 +87,12 @@ class Engine:
         self._tallies: dict[tuple[str, str], Tally] = {}
         self._subgroups: dict[tuple[int, ...], int] = {}
         self.arena: ArenaGroup | None = None
+        self._keyed_arena: ArenaGroup | None = None
         if table.arena is not None and has_arena:
             self.arena = ArenaGroup(table.arena, number=number, name=name, ranks=ranks, place=self.rank)
+            self._keyed_arena = ArenaGroup(
+                table.arena, number=hash64("keyed", number), name=name, ranks=ranks, place=self.rank, are_keyed=True
+            )
         table.add(self.group)
 
     # -- preparing ---------------------------------------------------------------------------------------------------
@@ -141,12 +145,7 @@ class Engine:
     def open(self, name: str, description: Description, key: str | None) -> Ticket:
         """Give the next call its sequence number."""
         check_home_loop(self.table.loop, name)
-        if key is None:
-            sequence, label = self.ledger.allot(), None
-        else:
-            check_key(key)
-            sequence, use = self.ledger.allot_keyed(key, self.group.active)
-            label = f'{name} #{use} "{key}"'
+        sequence, label = self._allot(name, key)
         operation = Operation(
             table=self.table,
             home=self.group,
@@ -159,6 +158,14 @@ class Engine:
         )
         self.table.enter(operation)
         return Ticket(operation)
+
+    def _allot(self, name: str, key: str | None) -> tuple[int, str | None]:
+        """Return the sequence number of a call, and its label if that is not made of the number."""
+        if key is None:
+            return self.ledger.allot(), None
+        check_key(key)
+        sequence, use = self.ledger.allot_keyed(key, self.group.active)
+        return sequence, f'{name} #{use} "{key}"'
 
     def start(self, name: str, description: Description, key: str | None, body: Body[T]) -> Coroutine[Any, Any, T]:
         """Give a call its place in the order of operations now; it runs when the returned coroutine is awaited."""
@@ -203,6 +210,7 @@ class Engine:
         make: MakeProgram,
         by_messages: Body[T],
         *,
+        key: str | None = None,
         result: T,
         shows: Array | None = None,
         sends: int = 0,
@@ -212,13 +220,15 @@ class Engine:
         ``shows`` is the input that others may read where it is, if it lies in the arena's heap; ``sends`` the bytes
         that go through this rank's slot.  ``by_messages`` runs it if the group got no room in the arena.
         """
-        group = self.arena
+        group = self.arena if key is None else self._keyed_arena
         assert group is not None
         if group.is_refused:
-            return self.start(name, prepared.description, None, by_messages)
+            return self.start(name, prepared.description, key, by_messages)
         check_home_loop(self.table.loop, name)
-        self.admit_early()
-        task = self.admit(name, prepared.description, self.ledger.allot(), make, shows=shows, sends=sends)
+        if key is None:
+            self.admit_early()
+        sequence, label = self._allot(name, key)
+        task = self.admit(name, prepared.description, sequence, make, label=label, shows=shows, sends=sends)
         return ArenaCall(task, result, by_messages, self.count)
 
     def admit(
@@ -228,11 +238,12 @@ class Engine:
         sequence: int,
         make: MakeProgram,
         *,
+        label: str | None = None,
         shows: Array | None = None,
         sends: int = 0,
     ) -> ArenaTask:
-        """Make the operation of a call in the arena, and line it up."""
-        group = self.arena
+        """Make the operation of a call in the arena, keyed if it has a ``label``, and line it up."""
+        group = self.arena if label is None else self._keyed_arena
         assert group is not None
         operation = ArenaOperation(
             table=self.table,
@@ -241,11 +252,12 @@ class Engine:
             sequence=sequence,
             description=description,
             name=name,
+            label=label,
             audience=self.others,
         )
         operation.payload_sent = sends
         task = operation.task = ArenaTask(operation, group, make, shows)
-        group.lineup.tasks.append(task)
+        group.lineup.called(task)
         self.table.enter(operation)
         return task
 
@@ -262,7 +274,7 @@ class Engine:
             return "this rank's host has none (its log says why)"
         if self.arena is None:
             return "that needs two ranks or more, all on one host"
-        return "operations with a key, of unequal lengths or on objects go by messages"
+        return "operations of unequal lengths or on objects go by messages"
 
     # -- statistics ----------------------------------------------------------------------------------------------------
 
@@ -284,6 +296,8 @@ class Engine:
             tally = self._tallies[name, algorithm] = Tally()
         tally.calls += 1
         tally.payload_bytes += payload
+        assert self.arena is not None
+        self.arena.host.bytes_shown += payload
         tally.seconds += seconds
 
     def traffic(self) -> Traffic:

@@ -37,8 +37,8 @@ def all_to_all(
     if out is not None:
         check_apart(source, target)
     prepared = engine.prepared(
-        ("all_to_all", source.dtype, source.shape, algorithm, key is None),
-        lambda: _prepare_all_to_all(engine, source, algorithm, arena=key is None),
+        ("all_to_all", source.dtype, source.shape, algorithm),
+        lambda: _prepare_all_to_all(engine, source, algorithm),
     )
 
     async def body(operation: Operation) -> Array:
@@ -52,13 +52,15 @@ def all_to_all(
     if prepared.is_in_arena:
         make = arena_operations.all_to_all(source, target)
         sends = source.nbytes - source[0].nbytes
-        return engine.start_in_arena("all_to_all", prepared, make, body, result=target, shows=source, sends=sends)
+        return engine.start_in_arena(
+            "all_to_all", prepared, make, body, key=key, result=target, shows=source, sends=sends
+        )
     return engine.start("all_to_all", prepared.description, key, body)
 
 
-def _prepare_all_to_all(engine: Engine, x: Array, wanted: str | None, *, arena: bool) -> Prepared:
+def _prepare_all_to_all(engine: Engine, x: Array, wanted: str | None) -> Prepared:
     size = engine.size
-    algorithm = engine.algorithm("all_to_all", x.nbytes, wanted, arena=arena)
+    algorithm = engine.algorithm("all_to_all", x.nbytes, wanted, arena=True)
     schedule = engine.schedule("all_to_all", engine.carrier("all_to_all", x.nbytes, algorithm))
     count = x.size // size
     slices: list[Slice] = []

@@ -41,8 +41,8 @@ def all_gather(
     source = check_array(x)
     target = check_out(out, (engine.size, *source.shape), source.dtype)
     prepared = engine.prepared(
-        ("all_gather", source.dtype, source.shape, algorithm, key is None),
-        lambda: _prepare_all_gather(engine, source, algorithm, arena=key is None),
+        ("all_gather", source.dtype, source.shape, algorithm),
+        lambda: _prepare_all_gather(engine, source, algorithm),
     )
 
     async def body(operation: Operation) -> Array:
@@ -56,14 +56,14 @@ def all_gather(
     if prepared.is_in_arena:
         make = arena_operations.all_gather(source, target)
         return engine.start_in_arena(
-            "all_gather", prepared, make, body, result=target, shows=source, sends=source.nbytes
+            "all_gather", prepared, make, body, key=key, result=target, shows=source, sends=source.nbytes
         )
     return engine.start("all_gather", prepared.description, key, body)
 
 
-def _prepare_all_gather(engine: Engine, x: Array, wanted: str | None, *, arena: bool) -> Prepared:
+def _prepare_all_gather(engine: Engine, x: Array, wanted: str | None) -> Prepared:
     payload = x.nbytes * engine.size
-    algorithm = engine.algorithm("all_gather", payload, wanted, arena=arena)
+    algorithm = engine.algorithm("all_gather", payload, wanted, arena=True)
     schedule = engine.schedule("all_gather", engine.carrier("all_gather", payload, algorithm))
     layout = AlongChunks(equal_chunks(engine.size, x.size), longest=x.size, itemsize=x.itemsize)
     return Prepared(
@@ -151,8 +151,8 @@ def broadcast(
     if engine.rank != root:
         check_writable(array, "x")
     prepared = engine.prepared(
-        ("broadcast", array.dtype, array.shape, root, algorithm, key is None),
-        lambda: prepare_broadcast(engine, array, root, algorithm, arena=key is None),
+        ("broadcast", array.dtype, array.shape, root, algorithm),
+        lambda: prepare_broadcast(engine, array, root, algorithm, arena=True),
     )
 
     async def body(operation: Operation) -> Array:
@@ -165,7 +165,7 @@ def broadcast(
     if prepared.is_in_arena:
         make = arena_operations.broadcast(array, root)
         sends = array.nbytes if engine.rank == root else 0
-        return engine.start_in_arena("broadcast", prepared, make, body, result=array, shows=array, sends=sends)
+        return engine.start_in_arena("broadcast", prepared, make, body, key=key, result=array, shows=array, sends=sends)
     return engine.start("broadcast", prepared.description, key, body)
 
 
@@ -183,20 +183,18 @@ def prepare_broadcast(
 
 
 def barrier(engine: Engine, *, algorithm: str | None, key: str | None) -> Coroutine[Any, Any, None]:
-    prepared = engine.prepared(
-        ("barrier", algorithm, key is None), lambda: _prepare_barrier(engine, algorithm, arena=key is None)
-    )
+    prepared = engine.prepared(("barrier", algorithm), lambda: _prepare_barrier(engine, algorithm))
 
     async def body(operation: Operation) -> None:
         await execute(operation, prepared.plan, InPlace())
 
     if prepared.is_in_arena:
-        return engine.start_in_arena("barrier", prepared, arena_operations.barrier, body, result=None)
+        return engine.start_in_arena("barrier", prepared, arena_operations.barrier, body, key=key, result=None)
     return engine.start("barrier", prepared.description, key, body)
 
 
-def _prepare_barrier(engine: Engine, wanted: str | None, *, arena: bool) -> Prepared:
-    algorithm = engine.algorithm("barrier", 0, wanted, arena=arena)
+def _prepare_barrier(engine: Engine, wanted: str | None) -> Prepared:
+    algorithm = engine.algorithm("barrier", 0, wanted, arena=True)
     return Prepared(
         description=describe("barrier", (), algorithm),
         plan=Plan(

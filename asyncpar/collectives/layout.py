@@ -67,12 +67,15 @@ def ceil_bounds(length: int, parts: int) -> list[tuple[int, int]]:
 class AlongBuffer:
     """``count`` elements in region 0, cut into pieces, and each piece into ``chunks``.
 
-    ``is_packed`` places each piece at the start of the region, which is then a scratch region.
+    ``is_packed`` places each piece at the start of the region, which is then a scratch region.  ``segment`` is the most
+    bytes of a chunk in one piece.
     """
 
-    def __init__(self, *, count: int, chunks: int, itemsize: int, is_packed: bool = False) -> None:
+    def __init__(
+        self, *, count: int, chunks: int, itemsize: int, is_packed: bool = False, segment: int = SEGMENT_BYTES
+    ) -> None:
         chunk_bytes = ceil_div(count, max(chunks, 1)) * itemsize
-        bounds = ceil_bounds(count, count_pieces(chunk_bytes))
+        bounds = ceil_bounds(count, count_pieces(chunk_bytes, segment))
         self._bounds = [bound for bound in bounds if bound[0] < bound[1]] or [(0, 0)]
         self._chunks = chunks
         self._is_packed = is_packed

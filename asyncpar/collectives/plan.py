@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from asyncpar.collectives.algorithms.steps import Copy, Recv, Round, Schedule, Send, Span, Spans
 from asyncpar.collectives.layout import Layout, Slice
 
-PHASE_TAGS = 1 << 28
+PHASE_TAGS = 1 << 27
 """Tags that one run of a schedule may use; a second run in the same operation begins at this tag."""
 
 _KEPT_PIECES = 64

@@ -17,7 +17,7 @@ from time import perf_counter
 from typing import Any, Final, Protocol
 
 from asyncpar.arena.channel import ROUND_BITS, Channel, Turn
-from asyncpar.arena.driver import Program
+from asyncpar.arena.lineup import Program
 from asyncpar.collectives.arena_call import ArenaCall, ArenaOperation, ArenaTask, MakeProgram
 from asyncpar.collectives.arena_group import ArenaGroup
 from asyncpar.collectives.description import Description
@@ -43,7 +43,7 @@ class QuickPlan:
         self.description = description
         self.lineup = group.lineup
         self.others = channel.others
-        self._driver = group.host.driver
+        self.driver = group.host.driver
         self._channel = channel
         self._reduction = reduction
         self._views = [[view.reshape(x.shape) for view in channel.views(parity, x.dtype, x.size)] for parity in (0, 1)]
@@ -64,14 +64,14 @@ class QuickPlan:
     def poll(self, turn: Turn) -> bool:
         """Wait for a moment for the others; True when all have published, or one does something else."""
         target = (turn.sequence << ROUND_BITS) + 1
-        polls = self._driver.polls * _POLLS_PER_LOOK
+        polls = self.driver.polls * _POLLS_PER_LOOK
         for word in self._words:
             while word[0] < target:
                 polls -= 1
                 if polls < 0:
-                    self._driver.polled(was_worth_it=False)
+                    self.driver.polled(was_worth_it=False)
                     return False
-        self._driver.polled(was_worth_it=True)
+        self.driver.polled(was_worth_it=True)
         return turn.is_unanimous(1)
 
     def finish(self, turn: Turn, x: Array) -> None:
@@ -185,7 +185,7 @@ class QuickCall(Coroutine[Any, Any, Array]):
         """Get through without the loop, or become an operation that goes on from where this got."""
         engine, plan, sequence, x = self._engine, self._plan, self._sequence, self._x
         started = perf_counter()
-        turn = plan.begin(sequence, x)
+        turn = None if plan.driver.is_turn_due(started) else plan.begin(sequence, x)
         if turn is None:
             return False
         del engine.group.early[sequence]

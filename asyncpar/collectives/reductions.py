@@ -47,8 +47,8 @@ def all_reduce(
     source = check_array(x)
     target = check_writable(source, "x") if out is None or out is x else check_out(out, source.shape, source.dtype)
     prepared = engine.prepared(
-        ("all_reduce", source.dtype, source.shape, op, algorithm, key is None),
-        lambda: _prepare_all_reduce(engine, source, op, algorithm, arena=key is None),
+        ("all_reduce", source.dtype, source.shape, op, algorithm),
+        lambda: _prepare_all_reduce(engine, source, op, algorithm),
     )
     reduction, layout = prepared.extra
 
@@ -69,11 +69,11 @@ def all_reduce(
         return target
 
     if prepared.is_in_arena:
-        if algorithm is None and source is x:
+        if key is None and algorithm is None and source is x:
             _plan_quickly(engine, prepared, op, source)
         make = arena_operations.all_reduce(source, target, reduction)
         return engine.start_in_arena(
-            "all_reduce", prepared, make, body, result=target, shows=target, sends=source.nbytes
+            "all_reduce", prepared, make, body, key=key, result=target, shows=target, sends=source.nbytes
         )
     return engine.start("all_reduce", prepared.description, key, body)
 
@@ -88,9 +88,9 @@ def _plan_quickly(engine: Engine, prepared: Prepared, op: str, x: Array) -> None
         engine.quick[op, x.dtype, x.shape] = QuickPlan(group, channel, prepared.description, prepared.extra[0], x)
 
 
-def _prepare_all_reduce(engine: Engine, x: Array, op: str, wanted: str | None, *, arena: bool) -> Prepared:
+def _prepare_all_reduce(engine: Engine, x: Array, op: str, wanted: str | None) -> Prepared:
     reduction = reduction_for(op, x.dtype)
-    algorithm = engine.algorithm("all_reduce", x.nbytes, wanted, arena=arena)
+    algorithm = engine.algorithm("all_reduce", x.nbytes, wanted, arena=True)
     schedule = engine.schedule("all_reduce", engine.carrier("all_reduce", x.nbytes, algorithm))
     layout = AlongBuffer(count=x.size, chunks=schedule.chunks, itemsize=x.itemsize)
     return Prepared(
@@ -109,8 +109,8 @@ def reduce(
     check_only_root(out, "out", engine.rank, root)
     target = check_out(out, source.shape, source.dtype) if engine.rank == root else None
     prepared = engine.prepared(
-        ("reduce", source.dtype, source.shape, op, root, algorithm, key is None),
-        lambda: _prepare_reduce(engine, source, op, root, algorithm, arena=key is None),
+        ("reduce", source.dtype, source.shape, op, root, algorithm),
+        lambda: _prepare_reduce(engine, source, op, root, algorithm),
     )
     reduction, layout, receives = prepared.extra
 
@@ -131,7 +131,7 @@ def reduce(
     if prepared.is_in_arena:
         make = arena_operations.reduce(source, target, reduction, root)
         sends = source.nbytes if target is None else 0
-        return engine.start_in_arena("reduce", prepared, make, body, result=target, shows=source, sends=sends)
+        return engine.start_in_arena("reduce", prepared, make, body, key=key, result=target, shows=source, sends=sends)
     return engine.start("reduce", prepared.description, key, body)
 
 
@@ -149,9 +149,9 @@ def _partial(operation: Operation, flat: Array, layout: AlongBuffer) -> Workspac
     return Scratch(pool=operation.table.pool, dtype=flat.dtype, length=length, source=flat, fill=fill)
 
 
-def _prepare_reduce(engine: Engine, x: Array, op: str, root: int, wanted: str | None, *, arena: bool) -> Prepared:
+def _prepare_reduce(engine: Engine, x: Array, op: str, root: int, wanted: str | None) -> Prepared:
     reduction = reduction_for(op, x.dtype)
-    algorithm = engine.algorithm("reduce", x.nbytes, wanted, arena=arena)
+    algorithm = engine.algorithm("reduce", x.nbytes, wanted, arena=True)
     schedule = engine.schedule("reduce", engine.carrier("reduce", x.nbytes, algorithm), root)
     receives = engine.rank != root and _receives(schedule)
     layout = AlongBuffer(count=x.size, chunks=1, itemsize=x.itemsize, is_packed=receives)
@@ -176,8 +176,8 @@ def reduce_scatter(
     if out is not None:
         check_apart(source, target)
     prepared = engine.prepared(
-        ("reduce_scatter", source.dtype, source.shape, op, algorithm, key is None),
-        lambda: _prepare_reduce_scatter(engine, source, op, algorithm, arena=key is None),
+        ("reduce_scatter", source.dtype, source.shape, op, algorithm),
+        lambda: _prepare_reduce_scatter(engine, source, op, algorithm),
     )
     reduction, spread, packed, own = prepared.extra
 
@@ -199,7 +199,9 @@ def reduce_scatter(
     if prepared.is_in_arena:
         make = arena_operations.reduce_scatter(source, target, reduction)
         sends = source.nbytes - target.nbytes
-        return engine.start_in_arena("reduce_scatter", prepared, make, body, result=target, shows=source, sends=sends)
+        return engine.start_in_arena(
+            "reduce_scatter", prepared, make, body, key=key, result=target, shows=source, sends=sends
+        )
     return engine.start("reduce_scatter", prepared.description, key, body)
 
 
@@ -224,9 +226,9 @@ def _copied(
     )
 
 
-def _prepare_reduce_scatter(engine: Engine, x: Array, op: str, wanted: str | None, *, arena: bool) -> Prepared:
+def _prepare_reduce_scatter(engine: Engine, x: Array, op: str, wanted: str | None) -> Prepared:
     reduction: Reduction = reduction_for(op, x.dtype)
-    algorithm = engine.algorithm("reduce_scatter", x.nbytes, wanted, arena=arena)
+    algorithm = engine.algorithm("reduce_scatter", x.nbytes, wanted, arena=True)
     carrier = engine.carrier("reduce_scatter", x.nbytes, algorithm)
     row = x[0].size if x.shape[0] else 0
     bounds = [(low * row, high * row) for low, high in ceil_bounds(x.shape[0], engine.size)]

@@ -42,8 +42,8 @@ def gather(
     check_only_root(out, "out", engine.rank, root)
     target = check_out(out, (engine.size, *source.shape), source.dtype) if engine.rank == root else None
     prepared = engine.prepared(
-        ("gather", source.dtype, source.shape, root, algorithm, key is None),
-        lambda: _prepare_rooted("gather", engine, source, root, algorithm, arena=key is None),
+        ("gather", source.dtype, source.shape, root, algorithm),
+        lambda: _prepare_rooted("gather", engine, source, root, algorithm),
     )
     packed, own = prepared.extra
 
@@ -63,7 +63,7 @@ def gather(
     if prepared.is_in_arena:
         make = arena_operations.gather(source, target, root)
         sends = source.nbytes if target is None else 0
-        return engine.start_in_arena("gather", prepared, make, body, result=target, shows=source, sends=sends)
+        return engine.start_in_arena("gather", prepared, make, body, key=key, result=target, shows=source, sends=sends)
     return engine.start("gather", prepared.description, key, body)
 
 
@@ -81,8 +81,8 @@ def scatter(
         else check_writable(check_array(out, "out"), "out")
     )
     prepared = engine.prepared(
-        ("scatter", target.dtype, target.shape, root, algorithm, key is None),
-        lambda: _prepare_rooted("scatter", engine, target, root, algorithm, arena=key is None),
+        ("scatter", target.dtype, target.shape, root, algorithm),
+        lambda: _prepare_rooted("scatter", engine, target, root, algorithm),
     )
     packed, own = prepared.extra
 
@@ -102,17 +102,17 @@ def scatter(
     if prepared.is_in_arena:
         make = arena_operations.scatter(source, target, root)
         sends = 0 if source is None else source.nbytes - target.nbytes
-        return engine.start_in_arena("scatter", prepared, make, body, result=target, shows=source, sends=sends)
+        return engine.start_in_arena("scatter", prepared, make, body, key=key, result=target, shows=source, sends=sends)
     return engine.start("scatter", prepared.description, key, body)
 
 
-def _prepare_rooted(name: str, engine: Engine, x: Array, root: int, wanted: str | None, *, arena: bool) -> Prepared:
+def _prepare_rooted(name: str, engine: Engine, x: Array, root: int, wanted: str | None) -> Prepared:
     """Prepare gather or scatter of one array like ``x`` per rank.
 
     The root works in its own memory; others, in a tree, in scratch that holds the chunks they pass on.
     """
     count, dtype = x.size, x.dtype
-    algorithm = engine.algorithm(name, x.nbytes * engine.size, wanted, arena=arena)
+    algorithm = engine.algorithm(name, x.nbytes * engine.size, wanted, arena=True)
     carrier = engine.carrier(name, x.nbytes * engine.size, algorithm)
     is_direct = carrier == "linear"
     segment = SEGMENT_BYTES if is_direct else packed_segment(engine.size)

@@ -41,3 +41,17 @@ class StagingPool:
         if self._held + block.nbytes <= self._kept_bytes:
             self._held += block.nbytes
             self._free.setdefault(block.nbytes, []).append(block)
+
+
+class Scratch:
+    """Memory that is used within one step only, and therefore by all.  It grows to the largest step."""
+
+    def __init__(self) -> None:
+        self._memory = np.empty(0, np.uint8)
+
+    def take(self, count: int, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+        """Return an array of ``count`` elements."""
+        size = count * dtype.itemsize
+        if size > self._memory.size:
+            self._memory = np.empty(size, np.uint8)
+        return self._memory[:size].view(dtype)

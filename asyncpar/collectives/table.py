@@ -6,7 +6,7 @@ import asyncio
 from collections import OrderedDict
 from typing import Final
 
-from asyncpar.arena.driver import Lineup
+from asyncpar.arena.lineup import Lineup
 from asyncpar.collectives.arena_group import ArenaHost
 from asyncpar.collectives.control import Abort, Probe, Status, decode_control, encode_control, shortened
 from asyncpar.collectives.description import KEYED, Description, difference

@@ -14,6 +14,21 @@ IN_PROCESS_TRANSPORTS = ("inproc", *TRANSPORTS)
 """Lane kinds between ranks of one process, best first."""
 
 
+MOST_CONNECTIONS = 16
+
+
+def parse_connections(text: str | None) -> int:
+    """Return how many TCP connections a link takes: what the setting says, one without it.
+
+    Raises ``UsageError`` for anything but a whole number from 1 to 16.
+    """
+    if not text:
+        return 1
+    if not (text.isascii() and text.isdecimal() and 1 <= int(text) <= MOST_CONNECTIONS):
+        raise UsageError(f"ASYNCPAR_CONNECTIONS: expected 1..{MOST_CONNECTIONS}, got {text!r}")
+    return int(text)
+
+
 def parse_transport(name: str | None, *, known: tuple[str, ...] = TRANSPORTS) -> str | None:
     """Return the lane kind called ``name``; None, for None and the empty string: choose the best.
 

@@ -36,8 +36,9 @@ class ThreadTurns:
 class BucketFlow:
     """One bucket in one step.
 
-    ``turns`` are shared by the flows of a step.  ``key`` is the same on all ranks.  Whatever happens, a flow that was run or given up has begun each of its
-    collectives exactly once; so the uses of a key agree between ranks even after a step that failed on some.
+    ``turns`` are shared by the flows of a step.  ``key`` is the same on all ranks.  Whatever happens, a flow that was
+    run or given up has begun each of its collectives exactly once; so the uses of a key agree between ranks even after
+    a step that failed on some.
     """
 
     buffers: BucketBuffers

@@ -100,10 +100,11 @@ def sum_owned(buffers: BucketBuffers, rank: int) -> None:
 
 
 def decode(buffers: BucketBuffers) -> None:
-    """Write the sums of all owners, which are in the incoming rows, into the bucket."""
+    """Write the sums of all owners, which are in the incoming rows, into the bucket; nothing is lost after that."""
     _check_status(buffers)
     for rank in range(buffers.size):
         buffers.codec.decode(buffers.body(buffers.incoming[rank]), buffers.shard(buffers.flat, rank))
+    buffers.measure_lost()
 
 
 def check_finite(buffers: BucketBuffers) -> None:

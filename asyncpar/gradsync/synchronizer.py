@@ -169,6 +169,7 @@ class GradientSynchronizer:
             max_buckets=self._bucketing.max_buckets,
         )
         residuals = self.residuals()
+        self._layout, self._residuals = None, residuals  # its memory can be used for the new one
         self._layout = _Layout(
             plan=plan,
             lines=(repr(self._bucketing), repr(self._compression), *map(str, specs)),
@@ -188,6 +189,7 @@ class GradientSynchronizer:
             size=self._communicator.size,
             codec=Int8() if is_lossy else Identity(),
             has_feedback=is_lossy and self._compression.error_feedback,
+            empty=self._communicator.empty,
         )
 
     def _make_flows(self, layout: _Layout, by_name: Mapping[str, HasGradient]) -> tuple[Agreement, list[BucketFlow]]:
@@ -219,7 +221,7 @@ class GradientSynchronizer:
             factor = 1.0 if buffers.codec.is_summable else 1.0 / self._communicator.size
             phases.unpack(buffers, by_name, factor=factor)
             buffers.keep_lost()
-            squares += buffers.residual_square()
+            squares += buffers.residual_square
         step.record.add_to(
             self._statistics, lane_bandwidth=self._communicator.bandwidth, residual_norm=math.sqrt(squares)
         )

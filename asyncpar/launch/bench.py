@@ -68,8 +68,9 @@ def bench(operations: tuple[str, ...], **given: Any) -> None:
     """Time collective operations by size, and check every element of every
     result.  Launches ranks on this host.
 
-    OP is all_reduce (the default), all_gather, reduce_scatter, broadcast,
-    reduce, gather, scatter, all_to_all, barrier, several of them, or all.
+    OP is all_reduce (the default), all_reduce_many (in arrays of 4 KiB),
+    all_gather, reduce_scatter, broadcast, reduce, gather, scatter, all_to_all,
+    barrier, several of them, or all.
 
     \b
     asyncpar bench

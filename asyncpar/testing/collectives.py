@@ -12,6 +12,7 @@ The suite needs pytest (and its asyncio mode) for nothing but running it.
 
 from __future__ import annotations
 
+from asyncpar.testing.collective_bundles import Bundles
 from asyncpar.testing.collective_moves import Moves
 from asyncpar.testing.collective_reductions import Reductions
 from asyncpar.testing.collective_rules import Rules
@@ -20,5 +21,5 @@ from asyncpar.testing.collective_worlds import CommunicatorSuite, errors_on_all,
 __all__ = ["CommunicatorConformance", "CommunicatorSuite", "errors_on_all", "on_all", "values"]
 
 
-class CommunicatorConformance(Reductions, Moves, Rules):
+class CommunicatorConformance(Reductions, Bundles, Moves, Rules):
     """The suite.  Each test is one promise of ``Communicator``."""

@@ -5,18 +5,22 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+from collections.abc import Callable
+from dataclasses import replace
 
 import grpc
 import grpc.aio
 
 from asyncpar._proto.asyncpar.v1 import link_pb2, link_pb2_grpc
 from asyncpar.errors import AuthenticationError, PeerLost, UsageError
+from asyncpar.transport.gathering import Gathering
 from asyncpar.transport.grpc_lane import GrpcLane
 from asyncpar.transport.grpc_stream import FRAMES_METHOD, SERVICE, Context, ServerStream, StreamEnded, shake_hands
 from asyncpar.transport.handshaking import PEER_SECONDS, Medium, Porter
 from asyncpar.transport.lane import Lane
 from asyncpar.transport.links import Links
 from asyncpar.transport.machine import Accept, Answer, Defer, Negotiator, Proposal, Reason, Refuse
+from asyncpar.transport.stream import StreamLane
 from asyncpar.transport.tcp_connect import TCP, TcpListener
 from asyncpar.transport.unix_connect import UNIX, UnixListener
 from asyncpar.transport.vigil import Vigil
@@ -39,8 +43,9 @@ class Acceptor(link_pb2_grpc.LinkServicer):
     def __init__(self, *, secret: bytes, bind: str, lanes: tuple[str, ...], vigil: Vigil) -> None:
         self._secret = secret
         self._vigil = vigil
-        self._tcp = TcpListener(self._porter(TCP), bind=bind) if TCP.kind in lanes else None
-        self._unix = UnixListener(self._porter(UNIX)) if UNIX.kind in lanes else None
+        self._gathering = Gathering()
+        self._tcp = TcpListener(self._porter(TCP, self._gather), bind=bind) if TCP.kind in lanes else None
+        self._unix = UnixListener(self._porter(UNIX, self._adopt)) if UNIX.kind in lanes else None
         self._links: Links | None = None
         self._negotiator: Negotiator | None = None
         self._joined = asyncio.Event()
@@ -69,6 +74,7 @@ class Acceptor(link_pb2_grpc.LinkServicer):
         for expiry in self._expiries:
             expiry.cancel()
         self._expiries.clear()
+        self._gathering.drop_all()
 
     def join(self, links: Links, negotiator: Negotiator) -> None:
         """Answer for ``links`` from now on."""
@@ -113,6 +119,7 @@ class Acceptor(link_pb2_grpc.LinkServicer):
             dialer=request.from_rank,
             listener=request.to_rank,
             lanes=tuple(request.lanes),
+            connections=max(1, request.connections),
         )
         return self._encode(self._answer(proposal))
 
@@ -132,13 +139,13 @@ class Acceptor(link_pb2_grpc.LinkServicer):
 
     # -- inside ------------------------------------------------------------------------------------------------------
 
-    def _porter(self, medium: Medium) -> Porter:
+    def _porter(self, medium: Medium, on_lane: Callable[[LinkTerms, StreamLane], None]) -> Porter:
         return Porter(
             medium,
             secret=self._secret,
             vigil=self._vigil,
             find_terms=self._find_terms,
-            on_lane=self._adopt,
+            on_lane=on_lane,
             on_refused=_tell_refused,
         )
 
@@ -161,6 +168,7 @@ class Acceptor(link_pb2_grpc.LinkServicer):
                 port = 0 if self._tcp is None else self._tcp.port
                 name = "" if self._unix is None else self._unix.name
                 accepted = _Reply.Accepted(lanes=lanes, tcp_port=port, token=terms.token, unix_name=name)
+                accepted.connections = terms.connections
                 return _Reply(accepted=accepted)
             case Defer():
                 return _Reply(deferred=_Reply.Deferred())
@@ -170,6 +178,7 @@ class Acceptor(link_pb2_grpc.LinkServicer):
     def _expire_later(self, terms: LinkTerms) -> None:
         def expire() -> None:
             self._expiries.discard(handle)
+            self._gathering.drop(terms.token)
             self.negotiator.take(terms)
 
         handle = asyncio.get_running_loop().call_later(AGREEMENT_SECONDS, expire)
@@ -178,7 +187,13 @@ class Acceptor(link_pb2_grpc.LinkServicer):
     def _find_terms(self, token: bytes) -> LinkTerms | None:
         return None if self._negotiator is None else self._negotiator.find(token)
 
+    def _gather(self, terms: LinkTerms, connection: StreamLane) -> None:
+        lane = self._gathering.add(terms, connection)
+        if lane is not None:
+            self._adopt(replace(terms, connection=0), lane)
+
     def _adopt(self, terms: LinkTerms, lane: Lane) -> None:
+        self._gathering.drop(terms.token)
         if self._links is None or not self.negotiator.take(terms):
             lane.abort(PeerLost("the agreement is used up", rank=terms.dialer, cause="the agreement is used up"))
             return

@@ -10,6 +10,7 @@ import asyncio
 import logging
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 
 import grpc.aio
 
@@ -20,6 +21,8 @@ from asyncpar.transport.grpc_stream import StreamEnded, call_frames, shake_hands
 from asyncpar.transport.handshaking import PEER_SECONDS
 from asyncpar.transport.lane import Lane
 from asyncpar.transport.rpc import join_address, split_address
+from asyncpar.transport.stream import StreamLane
+from asyncpar.transport.striped import StripedLane
 from asyncpar.transport.tcp_connect import dial_tcp
 from asyncpar.transport.unix_connect import dial_unix
 from asyncpar.transport.vigil import Vigil
@@ -79,8 +82,28 @@ class LaneDialer:
                 return await dial_unix(accepted.unix_name, terms, secret=self._secret, vigil=self._vigil)
             case "tcp":
                 host, _ = split_address(address)
-                return await dial_tcp(host, accepted.tcp_port, terms, secret=self._secret, vigil=self._vigil)
+                return await self._dial_connections(host, accepted.tcp_port, terms)
         return await self._dial_stream(channel, terms)
+
+    async def _dial_connections(self, host: str, port: int, terms: LinkTerms) -> Lane:
+        """Return the TCP lane of as many connections as was agreed on.  Raises as ``dial_tcp`` does."""
+        dials: list[asyncio.Task[StreamLane]] = []
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for index in range(terms.connections):
+                    dial = dial_tcp(
+                        host, port, replace(terms, connection=index), secret=self._secret, vigil=self._vigil
+                    )
+                    dials.append(tasks.create_task(dial))
+        except BaseException as error:
+            for made in dials:
+                if made.done() and not made.cancelled() and made.exception() is None:
+                    made.result().abort(PeerLost("another connection of its lane failed", cause="another failed"))
+            if isinstance(error, BaseExceptionGroup):
+                raise error.exceptions[0] from None
+            raise
+        connections = [dial.result() for dial in dials]
+        return connections[0] if len(connections) == 1 else StripedLane(connections)
 
     async def _dial_stream(self, channel: grpc.aio.Channel, terms: LinkTerms) -> GrpcLane:
         stream = call_frames(channel, self._metadata)

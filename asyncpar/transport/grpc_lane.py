@@ -47,8 +47,17 @@ class GrpcLane(Lane):
         self._is_closing = False
         self._credit = WINDOW
         self._owed = 0
+        self._bytes_sent = self._bytes_received = 0
 
     # -- Lane --------------------------------------------------------------------------------------------------------
+
+    @property
+    def bytes_sent(self) -> int:
+        return self._bytes_sent
+
+    @property
+    def bytes_received(self) -> int:
+        return self._bytes_received
 
     def start(self, events: LaneEvents) -> None:
         if self._ended.done():
@@ -61,7 +70,7 @@ class GrpcLane(Lane):
     def send(self, header: FrameHeader, payload: memoryview) -> Sending | None:
         if self._ended.done():
             return None
-        self.bytes_sent += HEADER_BYTES + len(payload)
+        self._bytes_sent += HEADER_BYTES + len(payload)
         sending = self._queue.push(header, encode_header(header), payload)
         self._work.set()
         if self._queue.is_overfull:
@@ -147,7 +156,7 @@ class GrpcLane(Lane):
         length = len(chunk) - _CONSUMED.size
         if length == 0:
             return
-        self.bytes_received += length
+        self._bytes_received += length
         if self._reader is not None:
             self._reader.feed(memoryview(chunk)[_CONSUMED.size :])
         self._owed += 1

@@ -24,6 +24,7 @@ class InprocLane(Lane):
         self._events: LaneEvents | None = None
         self._waiting: deque[tuple[FrameHeader, bytes]] = deque()
         self._depth = 0
+        self._bytes_sent = self._bytes_received = 0
         self._end: str | None = None
         self._is_closed = False
 
@@ -34,6 +35,14 @@ class InprocLane(Lane):
         one._peer, other._peer = other, one
         return one, other
 
+    @property
+    def bytes_sent(self) -> int:
+        return self._bytes_sent
+
+    @property
+    def bytes_received(self) -> int:
+        return self._bytes_received
+
     def start(self, events: LaneEvents) -> None:
         self._events = events
         self._drain()
@@ -41,7 +50,7 @@ class InprocLane(Lane):
     def send(self, header: FrameHeader, payload: memoryview) -> Sending | None:
         peer = self._peer
         if peer is not None:
-            self.bytes_sent += HEADER_BYTES + len(payload)
+            self._bytes_sent += HEADER_BYTES + len(payload)
             peer._arrive(header, payload)
         return None
 
@@ -99,7 +108,7 @@ class InprocLane(Lane):
             events.lost(self._end)
 
     def _deliver(self, events: LaneEvents, header: FrameHeader, payload: memoryview) -> None:
-        self.bytes_received += HEADER_BYTES + len(payload)
+        self._bytes_received += HEADER_BYTES + len(payload)
         self._depth += 1
         try:
             landing = events.lend(header)

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from typing import Protocol
 
 from asyncpar.errors import PeerLost
-from asyncpar.wire.header import FrameHeader
+from asyncpar.wire.header import FrameHeader, FrameKind
 from asyncpar.wire.sink import FrameSink
 
 MAX_FRAME_BYTES = 1 << 36
@@ -33,6 +33,10 @@ class Sending(ABC):
         """
 
 
+LENT_KINDS = frozenset({FrameKind.BULK, FrameKind.STRIPED})
+"""Frames whose payloads stay in the sender's memory; all others are copied if they have to wait."""
+
+
 class LaneEvents(FrameSink, Protocol):
     """What a lane tells its owner.  All calls come on the event loop and never block."""
 
@@ -53,9 +57,15 @@ class Lane(ABC):
     kind: str
     """``inproc``, ``shm``, ``tcp``, ``grpc``: what users write after ``--transport``."""
 
-    bytes_sent: int = 0
-    bytes_received: int = 0
-    """Bytes of frames (headers included) handed to and taken from the channel."""
+    @property
+    @abstractmethod
+    def bytes_sent(self) -> int:
+        """Bytes of frames, headers included, handed to the channel."""
+
+    @property
+    @abstractmethod
+    def bytes_received(self) -> int:
+        """Bytes of frames, headers included, taken from the channel."""
 
     @abstractmethod
     def start(self, events: LaneEvents) -> None:

@@ -183,6 +183,8 @@ class Link:
             return None
         if header.generation != self._generation:
             raise ProtocolError(f"frame generation: this world has {self._generation}, got {header.generation}")
+        if header.kind is FrameKind.STRIPED:
+            raise ProtocolError("a payload came in parts over a single connection")
         if header.kind in _PAYLOAD_KINDS:
             if header.group == MESSAGE_GROUP:
                 return self._messages.lend(header)

@@ -32,6 +32,7 @@ class Proposal:
     dialer: int
     listener: int
     lanes: tuple[str, ...]
+    connections: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +63,7 @@ class Negotiator:
     """The negotiations of one rank.
 
     ``lanes`` are the kinds it can use, best first; those that stay inside a host only with the ranks in ``near``.
+    A TCP lane takes as many ``connections`` as both sides want.
     """
 
     def __init__(
@@ -73,6 +75,7 @@ class Negotiator:
         size: int,
         lanes: tuple[str, ...],
         near: frozenset[int] = frozenset(),
+        connections: int = 1,
     ) -> None:
         self._job = job
         self._generation = generation
@@ -80,6 +83,7 @@ class Negotiator:
         self._size = size
         self._lanes = lanes
         self._near = near
+        self._connections = connections
         self._dialing: set[int] = set()
         self._accepted: dict[int, LinkTerms] = {}
 
@@ -87,7 +91,12 @@ class Negotiator:
         """Begin to dial ``rank``; until ``end_dial``, a higher rank is put off."""
         self._dialing.add(rank)
         return Proposal(
-            job=self._job, generation=self._generation, dialer=self._rank, listener=rank, lanes=self.lanes_to(rank)
+            job=self._job,
+            generation=self._generation,
+            dialer=self._rank,
+            listener=rank,
+            lanes=self.lanes_to(rank),
+            connections=self._connections,
         )
 
     def lanes_to(self, rank: int) -> tuple[str, ...]:
@@ -109,7 +118,14 @@ class Negotiator:
             return refusal
         if is_up or (dialer > self._rank and dialer in self._dialing):
             return Defer()
-        terms = LinkTerms(job=self._job, generation=self._generation, dialer=dialer, listener=self._rank, token=token)
+        terms = LinkTerms(
+            job=self._job,
+            generation=self._generation,
+            dialer=dialer,
+            listener=self._rank,
+            token=token,
+            connections=max(1, min(proposal.connections, self._connections)),
+        )
         self._accepted[dialer] = terms
         return Accept(terms, self._common(proposal))
 

@@ -50,7 +50,7 @@ class GrpcConnector(Connector):
     In this order: ``register`` on the node's server, start that server, ``await start()``, and ``join`` once the world
     is known.  Calls of ranks that were quicker are kept waiting.  ``await stop()`` comes after the links are closed.
     ``processors`` says how many this process may use: if it is enough for all ranks of the host, lanes over sockets
-    stay awake for answers.
+    stay awake for answers.  ``connections`` is how many a TCP lane takes, if the other side wants as many.
     """
 
     def __init__(
@@ -60,8 +60,10 @@ class GrpcConnector(Connector):
         transport: str | None = None,
         bind: str = "127.0.0.1",
         processors: float = 0.0,
+        connections: int = 1,
     ) -> None:
         self._lanes = _usable(parse_transport(transport))
+        self._connections = connections
         self._processors = processors
         self._vigil = Vigil()
         self._credentials = credentials
@@ -100,6 +102,7 @@ class GrpcConnector(Connector):
             size=world.size,
             lanes=self._lanes,
             near=frozenset(near),
+            connections=self._connections,
         )
         self._acceptor.join(links, negotiator)
 
@@ -170,6 +173,7 @@ class GrpcConnector(Connector):
             from_rank=proposal.dialer,
             to_rank=rank,
             lanes=proposal.lanes,
+            connections=proposal.connections,
         )
         stub = link_pb2_grpc.LinkStub(channel)  # type: ignore[no-untyped-call]  # generated
         loop = asyncio.get_running_loop()
@@ -201,6 +205,7 @@ class GrpcConnector(Connector):
             dialer=proposal.dialer,
             listener=rank,
             token=accepted.token,
+            connections=max(1, min(accepted.connections, proposal.connections)),
         )
         return await self._dialer.connect(channel, address, terms, kinds=kinds, accepted=accepted)
 

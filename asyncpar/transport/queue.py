@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 
 from asyncpar.errors import PeerLost
-from asyncpar.transport.lane import Sending, fail_future
-from asyncpar.wire.header import FrameHeader, FrameKind
+from asyncpar.transport.lane import LENT_KINDS, Sending, fail_future
+from asyncpar.wire.header import FrameHeader
 from asyncpar.wire.writer import FrameWriter, OutgoingFrame
 
 OWNED_LIMIT = 32 * 1024 * 1024
@@ -17,7 +17,7 @@ Eager payloads are bounded by credit and control frames are few, so whoever exce
 
 
 class QueuedSending(Sending):
-    """A BULK frame that waits in a ``SendQueue``."""
+    """A frame that waits in a ``SendQueue`` in its sender's memory."""
 
     __slots__ = ("_frame", "_writer")
 
@@ -35,12 +35,28 @@ class QueuedSending(Sending):
         if not self.done.done():
             self.done.set_result(None)
 
+    @property
+    def is_through(self) -> bool:
+        """Has the channel taken all of it?"""
+        return self.done.done() and not self.done.cancelled() and self.done.exception() is None
+
+    @property
+    def has_begun(self) -> bool:
+        """Has the channel taken some of it?"""
+        return self._frame is not None and self._frame.has_begun
+
     def release(self) -> bool:
         if self._frame is None:
             return False
         goes_out = self._writer.release(self._frame)
         self.done.cancel()
         return goes_out
+
+    def keep(self) -> None:
+        """Give the memory back before this returns, like ``release``, but let the frame go out in any case."""
+        if self._frame is not None:
+            self._writer.keep(self._frame)
+            self.done.cancel()
 
 
 class SendQueue:
@@ -59,7 +75,7 @@ class SendQueue:
 
     def push(self, header: FrameHeader, head: bytes, payload: memoryview, *, taken: int = 0) -> QueuedSending | None:
         """Queue one frame of which the channel already took ``taken`` bytes, under the rules of ``Lane.send``."""
-        if header.kind is not FrameKind.BULK:
+        if header.kind not in LENT_KINDS:
             size = len(head) + len(payload)
             self._owned += size
             self.writer.push(head, bytes(payload), taken=taken, written=lambda: self._disown(size))

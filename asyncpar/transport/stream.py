@@ -11,13 +11,14 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+from typing import Protocol
 
 from asyncpar.errors import PeerLost, ProtocolError
-from asyncpar.transport.lane import MAX_FRAME_BYTES, Lane, LaneEvents, Sending
-from asyncpar.transport.queue import SendQueue
+from asyncpar.transport.lane import LENT_KINDS, MAX_FRAME_BYTES, Lane, LaneEvents
+from asyncpar.transport.queue import QueuedSending, SendQueue
 from asyncpar.transport.sockets import PULSE_SECONDS, Pulse
 from asyncpar.transport.vigil import Vigil
-from asyncpar.wire.header import HEADER_BYTES, FrameHeader, FrameKind, encode_header
+from asyncpar.wire.header import HEADER_BYTES, FrameHeader, encode_header
 from asyncpar.wire.reader import FrameReader
 
 WRITE_BYTES = 4 * 1024 * 1024
@@ -27,6 +28,18 @@ SMALL_BYTES = 128 * 1024
 """What is sent or comes in a piece of at most this size is answered soon, perhaps."""
 
 FLUSH_SECONDS = 1.0
+
+
+class PartEvents(LaneEvents, Protocol):
+    """What a connection tells that carries frames together with others."""
+
+    def share(self, header: FrameHeader) -> int:
+        """Return how many bytes of the payload come over this connection."""
+        ...
+
+    def ended(self, header: FrameHeader) -> None:
+        """The share of a frame is complete, landed or dropped."""
+        ...
 
 
 class StreamLane(Lane, asyncio.BufferedProtocol):
@@ -48,6 +61,7 @@ class StreamLane(Lane, asyncio.BufferedProtocol):
         pulse: Pulse | None = None,
     ) -> None:
         self.kind = kind
+        self._bytes_sent = self._bytes_received = 0
         self._loop = asyncio.get_running_loop()
         self._transport = transport
         self._socket = duplicate
@@ -69,20 +83,27 @@ class StreamLane(Lane, asyncio.BufferedProtocol):
 
     # -- Lane --------------------------------------------------------------------------------------------------------
 
-    def start(self, events: LaneEvents) -> None:
-        self._events = events
-        if not self._is_open:
-            events.lost(self._broken or "the connection closed before it was used")
-            return
-        self._reader = FrameReader(events, max_length=MAX_FRAME_BYTES)
-        self._transport.resume_reading()
+    @property
+    def bytes_sent(self) -> int:
+        return self._bytes_sent
 
-    def send(self, header: FrameHeader, payload: memoryview) -> Sending | None:
-        if not self._is_open or (self._broken is not None and header.kind is not FrameKind.BULK):
+    @property
+    def bytes_received(self) -> int:
+        return self._bytes_received
+
+    def start(self, events: LaneEvents) -> None:
+        self._start(events, FrameReader(events, max_length=MAX_FRAME_BYTES))
+
+    def start_part(self, part: PartEvents) -> None:
+        """Begin to deliver, as one of several connections, frames of which only a share comes over this one."""
+        self._start(part, FrameReader(part, max_length=MAX_FRAME_BYTES, share=part.share, ended=part.ended))
+
+    def send(self, header: FrameHeader, payload: memoryview) -> QueuedSending | None:
+        if not self._is_open or (self._broken is not None and header.kind not in LENT_KINDS):
             return None
         head = encode_header(header)
         size = HEADER_BYTES + len(payload)
-        self.bytes_sent += size
+        self._bytes_sent += size
         written = 0
         if not self._writer and self._broken is None:
             written = self._write([head, payload[:WRITE_BYTES]])
@@ -101,6 +122,24 @@ class StreamLane(Lane, asyncio.BufferedProtocol):
     def divert(self) -> None:
         if self._reader is not None:
             self._reader.divert()
+
+    def hold(self) -> None:
+        """Take no further frame for now; see ``FrameReader.hold``."""
+        if self._is_open and self._reader is not None:
+            self._reader.hold()
+            self._transport.pause_reading()
+
+    def resume(self) -> None:
+        """Go on after ``hold``."""
+        if not self._is_open or self._reader is None:
+            return
+        try:
+            is_free = self._reader.resume()
+        except ProtocolError as error:
+            self._lose(f"protocol error: {error}")
+        else:
+            if is_free and self._is_open:
+                self._transport.resume_reading()
 
     def abort(self, error: PeerLost) -> None:
         if self._is_open:
@@ -136,12 +175,13 @@ class StreamLane(Lane, asyncio.BufferedProtocol):
         return self._discard
 
     def buffer_updated(self, nbytes: int) -> None:
-        if self._reader is None or self._events is None:
+        reader = self._reader
+        if reader is None or self._events is None:
             return
-        self.bytes_received += nbytes
+        self._bytes_received += nbytes
         self._vigil.arrived()
         try:
-            self._reader.advance(nbytes)
+            reader.advance(nbytes)
         except ProtocolError as error:
             self._lose(f"protocol error: {error}")
         if nbytes <= SMALL_BYTES:
@@ -159,6 +199,14 @@ class StreamLane(Lane, asyncio.BufferedProtocol):
             self._lose(self._broken or "the peer closed the connection")
 
     # -- inside ------------------------------------------------------------------------------------------------------
+
+    def _start(self, events: LaneEvents, reader: FrameReader) -> None:
+        self._events = events
+        if not self._is_open:
+            events.lost(self._broken or "the connection closed before it was used")
+            return
+        self._reader = reader
+        self._transport.resume_reading()
 
     def _write(self, segments: list[bytes | memoryview]) -> int:
         """Hand bytes to the kernel and return how many it took."""

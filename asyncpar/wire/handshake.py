@@ -7,10 +7,10 @@ A three-pass challenge and response with HMAC-SHA256, after SKID3 (Handbook of A
     CHALLENGE  listener to dialer   the listener's nonce, MAC("listener", terms, both nonces)
     PROOF      dialer to listener   MAC("dialer", terms, both nonces)
 
-The terms (job, generation, both ranks, and the token that the two ranks agreed on for this link) are part of every
-MAC, so a message fits no other link.  Each pass has a label of its own, so a reflected message proves nothing; nonces
-and the token, which is good for one connection, do the same for a replayed one.  The HELLO carries a MAC too, so that
-a listener does not send a single byte to somebody without the secret.
+The terms (job, generation, both ranks, the token that the two ranks agreed on for this link, and which of its
+connections this is) are part of every MAC, so a message fits no other connection.  Each pass has a label of its own, so
+a reflected message proves nothing; nonces and the token, which is good for one link, do the same for a replayed one.
+The HELLO carries a MAC too, so that a listener does not send a single byte to somebody without the secret.
 """
 
 from __future__ import annotations
@@ -20,37 +20,54 @@ import hashlib
 import hmac
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from asyncpar.errors import AuthenticationError
 
 MAGIC = b"apLK"
-VERSION = 1
+VERSION = 2
 NONCE_BYTES = 32
 TOKEN_BYTES = 16
 _MAC_BYTES = hashlib.sha256().digest_size
-_TERMS = struct.Struct("<4sB3x16sIII16s")
+_TERMS = struct.Struct("<4sBBBx16sIII16s")
+_CONNECTION_AT = 5
+_MOST_CONNECTIONS = 255
 _HELLO_BYTES = _TERMS.size + NONCE_BYTES + _MAC_BYTES
 _CHALLENGE_BYTES = NONCE_BYTES + _MAC_BYTES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkTerms:
-    """What two ranks agreed on before they connect."""
+    """What two ranks agreed on before they connect, and which of the link's ``connections`` this is."""
 
     job: str
     generation: int
     dialer: int
     listener: int
     token: bytes
+    connection: int = 0
+    connections: int = 1
 
     def __post_init__(self) -> None:
         assert len(self.token) == TOKEN_BYTES, f"a link token has {TOKEN_BYTES} bytes, got {len(self.token)}"
+        assert 0 <= self.connection < self.connections <= _MOST_CONNECTIONS, (
+            f"there is no connection {self.connection} of {self.connections}"
+        )
 
     def encode(self) -> bytes:
         """Return the terms in their fixed form; the job appears as a digest."""
         job = hashlib.sha256(self.job.encode()).digest()[:16]
-        return _TERMS.pack(MAGIC, VERSION, job, self.generation, self.dialer, self.listener, self.token)
+        return _TERMS.pack(
+            MAGIC,
+            VERSION,
+            self.connection,
+            self.connections,
+            job,
+            self.generation,
+            self.dialer,
+            self.listener,
+            self.token,
+        )
 
 
 class _Awaited(enum.Enum):
@@ -93,7 +110,8 @@ class Handshake:
     def listen(cls, find_terms: Callable[[bytes], LinkTerms | None], *, secret: bytes, nonce: bytes) -> Handshake:
         """Return the side that accepted the connection.
 
-        ``find_terms`` is asked, with a token that is not proved yet, what was agreed under it (None: nothing).
+        ``find_terms`` is asked, with a token that is not proved yet, what was agreed under it (None: nothing).  Which
+        of the agreed connections it is, the dialer says.
         """
         return cls(secret=secret, nonce=nonce, terms=None, find_terms=find_terms)
 
@@ -161,6 +179,7 @@ class Handshake:
         terms = self._find_terms(shown[-TOKEN_BYTES:])
         if terms is None:
             raise AuthenticationError("the token of the link is unknown here: used before, expired, or of another node")
+        terms = replace(terms, connection=min(shown[_CONNECTION_AT], terms.connections - 1))
         if terms.encode() != shown:
             raise AuthenticationError(
                 f"link terms: this side agreed on {_describe(terms.encode())}, got {_describe(shown)}"
@@ -201,5 +220,8 @@ _WRONG_SECRET = "the peer could not prove that it holds the secret of this job"
 
 
 def _describe(encoded: bytes) -> str:
-    _, _, job, generation, dialer, listener, _ = _TERMS.unpack(encoded)
-    return f"job {job.hex()[:8]}, generation {generation}, rank {dialer} dialing rank {listener}"
+    _, _, connection, connections, job, generation, dialer, listener, _ = _TERMS.unpack(encoded)
+    return (
+        f"job {job.hex()[:8]}, generation {generation}, rank {dialer} dialing rank {listener}, "
+        f"connection {connection} of {connections}"
+    )

@@ -56,6 +56,9 @@ class FrameKind(enum.IntEnum):
     """A rank is lost (sequence holds its number); passed on once by everyone."""
     GOODBYE = 10
     """The sender leaves in good order and sends nothing more."""
+    STRIPED = 11
+    """A granted payload in parts, one on each connection of the link: the header, with the length of the whole, goes
+    over each of them, before its part (see ``stripes``)."""
 
 
 class Key(NamedTuple):

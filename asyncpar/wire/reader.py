@@ -5,6 +5,9 @@ Theory of operation.  The reader says where the next bytes must land (``buffer``
 frames; small payloads are copied out of it.  Once the header of a large payload is known, what the sink lends for it is
 handed out directly, and the bytes land where they are wanted.  A payload that nobody wants runs through the staging
 area, which is all the memory that the reader ever owns.
+
+A sink that is not ready holds the reader (``hold``): then what has been read stays in the staging area until
+``resume``, and whoever reads from the channel must stop doing so meanwhile.
 """
 
 from __future__ import annotations
@@ -27,11 +30,23 @@ class FrameReader:
 
     Whatever the bytes are, the only exception of its own is ``ProtocolError``; what the sink raises passes through.
     After either, and after ``stop``, all further bytes are ignored.
+
+    ``share`` says how many bytes of a payload come over this channel (default: all); ``ended`` is called behind every
+    frame, also a dropped one.
     """
 
-    def __init__(self, sink: FrameSink, *, max_length: int) -> None:
+    def __init__(
+        self,
+        sink: FrameSink,
+        *,
+        max_length: int,
+        share: Callable[[FrameHeader], int] | None = None,
+        ended: Callable[[FrameHeader], None] | None = None,
+    ) -> None:
         self._sink = sink
         self._max_length = max_length
+        self._share = share
+        self._ended = ended
         self._staging = memoryview(bytearray(STAGING_BYTES))
         self._staged = 0
         self._header: FrameHeader | None = None
@@ -39,6 +54,7 @@ class FrameReader:
         self._missing = 0
         self._is_direct = False
         self._is_stopped = False
+        self.is_held = False
 
     @property
     def is_between_frames(self) -> bool:
@@ -75,6 +91,18 @@ class FrameReader:
         """Forget the memory lent for the frame that is arriving; its other bytes are dropped.  Else do nothing."""
         self._target = None
 
+    def hold(self) -> None:
+        """Take no further frame for now.  Inside ``lend``: nor this one, which will be lent for again."""
+        self.is_held = True
+
+    def resume(self) -> bool:
+        """Go on after ``hold``, first with what has been read already; False if that ended in being held again."""
+        self.is_held = False
+        end, self._staged = self._staged, 0
+        if end and not self._is_stopped:
+            self._guarded(lambda: self._parse(self._staging[:end]))
+        return not self.is_held
+
     def stop(self) -> None:
         """Deliver nothing more and forget all lent memory."""
         self._is_stopped = True
@@ -103,34 +131,40 @@ class FrameReader:
                 return
             self._staged = 0
             self._begin_frame(self._staging)
+            assert not self.is_held, "a channel that hands out bytes of its own cannot be held"
             view = view[taken:]
         self._parse(view)
 
     def _parse(self, view: memoryview) -> None:
-        """Take all of ``view``; the beginning of a header, at its end, is kept in the staging area."""
+        """Take all of ``view``; the beginning of a header, at its end, is kept in the staging area, like the rest when
+        the reader is held."""
         position, end = 0, len(view)
         while position < end and not self._is_stopped:
-            if self._header is not None:
-                position += self._take(view, position)
-            elif end - position >= HEADER_BYTES:
-                self._begin_frame(view[position:])
-                position += HEADER_BYTES
-            else:
+            if self.is_held or (self._header is None and end - position < HEADER_BYTES):
                 self._staged = end - position
                 self._staging[: self._staged] = bytes(view[position:])
                 return
+            if self._header is not None:
+                position += self._take(view, position)
+            elif self._begin_frame(view[position:]):
+                position += HEADER_BYTES
 
-    def _begin_frame(self, view: memoryview) -> None:
+    def _begin_frame(self, view: memoryview) -> bool:
+        """Take a header; False if its frame must wait."""
         header = decode_header(view, max_length=self._max_length)
         target = self._sink.lend(header)
-        assert target is None or len(target) == header.length, f"{len(target)} bytes were lent for {header}"
         if self._is_stopped:
-            return
+            return True
+        if self.is_held:
+            return False
+        length = header.length if self._share is None else self._share(header)
+        assert target is None or len(target) == length, f"{len(target)} bytes were lent for {header}"
         self._header = header
         self._target = target
-        self._missing = header.length
-        if header.length == 0:
+        self._missing = length
+        if length == 0:
             self._end_frame()
+        return True
 
     def _take(self, view: memoryview, position: int) -> int:
         """Move payload bytes out of ``view`` and return how many."""
@@ -149,3 +183,5 @@ class FrameReader:
         assert header is not None
         if target is not None:
             self._sink.landed(header)
+        if self._ended is not None and not self._is_stopped:
+            self._ended(header)

@@ -101,7 +101,7 @@ class FrameWriter:
         if frame.is_dropped:
             return False
         if frame.has_begun:
-            frame.payload = memoryview(bytes(frame.payload))
+            self.keep(frame)
             return True
         if frame.head:
             self.waiting_bytes -= len(frame.head) + len(frame.payload)
@@ -109,6 +109,11 @@ class FrameWriter:
             frame.is_dropped = True
             return False
         return True
+
+    def keep(self, frame: OutgoingFrame) -> None:
+        """Give back the payload's memory before this returns; the frame goes out in any case, from a copy."""
+        frame.is_released = True
+        frame.payload = memoryview(bytes(frame.payload))
 
     def clear(self) -> None:
         """Drop everything and give all payloads back."""

@@ -49,6 +49,9 @@ from scripts.bench.environments import (
     version_of,
 )
 
+_OPERATIONS = tuple(operation for operation in OPERATIONS if operation != "all_reduce_many")
+"""What peers have, too."""
+
 _SIZES = "4,64,1K,8K,64K,256K,1MB,4MB,25MB,100MB"
 _LIMIT = 900.0
 
@@ -64,6 +67,8 @@ class Comparison:
     environments: Path
     results: Results = field(default_factory=Results)
     failures: list[str] = field(default_factory=list)
+    lanes: set[str] = field(default_factory=set)
+    """What asyncpar's ranks were joined by."""
 
     def play_round(self, op: str, ranks: int) -> None:
         """Run one operation on all sides, one after the other."""
@@ -92,6 +97,7 @@ class Comparison:
         if self.transport is not None:
             command.append(f"--transport={self.transport}")
         document = json.loads(run(command, limit=_LIMIT))
+        self.lanes.add(document["surroundings"]["lane"])
         return [(row["size"], row["time_us"] / 1e6, row["wrong"]) for row in document["measurements"]]
 
     def _theirs(self, side: str, op: str, ranks: int) -> list[tuple[int, float, int]]:
@@ -111,7 +117,7 @@ def tell(text: str) -> None:
 def parse_arguments() -> argparse.Namespace:
     """Return the options; a wrong one ends the program with 2."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--ops", default=",".join(OPERATIONS), help="operations, separated by commas (default: all)")
+    parser.add_argument("--ops", default=",".join(_OPERATIONS), help="operations, separated by commas (default: all)")
     parser.add_argument("--ranks", default="2,4", help="numbers of ranks (default: 2,4)")
     parser.add_argument("--sizes", default=_SIZES, help=f"sizes of the whole buffer (default: {_SIZES})")
     parser.add_argument("--peers", default=",".join(ENVIRONMENTS), help="libraries beside asyncpar (default: all)")
@@ -153,13 +159,14 @@ def find_peers(arguments: argparse.Namespace) -> dict[str, str]:
     return versions
 
 
-def describe(versions: dict[str, str], arguments: argparse.Namespace) -> str:
+def describe(comparison: Comparison, versions: dict[str, str], rounds: int) -> str:
     """Return one sentence on what ran where."""
     peers = ", ".join(f"{TITLES[peer]} ({ENVIRONMENTS[peer].shown} {version})" for peer, version in versions.items())
-    lane = f" with the {arguments.transport} lane" if arguments.transport else ""
+    lanes = " and ".join(sorted(comparison.lanes)) or "no"
     return (
-        f"asyncpar {asyncpar.__version__}{lane}, {peers or 'no peers'}; {len(os.sched_getaffinity(0))} cores, "
-        f"{platform.machine()}, Python {platform.python_version()}; medians of {arguments.rounds} interleaved rounds."
+        f"asyncpar {asyncpar.__version__} ({lanes} lanes), {peers or 'no peers'}; "
+        f"{len(os.sched_getaffinity(0))} cores, {platform.machine()}, Python {platform.python_version()}; "
+        f"medians of {rounds} interleaved rounds."
     )
 
 
@@ -168,7 +175,11 @@ def write_out(comparison: Comparison, versions: dict[str, str], arguments: argpa
     ours = f"asyncpar, {arguments.transport}" if arguments.transport else "asyncpar"
     targets = LANE_TARGETS if arguments.transport == "tcp" else TARGETS
     verdicts = judge(comparison.results, targets if arguments.transport in (None, "tcp") else ())
-    lines = [describe(versions, arguments), "", *results_tables(comparison.results, comparison.sides, ours=ours)]
+    lines = [
+        describe(comparison, versions, arguments.rounds),
+        "",
+        *results_tables(comparison.results, comparison.sides, ours=ours),
+    ]
     lines += [*verdict_table(verdicts), ""] if verdicts else []
     sys.stdout.write("\n".join(lines))
     arguments.out.mkdir(parents=True, exist_ok=True)
@@ -177,6 +188,7 @@ def write_out(comparison: Comparison, versions: dict[str, str], arguments: argpa
         "description": lines[0],
         "versions": versions,
         "transport": arguments.transport,
+        "lanes": sorted(comparison.lanes),
         "results": [
             {"ranks": job.ranks, "op": job.op, "size": job.size, "seconds": sides}
             for job, sides in comparison.results.rounds.items()

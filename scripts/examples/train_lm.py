@@ -160,14 +160,14 @@ async def train(options: argparse.Namespace, config: TrainingConfig, batches: Ba
         trainer = DataParallelTrainer(model, batches, communicator=communicator, synchronizer=synchronizer)
         await communicator.barrier()
         losses: list[float] = []
-        sent, start = node.links.bytes_sent, time.perf_counter()
+        sent, start = node.bytes_sent, time.perf_counter()
         is_first = communicator.rank == 0
         with open_progress(description="train", total=config.steps, reporter=reporter, is_watched=is_first) as progress:
             async with aclosing(trainer.run()) as reports:
                 async for report in reports:
                     losses.append(report.loss)
                     show(progress, report, config, synchronizer.get_sync_stats())
-        sent, seconds = node.links.bytes_sent - sent, time.perf_counter() - start
+        sent, seconds = node.bytes_sent - sent, time.perf_counter() - start
         await trainer.check_replicas()
         counts = await communicator.all_gather_object(sent)
         summary = summarize(losses, config, options, counts=counts, seconds=seconds, model=model)

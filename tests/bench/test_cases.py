@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from asyncpar.bench.cases import Case, count_elements, make_case, period_of
-from asyncpar.bench.settings import DTYPES, OPERATIONS, ROOT
+from asyncpar.bench.settings import DTYPES, OPERATIONS, ROOT, WHOLE
 
 MOVING = [operation for operation in OPERATIONS if operation != "barrier"]
 
@@ -31,11 +31,11 @@ def perform(operation: str, cases: list[Case]) -> None:
     for rank, case in enumerate(cases):
         mine = slice(rank * share, (rank + 1) * share)
         combined: NDArray[Any] = given[0]
-        if operation in ("all_reduce", "reduce", "reduce_scatter"):
+        if operation in ("all_reduce", "all_reduce_many", "reduce", "reduce_scatter"):
             for other in given[1:]:
                 combined = ufunc(combined, other)
         match operation:
-            case "all_reduce":
+            case "all_reduce" | "all_reduce_many":
                 case.target[...] = combined
             case "reduce" if rank == ROOT:
                 case.target[...] = combined
@@ -77,7 +77,7 @@ def test_doing_nothing_is_wrong(operation: str) -> None:
     for rank, case in enumerate(cases):
         wrong = case.count_wrong()
         assert (wrong == 0) == (rank in left_alone), rank
-        if operation not in ("all_reduce", "reduce", "broadcast") and case.target.size:
+        if operation not in WHOLE and case.target.size:
             assert wrong == case.target.size
 
 
@@ -122,7 +122,7 @@ def test_zeros_are_left_for_the_iterations() -> None:
 def test_in_place_operations_have_one_array() -> None:
     for operation in OPERATIONS:
         (case,) = make_cases(operation, ranks=1)
-        assert (case.source is case.target) == (operation in ("all_reduce", "broadcast", "reduce"))
+        assert (case.source is case.target) == (operation in WHOLE)
 
 
 def test_sizes_are_rounded_down_to_equal_shares_but_not_to_nothing() -> None:
@@ -146,6 +146,13 @@ def test_a_rank_allocates_only_what_it_gives_and_gets() -> None:
         "all_to_all": [(20, 20), (20, 20)],
         "barrier": [(0, 0), (0, 0)],
     }
+
+
+def test_many_small_arrays_make_the_whole_buffer() -> None:
+    (case,) = make_cases("all_reduce_many", ranks=1, size=10_000)
+    assert [piece.nbytes for piece in case.pieces()] == [4096, 4096, 1808]
+    np.testing.assert_array_equal(np.concatenate(case.pieces()), case.source)
+    assert all(np.shares_memory(piece, case.source) for piece in case.pieces())
 
 
 def test_the_period_shrinks_until_sums_are_exact() -> None:

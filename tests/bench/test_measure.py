@@ -10,7 +10,7 @@ import pytest
 import asyncpar as ap
 from asyncpar.bench.measure import LEAST_ITERATIONS, measure
 from asyncpar.bench.report import Measurement
-from asyncpar.bench.settings import OPERATIONS, BenchSettings
+from asyncpar.bench.settings import OPERATIONS, BenchSettings, cost_name
 from asyncpar.collectives.algorithms.catalog import KNOWN
 from asyncpar.node import Node
 
@@ -52,7 +52,7 @@ async def test_every_operation_is_measured_and_right(operation: str, ranks: int)
     assert all(result == results[0] for result in results)
     assert results[0].wrong == 0
     assert results[0].operation == operation
-    assert results[0].algorithm in KNOWN[operation]
+    assert results[0].algorithm in KNOWN[cost_name(operation)]
     assert results[0].iterations == 8
 
 

@@ -14,7 +14,7 @@ from asyncpar.errors import UsageError
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"operations": ("all_reduce", "juggle")}, "op: expected one of all_reduce, all_gather, .*got 'juggle'"),
+        ({"operations": ("all_reduce", "juggle")}, "op: expected one of all_reduce, .*got 'juggle'"),
         ({"operations": ()}, "op: expected at least one"),
         ({"sizes": ()}, "op: expected at least one operation and one size"),
         ({"dtype": "float8"}, "--dtype: expected one of float32, .*got 'float8'"),
@@ -39,6 +39,7 @@ def test_every_operation_is_one_of_a_communicator() -> None:
     ("operation", "factor"),
     [
         ("all_reduce", 1.5),
+        ("all_reduce_many", 1.5),
         ("broadcast", 1.0),
         ("reduce", 1.0),
         *((name, 0.75) for name in ("all_gather", "reduce_scatter", "all_to_all", "gather", "scatter")),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -297,3 +298,29 @@ async def test_two_hosts_have_an_arena_each() -> None:
         assert [x[0] for x in arrays] == [2.0, 4.0, 2.0, 4.0]
         assert [group.traffic.of("all_reduce", "arena").calls for group in local if group is not None] == [1] * 4
         await _sum_everywhere(nodes)
+
+
+async def test_a_loop_full_of_small_operations_is_no_loop_without_turns() -> None:
+    async with arena_of(2) as nodes:
+        await _sum_everywhere(nodes, 1)
+        turns = 0
+
+        async def count_turns() -> None:
+            nonlocal turns
+            while True:
+                turns += 1
+                await asyncio.sleep(0)
+
+        counting = asyncio.ensure_future(count_turns())
+        root = nodes[0].world._engine.arena
+        assert root is not None
+        driver = root.host.driver
+        driver.give_turn(0.0)
+        reducing = asyncio.ensure_future(nodes[1].world.all_reduce(np.zeros(1)))
+        await asyncio.sleep(0)
+        before = turns
+        assert driver.is_turn_due(time.perf_counter())
+        await nodes[0].world.all_reduce(np.zeros(1))
+        assert turns > before
+        await reducing
+        counting.cancel()

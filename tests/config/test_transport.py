@@ -2,7 +2,13 @@ from __future__ import annotations
 
 import pytest
 
-from asyncpar.config.transport import IN_PROCESS_TRANSPORTS, TRANSPORTS, parse_transport
+from asyncpar.config.transport import (
+    IN_PROCESS_TRANSPORTS,
+    MOST_CONNECTIONS,
+    TRANSPORTS,
+    parse_connections,
+    parse_transport,
+)
 from asyncpar.errors import UsageError
 
 
@@ -20,3 +26,16 @@ def test_an_unknown_transport_is_named_with_the_known_ones() -> None:
     with pytest.raises(UsageError, match=r"transport: expected one of shm, tcp, grpc, got 'inproc'"):
         parse_transport("inproc")
     assert parse_transport("inproc", known=IN_PROCESS_TRANSPORTS) == "inproc"
+
+
+@pytest.mark.parametrize(
+    ("text", "count"), [(None, 1), ("", 1), ("1", 1), ("4", 4), (str(MOST_CONNECTIONS), MOST_CONNECTIONS)]
+)
+def test_a_link_takes_as_many_connections_as_are_set(text: str | None, count: int) -> None:
+    assert parse_connections(text) == count
+
+
+@pytest.mark.parametrize("text", ["0", "17", "-1", "two", "1.5", "٣"])
+def test_other_numbers_of_connections_are_refused(text: str) -> None:
+    with pytest.raises(UsageError, match=r"ASYNCPAR_CONNECTIONS: expected 1\.\.16, got"):
+        parse_connections(text)

@@ -14,7 +14,7 @@ from asyncpar.collectives.communicator import Communicator
 from asyncpar.config.parallel import RankMapping, ThreeDParallelismConfig
 from asyncpar.gradsync import GradientCompressionConfig, GradientSpec, GradientSynchronizer, plan_buckets
 from asyncpar.gradsync.buffers import BucketBuffers
-from asyncpar.gradsync.flow import INLINE_BYTES, BucketFlow
+from asyncpar.gradsync.flow import INLINE_BYTES, BucketFlow, ThreadTurns
 from asyncpar.nn import Array, Parameter
 from asyncpar.node import Node
 from asyncpar.testing.world import local_world
@@ -59,6 +59,7 @@ async def test_a_cancelled_phase_is_waited_for() -> None:
         parameters={},
         communicator=cast(Communicator, None),
         key="bucket",
+        turns=ThreadTurns(threads=1),
     )
     has_begun, may_end = asyncio.Event(), threading.Event()
     loop = asyncio.get_running_loop()
@@ -68,7 +69,7 @@ async def test_a_cancelled_phase_is_waited_for() -> None:
         may_end.wait()
 
     async with asyncio.TaskGroup() as tasks:
-        running = tasks.create_task(flow._off_loop(phase))
+        running = tasks.create_task(flow._off_loop(flow.turns.sending, phase))
         await has_begun.wait()
         running.cancel()
         for _ in range(5):
@@ -76,3 +77,39 @@ async def test_a_cancelled_phase_is_waited_for() -> None:
         assert not running.done()
         may_end.set()
     assert running.cancelled()
+
+
+async def test_phases_of_large_buckets_take_turns_in_order() -> None:
+    """Buckets that are ready together go one after the other: the first must not wait for all to be encoded."""
+    spec = GradientSpec(name="large", shape=(LARGE,), dtype=np.dtype(np.float32))
+    (bucket,) = plan_buckets([spec], bucket_bytes=1, max_buckets=1).buckets
+    turns = ThreadTurns(threads=1)
+    flows = [
+        BucketFlow(
+            buffers=BucketBuffers(bucket, size=2, codec=Identity(), has_feedback=False),
+            parameters={},
+            communicator=cast(Communicator, None),
+            key=str(index),
+            turns=turns,
+        )
+        for index in range(4)
+    ]
+    loop = asyncio.get_running_loop()
+    begun: asyncio.Queue[str] = asyncio.Queue()
+    may_end = threading.Semaphore(0)
+
+    def phase(key: str) -> None:
+        loop.call_soon_threadsafe(begun.put_nowait, key)
+        may_end.acquire()
+
+    async with asyncio.TaskGroup() as tasks:
+        for flow in flows:
+            tasks.create_task(flow._off_loop(turns.sending, phase, flow.key))
+        try:
+            for flow in flows:
+                assert await begun.get() == flow.key
+                await loop.run_in_executor(None, str)  # a thread is free for another phase
+                assert begun.empty()
+                may_end.release()
+        finally:
+            may_end.release(len(flows))

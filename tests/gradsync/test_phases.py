@@ -102,9 +102,11 @@ def test_with_feedback_the_sum_over_steps_stays_right() -> None:
 def test_residuals_change_only_when_they_are_kept() -> None:
     ranks, parameters = [make_buffers() for _ in range(SIZE)], [make_parameters(rank) for rank in range(SIZE)]
     reduce_by_owners(ranks, parameters)
-    assert ranks[0].residual_square() == 0.0
+    assert ranks[0].residual_square == 0.0
     ranks[0].keep_lost()
-    assert ranks[0].residual_square() > 0.0
+    residual = np.concatenate([part for _, part in ranks[0].residuals()])
+    assert ranks[0].residual_square == pytest.approx(float(residual @ residual), rel=1e-5)
+    assert ranks[0].residual_square > 0.0
     assert [name for name, _ in ranks[0].residuals()] == ["c", "b", "a"]
 
 

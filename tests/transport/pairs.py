@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 
 import grpc
 import grpc.aio
@@ -15,6 +15,7 @@ from asyncpar.transport.grpc_stream import FRAMES_METHOD, SERVICE, Context, Serv
 from asyncpar.transport.handshaking import Medium, Porter
 from asyncpar.transport.rpc import RpcServer, open_channel
 from asyncpar.transport.stream import StreamLane
+from asyncpar.transport.striped import StripedLane
 from asyncpar.transport.tcp_connect import TCP, TcpListener, dial_tcp
 from asyncpar.transport.unix_connect import UNIX, UnixListener, dial_unix
 from asyncpar.transport.vigil import Vigil
@@ -60,6 +61,19 @@ async def open_tcp_pair() -> AsyncIterator[tuple[StreamLane, StreamLane]]:
     one = await dial_tcp("127.0.0.1", listener.port, TERMS, secret=SECRET, vigil=Vigil())
     async with _while_open(one, await accepted, listener) as pair:
         yield pair
+
+
+@asynccontextmanager
+async def open_striped_pair(count: int = 3) -> AsyncIterator[tuple[StripedLane, StripedLane]]:
+    """Yield two lanes of ``count`` connections each, dialer and listener."""
+    async with AsyncExitStack() as stack:
+        pairs = [await stack.enter_async_context(open_tcp_pair()) for _ in range(count)]
+        one, other = (StripedLane(ends) for ends in zip(*pairs, strict=True))
+        try:
+            yield one, other
+        finally:
+            one.abort(_OVER)
+            other.abort(_OVER)
 
 
 @asynccontextmanager

@@ -12,7 +12,7 @@ import uvloop
 from asyncpar.testing.lanes import LaneConformance, LanePair
 from asyncpar.transport.grpc_lane import GrpcLane
 from asyncpar.transport.inproc import InprocLane
-from tests.transport.pairs import open_grpc_pair, open_tcp_pair, open_unix_pair
+from tests.transport.pairs import open_grpc_pair, open_striped_pair, open_tcp_pair, open_unix_pair
 
 
 class TestInprocLane(LaneConformance):
@@ -56,6 +56,22 @@ class TestTcpLane(LaneConformance):
 
 
 class TestTcpLaneOnUvloop(TestTcpLane):
+    def new_event_loop(self) -> asyncio.AbstractEventLoop:
+        return uvloop.new_event_loop()
+
+
+class TestStripedLane(LaneConformance):
+    @asynccontextmanager
+    async def connect(self) -> AsyncIterator[LanePair]:
+        async with open_striped_pair() as (one, other):
+
+            async def sever() -> None:
+                one.connections[-1]._socket.shutdown(socket.SHUT_RDWR)
+
+            yield LanePair(one=one, other=other, sever=sever)
+
+
+class TestStripedLaneOnUvloop(TestStripedLane):
     def new_event_loop(self) -> asyncio.AbstractEventLoop:
         return uvloop.new_event_loop()
 

@@ -23,6 +23,7 @@ class PlayedLane(Lane):
     breaks_at: int | None = None
     sent: list[FrameHeader] = field(default_factory=list)
     events: LaneEvents | None = None
+    bytes_sent = bytes_received = 0
 
     def start(self, events: LaneEvents) -> None:
         self.events = events

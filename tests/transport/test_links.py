@@ -420,6 +420,13 @@ async def test_a_closed_node_refuses_everything_at_once() -> None:
         one.control(1, FrameKind.PROBE, Key(1, 0, 0))
 
 
+async def test_whoever_owns_the_operations_is_told_once_that_this_rank_leaves() -> None:
+    async with open_world(2) as (one, _):
+        await one.close()
+        await one.close()
+        assert operations(one).closings == [one.closed]
+
+
 class Hanging(Connector):
     async def connect(self, links: Links, rank: int) -> None:
         await asyncio.get_running_loop().create_future()

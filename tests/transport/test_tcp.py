@@ -274,3 +274,12 @@ async def test_a_lane_lost_while_it_is_flushed_is_closed_at_once() -> None:
             await closing
         with pytest.raises(PeerLost):
             await sending.done
+
+
+async def test_inside_a_host_the_kernel_does_not_pace() -> None:
+    option = getattr(socket, "TCP_CONGESTION", None)
+    if option is None:
+        pytest.skip("this system does not let one choose")
+    async with open_tcp_pair() as (one, other):
+        for lane in (one, other):
+            assert lane._socket.getsockopt(socket.IPPROTO_TCP, option, 16).rstrip(b"\0") == b"reno"

@@ -140,3 +140,13 @@ async def test_frames_right_behind_the_handshake_are_frames() -> None:
 async def test_a_lane_says_what_it_is() -> None:
     async with open_unix_pair() as (one, other):
         assert one.kind == other.kind == "shm"
+
+
+async def test_a_unix_socket_holds_more_than_it_does_by_itself() -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as untouched:
+        default = untouched.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
+    async with open_unix_pair() as (one, other):
+        assert all(lane._socket.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) >= default for lane in (one, other))
+        one.start(RecordingEvents())
+        sending = one.send(*frame(0, bytes(default + 100_000)))
+        assert (sending is None) == (one._socket.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) > 4 * default)

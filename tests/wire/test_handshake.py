@@ -136,7 +136,7 @@ def test_openings_of_other_protocols_are_refused_at_their_first_wrong_byte(openi
 def test_another_version_is_named() -> None:
     hello = bytearray(dialer().opening)
     hello[4] = 9
-    with pytest.raises(AuthenticationError, match="speaks 1, the peer 9"):
+    with pytest.raises(AuthenticationError, match="speaks 2, the peer 9"):
         give(listener(), bytes(hello))
 
 
@@ -176,3 +176,26 @@ def test_a_truncated_handshake_stays_incomplete() -> None:
     one, other = dialer(), listener()
     assert give(other, one.opening[:-1]) == b""
     assert not other.is_trusted
+
+
+def test_the_dialer_says_which_of_the_agreed_connections_it_opens() -> None:
+    agreed = replace(TERMS, connections=3)
+    for index in range(3):
+        one, other = dialer(replace(agreed, connection=index)), listener(agreed)
+        give(other, give(one, give(other, one.opening)))
+        assert other.is_complete
+        assert (other.terms.connection, other.terms.connections) == (index, 3)
+
+
+def test_a_connection_that_was_not_agreed_on_is_refused() -> None:
+    for other in (replace(TERMS, connections=4, connection=3), replace(TERMS, connections=3, connection=1)):
+        with pytest.raises(AuthenticationError, match="this side agreed on .* connection . of 2"):
+            give(listener(replace(TERMS, connections=2)), dialer(other).opening)
+
+
+def test_a_message_for_one_connection_fits_no_other() -> None:
+    agreed = replace(TERMS, connections=2)
+    first, second = dialer(agreed), dialer(replace(agreed, connection=1))
+    challenge = give(listener(agreed), first.opening)
+    with pytest.raises(AuthenticationError):
+        give(second, challenge)

@@ -233,3 +233,92 @@ def test_errors_of_the_sink_pass_through() -> None:
 
     with pytest.raises(ProtocolError, match="not welcome"):
         FrameReader(Refusing(), max_length=MAX_LENGTH).feed(encode(0, b"x"))
+
+
+class Holding(Sink):
+    """Holds its reader when it is asked for the frames in ``late`` for the first time, and behind those in ``last``."""
+
+    def __init__(self, late: frozenset[int], last: frozenset[int]) -> None:
+        super().__init__()
+        self.late = set(late)
+        self.last = last
+        self.ended_tags: list[int] = []
+        self.reader = FrameReader(self, max_length=MAX_LENGTH, ended=self.ended)
+
+    def lend(self, header: FrameHeader) -> memoryview | None:
+        if header.tag in self.late:
+            self.late.discard(header.tag)
+            self.reader.hold()
+            return None
+        return super().lend(header)
+
+    def ended(self, header: FrameHeader) -> None:
+        self.ended_tags.append(header.tag)
+        if header.tag in self.last:
+            self.reader.hold()
+
+
+@settings(max_examples=80, deadline=None)
+@given(payloads=payloads, cuts=cut_lists, late=st.frozensets(st.integers(0, 7)), last=st.frozensets(st.integers(0, 7)))
+def test_a_held_reader_takes_no_frame_and_loses_none(
+    payloads: list[bytes], cuts: list[int], late: frozenset[int], last: frozenset[int]
+) -> None:
+    sink = Holding(late, last)
+    stream = b"".join(encode(tag, payload) for tag, payload in enumerate(payloads))
+    position, turn = 0, 0
+    while position < len(stream) or sink.reader.is_held:
+        if sink.reader.is_held:
+            seen = len(sink.frames)
+            assert sink.reader.is_held
+            assert len(sink.frames) == seen
+            sink.reader.resume()
+            continue
+        place = sink.reader.buffer()
+        count = min(len(place), len(stream) - position, cuts[turn % len(cuts)])
+        place[:count] = stream[position : position + count]
+        sink.reader.advance(count)
+        position, turn = position + count, turn + 1
+    assert sink.frames == list(enumerate(payloads))
+    assert sink.ended_tags == list(range(len(payloads)))
+
+
+def test_the_frames_behind_a_held_one_wait() -> None:
+    sink = Holding(late=frozenset({1}), last=frozenset())
+    pour(sink.reader, encode(0, b"a") + encode(1, b"b") + encode(2, b"c"), [1000])
+    assert sink.frames == [(0, b"a")]
+    assert not sink.reader.is_between_frames
+    assert sink.reader.resume() is True
+    assert sink.frames == [(0, b"a"), (1, b"b"), (2, b"c")]
+    assert sink.reader.is_between_frames
+
+
+def test_resuming_says_whether_the_reader_is_held_again() -> None:
+    sink = Holding(late=frozenset({0, 1}), last=frozenset())
+    pour(sink.reader, encode(0, b"a") + encode(1, b"b"), [1000])
+    assert sink.reader.resume() is False
+    assert sink.frames == [(0, b"a")]
+    assert sink.reader.resume() is True
+
+
+@settings(max_examples=60, deadline=None)
+@given(length=st.integers(0, 200_000), portion=st.floats(0, 1), cuts=cut_lists, is_wanted=st.booleans())
+def test_a_share_of_a_payload_is_all_that_comes(length: int, portion: float, cuts: list[int], is_wanted: bool) -> None:
+    share = int(length * portion)
+
+    class Sharing(Sink):
+        def lend(self, header: FrameHeader) -> memoryview | None:
+            if header.tag == 0:
+                self.lent.append(memoryview(bytearray(share)))
+                return self.lent[-1] if is_wanted else None
+            return super().lend(header)
+
+    sink, ended = Sharing(), list[int]()
+    reader = FrameReader(
+        sink,
+        max_length=MAX_LENGTH,
+        share=lambda header: share if header.tag == 0 else header.length,
+        ended=lambda header: ended.append(header.tag),
+    )
+    pour(reader, encode(0, bytes(length))[: HEADER_BYTES + share] + encode(1, b"next"), cuts)
+    assert sink.frames == [(0, bytes(share))] * is_wanted + [(1, b"next")]
+    assert ended == [0, 1]

@@ -94,3 +94,18 @@ def test_frames_can_follow_a_dropped_one() -> None:
     assert not writer
     writer.push(b"next", b"frame", taken=2)
     assert drain(writer, [100]) == b"xtframe"
+
+
+@settings(deadline=None)
+@given(taken=st.integers(0, 10), counts=portions)
+def test_a_frame_that_is_kept_goes_out_whole_as_it_was(taken: int, counts: list[int]) -> None:
+    writer = FrameWriter()
+    payload = bytearray(b"payload")
+    called: list[str] = []
+    frame = writer.push(b"head", payload, written=lambda: called.append("written"))
+    begun = b"".join(writer.segments(taken)) if taken else b""
+    writer.advance(len(begun))
+    writer.keep(frame)
+    payload.extend(b"resizing needs that nobody holds the memory")
+    assert begun + drain(writer, counts) == b"headpayload"
+    assert called == []

@@ -1,0 +1,157 @@
+"""Many arrays reduced as one: all_reduce_many."""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+
+from asyncpar.arena.channel import Channel, Turn
+from asyncpar.arena.lineup import Program
+from asyncpar.collectives.algorithms.catalog import ARENA
+from asyncpar.collectives.arena_bundles import AtOnce, InChunks, arrange
+from asyncpar.collectives.bundle import Bundle, Form, Section, check_arrays, cut, form_of, pack, sections_of, unpack
+from asyncpar.collectives.description import Description, describe, hash64
+from asyncpar.collectives.engine import Engine, Prepared
+from asyncpar.collectives.execute import Region, execute, region_of
+from asyncpar.collectives.layout import AlongBuffer, packed_segment
+from asyncpar.collectives.operation import Operation
+from asyncpar.collectives.plan import Plan
+from asyncpar.collectives.reduction import Array, Reduction, reduction_for
+from asyncpar.collectives.staging import Scratch, StagingPool
+
+_NAME: Final = "all_reduce_many"
+_SHOWN: Final = 4
+"""Arrays that a description names; more are told apart by a digest."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Course:
+    """How one section goes by messages."""
+
+    section: Section
+    reduction: Reduction
+    layout: AlongBuffer
+    plan: Plan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Courses:
+    """What all calls with arrays of the same form share."""
+
+    sections: tuple[Section, ...]
+    courses: tuple[_Course, ...]
+    payload: int
+    arrangements: dict[Channel, AtOnce | InChunks] = field(default_factory=dict)
+
+    def arrangement(self, channel: Channel, scratch: Scratch) -> AtOnce | InChunks:
+        """Return how the bundle goes through ``channel``."""
+        found = self.arrangements.get(channel)
+        if found is None:
+            reductions = [course.reduction for course in self.courses]
+            found = self.arrangements[channel] = arrange(channel, self.sections, reductions, scratch)
+        return found
+
+
+def all_reduce_many(
+    engine: Engine, arrays: object, *, op: str, algorithm: str | None, key: str | None
+) -> Coroutine[Any, Any, list[Array]]:
+    listed = check_arrays(arrays)
+    form = form_of(listed)
+    prepared = engine.prepared(
+        (_NAME, form.dtypes, tuple(form.shapes), op, algorithm),
+        lambda: _prepare(engine, form, op, algorithm),
+    )
+    shared: _Courses = prepared.extra
+
+    async def body(operation: Operation) -> list[Array]:
+        bundle = Bundle(listed, shared.sections)
+        for course, flats in zip(shared.courses, bundle.flats, strict=True):
+            workspace = _Packed(operation.table.pool, course, flats, engine.size)
+            await execute(operation, course.plan, workspace, course.reduction.combine)
+        bundle.close()
+        return listed
+
+    def make(turn: Turn) -> Program:
+        assert engine.arena is not None
+        bundle = Bundle(listed, shared.sections)
+        yield from shared.arrangement(turn.channel, engine.arena.host.scratch).program(turn, bundle)
+        bundle.close()
+
+    if prepared.is_in_arena:
+        return engine.start_in_arena(_NAME, prepared, make, body, key=key, result=listed, sends=shared.payload)
+    return engine.start(_NAME, prepared.description, key, body)
+
+
+class _Packed:
+    """The workspace of a section: each piece is packed, travels, and is unpacked."""
+
+    def __init__(self, pool: StagingPool, course: _Course, flats: list[Array], size: int) -> None:
+        self._pool = pool
+        self._course = course
+        self._flats = flats
+        self._size = size
+
+    def open(self, piece: int) -> Sequence[Region]:
+        section = self._course.section
+        start, stop = self._course.layout.bounds(piece)
+        memory = self._pool.take(stop - start, section.dtype)
+        pack(section.stretch(start, stop).pieces(self._flats), memory)
+        return (region_of(memory),)
+
+    def close(self, piece: int, regions: Sequence[Region]) -> None:
+        section = self._course.section
+        memory = regions[0].array
+        self._course.reduction.finish(memory, self._size)
+        stretch = section.stretch(*self._course.layout.bounds(piece))
+        unpack(cut(memory, section.lengths(stretch)), stretch.pieces(self._flats))
+        self._pool.give_back(memory)
+
+
+def _prepare(engine: Engine, form: Form, op: str, wanted: str | None) -> Prepared:
+    _check_op(op, form)
+    sections = sections_of(form)
+    payload = sum(section.nbytes for section in sections)
+    algorithm = engine.algorithm("all_reduce", payload, wanted, arena=True)
+    schedule = engine.schedule("all_reduce", engine.carrier("all_reduce", payload, algorithm))
+    courses: list[_Course] = []
+    for phase, section in enumerate(sections):
+        layout = AlongBuffer(
+            count=section.count,
+            chunks=schedule.chunks,
+            itemsize=section.dtype.itemsize,
+            is_packed=True,
+            segment=packed_segment(schedule.chunks),
+        )
+        plan = Plan(schedule, layout, rank=engine.rank, ranks=engine.ranks, phase=phase)
+        reduction = reduction_for(op if section.count else "max", section.dtype)
+        courses.append(_Course(section=section, reduction=reduction, layout=layout, plan=plan))
+    return Prepared(
+        description=_described(form, op, algorithm),
+        plan=courses[0].plan,
+        extra=_Courses(sections=sections, courses=tuple(courses), payload=payload),
+        is_in_arena=algorithm == ARENA,
+    )
+
+
+def _check_op(op: str, form: Form) -> None:
+    """Raise unless every dtype has ``op``, also those of arrays without elements."""
+    dtypes = form.dtypes if isinstance(form.dtypes, tuple) else (form.dtypes,)
+    for dtype in dict.fromkeys(dtypes) or (np.dtype(np.float32 if op == "mean" else np.uint8),):
+        reduction_for(op, dtype)
+
+
+def _described(form: Form, op: str, algorithm: str) -> Description:
+    """Name the first arrays, and tell all others apart by a digest."""
+    count = len(form.shapes)
+    dtypes = form.dtypes if isinstance(form.dtypes, tuple) else (form.dtypes,) * count
+    shown = [
+        f"{dtype.name}[{','.join(map(str, shape))}]"
+        for dtype, shape in zip(dtypes[:_SHOWN], form.shapes[:_SHOWN], strict=True)
+    ]
+    if count > _SHOWN:
+        digest = hash64([dtype.name for dtype in dtypes], form.shapes)
+        shown.append(f"... {count} arrays, {digest:016x}")
+    return describe(_NAME, (*shown, op), algorithm)
