@@ -23,7 +23,7 @@ from asyncpar.arena.settings import ArenaSettings
 from asyncpar.collectives.arena_group import ArenaHost
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.config.environment import LaunchEnvironment
-from asyncpar.config.transport import parse_transport
+from asyncpar.config.transport import parse_connections, parse_transport
 from asyncpar.config.world import Member, World, world_of_one
 from asyncpar.errors import AsyncparError
 from asyncpar.membership.client import JoinRequest, join_world
@@ -39,6 +39,7 @@ from asyncpar.transport.rpc import Credentials, RpcServer
 
 A = TypeVar("A", bound=Actor)
 _PIN = "ASYNCPAR_ALGORITHM"
+_CONNECTIONS = "ASYNCPAR_CONNECTIONS"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +76,14 @@ class Node:
         self, attachment: Attachment, links: Links, actors: ActorSystem, arena: ArenaHost | None = None
     ) -> None:
         self.links = links
-        self.world = Communicator.world(links, pin=attachment.pin, lane=attachment.lane, arena=arena)
+        settings = attachment.arena
+        self.world = Communicator.world(
+            links,
+            pin=attachment.pin,
+            lane=attachment.lane,
+            arena=arena,
+            has_arenas=settings is not None and not settings.is_off,
+        )
         self._arena = arena
         self._actors = actors
         self._attachment = attachment
@@ -287,7 +295,13 @@ async def serve_links(
     """Start a gRPC server that accepts links; ``stack`` stops it."""
     server = RpcServer(credentials, bind=bind)
     processors = min(len(usable_cores()), core_quota())
-    connector = GrpcConnector(credentials=credentials, transport=transport, bind=bind, processors=processors)
+    connector = GrpcConnector(
+        credentials=credentials,
+        transport=transport,
+        bind=bind,
+        processors=processors,
+        connections=parse_connections(os.environ.get(_CONNECTIONS)),
+    )
     connector.register(server)
     await server.start()
     stack.push_async_callback(server.stop)

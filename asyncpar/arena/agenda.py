@@ -170,13 +170,11 @@ class MemberAgenda(Agenda):
         return self._order.has_ended or self._board.ranks[SEQUENCER] in self._lost
 
     def absent(self, number: int) -> list[int]:
-        """As ``Agenda.absent``: who does not show it among the last announcements, or else the sequencer."""
-        others = [place for place in range(self._board.size) if place != self._board.place]
-        return [place for place in others if self._lacks(place, number)] or [SEQUENCER]
-
-    def _lacks(self, place: int, number: int) -> bool:
-        shown = self._board.announcements(place).tolist()
-        return number not in shown or number ^ NAMED in shown
+        """As ``Agenda.absent``, by what the others announced last: who does not show it, then who took it back."""
+        board = self._board
+        shown = {place: board.announcements(place).tolist() for place in range(board.size) if place != board.place}
+        silent = [place for place, entries in shown.items() if number not in entries]
+        return silent + [place for place, entries in shown.items() if number ^ NAMED in entries] or [SEQUENCER]
 
 
 def open_agenda(board: Board, lost: Collection[int]) -> Agenda:

@@ -11,7 +11,9 @@ timer looks again every ``RECHECK_SECONDS``; ``rescues`` counts how often it fou
 tests ask for 0.
 
 A task may start before it is awaited, namely when a later one of its channel is: so the order in which callers await
-does not matter.  A task that has failed leaves a tombstone, whose turn passes at once.
+does not matter.  A task that has failed leaves a tombstone, whose turn passes at once.  Where a group agrees on turns
+only as it goes along (see ``keyed``), the driver asks its lineup for more tasks whenever it has run out of them; it is
+busy, so it sleeps and is rung like all others, as long as it expects any.
 """
 
 from __future__ import annotations
@@ -24,8 +26,10 @@ from typing import Final, Protocol
 
 from asyncpar.arena.arena import Arena
 from asyncpar.arena.channel import Channel, Mismatch, Turn
-from asyncpar.arena.lineup import Lineup, Task
+from asyncpar.arena.lineup import Lineup, Program, Task, Wait
 from asyncpar.arena.segment import SLEEPING
+
+__all__ = ["Driver", "Lineup", "Program", "Task", "Wait"]
 
 SLICE_SECONDS: Final = 1e-3
 """How long a rank works on the arena before the loop gets its turn."""
@@ -92,9 +96,9 @@ class Driver:
     def _take(self, rank: int, number: int, word: int) -> None:
         """``rank`` has told of its progress, perhaps of a group that it has opened before this rank."""
         told = self._told.get(number)
-        if told is None:
+        if told is None and word:
             self._early[rank, number] = max(self._early.get((rank, number), 0), word)
-        elif rank in told.ranks:
+        elif told is not None and rank in told.ranks:
             known = told.progress[told.ranks.index(rank)]
             known[0] = max(known[0], word)
 

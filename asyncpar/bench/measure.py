@@ -56,6 +56,14 @@ async def measure(
     times = await _times(comm, case, call, budget=settings.budget, clock=clock)
     algorithm = _used(calls_before, _calls(comm, operation))
     wrong = max(wrong, await _checked(comm, case, call))
+    return await _summary(comm, case, times, wrong=wrong, algorithm=algorithm)
+
+
+async def _summary(
+    comm: Communicator, case: Case, times: NDArray[np.float64], *, wrong: int, algorithm: str
+) -> Measurement:
+    """Agree on the figures of the slowest rank."""
+    operation = case.operation
     median, minimum, p90, most_wrong = await _largest(
         comm, float(np.median(times)), float(times.min()), float(np.quantile(times, 0.9)), wrong
     )
@@ -64,7 +72,7 @@ async def measure(
         operation=operation,
         size=case.nbytes,
         count=case.count,
-        type=settings.dtype if case.count else "none",
+        type=case.source.dtype.name if case.count else "none",
         redop=case.reduction if operation in REDUCING else "none",
         root=root_column(operation, ROOT),
         time_us=median * 1e6,

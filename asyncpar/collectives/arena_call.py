@@ -51,7 +51,7 @@ class ArenaTask(Task):
 
     __slots__ = ("_make", "_shows", "future", "group", "is_done", "missing", "operation", "seen")
 
-    def __init__(self, operation: ArenaOperation, group: ArenaGroup, make: MakeProgram, shows: Array | None) -> None:
+    def __init__(self, operation: Operation, group: ArenaGroup, make: MakeProgram, shows: Array | None) -> None:
         super().__init__(operation.sequence)
         self.operation = operation
         self.group = group
@@ -69,8 +69,12 @@ class ArenaTask(Task):
         return self._make(turn)
 
     def completed(self) -> None:
-        self.is_done = True
         self.group.host.bytes_shown += self.operation.payload_sent
+        self._conclude()
+
+    def _conclude(self) -> None:
+        """It is over, and whoever waits for it goes on."""
+        self.is_done = True
         self.program = self._make = self._shows = None
         if self.future is not None and not self.future.done():
             self.future.set_result(None)

@@ -15,6 +15,7 @@ from asyncpar.arena.directory import Directory
 from asyncpar.arena.driver import Driver
 from asyncpar.arena.keyed import KeyedLineup
 from asyncpar.arena.lineup import Lineup
+from asyncpar.collectives.description import hash64
 from asyncpar.collectives.operation import Operation
 from asyncpar.collectives.staging import Scratch
 from asyncpar.errors import PeerLost
@@ -39,12 +40,24 @@ class ArenaHost:
         """Payload bytes that this rank has shown others in finished operations."""
         self.scratch = Scratch()
         self._opening: dict[int, ArenaGroup] = {}
+        self._on_host: dict[tuple[int, ...], ArenaGroup] = {}
         arena.on_ring = self._rung
         links.add_loss_listener(self._lost)
 
     def has_all(self, ranks: Sequence[int]) -> bool:
         """Can these ranks of the world, two or more, meet in the arena?"""
         return len(ranks) > 1 and self.members.issuperset(ranks)
+
+    def group_on_host(self, ranks: tuple[int, ...]) -> ArenaGroup:
+        """Return what ``ranks``, all that larger groups have on this host, use for their part of keyed operations."""
+        group = self._on_host.get(ranks)
+        if group is None:
+            name = f"of ranks {ranks[0]} to {ranks[-1]} of this host"
+            place = ranks.index(self.arena.rank)
+            number = hash64("host", ranks)
+            group = ArenaGroup(self, number=number, name=name, ranks=ranks, place=place, are_keyed=True)
+            self._on_host[ranks] = group
+        return group
 
     def close(self) -> None:
         """Leave the arena in good order."""

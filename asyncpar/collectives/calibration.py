@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from asyncpar.collectives.algorithms.steps import Recv, Round, Send, one, schedule
-from asyncpar.collectives.cost import CostModel, LaneCosts
+from asyncpar.collectives.cost import LaneCosts
 from asyncpar.collectives.description import describe
 from asyncpar.collectives.engine import Engine
 from asyncpar.collectives.execute import execute
@@ -16,7 +17,6 @@ from asyncpar.collectives.gathers import prepare_broadcast
 from asyncpar.collectives.layout import AlongBuffer
 from asyncpar.collectives.operation import Operation
 from asyncpar.collectives.plan import Plan
-from asyncpar.collectives.policy import Policy
 from asyncpar.collectives.workspace import InPlace
 
 _SMALL_BYTES = 8
@@ -90,7 +90,5 @@ def _adopt(engine: Engine, figures: np.ndarray[Any, np.dtype[np.float64]], *, ha
         lane = LaneCosts(latency=float(figures[2]), bandwidth=float(figures[3]), reduction=reduction)
     elif has_near:
         lane = local
-    engine.policy = Policy(
-        model=CostModel(size=engine.size, hosts=engine.hosts, lane=lane, local=local), pin=engine.policy.pin
-    )
+    engine.policy = replace(engine.policy, model=replace(model, lane=lane, local=local))
     engine.forget_prepared()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -15,7 +16,9 @@ from asyncpar.collectives.arena_bundles import AtOnce, InChunks, arrange
 from asyncpar.collectives.bundle import Bundle, Form, Section, check_arrays, cut, form_of, pack, sections_of, unpack
 from asyncpar.collectives.description import Description, describe, hash64
 from asyncpar.collectives.engine import Engine, Prepared
-from asyncpar.collectives.execute import Region, execute, region_of
+from asyncpar.collectives.execute import Region, region_of
+from asyncpar.collectives.hierarchy import Route, all_reduce_layout, find_route, run_all_reduce
+from asyncpar.collectives.hosted import HostedOperation
 from asyncpar.collectives.layout import AlongBuffer, packed_segment
 from asyncpar.collectives.operation import Operation
 from asyncpar.collectives.plan import Plan
@@ -29,12 +32,13 @@ _SHOWN: Final = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Course:
-    """How one section goes by messages."""
+    """How one section goes by messages, and where hosts have arenas for their part of it."""
 
     section: Section
     reduction: Reduction
     layout: AlongBuffer
     plan: Plan
+    route: Route | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,8 +73,8 @@ def all_reduce_many(
     async def body(operation: Operation) -> list[Array]:
         bundle = Bundle(listed, shared.sections)
         for course, flats in zip(shared.courses, bundle.flats, strict=True):
-            workspace = _Packed(operation.table.pool, course, flats, engine.size)
-            await execute(operation, course.plan, workspace, course.reduction.combine)
+            workspace = partial(_Packed, operation.table.pool, course, flats, engine.size)
+            await run_all_reduce(operation, course.route, course.plan, workspace, course.reduction, engine.size)
         bundle.close()
         return listed
 
@@ -82,17 +86,19 @@ def all_reduce_many(
 
     if prepared.is_in_arena:
         return engine.start_in_arena(_NAME, prepared, make, body, key=key, result=listed, sends=shared.payload)
-    return engine.start(_NAME, prepared.description, key, body)
+    kind = Operation if shared.courses[0].route is None else HostedOperation
+    return engine.start(_NAME, prepared.description, key, body, kind=kind)
 
 
 class _Packed:
-    """The workspace of a section: each piece is packed, travels, and is unpacked."""
+    """The workspace of a section: each piece is packed, travels, is finished perhaps, and unpacked."""
 
-    def __init__(self, pool: StagingPool, course: _Course, flats: list[Array], size: int) -> None:
+    def __init__(self, pool: StagingPool, course: _Course, flats: list[Array], size: int, finishes: bool) -> None:
         self._pool = pool
         self._course = course
         self._flats = flats
         self._size = size
+        self._finishes = finishes
 
     def open(self, piece: int) -> Sequence[Region]:
         section = self._course.section
@@ -104,7 +110,8 @@ class _Packed:
     def close(self, piece: int, regions: Sequence[Region]) -> None:
         section = self._course.section
         memory = regions[0].array
-        self._course.reduction.finish(memory, self._size)
+        if self._finishes:
+            self._course.reduction.finish(memory, self._size)
         stretch = section.stretch(*self._course.layout.bounds(piece))
         unpack(cut(memory, section.lengths(stretch)), stretch.pieces(self._flats))
         self._pool.give_back(memory)
@@ -115,24 +122,32 @@ def _prepare(engine: Engine, form: Form, op: str, wanted: str | None) -> Prepare
     sections = sections_of(form)
     payload = sum(section.nbytes for section in sections)
     algorithm = engine.algorithm("all_reduce", payload, wanted, arena=True)
-    schedule = engine.schedule("all_reduce", engine.carrier("all_reduce", payload, algorithm))
-    courses: list[_Course] = []
-    for phase, section in enumerate(sections):
-        layout = AlongBuffer(
-            count=section.count,
-            chunks=schedule.chunks,
-            itemsize=section.dtype.itemsize,
-            is_packed=True,
-            segment=packed_segment(schedule.chunks),
-        )
-        plan = Plan(schedule, layout, rank=engine.rank, ranks=engine.ranks, phase=phase)
-        reduction = reduction_for(op if section.count else "max", section.dtype)
-        courses.append(_Course(section=section, reduction=reduction, layout=layout, plan=plan))
+    carrier = engine.carrier("all_reduce", payload, algorithm)
+    courses = tuple(_course(engine, section, op, algorithm, carrier, phase) for phase, section in enumerate(sections))
     return Prepared(
         description=_described(form, op, algorithm),
         plan=courses[0].plan,
-        extra=_Courses(sections=sections, courses=tuple(courses), payload=payload),
+        extra=_Courses(sections=sections, courses=courses, payload=payload),
         is_in_arena=algorithm == ARENA,
+    )
+
+
+def _course(engine: Engine, section: Section, op: str, algorithm: str, carrier: str, phase: int) -> _Course:
+    schedule = engine.schedule("all_reduce", carrier)
+    layout = all_reduce_layout(
+        carrier,
+        count=section.count,
+        chunks=schedule.chunks,
+        itemsize=section.dtype.itemsize,
+        segment=packed_segment(schedule.chunks),
+        is_packed=True,
+    )
+    return _Course(
+        section=section,
+        reduction=reduction_for(op if section.count else "max", section.dtype),
+        layout=layout,
+        plan=Plan(schedule, layout, rank=engine.rank, ranks=engine.ranks, phase=phase),
+        route=find_route(engine, algorithm, layout, phase=phase),
     )
 
 

@@ -64,18 +64,19 @@ class Communicator(ArrayOperations):
         timeout: float | None = DEFAULT_TIMEOUT,
         lane: str | LaneCosts | None = None,
         arena: ArenaHost | None = None,
+        has_arenas: bool = False,
     ) -> Self:
         """Return the communicator over all ranks of the world of ``links``; make one per links, on the running loop.
 
         ``pin`` is described in ``collectives.pin``.  ``lane`` says what the cost model reckons with: a kind of lane or
         figures, equal on all ranks; by default in-process figures where no rank has an address, else those of TCP.
-        ``arena`` is that of this rank's host.
+        ``arena`` is that of this rank's host; ``has_arenas``, equal on all ranks, says that hosts should have one.
         """
         members = links.world.members
         if lane is None:
             lane = "tcp" if any(member.address for member in members) else "inproc"
         costs = costs_of_lane(lane) if isinstance(lane, str) else lane
-        model = CostModel(size=len(members), hosts=links.world.hosts, lane=costs, local=costs)
+        model = CostModel(size=len(members), hosts=links.world.hosts, lane=costs, local=costs, has_arenas=has_arenas)
         policy = Policy(model=model, pin=parse_pin(pin or ""))
         limits = Limits(_checked_timeout(timeout))
         engine = Engine(

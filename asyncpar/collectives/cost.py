@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from asyncpar.collectives.algorithms.catalog import ARENA, KNOWN, check_algorithm
+from asyncpar.collectives.algorithms.catalog import ARENA, KNOWN, carriers_of, check_algorithm
 from asyncpar.collectives.algorithms.hierarchical import Hosts
 from asyncpar.errors import UsageError
 
@@ -141,24 +141,37 @@ class CostModel:
     """Chooses algorithms for a group of ``size`` ranks on ``hosts``.
 
     ``lane`` says what messages between hosts cost (or all, when there is one host), ``local`` those inside a host.
+    ``has_arenas`` says that hosts are taken to have arenas; it is equal on all ranks, even if one host has none.
     """
 
     size: int
     hosts: Hosts
     lane: LaneCosts
     local: LaneCosts
+    has_arenas: bool = False
 
     def estimate(self, operation: str, algorithm: str, payload: int) -> float:
         """Return the estimated seconds of an operation over ``payload`` bytes."""
         if algorithm.startswith("hierarchical"):
             check_algorithm(operation, algorithm)
-            inside = _seconds(self.local, work_of("all_reduce", "tree", max(map(len, self.hosts)), payload))
-            between = "tree" if algorithm == "hierarchical-tree" else "ring"
-            return inside + _seconds(self.lane, work_of("all_reduce", between, len(self.hosts), payload))
+            return self._hierarchical(algorithm, payload)
         if algorithm == ARENA:
             check_algorithm(operation, algorithm)
             return arena_seconds(operation, self.size, payload)
         return _seconds(self.lane, work_of(operation, algorithm, self.size, payload))
+
+    def _hierarchical(self, algorithm: str, payload: int) -> float:
+        """Return the estimate of a hierarchical all-reduce; in arenas, what goes on inside overlaps with the rest."""
+        size, parts = max(map(len, self.hosts)), carriers_of(algorithm, self.hosts)
+        between = "tree" if algorithm == "hierarchical-tree" else "ring"
+        across = _seconds(self.lane, work_of("all_reduce", between, len(self.hosts), payload))
+        if not self.has_arenas:
+            share = payload * (size - 1) / parts
+            work = work_of("all_reduce", "tree", size, payload) if parts == 1 else Work(2 * size - 2, 2 * share, share)
+            return across + _seconds(self.local, work)
+        pieces = min(max(payload // PIECE_BYTES, 1), OVERLAPPED_PIECES)
+        inside = arena_seconds("all_reduce", size, payload) + 2 * pieces * ARENA_TURN
+        return max(across, inside) + min(across, inside) / pieces
 
     def choose(self, operation: str, payload: int, *, arena: bool = False) -> str:
         """Return the cheapest algorithm; of equals the first one of the catalog."""
@@ -177,6 +190,12 @@ class CostModel:
 ARENA_LATENCY = 5e-6
 ARENA_BANDWIDTH = 10e9
 """Seconds per wait, and bytes/s of copying and combining there.  Measured on two cores with Python 3.11."""
+
+ARENA_TURN = 60e-6
+"""Seconds until the ranks of a host have agreed to run something that each of them becomes ready for by itself."""
+
+OVERLAPPED_PIECES = 8
+"""Pieces of a hierarchical all-reduce, which are in different stages at the same time."""
 
 
 def arena_seconds(operation: str, size: int, payload: float) -> float:

@@ -142,11 +142,13 @@ class Engine:
 
     # -- running -------------------------------------------------------------------------------------------------------
 
-    def open(self, name: str, description: Description, key: str | None) -> Ticket:
-        """Give the next call its sequence number."""
+    def open(
+        self, name: str, description: Description, key: str | None, kind: Callable[..., Operation] = Operation
+    ) -> Ticket:
+        """Give the next call its sequence number; ``kind`` makes the operation."""
         check_home_loop(self.table.loop, name)
         sequence, label = self._allot(name, key)
-        operation = Operation(
+        operation = kind(
             table=self.table,
             home=self.group,
             route=self.group,
@@ -167,9 +169,20 @@ class Engine:
         sequence, use = self.ledger.allot_keyed(key, self.group.active)
         return sequence, f'{name} #{use} "{key}"'
 
-    def start(self, name: str, description: Description, key: str | None, body: Body[T]) -> Coroutine[Any, Any, T]:
-        """Give a call its place in the order of operations now; it runs when the returned coroutine is awaited."""
-        return self.launch(self.open(name, description, key), body)
+    def start(
+        self,
+        name: str,
+        description: Description,
+        key: str | None,
+        body: Body[T],
+        *,
+        kind: Callable[..., Operation] = Operation,
+    ) -> Coroutine[Any, Any, T]:
+        """Give a call its place in the order of operations now; it runs when the returned coroutine is awaited.
+
+        ``kind`` makes its operation.
+        """
+        return self.launch(self.open(name, description, key, kind), body)
 
     def launch(
         self, ticket: Ticket, body: Body[T], *, gone: Callable[[], PeerLost | None] | None = None

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -175,13 +175,25 @@ class _PieceRun:
         self._pool.give_back(staging)
 
 
-async def execute(operation: Operation, plan: Plan, workspace: Workspace, combine: Combine | None = None) -> None:
-    """Run ``plan`` over the memory of ``workspace``; ``combine`` reduces."""
+async def execute(
+    operation: Operation,
+    plan: Plan,
+    workspace: Workspace,
+    combine: Combine | None = None,
+    *,
+    ready: Callable[[int], Awaitable[None]] | None = None,
+) -> None:
+    """Run ``plan`` over the memory of ``workspace``; ``combine`` reduces.
+
+    A piece begins when ``ready`` of it returns, which must not wait for messages of other pieces.
+    """
     pool = operation.table.pool
     flying: deque[_PieceRun] = deque()
     begun = 0
     while True:
         while begun < plan.pieces and len(flying) < IN_FLIGHT:
+            if ready is not None:
+                await ready(begun)
             run = _PieceRun(operation, begun, plan.bind(begun), workspace.open(begun), combine, pool)
             begun += 1
             if run.start_round():

@@ -22,6 +22,8 @@ from asyncpar.collectives.arguments import (
 )
 from asyncpar.collectives.engine import KEPT_PLANS, Engine, Prepared, describe_array
 from asyncpar.collectives.execute import Workspace, execute
+from asyncpar.collectives.hierarchy import all_reduce_layout, find_route, run_all_reduce
+from asyncpar.collectives.hosted import HostedOperation
 from asyncpar.collectives.layout import (
     AlongBuffer,
     AlongChunks,
@@ -50,7 +52,7 @@ def all_reduce(
         ("all_reduce", source.dtype, source.shape, op, algorithm),
         lambda: _prepare_all_reduce(engine, source, op, algorithm),
     )
-    reduction, layout = prepared.extra
+    reduction, layout, route = prepared.extra
 
     async def body(operation: Operation) -> Array:
         if target is not source:
@@ -62,8 +64,10 @@ def all_reduce(
             start, stop = layout.bounds(piece)
             reduction.finish(flat[start:stop], engine.size)
 
-        workspace = InPlace(flat, finish=finish if reduction.divides else None)
-        await execute(operation, prepared.plan, workspace, reduction.combine)
+        def workspace(finishes: bool) -> Workspace:
+            return InPlace(flat, finish=finish if finishes and reduction.divides else None)
+
+        await run_all_reduce(operation, route, prepared.plan, workspace, reduction, engine.size)
         if work is not target:
             target[...] = work
         return target
@@ -75,7 +79,8 @@ def all_reduce(
         return engine.start_in_arena(
             "all_reduce", prepared, make, body, key=key, result=target, shows=target, sends=source.nbytes
         )
-    return engine.start("all_reduce", prepared.description, key, body)
+    kind = Operation if route is None else HostedOperation
+    return engine.start("all_reduce", prepared.description, key, body, kind=kind)
 
 
 def _plan_quickly(engine: Engine, prepared: Prepared, op: str, x: Array) -> None:
@@ -91,12 +96,13 @@ def _plan_quickly(engine: Engine, prepared: Prepared, op: str, x: Array) -> None
 def _prepare_all_reduce(engine: Engine, x: Array, op: str, wanted: str | None) -> Prepared:
     reduction = reduction_for(op, x.dtype)
     algorithm = engine.algorithm("all_reduce", x.nbytes, wanted, arena=True)
-    schedule = engine.schedule("all_reduce", engine.carrier("all_reduce", x.nbytes, algorithm))
-    layout = AlongBuffer(count=x.size, chunks=schedule.chunks, itemsize=x.itemsize)
+    carrier = engine.carrier("all_reduce", x.nbytes, algorithm)
+    schedule = engine.schedule("all_reduce", carrier)
+    layout = all_reduce_layout(carrier, count=x.size, chunks=schedule.chunks, itemsize=x.itemsize)
     return Prepared(
         description=describe_array("all_reduce", x.dtype, x.shape, (op,), algorithm),
         plan=Plan(schedule, layout, rank=engine.rank, ranks=engine.ranks),
-        extra=(reduction, layout),
+        extra=(reduction, layout, find_route(engine, algorithm, layout)),
         is_in_arena=algorithm == ARENA,
     )
 

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Iterable
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import numpy as np
 
 from asyncpar.collectives.algorithms.hierarchical import Hosts
 from asyncpar.collectives.arguments import check_rank
-from asyncpar.collectives.cost import CostModel
 from asyncpar.collectives.description import describe, hash64
 from asyncpar.collectives.engine import Engine
 from asyncpar.collectives.gathers import exchange_numbers
 from asyncpar.collectives.operation import Operation
-from asyncpar.collectives.policy import Policy
 from asyncpar.errors import UsageError
 
 T = TypeVar("T")
@@ -67,9 +66,7 @@ def hosts_of(groups: Hosts, ranks: tuple[int, ...]) -> Hosts:
 def _made(engine: Engine, world_ranks: tuple[int, ...], number: int, name: str | None) -> Engine:
     model = engine.policy.model
     hosts = hosts_of(engine.table.links.world.hosts, world_ranks)
-    policy = Policy(
-        model=CostModel(size=len(world_ranks), hosts=hosts, lane=model.lane, local=model.local), pin=engine.policy.pin
-    )
+    policy = replace(engine.policy, model=replace(model, size=len(world_ranks), hosts=hosts))
     return Engine(
         table=engine.table,
         number=number,

@@ -17,8 +17,9 @@ from asyncpar.bench.report import Report
 from asyncpar.bench.settings import DTYPES, EVERY, OPERATIONS, REDUCTIONS, BenchSettings
 from asyncpar.bench.sizes import parse_size, short_size, sizes_between
 from asyncpar.bench.worker import Assignment
+from asyncpar.collectives.algorithms.catalog import ARENA
 from asyncpar.config.transport import TRANSPORTS
-from asyncpar.errors import UsageError
+from asyncpar.errors import LaunchError, UsageError
 from asyncpar.launch.command_line import OneLineCommand, exit_with, option
 from asyncpar.launch.options import LaunchOptions, ProgramKind, parse_count, parse_seconds
 
@@ -44,6 +45,9 @@ class BenchOptions:
             raise UsageError(f"--nproc: expected at least 1, got {self.nproc}")
         if self.transport is not None and self.transport not in TRANSPORTS:
             raise UsageError(f"--transport: expected one of {', '.join(TRANSPORTS)}, got {self.transport!r}")
+        if self.settings.algorithm == ARENA and (self.nproc == 1 or self.transport not in (None, "shm")):
+            with_what = "--nproc 1" if self.nproc == 1 else f"--transport {self.transport}"
+            raise UsageError(f"--algorithm: arena needs several ranks that share memory, got {with_what}")
 
 
 @click.command(cls=OneLineCommand)
@@ -134,13 +138,20 @@ def run_bench(options: BenchOptions) -> int:
 def finish(report: Report, options: BenchOptions) -> int:
     """Hand over what was measured and return the exit code: 1 if anything was wrong."""
     if options.prints_json:
-        click.echo(report.to_json())
+        _print(report.to_json())
     if options.plot is not None:
         plot_report(report, options.plot)
     if report.wrong_sizes:
-        click.echo(f"asyncpar bench: {report.wrong_sizes} sizes have wrong elements", err=True)
+        click.echo(f"asyncpar bench: sizes with wrong elements: {report.wrong_sizes}", err=True)
         return 1
     return 0
+
+
+def _print(document: bytes) -> None:
+    try:
+        click.echo(document)
+    except OSError as error:
+        raise LaunchError(f"the report cannot be written: {error.strerror}") from error
 
 
 def _launch(options: BenchOptions, nproc: int, file: Path) -> int:

@@ -131,7 +131,7 @@ class StreamLane(Lane, asyncio.BufferedProtocol):
 
     def resume(self) -> None:
         """Go on after ``hold``."""
-        if not self._is_open or self._reader is None:
+        if not self._is_open or self._reader is None or not self._reader.is_held:
             return
         try:
             is_free = self._reader.resume()

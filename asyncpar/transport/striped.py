@@ -1,8 +1,8 @@
 """Several connections as one lane: a large payload travels over all of them at once.
 
 Theory of operation.  The first connection carries every frame, in order, except that a large BULK payload goes out as
-a STRIPED frame: its header over each connection, and behind the header one part of the payload (see ``wire.stripes``).
-The receiver asks its owner for memory when the header comes over the first connection; then every connection reads its
+a STRIPED frame: its header over several connections, each time with one part of the payload (see ``wire.stripes``).
+The receiver asks its owner for memory when the header comes over the first connection; then each connection reads its
 part straight into that memory.  A connection that is ahead (its next part belongs to a frame that the first has not
 announced yet, or its part is complete) is held: it reads nothing.  The first is held behind a STRIPED frame until all
 parts are there; so frames land in the order in which they were sent.  No connection waits for another to *send*, so
@@ -21,7 +21,7 @@ from asyncpar.transport.lane import Lane, LaneEvents, Sending, fail_future
 from asyncpar.transport.queue import QueuedSending
 from asyncpar.transport.stream import StreamLane
 from asyncpar.wire.header import FrameHeader, FrameKind
-from asyncpar.wire.stripes import is_worth_striping, part_length, stripe
+from asyncpar.wire.stripes import parts_of, share_of, stripe
 
 
 class StripedSending(Sending):
@@ -66,15 +66,16 @@ class StripedSending(Sending):
 
 
 class _Arrival:
-    """The STRIPED frame that is arriving: where it lands (None: nowhere), and the connections still to begin or end."""
+    """The STRIPED frame that arrives: where it lands (None: nowhere), and which parts have not begun or ended."""
 
-    __slots__ = ("header", "not_begun", "not_ended", "target")
+    __slots__ = ("header", "not_begun", "not_ended", "parts", "target")
 
-    def __init__(self, header: FrameHeader, target: memoryview | None, connections: int) -> None:
+    def __init__(self, header: FrameHeader, target: memoryview | None, parts: int) -> None:
         self.header = header
         self.target = target
-        self.not_begun = set(range(connections))
-        self.not_ended = connections
+        self.parts = parts
+        self.not_begun = set(range(parts))
+        self.not_ended = parts
 
 
 class StripedLane(Lane):
@@ -107,12 +108,12 @@ class StripedLane(Lane):
                 connection.start_part(_Part(self, index))
 
     def send(self, header: FrameHeader, payload: memoryview) -> Sending | None:
-        count = len(self.connections)
-        if header.kind is not FrameKind.BULK or not is_worth_striping(len(payload), count):
+        count = parts_of(len(payload), len(self.connections))
+        if header.kind is not FrameKind.BULK or count == 1:
             return self._first.send(header, payload)
         header = header._replace(kind=FrameKind.STRIPED)
         parts: list[QueuedSending | None] = []
-        for index, connection in enumerate(self.connections):
+        for index, connection in enumerate(self.connections[:count]):
             start, stop = stripe(len(payload), count, index)
             parts.append(connection.send(header, payload[start:stop]))
         if not any(parts):
@@ -164,7 +165,7 @@ class StripedLane(Lane):
         if header != arrival.header:
             raise ProtocolError(f"connection {index}: expected its part of {arrival.header}, got one of {header}")
         arrival.not_begun.discard(index)
-        start, stop = stripe(header.length, len(self.connections), index)
+        start, stop = stripe(header.length, arrival.parts, index)
         return None if arrival.target is None else arrival.target[start:stop]
 
     def part_landed(self, header: FrameHeader) -> None:
@@ -201,14 +202,14 @@ class StripedLane(Lane):
     def _announced(self, header: FrameHeader) -> None:
         """A payload in parts begins to arrive."""
         assert self._arrival is None, "the first connection went on before all parts were there"
-        count = len(self.connections)
-        if not is_worth_striping(header.length, count):
-            raise ProtocolError(f"{header.length} bytes came in {count} parts")
+        count = parts_of(header.length, len(self.connections))
+        if count == 1:
+            raise ProtocolError(f"{header.length} bytes came in parts")
         target = None if self._events is None else self._events.lend(header._replace(kind=FrameKind.BULK))
         if self._end is not None:
             return
         self._arrival = _Arrival(header, target, count)
-        for connection in self.connections[1:]:
+        for connection in self.connections[1:count]:
             connection.resume()
 
     def _shut(self, error: PeerLost) -> None:
@@ -231,7 +232,7 @@ class _Part:
         self._index = index
 
     def share(self, header: FrameHeader) -> int:
-        return part_length(header, len(self._lane.connections), self._index)
+        return share_of(header, len(self._lane.connections), self._index)
 
     def lend(self, header: FrameHeader) -> memoryview | None:
         return self._lane.part_lent(self._index, header)

@@ -18,8 +18,11 @@ import json
 import os
 import platform
 import sys
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
+
+import psutil
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
@@ -54,6 +57,8 @@ _OPERATIONS = tuple(operation for operation in OPERATIONS if operation != "all_r
 
 _SIZES = "4,64,1K,8K,64K,256K,1MB,4MB,25MB,100MB"
 _LIMIT = 900.0
+_GLANCE = 0.3
+_BUSY_PERCENT = 10.0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -65,6 +70,7 @@ class Comparison:
     budget: float
     transport: str | None
     environments: Path
+    patience: float = 0.0
     results: Results = field(default_factory=Results)
     failures: list[str] = field(default_factory=list)
     lanes: set[str] = field(default_factory=set)
@@ -73,6 +79,7 @@ class Comparison:
     def play_round(self, op: str, ranks: int) -> None:
         """Run one operation on all sides, one after the other."""
         for side in self.sides:
+            await_idle(self.patience)
             try:
                 records = self._ours(op, ranks) if side == OURS else self._theirs(side, op, ranks)
             except JobFailedError as error:
@@ -108,6 +115,13 @@ class Comparison:
         return [(record["size"], record["seconds"], record["wrong"]) for record in records]
 
 
+def await_idle(patience: float) -> None:
+    """Wait until nothing else keeps the processors busy, for ``patience`` seconds at most."""
+    deadline = time.monotonic() + patience
+    while time.monotonic() < deadline and psutil.cpu_percent(interval=_GLANCE) > _BUSY_PERCENT:
+        pass
+
+
 def tell(text: str) -> None:
     """Say how it goes, apart from the results."""
     sys.stderr.write(f"{text}\n")
@@ -123,6 +137,12 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--peers", default=",".join(ENVIRONMENTS), help="libraries beside asyncpar (default: all)")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--budget", type=float, default=0.3, help="seconds per size and round (default: 0.3)")
+    parser.add_argument(
+        "--patience",
+        type=float,
+        default=0.0,
+        help="seconds to wait each time for an idle machine (default: 0)",
+    )
     parser.add_argument("--transport", choices=TRANSPORTS, help="pin asyncpar's lane")
     parser.add_argument("--envs", type=Path, default=DEFAULT_ENVIRONMENTS, help="folder of the peers' environments")
     parser.add_argument("--install", action="store_true", help="install the peers that are missing, from PyPI")
@@ -226,6 +246,7 @@ def main() -> int:
         budget=arguments.budget,
         transport=arguments.transport,
         environments=arguments.envs,
+        patience=arguments.patience,
     )
     plan = [(ranks, op, turn) for ranks in arguments.ranks for op in arguments.ops for turn in range(arguments.rounds)]
     exit_code = 0

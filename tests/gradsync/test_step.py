@@ -48,6 +48,9 @@ class SlowCommunicator:
     async def all_gather(self, x: Array, **_: Any) -> Array:
         return np.stack([x, x])
 
+    def empty(self, shape: tuple[int, ...], dtype: Any) -> Array:
+        return np.empty(shape, dtype)
+
 
 def make_synchronizer(communicator: object, **bucketing: Any) -> GradientSynchronizer:
     config = ThreeDParallelismConfig(dp_size=2)

@@ -118,7 +118,7 @@ def test_the_environment_may_name_the_secret_file_and_the_transport(taken: list[
         (("--grace-period", "-1", "x"), "--grace-period: expected seconds between"),
         (("--grace-period", "nan", "x"), "--grace-period: expected seconds between"),
         (("--start-method", "fork", "x"), "--start-method: expected spawn, got 'fork'"),
-        (("--transport", "pigeon", "x"), "--transport: expected one of tcp, grpc, got 'pigeon'"),
+        (("--transport", "pigeon", "x"), "--transport: expected one of shm, tcp, grpc, got 'pigeon'"),
         (("--redirects", "4", "x"), "--redirects: expected 0 (none), 1 (stdout), 2 (stderr) or 3 (both), got '4'"),
         (("--tee", "0:1,x", "x"), "--tee: expected 0..3 or LOCAL_RANK:0..3"),
         (("--max-restarts", "many", "x"), "--max-restarts: expected a whole number, got 'many'"),

@@ -114,6 +114,11 @@ MISTAKES = [
     (("--nproc", "two"), "--nproc: expected a whole number, got 'two'"),
     (("--transport", "pigeon"), "--transport: expected one of shm, tcp, grpc, got 'pigeon'"),
     (("--algorithm", "magic"), "algorithm: all_reduce has "),
+    (
+        ("--algorithm", "arena", "--nproc", "1"),
+        "--algorithm: arena needs several ranks that share memory, got --nproc 1",
+    ),
+    (("--algorithm", "arena", "--transport", "tcp"), "share memory, got --transport tcp"),
     (("--dtype", "float8"), "--dtype: expected one of float32, "),
     (("--redop", "median"), "--redop: expected one of sum, min, max, got 'median'"),
     (("--budget", "0"), "--budget: expected seconds above 0"),
@@ -173,21 +178,20 @@ def test_wrong_elements_are_exit_code_1(capsys: pytest.CaptureFixture[str]) -> N
     report = Report(surroundings=SURROUNDINGS, measurements=(ROW, replace(ROW, wrong=2)))
     assert finish(report, options) == 1
     shown = capsys.readouterr()
-    assert shown.err == "asyncpar bench: 1 sizes have wrong elements\n"
+    assert shown.err == "asyncpar bench: sizes with wrong elements: 1\n"
     assert json.loads(shown.out)["measurements"][1]["wrong"] == 2
     assert finish(replace(report, measurements=(ROW,)), options) == 0
 
 
 @pytest.mark.process
 def test_a_table_for_people() -> None:
-    done = run("--sizes", "4,1000", *QUICK, env={"TMPDIR": "/tmp"})
+    done = run("--sizes", "4,1000", *QUICK)
     assert done.returncode == 0, done.stderr
     shown = rows(done.stdout)
     assert [row[:5] for row in shown] == [["4", "1", "float32", "sum", "-1"], ["1000", "250", "float32", "sum", "-1"]]
     assert [row[8] for row in shown] == ["0", "0"]
     assert all(float(row[5]) > 0 and float(row[9]) > 0 for row in shown)
     assert "# sizes with wrong elements: 0 OK" in done.stdout
-    assert done.stderr == ""
 
 
 @pytest.mark.process
@@ -222,6 +226,15 @@ def test_what_is_pinned_is_used(transport: str) -> None:
     assert f"{transport} lanes" in done.stdout
     ((_, _, dtype, redop, *_, algorithm),) = rows(done.stdout)
     assert (dtype, redop, algorithm) == ("bfloat16", "max", "tree")
+
+
+@pytest.mark.process
+def test_a_full_disk_is_one_line() -> None:
+    with open("/dev/full", "wb") as full, start("--sizes", "4", *QUICK, "--json", stdout=full.fileno()) as process:
+        _, stderr = process.communicate(timeout=LIMIT)
+    assert process.returncode == 1
+    assert stderr.endswith("asyncpar bench: the report cannot be written: No space left on device\n")
+    assert "Traceback" not in stderr
 
 
 @pytest.mark.process

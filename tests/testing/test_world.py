@@ -7,6 +7,7 @@ import pytest
 
 import asyncpar as ap
 from asyncpar.testing import TRANSPORTS
+from asyncpar.transport.striped import StripedLane
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
@@ -82,3 +83,23 @@ async def test_a_rank_that_cannot_start_leaves_no_other_behind() -> None:
         async with ap.testing.local_world(3, pin="all_reduce:0-inf@pigeon"):
             pass
     assert asyncio.all_tasks() == before
+
+
+async def test_links_take_as_many_connections_as_the_environment_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ASYNCPAR_CONNECTIONS", "3")
+    async with ap.testing.local_world(3, transport="tcp") as nodes:
+        arrays = [np.arange(1_000_003, dtype=np.float32) % 61 + node.rank for node in nodes]
+        await asyncio.gather(*(node.world.all_reduce(x) for node, x in zip(nodes, arrays, strict=True)))
+        lanes = [node.links.link((node.rank + 1) % 3).lane for node in nodes]
+    for x in arrays:
+        np.testing.assert_array_equal(x, 3 * (np.arange(1_000_003) % 61) + 3)
+    for lane in lanes:
+        assert isinstance(lane, StripedLane)
+        assert all(connection.bytes_sent > 100_000 for connection in lane.connections)
+
+
+async def test_a_wrong_number_of_connections_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ASYNCPAR_CONNECTIONS", "many")
+    with pytest.raises(ap.UsageError, match=r"ASYNCPAR_CONNECTIONS: expected 1\.\.16, got 'many'"):
+        async with ap.testing.local_world(2, transport="tcp"):
+            pytest.fail("it was opened")

@@ -46,6 +46,14 @@ def test_lanes_that_stay_inside_a_host_are_only_agreed_on_with_ranks_of_that_hos
     assert [answer.lanes for answer in answers if isinstance(answer, Accept)] == [every, every[1:], every[1:]]
 
 
+@pytest.mark.parametrize(("asked", "own", "agreed"), [(1, 1, 1), (4, 4, 4), (4, 2, 2), (2, 4, 2), (0, 4, 1)])
+def test_the_smaller_number_of_connections_is_agreed_on(asked: int, own: int, agreed: int) -> None:
+    other = Negotiator(job="job", generation=1, rank=0, size=3, lanes=("tcp",), connections=own)
+    answer = ask(other, replace(negotiator(1).propose(0), connections=asked))
+    assert isinstance(answer, Accept)
+    assert (answer.terms.connections, answer.terms.connection) == (agreed, 0)
+
+
 def test_an_agreement_is_good_for_one_lane() -> None:
     one, other = negotiator(1), negotiator(0)
     ask(other, one.propose(0))

@@ -19,6 +19,9 @@ from asyncpar.transport.links import Links
 from asyncpar.transport.negotiation import GrpcConnector
 from asyncpar.transport.rpc import Credentials, RpcServer, open_channel
 from asyncpar.transport.stream import StreamLane
+from asyncpar.transport.striped import StripedLane
+from asyncpar.transport.tcp_connect import dial_tcp
+from asyncpar.transport.vigil import Vigil
 from asyncpar.wire.handshake import Handshake, LinkTerms
 from asyncpar.wire.header import Key
 
@@ -43,10 +46,10 @@ class Rank:
 
 @asynccontextmanager
 async def serving(
-    transport: str | None = None, credentials: Credentials | None = CREDENTIALS
+    transport: str | None = None, credentials: Credentials | None = CREDENTIALS, connections: int = 1
 ) -> AsyncIterator[tuple[RpcServer, GrpcConnector]]:
     server = RpcServer(credentials)
-    connector = GrpcConnector(credentials=credentials, transport=transport)
+    connector = GrpcConnector(credentials=credentials, transport=transport, connections=connections)
     connector.register(server)
     await server.start()
     await connector.start()
@@ -63,13 +66,15 @@ async def open_world(
     credentials: list[Credentials] | None = None,
     generations: list[int] | None = None,
     hosts: str | None = None,
+    connections: tuple[int, ...] | None = None,
 ) -> AsyncIterator[list[Rank]]:
     """One rank per transport pin, on the host of its letter in ``hosts`` (None: all on one); nobody has joined yet."""
     async with AsyncExitStack() as stack:
         ends = []
         for rank, transport in enumerate(transports):
             own = CREDENTIALS if credentials is None else credentials[rank]
-            ends.append(await stack.enter_async_context(serving(transport, own)))
+            count = 1 if connections is None else connections[rank]
+            ends.append(await stack.enter_async_context(serving(transport, own, count)))
         places = "a" * len(ends) if hosts is None else hosts
         members = tuple(
             Member(rank=rank, host=f"host-{place}", host_id=place, address=server.address)
@@ -417,6 +422,47 @@ async def test_a_node_that_stops_while_it_is_dialed_is_lost_soon(monkeypatch: py
         monkeypatch.setattr(dialing, "dial_unix", dial)
         async with asyncio.timeout(10):
             await loss(one.links, 1)
+
+
+@pytest.mark.parametrize(("wanted", "made"), [((3, 3), 3), ((3, 2), 2), ((1, 16), 1), ((4, 1), 1)])
+async def test_a_tcp_lane_takes_as_many_connections_as_both_sides_want(wanted: tuple[int, int], made: int) -> None:
+    async with open_world("tcp", "tcp", connections=wanted) as (one, other):
+        one.join()
+        other.join()
+        await exchange(one.links, other.links, length=3_000_000)
+        for links, peer in ((one.links, 1), (other.links, 0)):
+            lane = links.link(peer).lane
+            assert lane is not None
+            assert lane.kind == "tcp"
+            assert (len(lane.connections) if isinstance(lane, StripedLane) else 1) == made
+
+
+async def test_dials_of_several_connections_from_both_sides_at_once_always_make_one_link() -> None:
+    for _ in range(10):
+        async with open_world(*["tcp"] * 3, connections=(4, 4, 4)) as ranks:
+            for rank in ranks:
+                rank.join()
+            pairs = [(one, other) for one in ranks for other in ranks if one.links.rank < other.links.rank]
+            async with asyncio.TaskGroup() as tasks:
+                for one, other in pairs:
+                    tasks.create_task(exchange(one.links, other.links, length=600_000))
+            assert all(rank.links.lost == {} for rank in ranks)
+
+
+async def test_the_grpc_stream_stands_in_when_not_all_connections_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def all_but_one(host: str, port: int, terms: LinkTerms, *, secret: bytes, vigil: Vigil) -> StreamLane:
+        if terms.connection == 2:
+            raise ConnectionRefusedError(111, "Connection refused")
+        return await dial_tcp(host, port, terms, secret=secret, vigil=vigil)
+
+    monkeypatch.setattr(dialing, "dial_tcp", all_but_one)
+    async with open_world(None, None, hosts="ab", connections=(3, 3)) as (one, other):
+        one.join()
+        other.join()
+        await exchange(one.links, other.links)
+        assert one.links.lane_kind(1) == other.links.lane_kind(0) == "grpc"
+        assert one.connector._acceptor._gathering._waiting == {}
+        assert other.connector._acceptor._gathering._waiting == {}
 
 
 def test_unknown_transports_are_named_with_the_known_ones() -> None:

@@ -189,7 +189,7 @@ def test_the_dialer_says_which_of_the_agreed_connections_it_opens() -> None:
 
 def test_a_connection_that_was_not_agreed_on_is_refused() -> None:
     for other in (replace(TERMS, connections=4, connection=3), replace(TERMS, connections=3, connection=1)):
-        with pytest.raises(AuthenticationError, match="this side agreed on .* connection . of 2"):
+        with pytest.raises(AuthenticationError, match=r"this side agreed on .* connection . of 2"):
             give(listener(replace(TERMS, connections=2)), dialer(other).opening)
 
 

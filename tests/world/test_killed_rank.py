@@ -24,3 +24,17 @@ async def test_every_survivor_names_the_killed_rank_within_a_second(tmp_path: Pa
     assert all(end["operation"] for end in ends), ends
     assert max(end["at"] for end in ends) - killed_at < 1.0
     assert codes == [0, 0, 0]
+
+
+@pytest.mark.process
+async def test_a_rank_that_is_killed_is_named_soon_over_several_connections_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ASYNCPAR_CONNECTIONS", "3")
+    async with process_world(3, RANKS, tmp_path, "4000000", transport="tcp") as ranks:
+        assert [await rank.next() for rank in ranks] == [{"ready": True}] * 3
+        killed_at = time.time()
+        ranks[2].kill()
+        ends = [await rank.next() for rank in ranks[:2]]
+    assert [end["blamed"] for end in ends] == [2, 2]
+    assert max(end["at"] for end in ends) - killed_at < 1.0

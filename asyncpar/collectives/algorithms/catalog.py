@@ -31,8 +31,12 @@ _ALL_REDUCE: dict[str, tuple[_Plain, Callable[[int], int]]] = {
     "tree": (tree.all_reduce, lambda size: 1),  # noqa: ARG005
 }
 _HIERARCHICAL: dict[str, tuple[Callable[[int, Hosts], Iterator[Round]], Callable[[Hosts], int]]] = {
-    "hierarchical": (hierarchical.all_reduce_by_ring, len),
+    "hierarchical": (hierarchical.all_reduce_by_ring, hierarchical.chunks_by_ring),
     "hierarchical-tree": (hierarchical.all_reduce_by_tree, lambda hosts: 1),  # noqa: ARG005
+}
+_ACROSS: dict[str, tuple[Callable[[int, Hosts], Iterator[Round]], Callable[[Hosts], int]]] = {
+    "hierarchical": (hierarchical.across_by_ring, hierarchical.carriers_by_ring),
+    "hierarchical-tree": (hierarchical.across_by_tree, lambda hosts: 1),  # noqa: ARG005
 }
 _CHUNK_PER_RANK: dict[str, dict[str, _Plain]] = {
     "reduce_scatter": {
@@ -108,3 +112,21 @@ def schedule_of(
         plain, count = _ALL_TO_ALL[algorithm]
         return schedule(count(size), plain(rank, size))
     return schedule(0, _BARRIER[algorithm](rank, size))
+
+
+def is_hierarchical(algorithm: str) -> bool:
+    """Does ``algorithm`` treat hosts apart from the network between them?"""
+    return algorithm in _HIERARCHICAL
+
+
+@lru_cache(maxsize=512)
+def schedule_across(algorithm: str, *, rank: int, hosts: Hosts) -> Schedule:
+    """Return what a hierarchical all-reduce sends between hosts: messages for messages what ``schedule_of`` has."""
+    across, _ = _ACROSS[algorithm]
+    _, count_chunks = _HIERARCHICAL[algorithm]
+    return schedule(count_chunks(hosts), across(rank, hosts))
+
+
+def carriers_of(algorithm: str, hosts: Hosts) -> int:
+    """Return how many ranks of each host talk to other hosts in a hierarchical all-reduce; each has a part of it."""
+    return _ACROSS[algorithm][1](hosts)

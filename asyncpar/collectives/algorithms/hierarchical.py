@@ -1,7 +1,14 @@
-"""Hierarchical all-reduce: inside each host to its first rank, between those, and back.
+"""Hierarchical all-reduce: up inside each host, across between hosts, and down again inside.
 
-Only one rank of each host uses the network.  Source: Karonis et al., "Exploiting hierarchy in parallel computer
-networks to optimize collective operation performance", IPDPS 2000.
+The buffer has a *part* for each *carrier* of a host, and every host has as many carriers: as many as the smallest host
+has ranks.  Going up, the ranks of a host combine each part at its carrier; across, the carriers of a part on all hosts
+reduce it among themselves; going down, carriers hand their parts to everyone on their host.  So all that a host sends
+to others is ``2 (hosts - 1) / hosts`` of the buffer, spread over its carriers, and where hosts are equally large all
+ranks carry.  Source: Karonis et al., "Exploiting hierarchy in parallel computer networks to optimize collective
+operation performance", IPDPS 2000; parts by local rank as in Jia et al., "Highly scalable deep learning training system
+with mixed-precision", arXiv:1807.11205.
+
+Up and down need not go by messages: messages between hosts are the same whatever happens inside a host.
 """
 
 from __future__ import annotations
@@ -9,37 +16,98 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from asyncpar.collectives.algorithms import ring, tree
-from asyncpar.collectives.algorithms.steps import Round, relabelled
+from asyncpar.collectives.algorithms.steps import Recv, Round, Send, Spans, Step, relabelled, span
 
 Hosts = tuple[tuple[int, ...], ...]
 """The ranks of a group by host; each rank occurs once."""
 
 
-def all_reduce_by_ring(rank: int, hosts: Hosts) -> Iterator[Round]:
-    """Sum in a tree inside each host, in a ring between the hosts' first ranks, hand back; one chunk per host.
+def carriers_by_ring(hosts: Hosts) -> int:
+    """Return how many ranks of each host talk to other hosts, and so the parts of the buffer."""
+    return min(map(len, hosts))
 
-    A host's first rank sends ``2 (hosts - 1) / hosts`` of the buffer to other hosts.
-    """
-    members = _members(rank, hosts)
-    place = members.index(rank)
-    yield from relabelled(tree.reduce(place, len(members), 0), ranks=members, scale=len(hosts))
-    if place == 0:
-        yield from relabelled(ring.all_reduce(hosts.index(members), len(hosts)), ranks=_leaders(hosts))
-    yield from relabelled(tree.broadcast(place, len(members), 0), ranks=members, scale=len(hosts))
+
+def chunks_by_ring(hosts: Hosts) -> int:
+    """Return the chunks of the buffer: each part has one per host."""
+    return carriers_by_ring(hosts) * len(hosts)
+
+
+def all_reduce_by_ring(rank: int, hosts: Hosts) -> Iterator[Round]:
+    """Go across in a ring of hosts for each part."""
+    members, place = _members(rank, hosts)
+    parts, width = carriers_by_ring(hosts), len(hosts)
+    yield from _up(place, members, parts, width)
+    yield from across_by_ring(rank, hosts)
+    yield from _down(place, members, parts, width)
+
+
+def across_by_ring(rank: int, hosts: Hosts) -> Iterator[Round]:
+    """The rounds of ``all_reduce_by_ring`` between hosts."""
+    members, place = _members(rank, hosts)
+    if place >= carriers_by_ring(hosts):
+        return
+    peers = tuple(others[place] for others in hosts)
+    first = place * len(hosts)
+    yield from relabelled(ring.all_reduce(hosts.index(members), len(hosts)), ranks=peers, offset=first)
 
 
 def all_reduce_by_tree(rank: int, hosts: Hosts) -> Iterator[Round]:
-    """Sum in a tree inside each host and in a tree between the hosts' first ranks, hand back; one chunk."""
-    members = _members(rank, hosts)
-    place = members.index(rank)
-    yield from relabelled(tree.reduce(place, len(members), 0), ranks=members)
+    """Go across in a tree of the hosts' first ranks; one part, one chunk."""
+    members, place = _members(rank, hosts)
+    yield from _up(place, members, 1, 1)
+    yield from across_by_tree(rank, hosts)
+    yield from _down(place, members, 1, 1)
+
+
+def across_by_tree(rank: int, hosts: Hosts) -> Iterator[Round]:
+    """The rounds of ``all_reduce_by_tree`` between hosts."""
+    members, place = _members(rank, hosts)
     if place == 0:
         yield from relabelled(tree.all_reduce(hosts.index(members), len(hosts)), ranks=_leaders(hosts))
-    yield from relabelled(tree.broadcast(place, len(members), 0), ranks=members)
 
 
-def _members(rank: int, hosts: Hosts) -> tuple[int, ...]:
-    return next(members for members in hosts if rank in members)
+def _up(place: int, members: tuple[int, ...], parts: int, width: int) -> Iterator[Round]:
+    """Combine each part, ``width`` chunks, at its carrier: in a tree if there is one part, else in pairs."""
+    if parts == 1:
+        yield from relabelled(tree.reduce(place, len(members), 0), ranks=members, scale=width)
+        return
+    for to, source in _pairs(place, len(members)):
+        steps: list[Step] = []
+        if to < parts:
+            steps.append(Send(members[to], _part(to, width)))
+        if place < parts:
+            steps.append(Recv(members[source], _part(place, width), reduce=True))
+        yield tuple(steps)
+
+
+def _down(place: int, members: tuple[int, ...], parts: int, width: int) -> Iterator[Round]:
+    """Hand each part from its carrier to everyone."""
+    if parts == 1:
+        yield from relabelled(tree.broadcast(place, len(members), 0), ranks=members, scale=width)
+        return
+    for to, source in _pairs(place, len(members)):
+        steps: list[Step] = []
+        if place < parts:
+            steps.append(Send(members[to], _part(place, width)))
+        if source < parts:
+            steps.append(Recv(members[source], _part(source, width)))
+        yield tuple(steps)
+
+
+def _pairs(place: int, size: int) -> Iterator[tuple[int, int]]:
+    """Yield whom to send to and whom to receive from, step by step, so that everyone meets everyone."""
+    for distance in range(1, size):
+        yield (place + distance) % size, (place - distance) % size
+
+
+def _part(part: int, width: int) -> Spans:
+    return span(part * width, (part + 1) * width)
+
+
+def _members(rank: int, hosts: Hosts) -> tuple[tuple[int, ...], int]:
+    """Return the ranks of the host of ``rank``, and its place among them."""
+    members = next(members for members in hosts if rank in members)
+    return members, members.index(rank)
 
 
 def _leaders(hosts: Hosts) -> tuple[int, ...]:

@@ -94,11 +94,14 @@ def joined(chunks: Sequence[int]) -> Spans:
     return tuple(spans)
 
 
-def relabelled(rounds: Iterable[Round], *, ranks: Sequence[int], scale: int = 1) -> Iterable[Round]:
-    """Yield ``rounds`` of a sub-group for the whole group: peers through ``ranks``, chunks ``scale`` times as many."""
+def relabelled(rounds: Iterable[Round], *, ranks: Sequence[int], scale: int = 1, offset: int = 0) -> Iterable[Round]:
+    """Yield ``rounds`` of a sub-group for the whole group: peers through ``ranks``, chunks ``scale`` times as many.
+
+    Its first chunk is chunk ``offset`` of the whole group.
+    """
 
     def scaled(spans: Spans) -> Spans:
-        return tuple(Span(start * scale, stop * scale) for start, stop in spans)
+        return tuple(Span(start * scale + offset, stop * scale + offset) for start, stop in spans)
 
     def moved(step: Step) -> Step:
         match step:
