@@ -77,6 +77,11 @@ class Arena:
         self._processes = {member: peer.process for member, peer in peers.items() if peer.process is not None}
         self._bells = {member: self._bell(member, peer.doorbell) for member, peer in peers.items()}
 
+    @property
+    def has_own_process(self) -> bool:
+        """Is no other rank of the host in this process?"""
+        return len(self._processes) == len(self.members) - 1
+
     # -- waking ------------------------------------------------------------------------------------------------------
 
     @property

@@ -4,11 +4,11 @@ Theory of operation.  A *task* is one operation: its program is a generator that
 what it waits for.  Each channel runs its tasks one after another.  ``advance`` runs the head of a queue until it must
 wait, or for ``SLICE_SECONDS``; then the loop gets its turn.
 
-A wait polls for a moment, only where every rank has a core of its own; the number of polls adapts: it doubles when it
-pays and halves when it does not.  After that the rank stores ``SLEEPING``, looks once more (see ``channel`` for why
-that loses no wake-up) and leaves; a doorbell message brings it back.  As a last resort, if that argument had a hole, a
-timer looks again every ``RECHECK_SECONDS``; ``rescues`` counts how often it found something that nobody rang for, and
-tests ask for 0.
+A wait polls for a moment; where ranks share cores it lets another one run between two looks (``sched_yield``).  The
+number of polls adapts: it doubles when it pays and halves when it does not.  After that the rank stores ``SLEEPING``,
+looks once more (see ``channel`` for why that loses no wake-up) and leaves; a doorbell message brings it back.  As a
+last resort, if that argument had a hole, a timer looks again every ``RECHECK_SECONDS``; ``rescues`` counts how often it
+found something that nobody rang for, and tests ask for 0.
 
 A task may start before it is awaited, namely when a later one of its channel is: so the order in which callers await
 does not matter.  A task that has failed leaves a tombstone, whose turn passes at once.  Where a group agrees on turns
@@ -19,9 +19,10 @@ busy, so it sleeps and is rung like all others, as long as it expects any.
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 import time
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import Final, Protocol
 
 from asyncpar.arena.arena import Arena
@@ -36,6 +37,9 @@ SLICE_SECONDS: Final = 1e-3
 
 RECHECK_SECONDS: Final = 0.5
 _MOST_POLLS: Final = 600
+_MOST_YIELDS: Final = 30
+_FEWEST_YIELDS: Final = 8
+_YIELDING_SECONDS: Final = 100e-6
 _FEWEST_POLLS: Final = 32
 _PATIENT_EVERY: Final = 8
 """After so many waits in vain, see whether polling for long pays again."""
@@ -65,7 +69,11 @@ class Driver:
         self._told: dict[int, Told] = {}
         self._early: dict[tuple[int, int], int] = {}
         self._busy: dict[Lineup, Channel] = {}
-        self._most_polls = _MOST_POLLS if arena.may_spin and arena.polls else 0
+        self.shares_cores = not arena.may_spin
+        """Does polling take time away from those that are waited for?"""
+        most = _MOST_YIELDS if self.shares_cores else _MOST_POLLS
+        self._most_polls = most if arena.polls and arena.has_own_process else 0
+        self._fewest_polls = min(_FEWEST_YIELDS if self.shares_cores else _FEWEST_POLLS, self._most_polls)
         self._polls = self._most_polls
         self._vain_waits = 0
         self._rings = 0
@@ -212,15 +220,28 @@ class Driver:
         if self._vain_waits % _PATIENT_EVERY == 0:
             self._polls = self._most_polls
         else:
-            self._polls = min(max(self._polls // 2, _FEWEST_POLLS), self._most_polls)
+            self._polls = max(self._polls // 2, self._fewest_polls)
 
     def _spin(self, turn: Turn, places: Sequence[int], round_: int) -> bool:
         """Poll for a moment; True if the wait is over."""
         if self._is_settling:
             return False
-        is_over = any(turn.has_reached(places, round_) for _ in range(self._polls))
+        is_over = self.poll(lambda: turn.has_reached(places, round_))
         self.polled(was_worth_it=is_over)
         return is_over
+
+    def poll(self, is_over: Callable[[], bool]) -> bool:
+        """Look again and again, for a moment; where ranks share cores, let another one run between two looks."""
+        if self.shares_cores:
+            end = time.monotonic() + _YIELDING_SECONDS
+            for _ in range(self._polls):
+                os.sched_yield()
+                if is_over():
+                    return True
+                if time.monotonic() > end:
+                    break
+            return False
+        return any(is_over() for _ in range(self._polls))
 
     # -- working -----------------------------------------------------------------------------------------------------
 
@@ -271,7 +292,7 @@ class Driver:
             return True
         if self._is_settling:
             return False
-        is_over = any(lineup.refill() for _ in range(self._polls))
+        is_over = self.poll(lineup.refill)
         self.polled(was_worth_it=is_over)
         return is_over
 

@@ -14,6 +14,7 @@ from asyncpar.collectives.arena_group import ArenaGroup
 from asyncpar.collectives.ending import ended, give_up
 from asyncpar.collectives.operation import Operation
 from asyncpar.collectives.reduction import Array
+from asyncpar.errors import PeerLost
 from asyncpar.transport.home_loop import check_home_loop
 
 MakeProgram = Callable[[Turn], Program]
@@ -94,8 +95,12 @@ class ArenaTask(Task):
             for place in places:
                 error = lost.get(self.group.ranks[place])
                 if error is not None:
-                    self.operation.fail(self.operation.lost(error))
+                    self._fail(error)
                     return
+
+    def _fail(self, error: PeerLost) -> None:
+        """It needs a rank that is gone."""
+        self.operation.fail(self.operation.lost(error))
 
     def die(self) -> None:
         """Touch no memory of the caller any more; the turn passes later."""

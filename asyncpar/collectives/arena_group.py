@@ -12,6 +12,7 @@ from asyncpar.arena.arena import Arena
 from asyncpar.arena.board import Board, Counts, behind_board
 from asyncpar.arena.channel import Channel, Offer
 from asyncpar.arena.directory import Directory
+from asyncpar.arena.doorbell import Message
 from asyncpar.arena.driver import Driver
 from asyncpar.arena.keyed import KeyedLineup
 from asyncpar.arena.lineup import Lineup
@@ -19,11 +20,14 @@ from asyncpar.collectives.description import hash64
 from asyncpar.collectives.operation import Operation
 from asyncpar.collectives.staging import Scratch
 from asyncpar.errors import PeerLost
-from asyncpar.transport.links import Links
+from asyncpar.transport.links import LEFT, Links
 
 _log = logging.getLogger(__name__)
 _OFFERED = 0
 """The progress that a rank rings with when it has made an offer."""
+
+_LOSS = 2**64 - 2
+"""Stands for the group in the message of a rank that has lost one of another host, whose number comes with it."""
 
 
 class ArenaHost:
@@ -41,6 +45,7 @@ class ArenaHost:
         self.scratch = Scratch()
         self._opening: dict[int, ArenaGroup] = {}
         self._on_host: dict[tuple[int, ...], ArenaGroup] = {}
+        self._is_everyone_here = len(self.members) == links.world.size
         arena.on_ring = self._rung
         links.add_loss_listener(self._lost)
 
@@ -73,7 +78,9 @@ class ArenaHost:
         """``group`` has a channel, or does without."""
         self._opening.pop(group.number, None)
 
-    def _rung(self, messages: Sequence[tuple[int, int, int]]) -> None:
+    def _rung(self, messages: Sequence[Message]) -> None:
+        if not self._is_everyone_here:
+            messages = self._heard(messages)
         if self._opening:
             for rank, number, _ in messages:
                 self.directory.told(rank, number)
@@ -85,8 +92,24 @@ class ArenaHost:
                     self.directory.told(rank, number)
         self.driver.told(messages)
 
+    def _heard(self, messages: Sequence[Message]) -> Sequence[Message]:
+        """Take out what messages say about ranks of other hosts."""
+        losses = [(rank, lost) for rank, number, lost in messages if number == _LOSS]
+        if not losses:
+            return messages
+        for rank, lost in losses:
+            if lost < self.links.world.size and lost not in self.members:
+                self.links.report_lost(lost, f"rank {rank} of this host has lost it (reported by rank {rank})")
+        return [message for message in messages if message[1] != _LOSS]
+
     def _lost(self, rank: int, error: PeerLost) -> None:
-        """Whoever waits for a rank that is gone must notice, also when it left in good order."""
+        """Whoever waits for a rank that is gone must notice, also when it left in good order.
+
+        The ranks of this host, which may have no links between them, learn from each other what goes on elsewhere.
+        """
+        if rank not in self.members and error.cause != LEFT:
+            for member in self.members:
+                self.arena.ring(member, _LOSS, rank)
         for group in list(self._opening.values()):
             if rank in group.ranks:
                 group.fail(error)

@@ -73,7 +73,7 @@ def reduce(source: Array, target: Array | None, reduction: Reduction, root: int)
 
     def make(turn: Turn) -> Program:
         flat = contiguous(source).reshape(-1)
-        flow = programs.flow(turn, [(0, flat.size)] * turn.channel.size, flat.dtype, is_shared=True)
+        flow = programs.flow(turn, [(0, flat.size)] * turn.channel.size, flat.dtype, is_shared=True, is_piped=True)
         if target is None:
             yield from programs.hand_out(turn, flow, flat, (root,))
             return
@@ -131,7 +131,7 @@ def broadcast(array: Array, root: int) -> MakeProgram:
         channel = turn.channel
         work = contiguous(array)
         flat = work.reshape(-1)
-        flow = programs.flow(turn, [(0, flat.size)] * channel.size, flat.dtype, is_shared=True)
+        flow = programs.flow(turn, [(0, flat.size)] * channel.size, flat.dtype, is_shared=True, is_piped=True)
         if channel.place == root:
             yield from programs.hand_out(turn, flow, flat, channel.others)
             return
@@ -147,7 +147,7 @@ def gather(source: Array, target: Array | None, root: int) -> MakeProgram:
 
     def make(turn: Turn) -> Program:
         flat = contiguous(source).reshape(-1)
-        flow = programs.flow(turn, [(0, flat.size)] * turn.channel.size, flat.dtype, is_shared=True)
+        flow = programs.flow(turn, [(0, flat.size)] * turn.channel.size, flat.dtype, is_shared=True, is_piped=True)
         if target is None:
             yield from programs.hand_out(turn, flow, flat, (root,))
             return
@@ -171,7 +171,7 @@ def scatter(source: Array | None, target: Array, root: int) -> MakeProgram:
         channel = turn.channel
         width = target.size
         slices = [(place * width, (place + 1) * width) for place in range(channel.size)]
-        flow = programs.flow(turn, slices, target.dtype, is_shared=False)
+        flow = programs.flow(turn, slices, target.dtype, is_shared=False, is_piped=True)
         if source is not None:
             yield from programs.hand_out(turn, flow, contiguous(source).reshape(-1), channel.others)
             target[...] = source[root]

@@ -30,6 +30,9 @@ from asyncpar.arena.lineup import Program
 from asyncpar.collectives.arena_reading import Finish, heap_places, in_heap, let_go
 from asyncpar.collectives.reduction import Array, Combine
 
+_SHORTEST_PIPED = 128 << 10
+"""Bytes; where some ranks only write and others only read, shorter payloads are not cut in two to overlap that."""
+
 
 def barrier(turn: Turn) -> Program:
     """Wait until everyone is here."""
@@ -79,10 +82,16 @@ class Flow:
         return start, min(start + self.chunk, high)
 
 
-def flow(turn: Turn, slices: Sequence[tuple[int, int]], dtype: np.dtype[Any], *, is_shared: bool) -> Flow:
-    """Return the flow whose chunks fill half a slot."""
+def flow(
+    turn: Turn, slices: Sequence[tuple[int, int]], dtype: np.dtype[Any], *, is_shared: bool, is_piped: bool = False
+) -> Flow:
+    """Return the flow whose chunks fill half a slot, or less if it ``is_piped``: some only write, others only read."""
     half = turn.channel.slot_bytes // 2 // dtype.itemsize
-    return Flow(tuple(slices), max(half if is_shared else half // turn.channel.size, 1), dtype, is_shared)
+    chunk = max(half if is_shared else half // turn.channel.size, 1)
+    if is_piped:
+        longest = max(high - low for low, high in slices)
+        chunk = min(chunk, max(-(-longest // 2), _SHORTEST_PIPED // dtype.itemsize))
+    return Flow(tuple(slices), chunk, dtype, is_shared)
 
 
 Take = Callable[[int, Sequence[Array]], None]

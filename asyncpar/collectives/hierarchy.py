@@ -35,14 +35,14 @@ from asyncpar.collectives.reduction import Array, Reduction
 _AHEAD: Final = 2
 """Pieces whose way up is announced, counted from the one that is needed next."""
 
-_BEHIND: Final = 3
+_BEHIND: Final = 2
 """Pieces after which a piece must be down."""
 
-_PIECES: Final = 8
+_PIECES: Final = 4
 """Pieces of a payload, as far as they are neither too short nor too long then."""
 
-_LEAST_PIECE: Final = 512 << 10
-_MOST_PIECE: Final = 2 << 20
+_LEAST_PIECE: Final = 2 << 20
+_MOST_PIECE: Final = 4 << 20
 _LEAST_SEGMENT: Final = 16 << 10
 
 MakeWorkspace = Callable[[bool], Workspace]

@@ -13,6 +13,7 @@ from asyncpar.collectives.arena_group import ArenaGroup
 from asyncpar.collectives.description import hash64
 from asyncpar.collectives.operation import Operation
 from asyncpar.collectives.reduction import Array
+from asyncpar.errors import PeerLost
 
 
 class HostedOperation(Operation):
@@ -33,9 +34,18 @@ class HostedOperation(Operation):
     async def opened(self, group: ArenaGroup) -> bool:
         """Use ``group`` from now on, when it is open; False if it must do without the arena."""
         self.group = group
-        if not group.is_open and not await group.open(self):
-            self.group = None
-        return self.group is not None
+        try:
+            is_open = group.is_open or await group.open(self)
+        except PeerLost as error:
+            self.tell_loss(error)
+            raise
+        self.group = group if is_open else None
+        return is_open
+
+    def tell_loss(self, error: PeerLost) -> None:
+        """Tell everyone that a rank of this host is gone: those of other hosts may have no link to it."""
+        if self.group is not None and error.rank in self.group.ranks:
+            self.tell_failure("lost", error.cause or str(error), lost=error.rank)
 
     def run(self, task: HostTask) -> None:
         """Announce ``task`` to the ranks of this host, and get as far as possible with it."""
@@ -77,7 +87,7 @@ class HostTask(ArenaTask):
     This rank shows the others ``shown`` bytes in it.
     """
 
-    __slots__ = ("_shown",)
+    __slots__ = ("_hosted", "_shown")
 
     def __init__(
         self, operation: HostedOperation, group: ArenaGroup, name: str, make: MakeProgram, x: Array, *, shown: int
@@ -85,7 +95,12 @@ class HostTask(ArenaTask):
         super().__init__(operation, group, make, x)
         key = operation.key()
         self.sequence = hash64(key.group, key.sequence, name) | NAMED
+        self._hosted = operation
         self._shown = shown
+
+    def _fail(self, error: PeerLost) -> None:
+        self._hosted.tell_loss(error)
+        super()._fail(error)
 
     def completed(self) -> None:
         self.group.host.bytes_shown += self._shown

@@ -64,15 +64,21 @@ class QuickPlan:
     def poll(self, turn: Turn) -> bool:
         """Wait for a moment for the others; True when all have published, or one does something else."""
         target = (turn.sequence << ROUND_BITS) + 1
-        polls = self.driver.polls * _POLLS_PER_LOOK
+        driver = self.driver
+        if driver.shares_cores:
+            have_come = driver.poll(lambda: all(word[0] >= target for word in self._words))
+        else:
+            have_come = self._have_come(target, driver.polls * _POLLS_PER_LOOK)
+        driver.polled(was_worth_it=have_come)
+        return have_come and turn.is_unanimous(1)
+
+    def _have_come(self, target: int, polls: int) -> bool:
         for word in self._words:
             while word[0] < target:
                 polls -= 1
                 if polls < 0:
-                    self.driver.polled(was_worth_it=False)
                     return False
-        self.driver.polled(was_worth_it=True)
-        return turn.is_unanimous(1)
+        return True
 
     def finish(self, turn: Turn, x: Array) -> None:
         """Combine what all have published into ``x``, and leave."""

@@ -28,6 +28,7 @@ SHAPES: dict[str, tuple[int, ...]] = {
 }
 SMALL_BUCKETS = GradientBucketingConfig(bucket_size_mb=0.002)
 INT8 = GradientCompressionConfig(enable_compression=True)
+TRANSPORTS = ("inproc", "shm")
 
 
 class Model:
@@ -102,15 +103,16 @@ async def synchronize_or_hang(synchronizer: GradientSynchronizer, model: Model, 
             await asyncio.get_running_loop().create_future()
 
 
+@pytest.mark.parametrize("transport", TRANSPORTS)
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-async def test_gradients_become_the_mean_over_ranks(size: int, dtype: str) -> None:
+async def test_gradients_become_the_mean_over_ranks(transport: str, size: int, dtype: str) -> None:
     async def main(node: Node) -> dict[str, Array]:
         model = Model(node.rank, dtype=dtype)
         await make_synchronizer(node).synchronize_gradients(model)
         return model.gradients()
 
-    async with local_world(size) as nodes:
+    async with local_world(size, transport=transport) as nodes:
         results = await on_all(nodes, main)
     expected = mean_of_models(size, dtype=dtype)
     for name in SHAPES:
@@ -180,10 +182,11 @@ async def test_max_buckets_is_honoured_and_changes_no_result(max_buckets: int) -
             np.testing.assert_allclose(gradients[name], expected, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.parametrize("transport", TRANSPORTS)
 @pytest.mark.parametrize("compression", [None, INT8], ids=["none", "int8"])
 @pytest.mark.parametrize("overlap", [True, False])
 async def test_ranks_may_finish_gradients_in_different_orders(
-    compression: GradientCompressionConfig | None, overlap: bool
+    transport: str, compression: GradientCompressionConfig | None, overlap: bool
 ) -> None:
     bucketing = GradientBucketingConfig(bucket_size_mb=0.0001, overlap_communication=overlap)
 
@@ -200,7 +203,7 @@ async def test_ranks_may_finish_gradients_in_different_orders(
                         await asyncio.get_running_loop().run_in_executor(worker, synchronization.ready, name)
         return model.gradients()
 
-    async with local_world(4) as nodes:
+    async with local_world(4, transport=transport) as nodes:
         results = await on_all(nodes, main)
     for name, expected in mean_of_models(4, step=2).items():
         np.testing.assert_allclose(results[0][name], expected, atol=1e-6 if compression is None else 0.1)
@@ -300,13 +303,14 @@ async def test_switching_compression_keeps_residuals_or_drops_them() -> None:
         assert await on_all(nodes, main) == [(len(SHAPES), 0, 0)] * 2
 
 
-async def test_another_order_of_parameters_names_rank_and_parameter() -> None:
+@pytest.mark.parametrize("transport", TRANSPORTS)
+async def test_another_order_of_parameters_names_rank_and_parameter(transport: str) -> None:
     async def main(node: Node) -> None:
         names = list(SHAPES) if node.rank != 1 else [*list(SHAPES)[1:], next(iter(SHAPES))]
         model = Model(node.rank, shapes={name: SHAPES[name] for name in names})
         await make_synchronizer(node).synchronize_gradients(model)
 
-    async with local_world(3) as nodes:
+    async with local_world(3, transport=transport) as nodes:
         for error in await on_all_failing(nodes, main):
             assert isinstance(error, UsageError)
             assert "rank 0 has layer_0_weight float32[40, 30], rank 1 has layer_0_bias float32[30]" in str(error)
@@ -333,20 +337,22 @@ async def test_a_rank_without_parameters_is_an_error_on_all() -> None:
             assert "rank 0 has nothing more, rank 1 has layer_0_weight" in str(error)
 
 
-async def test_a_rank_whose_parameters_change_later_is_noticed() -> None:
+@pytest.mark.parametrize("transport", TRANSPORTS)
+async def test_a_rank_whose_parameters_change_later_is_noticed(transport: str) -> None:
     async def main(node: Node) -> None:
         synchronizer = make_synchronizer(node)
         await synchronizer.synchronize_gradients(Model(node.rank))
         changed = {**SHAPES, "layer_1_bias": (2,)} if node.rank == 2 else SHAPES
         await synchronizer.synchronize_gradients(Model(node.rank, shapes=changed))
 
-    async with local_world(3) as nodes:
+    async with local_world(3, transport=transport) as nodes:
         for error in await on_all_failing(nodes, main):
             assert isinstance(error, UsageError)
             assert "rank 0 has layer_1_bias float32[], rank 2 has layer_1_bias float32[2]" in str(error)
 
 
-async def test_after_a_disagreement_a_right_step_works() -> None:
+@pytest.mark.parametrize("transport", TRANSPORTS)
+async def test_after_a_disagreement_a_right_step_works(transport: str) -> None:
     async def main(node: Node) -> dict[str, Array]:
         synchronizer = make_synchronizer(node)
         wrong = Model(node.rank, shapes=SHAPES if node.rank else {"other": (3,)})
@@ -356,14 +362,16 @@ async def test_after_a_disagreement_a_right_step_works() -> None:
         await synchronizer.synchronize_gradients(model)
         return model.gradients()
 
-    async with local_world(2) as nodes:
+    async with local_world(2, transport=transport) as nodes:
         results = await on_all(nodes, main)
     for name, expected in mean_of_models(2).items():
         np.testing.assert_allclose(results[0][name], expected, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.parametrize("transport", TRANSPORTS)
 @pytest.mark.parametrize("compression", [None, INT8], ids=["none", "int8"])
 async def test_a_gradient_that_is_not_finite_fails_everywhere_and_changes_nothing(
+    transport: str,
     compression: GradientCompressionConfig | None,
 ) -> None:
     async def main(node: Node) -> None:
@@ -385,14 +393,15 @@ async def test_a_gradient_that_is_not_finite_fails_everywhere_and_changes_nothin
             atol=1e-6 if not compression else 0.1,
         )
 
-    async with local_world(3) as nodes:
+    async with local_world(3, transport=transport) as nodes:
         await on_all(nodes, main)
 
 
+@pytest.mark.parametrize("transport", TRANSPORTS)
 @pytest.mark.parametrize("compression", [None, INT8], ids=["none", "int8"])
 @pytest.mark.parametrize("reported", [0, 2, 5])
 async def test_a_rank_whose_block_raises_fails_the_step_everywhere(
-    compression: GradientCompressionConfig | None, reported: int
+    transport: str, compression: GradientCompressionConfig | None, reported: int
 ) -> None:
     bucketing = GradientBucketingConfig(bucket_size_mb=0.0001)
 
@@ -415,11 +424,12 @@ async def test_a_rank_whose_block_raises_fails_the_step_everywhere(
         for name, mean in mean_of_models(3, step=2).items():
             np.testing.assert_allclose(model.gradients()[name], mean, atol=1e-6 if not compression else 0.15)
 
-    async with local_world(3) as nodes:
+    async with local_world(3, transport=transport) as nodes:
         await on_all(nodes, main)
 
 
-async def test_a_cancelled_rank_fails_the_step_everywhere_and_the_next_one_works() -> None:
+@pytest.mark.parametrize("transport", TRANSPORTS)
+async def test_a_cancelled_rank_fails_the_step_everywhere_and_the_next_one_works(transport: str) -> None:
     async def main(node: Node) -> None:
         synchronizer, model = make_synchronizer(node), Model(node.rank)
         before = model.gradients()
@@ -431,12 +441,15 @@ async def test_a_cancelled_rank_fails_the_step_everywhere_and_the_next_one_works
         await synchronizer.synchronize_gradients(model)
         np.testing.assert_allclose(model.gradients()["layer_1_bias"], mean_of_models(2)["layer_1_bias"], atol=1e-6)
 
-    async with local_world(2) as nodes:
+    async with local_world(2, transport=transport) as nodes:
         await on_all(nodes, main)
 
 
+@pytest.mark.parametrize("transport", TRANSPORTS)
 @pytest.mark.parametrize("compression", [None, INT8], ids=["none", "int8"])
-async def test_a_lost_rank_is_named_and_gradients_stay(compression: GradientCompressionConfig | None) -> None:
+async def test_a_lost_rank_is_named_and_gradients_stay(
+    transport: str, compression: GradientCompressionConfig | None
+) -> None:
     async def main(node: Node) -> None:
         synchronizer, model = make_synchronizer(node, compression=compression), Model(node.rank)
         await synchronizer.synchronize_gradients(model)
@@ -451,5 +464,5 @@ async def test_a_lost_rank_is_named_and_gradients_stay(compression: GradientComp
         for name, gradient in model.gradients().items():
             np.testing.assert_array_equal(gradient, before[name])
 
-    async with local_world(3) as nodes:
+    async with local_world(3, transport=transport) as nodes:
         await on_all(nodes, main)

@@ -8,7 +8,7 @@ import os
 import secrets
 import signal
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -41,9 +41,18 @@ class Rank:
 
 @asynccontextmanager
 async def process_world(
-    size: int, script: Path, directory: Path, *arguments: str, transport: str | None = None
+    size: int,
+    script: Path,
+    directory: Path,
+    *arguments: str,
+    transport: str | None = None,
+    hosts: Sequence[str] | None = None,
 ) -> AsyncIterator[list[Rank]]:
-    """Yield the ranks of a world of real processes that run ``script``; what is left of them is killed at the end."""
+    """Yield the ranks of a world of real processes that run ``script``; what is left of them is killed at the end.
+
+    ``hosts`` names the host that each rank pretends to be on (default: all on one).
+    """
+    names = ["here"] * size if hosts is None else hosts
     secret_file = directory / f"secret-{secrets.token_hex(4)}"
     server = RpcServer(Credentials(create_secret(secret_file)))
     service = RendezvousService(job="test", world_size=size)
@@ -54,7 +63,7 @@ async def process_world(
         for rank in range(size):
             environment = LaunchEnvironment(
                 rank=rank,
-                local_rank=rank,
+                local_rank=names[:rank].count(names[rank]),
                 world_size=size,
                 local_world_size=size,
                 group_rank=0,
@@ -66,8 +75,8 @@ async def process_world(
                 job="test",
                 generation=0,
                 restart_count=0,
-                host="here",
-                host_id="here",
+                host=names[rank],
+                host_id=names[rank],
                 bind="127.0.0.1",
                 timeout=30.0,
                 transport=transport,

@@ -38,3 +38,21 @@ async def test_a_rank_that_is_killed_is_named_soon_over_several_connections_too(
         ends = [await rank.next() for rank in ranks[:2]]
     assert [end["blamed"] for end in ends] == [2, 2]
     assert max(end["at"] for end in ends) - killed_at < 1.0
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("victim", [0, 1, 4])
+async def test_a_rank_that_is_killed_while_hosts_reduce_together_is_named_by_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, victim: int
+) -> None:
+    """Rank 4 talks to nobody but the ranks of its own host, in the arena."""
+    monkeypatch.setenv("ASYNCPAR_ALGORITHM", "all_reduce:0-inf@hierarchical")
+    hosts = ["left", "left", "right", "right", "right"]
+    async with process_world(5, RANKS, tmp_path, "4000000", hosts=hosts) as ranks:
+        assert [await rank.next() for rank in ranks] == [{"ready": True}] * 5
+        killed_at = time.time()
+        ranks.pop(victim).kill()
+        ends = [await rank.next() for rank in ranks]
+    assert [end["blamed"] for end in ends] == [victim] * 4
+    assert all(end["operation"].startswith("all_reduce #") for end in ends), ends
+    assert max(end["at"] for end in ends) - killed_at < 1.0
