@@ -27,10 +27,8 @@ from typing import Final, Protocol
 
 from asyncpar.arena.arena import Arena
 from asyncpar.arena.channel import Channel, Mismatch, Turn
-from asyncpar.arena.lineup import Lineup, Program, Task, Wait
+from asyncpar.arena.lineup import Lineup, Task
 from asyncpar.arena.segment import SLEEPING
-
-__all__ = ["Driver", "Lineup", "Program", "Task", "Wait"]
 
 SLICE_SECONDS: Final = 1e-3
 """How long a rank works on the arena before the loop gets its turn."""

@@ -65,8 +65,7 @@ def all_reduce_many(
     listed = check_arrays(arrays)
     form = form_of(listed)
     prepared = engine.prepared(
-        (_NAME, form.dtypes, tuple(form.shapes), op, algorithm),
-        lambda: _prepare(engine, form, op, algorithm),
+        (_NAME, form.dtypes, tuple(form.shapes), op, algorithm), lambda: _prepare(engine, form, op, algorithm)
     )
     shared: _Courses = prepared.extra
 

@@ -18,7 +18,7 @@ MOST_CONNECTIONS = 16
 
 
 def parse_connections(text: str | None) -> int:
-    """Return how many TCP connections a link takes: what the setting says, one without it.
+    """Return how many connections a TCP or gRPC lane takes: what the setting says, one without it.
 
     Raises ``UsageError`` for anything but a whole number from 1 to 16.
     """

@@ -13,6 +13,7 @@ import grpc.aio
 
 from asyncpar._proto.asyncpar.v1 import link_pb2, link_pb2_grpc
 from asyncpar.errors import AuthenticationError, PeerLost, UsageError
+from asyncpar.transport.connection import Connection
 from asyncpar.transport.gathering import Gathering
 from asyncpar.transport.grpc_lane import GrpcLane
 from asyncpar.transport.grpc_stream import FRAMES_METHOD, SERVICE, Context, ServerStream, StreamEnded, shake_hands
@@ -134,7 +135,7 @@ class Acceptor(link_pb2_grpc.LinkServicer):
             _tell_refused(error)
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, "")
         lane = GrpcLane(stream)
-        self._adopt(handshake.terms, lane)
+        self._gather(handshake.terms, lane)
         await lane.run()
 
     # -- inside ------------------------------------------------------------------------------------------------------
@@ -187,7 +188,7 @@ class Acceptor(link_pb2_grpc.LinkServicer):
     def _find_terms(self, token: bytes) -> LinkTerms | None:
         return None if self._negotiator is None else self._negotiator.find(token)
 
-    def _gather(self, terms: LinkTerms, connection: StreamLane) -> None:
+    def _gather(self, terms: LinkTerms, connection: Connection) -> None:
         lane = self._gathering.add(terms, connection)
         if lane is not None:
             self._adopt(replace(terms, connection=0), lane)

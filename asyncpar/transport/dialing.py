@@ -9,19 +9,20 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
+from typing import Any
 
 import grpc.aio
 
 from asyncpar._proto.asyncpar.v1 import link_pb2
 from asyncpar.errors import PeerLost
+from asyncpar.transport.connection import Connection
 from asyncpar.transport.grpc_lane import GrpcLane
 from asyncpar.transport.grpc_stream import StreamEnded, call_frames, shake_hands
 from asyncpar.transport.handshaking import PEER_SECONDS
 from asyncpar.transport.lane import Lane
-from asyncpar.transport.rpc import join_address, split_address
-from asyncpar.transport.stream import StreamLane
+from asyncpar.transport.rpc import join_address, open_channel, split_address
 from asyncpar.transport.striped import StripedLane
 from asyncpar.transport.tcp_connect import dial_tcp
 from asyncpar.transport.unix_connect import dial_unix
@@ -33,22 +34,27 @@ _NAMES = {"tcp": "TCP", "grpc": "the slower gRPC stream"}
 
 
 class LaneDialer:
-    """Connects lanes, and tells once of each kind that does not get through."""
+    """Connects lanes, and tells once of each kind that does not get through.
 
-    def __init__(self, *, secret: bytes, metadata: tuple[tuple[str, str], ...], vigil: Vigil) -> None:
+    ``carry`` gets every gRPC lane, to run it for as long as it lives, and its channel, to close it then.
+    """
+
+    def __init__(
+        self,
+        *,
+        secret: bytes,
+        metadata: tuple[tuple[str, str], ...],
+        vigil: Vigil,
+        carry: Callable[[GrpcLane, grpc.aio.Channel], None],
+    ) -> None:
+        self._carry = carry
         self._secret = secret
         self._vigil = vigil
         self._metadata = metadata
         self._told: set[str] = set()
 
     async def connect(
-        self,
-        channel: grpc.aio.Channel,
-        address: str,
-        terms: LinkTerms,
-        *,
-        kinds: Sequence[str],
-        accepted: link_pb2.OpenReply.Accepted,
+        self, address: str, terms: LinkTerms, *, kinds: Sequence[str], accepted: link_pb2.OpenReply.Accepted
     ) -> Lane:
         """Return a lane of the first of ``kinds`` that works, not started yet.
 
@@ -58,7 +64,7 @@ class LaneDialer:
         rank = terms.listener
         for kind, fallback in zip(kinds, [*kinds[1:], None], strict=True):
             try:
-                return await self._connect_kind(kind, channel, address, terms, accepted)
+                return await self._connect_kind(kind, address, terms, accepted)
             except OSError as error:
                 cause = _attempt(kind, address, accepted, error)
                 if fallback is None:
@@ -69,12 +75,7 @@ class LaneDialer:
         raise AssertionError("no kind of lane was agreed on")
 
     async def _connect_kind(
-        self,
-        kind: str,
-        channel: grpc.aio.Channel,
-        address: str,
-        terms: LinkTerms,
-        accepted: link_pb2.OpenReply.Accepted,
+        self, kind: str, address: str, terms: LinkTerms, accepted: link_pb2.OpenReply.Accepted
     ) -> Lane:
         """Connect a lane of ``kind``.  Raises ``OSError`` when another kind may still work."""
         match kind:
@@ -82,30 +83,15 @@ class LaneDialer:
                 return await dial_unix(accepted.unix_name, terms, secret=self._secret, vigil=self._vigil)
             case "tcp":
                 host, _ = split_address(address)
-                return await self._dial_connections(host, accepted.tcp_port, terms)
-        return await self._dial_stream(channel, terms)
+                port = accepted.tcp_port
+                return await _dial_all(
+                    terms, lambda terms: dial_tcp(host, port, terms, secret=self._secret, vigil=self._vigil)
+                )
+        return await _dial_all(terms, lambda terms: self._dial_stream(address, terms))
 
-    async def _dial_connections(self, host: str, port: int, terms: LinkTerms) -> Lane:
-        """Return the TCP lane of as many connections as was agreed on.  Raises as ``dial_tcp`` does."""
-        dials: list[asyncio.Task[StreamLane]] = []
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                for index in range(terms.connections):
-                    dial = dial_tcp(
-                        host, port, replace(terms, connection=index), secret=self._secret, vigil=self._vigil
-                    )
-                    dials.append(tasks.create_task(dial))
-        except BaseException as error:
-            for made in dials:
-                if made.done() and not made.cancelled() and made.exception() is None:
-                    made.result().abort(PeerLost("another connection of its lane failed", cause="another failed"))
-            if isinstance(error, BaseExceptionGroup):
-                raise error.exceptions[0] from None
-            raise
-        connections = [dial.result() for dial in dials]
-        return connections[0] if len(connections) == 1 else StripedLane(connections)
-
-    async def _dial_stream(self, channel: grpc.aio.Channel, terms: LinkTerms) -> GrpcLane:
+    async def _dial_stream(self, address: str, terms: LinkTerms) -> GrpcLane:
+        """Open a stream on a channel of its own: streams of one channel share its TCP connection."""
+        channel = open_channel(address, None)  # the token goes with each call: interceptors slow streams down
         stream = call_frames(channel, self._metadata)
         handshake = Handshake.dial(terms, secret=self._secret, nonce=os.urandom(NONCE_BYTES))
         is_done = False
@@ -119,7 +105,28 @@ class LaneDialer:
         finally:
             if not is_done:
                 stream.cancel()
-        return GrpcLane(stream)
+                await channel.close(None)
+        lane = GrpcLane(stream)
+        self._carry(lane, channel)
+        return lane
+
+
+async def _dial_all(terms: LinkTerms, dial: Callable[[LinkTerms], Coroutine[Any, Any, Connection]]) -> Lane:
+    """Return the lane of as many connections as was agreed on.  Raises what the first dial that failed raised."""
+    dials: list[asyncio.Task[Connection]] = []
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            parts = (replace(terms, connection=index) for index in range(terms.connections))
+            dials.extend(tasks.create_task(dial(part)) for part in parts)
+    except BaseException as error:
+        for made in dials:
+            if made.done() and not made.cancelled() and made.exception() is None:
+                made.result().abort(PeerLost("another connection of its lane failed", cause="another failed"))
+        if isinstance(error, BaseExceptionGroup):
+            raise error.exceptions[0] from None
+        raise
+    connections = [dial.result() for dial in dials]
+    return connections[0] if len(connections) == 1 else StripedLane(connections)
 
 
 def describe_failure(error: OSError) -> str:

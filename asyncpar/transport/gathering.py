@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from asyncpar.errors import PeerLost
+from asyncpar.transport.connection import Connection
 from asyncpar.transport.lane import Lane
-from asyncpar.transport.stream import StreamLane
 from asyncpar.transport.striped import StripedLane
 from asyncpar.wire.handshake import LinkTerms
 
@@ -13,30 +13,31 @@ class Gathering:
     """Holds connections until all of their lane are there."""
 
     def __init__(self) -> None:
-        self._waiting: dict[bytes, dict[int, StreamLane]] = {}
+        self._waiting: dict[tuple[bytes, str], dict[int, Connection]] = {}
 
-    def add(self, terms: LinkTerms, connection: StreamLane) -> Lane | None:
+    def add(self, terms: LinkTerms, connection: Connection) -> Lane | None:
         """Take a connection that proved itself; return the lane if it was the last one missing."""
         if terms.connections == 1:
             return connection
-        present = self._waiting.setdefault(terms.token, {})
+        present = self._waiting.setdefault((terms.token, connection.kind), {})
         if terms.connection in present:
             connection.abort(_unwanted("there is such a connection already"))
             return None
         present[terms.connection] = connection
         if len(present) < terms.connections:
             return None
-        del self._waiting[terms.token]
+        del self._waiting[terms.token, connection.kind]
         return StripedLane([present[index] for index in range(terms.connections)])
 
     def drop(self, token: bytes) -> None:
         """The lane that was agreed on under ``token`` will not be complete: close what there is of it."""
-        for connection in self._waiting.pop(token, {}).values():
-            connection.abort(_unwanted("the other connections of its lane did not come"))
+        for key in [key for key in self._waiting if key[0] == token]:
+            for connection in self._waiting.pop(key).values():
+                connection.abort(_unwanted("the other connections of its lane did not come"))
 
     def drop_all(self) -> None:
         """Close everything that waits."""
-        for token in list(self._waiting):
+        for token, _ in list(self._waiting):
             self.drop(token)
 
 

@@ -63,7 +63,7 @@ class Negotiator:
     """The negotiations of one rank.
 
     ``lanes`` are the kinds it can use, best first; those that stay inside a host only with the ranks in ``near``.
-    A TCP lane takes as many ``connections`` as both sides want.
+    A TCP or gRPC lane takes as many ``connections`` as both sides want.
     """
 
     def __init__(

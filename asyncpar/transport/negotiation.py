@@ -50,7 +50,7 @@ class GrpcConnector(Connector):
     In this order: ``register`` on the node's server, start that server, ``await start()``, and ``join`` once the world
     is known.  Calls of ranks that were quicker are kept waiting.  ``await stop()`` comes after the links are closed.
     ``processors`` says how many this process may use: if it is enough for all ranks of the host, lanes over sockets
-    stay awake for answers.  ``connections`` is how many a TCP lane takes, if the other side wants as many.
+    stay awake for answers.  ``connections`` is how many a TCP or gRPC lane takes, if the other side wants as many.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class GrpcConnector(Connector):
         self._tasks = asyncio.TaskGroup()
         self._carriers: set[asyncio.Task[None]] = set()
         self._has_started = False
-        self._dialer = LaneDialer(secret=self._secret, metadata=self._metadata, vigil=self._vigil)
+        self._dialer = LaneDialer(secret=self._secret, metadata=self._metadata, vigil=self._vigil, carry=self._carry)
 
     def register(self, server: RpcServer) -> None:
         """Add the services that accept links to ``server``, which must not be started yet."""
@@ -141,17 +141,12 @@ class GrpcConnector(Connector):
         """Ask the peer once, and do as it says."""
         address = links.world.members[rank].address
         proposal = negotiator.propose(rank)
-        channel = open_channel(address, None)  # the token goes with each call: interceptors slow streams down
-        is_kept = False
+        channel = open_channel(address, None)
         try:
             reply = await self._ask(channel, address, proposal)
             match reply.WhichOneof("outcome"):
                 case "accepted":
-                    lane = await self._connect_lane(channel, address, proposal, reply.accepted)
-                    if isinstance(lane, GrpcLane):
-                        is_kept = True
-                        self._carry(lane, channel)
-                    links.adopt(rank, lane)
+                    links.adopt(rank, await self._connect_lane(address, proposal, reply.accepted))
                 case "deferred":
                     negotiator.end_dial(rank)
                     await self._wait_for_peer(links, rank)
@@ -161,8 +156,7 @@ class GrpcConnector(Connector):
                     await asyncio.sleep(RETRY_SECONDS)
         finally:
             negotiator.end_dial(rank)
-            if not is_kept:
-                await channel.close(None)
+            await channel.close(None)
 
     async def _ask(self, channel: grpc.aio.Channel, address: str, proposal: Proposal) -> link_pb2.OpenReply:
         """Return the peer's answer.  Raises ``PeerLost`` when it cannot be reached."""
@@ -191,9 +185,7 @@ class GrpcConnector(Connector):
                 return reply
             await asyncio.sleep(RETRY_SECONDS)
 
-    async def _connect_lane(
-        self, channel: grpc.aio.Channel, address: str, proposal: Proposal, accepted: link_pb2.OpenReply.Accepted
-    ) -> Lane:
+    async def _connect_lane(self, address: str, proposal: Proposal, accepted: link_pb2.OpenReply.Accepted) -> Lane:
         """Connect the lane that was agreed on."""
         rank = proposal.listener
         kinds = [kind for kind in accepted.lanes if kind in proposal.lanes]
@@ -207,7 +199,7 @@ class GrpcConnector(Connector):
             token=accepted.token,
             connections=max(1, min(accepted.connections, proposal.connections)),
         )
-        return await self._dialer.connect(channel, address, terms, kinds=kinds, accepted=accepted)
+        return await self._dialer.connect(address, terms, kinds=kinds, accepted=accepted)
 
     def _carry(self, lane: GrpcLane, channel: grpc.aio.Channel) -> None:
         """Let ``lane`` run for as long as it lives."""

@@ -11,10 +11,10 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from typing import Protocol
 
 from asyncpar.errors import PeerLost, ProtocolError
-from asyncpar.transport.lane import LENT_KINDS, MAX_FRAME_BYTES, Lane, LaneEvents
+from asyncpar.transport.connection import Connection, PartEvents
+from asyncpar.transport.lane import LENT_KINDS, MAX_FRAME_BYTES, LaneEvents
 from asyncpar.transport.queue import QueuedSending, SendQueue
 from asyncpar.transport.sockets import PULSE_SECONDS, Pulse
 from asyncpar.transport.vigil import Vigil
@@ -30,19 +30,7 @@ SMALL_BYTES = 128 * 1024
 FLUSH_SECONDS = 1.0
 
 
-class PartEvents(LaneEvents, Protocol):
-    """What a connection tells that carries frames together with others."""
-
-    def share(self, header: FrameHeader) -> int:
-        """Return how many bytes of the payload come over this connection."""
-        ...
-
-    def ended(self, header: FrameHeader) -> None:
-        """The share of a frame is complete, landed or dropped."""
-        ...
-
-
-class StreamLane(Lane, asyncio.BufferedProtocol):
+class StreamLane(Connection, asyncio.BufferedProtocol):
     """A lane over a connected socket whose handshake is complete.
 
     Make it in a protocol callback of ``transport``, whose reading must be paused; it becomes the protocol.
@@ -81,7 +69,7 @@ class StreamLane(Lane, asyncio.BufferedProtocol):
         self._timer = None if pulse is None else self._loop.call_later(PULSE_SECONDS, self._check_pulse)
         transport.set_protocol(self)
 
-    # -- Lane --------------------------------------------------------------------------------------------------------
+    # -- Lane, Connection --------------------------------------------------------------------------------------------
 
     @property
     def bytes_sent(self) -> int:
@@ -95,7 +83,6 @@ class StreamLane(Lane, asyncio.BufferedProtocol):
         self._start(events, FrameReader(events, max_length=MAX_FRAME_BYTES))
 
     def start_part(self, part: PartEvents) -> None:
-        """Begin to deliver, as one of several connections, frames of which only a share comes over this one."""
         self._start(part, FrameReader(part, max_length=MAX_FRAME_BYTES, share=part.share, ended=part.ended))
 
     def send(self, header: FrameHeader, payload: memoryview) -> QueuedSending | None:
@@ -124,13 +111,11 @@ class StreamLane(Lane, asyncio.BufferedProtocol):
             self._reader.divert()
 
     def hold(self) -> None:
-        """Take no further frame for now; see ``FrameReader.hold``."""
         if self._is_open and self._reader is not None:
             self._reader.hold()
             self._transport.pause_reading()
 
     def resume(self) -> None:
-        """Go on after ``hold``."""
         if not self._is_open or self._reader is None or not self._reader.is_held:
             return
         try:

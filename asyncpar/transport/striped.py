@@ -17,9 +17,9 @@ import asyncio
 from collections.abc import Sequence
 
 from asyncpar.errors import PeerLost, ProtocolError
+from asyncpar.transport.connection import Connection
 from asyncpar.transport.lane import Lane, LaneEvents, Sending, fail_future
 from asyncpar.transport.queue import QueuedSending
-from asyncpar.transport.stream import StreamLane
 from asyncpar.wire.header import FrameHeader, FrameKind
 from asyncpar.wire.stripes import parts_of, share_of, stripe
 
@@ -81,7 +81,7 @@ class _Arrival:
 class StripedLane(Lane):
     """A lane over connections that were made for it, in the order on which both sides agreed."""
 
-    def __init__(self, connections: Sequence[StreamLane]) -> None:
+    def __init__(self, connections: Sequence[Connection]) -> None:
         self.kind = connections[0].kind
         self.connections = tuple(connections)
         self._first = connections[0]

@@ -13,10 +13,13 @@ A sink that is not ready holds the reader (``hold``): then what has been read st
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TypeVar
 
 from asyncpar.errors import ProtocolError
 from asyncpar.wire.header import HEADER_BYTES, FrameHeader, decode_header
 from asyncpar.wire.sink import FrameSink
+
+T = TypeVar("T")
 
 STAGING_BYTES = 64 * 1024
 """Size of the staging area."""
@@ -80,12 +83,15 @@ class FrameReader:
             return
         end = self._staged + count
         self._staged = 0
-        self._guarded(lambda: self._parse(self._staging[:end]))
+        self._guarded(lambda: self._parse_staged(end))
 
-    def feed(self, data: bytes | bytearray | memoryview) -> None:
-        """Take ``data``, for channels that hand out bytes of their own.  Nothing of it is kept."""
-        if not self._is_stopped:
-            self._guarded(lambda: self._feed(memoryview(data)))
+    def feed(self, data: bytes | bytearray | memoryview) -> memoryview:
+        """Take ``data``, for channels that hand out bytes of their own.  Nothing of it is kept.
+
+        Returns what is left of it, which is nothing unless the reader is held: give that again after ``resume``.
+        """
+        view = memoryview(data)
+        return view[len(view) :] if self._is_stopped else self._guarded(lambda: self._feed(view))
 
     def divert(self) -> None:
         """Forget the memory lent for the frame that is arriving; its other bytes are dropped.  Else do nothing."""
@@ -100,7 +106,7 @@ class FrameReader:
         self.is_held = False
         end, self._staged = self._staged, 0
         if end and not self._is_stopped:
-            self._guarded(lambda: self._parse(self._staging[:end]))
+            self._guarded(lambda: self._parse_staged(end))
         return not self.is_held
 
     def stop(self) -> None:
@@ -115,39 +121,54 @@ class FrameReader:
 
     # -- inside ----------------------------------------------------------------------------------------------------
 
-    def _guarded(self, step: Callable[[], None]) -> None:
+    def _guarded(self, step: Callable[[], T]) -> T:
         try:
-            step()
+            return step()
         except BaseException:
             self.stop()
             raise
 
-    def _feed(self, view: memoryview) -> None:
+    def _feed(self, view: memoryview) -> memoryview:
         if self._staged:
             taken = min(HEADER_BYTES - self._staged, len(view))
             self._staging[self._staged : self._staged + taken] = view[:taken]
             self._staged += taken
-            if self._staged < HEADER_BYTES:
-                return
-            self._staged = 0
-            self._begin_frame(self._staging)
-            assert not self.is_held, "a channel that hands out bytes of its own cannot be held"
             view = view[taken:]
-        self._parse(view)
+            if self._staged < HEADER_BYTES:
+                return view
+            self._staged = 0
+            if not self._begin_frame(self._staging):
+                self._staged = HEADER_BYTES
+                return view
+        rest = view[self._parse(view) :]
+        if not self.is_held:
+            self._staging[: len(rest)] = rest
+            self._staged = len(rest)
+            rest = rest[len(rest) :]
+        return rest
 
-    def _parse(self, view: memoryview) -> None:
-        """Take all of ``view``; the beginning of a header, at its end, is kept in the staging area, like the rest when
-        the reader is held."""
+    def _parse_staged(self, end: int) -> None:
+        """Take the first ``end`` bytes of the staging area; what is left of them moves to its front."""
+        taken = self._parse(self._staging[:end])
+        self._staged = end - taken
+        self._staging[: self._staged] = bytes(self._staging[taken:end])
+
+    def _parse(self, view: memoryview) -> int:
+        """Take as much of ``view`` as can be taken now: all but the beginning of a header, unless the reader is held.
+
+        Return how much that was.
+        """
         position, end = 0, len(view)
-        while position < end and not self._is_stopped:
-            if self.is_held or (self._header is None and end - position < HEADER_BYTES):
-                self._staged = end - position
-                self._staging[: self._staged] = bytes(view[position:])
-                return
+        while position < end and not self.is_held:
+            if self._is_stopped:
+                return end
             if self._header is not None:
                 position += self._take(view, position)
+            elif end - position < HEADER_BYTES:
+                break
             elif self._begin_frame(view[position:]):
                 position += HEADER_BYTES
+        return position
 
     def _begin_frame(self, view: memoryview) -> bool:
         """Take a header; False if its frame must wait."""

@@ -17,7 +17,7 @@ from asyncpar.arena.lineup import Lineup
 
 def make_driver(*, polls: bool = False) -> Driver:
     segment = SimpleNamespace(words=lambda _offset, count: memoryview(bytearray(8 * count)).cast("Q"))
-    arena = SimpleNamespace(rank=0, polls=polls, may_spin=False, segments={0: segment})
+    arena = SimpleNamespace(rank=0, polls=polls, may_spin=False, has_own_process=True, segments={0: segment})
     return Driver(cast(Arena, arena), asyncio.get_running_loop(), {})
 
 

@@ -304,13 +304,16 @@ async def test_a_rank_that_never_calls_is_named_when_time_is_up(missing: int) ->
 @pytest.mark.usefixtures("early_probes")
 async def test_a_rank_that_has_called_but_does_not_await_is_named_and_described() -> None:
     async with arena_of(2) as nodes:
-        await asyncio.gather(*(node.world.all_to_all(np.zeros(2), algorithm="pairwise") for node in nodes))  # link up
         await sum_everywhere(nodes)
-        for node in nodes:
-            node.world.timeout = 0.5
         call = nodes[1].world.all_reduce(np.zeros(9), key="k")
+        waiting = asyncio.ensure_future(nodes[0].world.all_reduce(np.zeros(9), key="k"))
+        await until_started(nodes, 1)
+        (operation,) = nodes[0].world._engine.group.pending()
+        while not operation.reports:  # noqa: ASYNC110 - no event tells of it
+            await asyncio.sleep(0)
+        nodes[0].world.timeout = 0.01
         with pytest.raises(PeerTimeout, match=r"for rank 1 .*has called that operation, but does not await it"):
-            await nodes[0].world.all_reduce(np.zeros(9), key="k")
+            await waiting
         with pytest.raises(PeerCancelled):
             await call
 

@@ -65,6 +65,21 @@ def test_a_slow_network_between_fast_hosts_makes_the_hierarchy_pay() -> None:
     assert model.choose("all_reduce", 25 << 20) == "hierarchical"
 
 
+def test_arenas_inside_hosts_make_the_hierarchy_pay_on_fast_networks_too() -> None:
+    hosts = ((0, 1, 2, 3), (4, 5, 6, 7))
+    by_messages = CostModel(size=8, hosts=hosts, lane=TCP, local=TCP)
+    in_arenas = CostModel(size=8, hosts=hosts, lane=TCP, local=TCP, has_arenas=True)
+    for payload in (0, 1 << 10, 1 << 20, 64 << 20):
+        for algorithm in ("hierarchical", "hierarchical-tree"):
+            here, there = (model.estimate("all_reduce", algorithm, payload) for model in (in_arenas, by_messages))
+            assert 0 < here < math.inf
+            assert here < there or payload < 1 << 20
+    assert in_arenas.choose("all_reduce", 64 << 20) == "hierarchical"
+    assert in_arenas.choose("all_reduce", 64) != "hierarchical"
+    across = work_of("all_reduce", "ring", 2, 64 << 20)
+    assert in_arenas.estimate("all_reduce", "hierarchical", 64 << 20) < 1.4 * across.moved / TCP.bandwidth
+
+
 def test_one_host_or_one_rank_per_host_is_no_hierarchy() -> None:
     for hosts in (((0, 1),), ((0,), (1,))):
         model = CostModel(size=2, hosts=hosts, lane=TCP, local=TCP)

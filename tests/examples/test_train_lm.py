@@ -20,9 +20,11 @@ TINY = ("--steps", "6", "--batch", "8", "--seq", "16", "--dim", "32", "--layers"
 pytestmark = pytest.mark.process
 
 
-def run(*arguments: object, ranks: int = 0) -> subprocess.CompletedProcess[str]:
+def run(*arguments: object, ranks: int = 0, transport: str = "") -> subprocess.CompletedProcess[str]:
     """Run the script alone, or launched with ``ranks``."""
     launch = ["-m", "asyncpar", "launch", "--nproc-per-node", str(ranks)] if ranks else []
+    if transport:
+        launch += ["--transport", transport]
     command = [sys.executable, *launch, str(SCRIPT), *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, timeout=50, check=False)
 
@@ -61,9 +63,10 @@ def test_alone_it_trains_without_a_launcher(tmp_path: Path) -> None:
     assert "train 6/6  loss" in done.stderr
 
 
-def test_int8_shrinks_the_traffic_and_passes_the_check(tmp_path: Path) -> None:
+@pytest.mark.parametrize("transport", ["", "tcp"])
+def test_int8_shrinks_the_traffic_and_passes_the_check(tmp_path: Path, transport: str) -> None:
     larger = ("--steps", "3", "--batch", "4", "--seq", "16", "--dim", "128", "--layers", "1")
-    done = run(*larger, "--compress", "int8", "--check", "--out", tmp_path, ranks=2)
+    done = run(*larger, "--compress", "int8", "--check", "--out", tmp_path, ranks=2, transport=transport)
     assert done.returncode == 0, done.stderr
     ratio = last_line(done)["compression_ratio"]
     assert ratio is not None
@@ -72,7 +75,7 @@ def test_int8_shrinks_the_traffic_and_passes_the_check(tmp_path: Path) -> None:
 
 def test_numbers_that_miss_the_promise_fail_the_job(tmp_path: Path) -> None:
     smallest = ("--steps", "3", "--batch", "4", "--seq", "8", "--dim", "2", "--layers", "1", "--heads", "1")
-    done = run(*smallest, "--compress", "int8", "--check", "--out", tmp_path, ranks=2)
+    done = run(*smallest, "--compress", "int8", "--check", "--out", tmp_path, ranks=2, transport="tcp")
     assert done.returncode == 1
     assert "train_lm: the check failed: the bytes on the wire shrank" in done.stderr
     assert last_line(done)["ranks"] == 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -132,3 +133,31 @@ def launcher(tmp_path: Path) -> Iterator[Launcher]:
     instance = Launcher(tmp_path)
     yield instance
     instance.close()
+
+
+@pytest.fixture
+def namespaces() -> Iterator[tuple[str, str]]:
+    """Two network namespaces joined by a wire: 10.213.7.1 and 10.213.7.2."""
+    if os.geteuid() != 0 or shutil.which("ip") is None:
+        pytest.skip("network namespaces need root and the ip command")
+    left, right = f"apl{os.getpid()}", f"apr{os.getpid()}"
+    commands = [
+        f"ip netns add {left}",
+        f"ip netns add {right}",
+        f"ip link add {left} netns {left} type veth peer name {right} netns {right}",
+        f"ip -n {left} addr add 10.213.7.1/24 dev {left}",
+        f"ip -n {right} addr add 10.213.7.2/24 dev {right}",
+        f"ip -n {left} link set {left} up",
+        f"ip -n {right} link set {right} up",
+        f"ip -n {left} link set lo up",
+        f"ip -n {right} link set lo up",
+    ]
+    try:
+        for command in commands:
+            made = subprocess.run(command.split(), capture_output=True, text=True, check=False)
+            if made.returncode != 0:
+                pytest.skip(f"network namespaces cannot be made here: {made.stderr.strip()}")
+        yield left, right
+    finally:
+        for name in (left, right):
+            subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)

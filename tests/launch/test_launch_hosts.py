@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
-import shutil
 import signal
 import socket
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -183,34 +183,6 @@ def test_another_secret_is_refused(launcher: Launcher, tmp_path: Path) -> None:
     assert launcher.finish(leader).returncode == 143
 
 
-@pytest.fixture
-def namespaces() -> Iterator[tuple[str, str]]:
-    """Two network namespaces joined by a wire: 10.213.7.1 and 10.213.7.2."""
-    if os.geteuid() != 0 or shutil.which("ip") is None:
-        pytest.skip("network namespaces need root and the ip command")
-    left, right = f"apl{os.getpid()}", f"apr{os.getpid()}"
-    commands = [
-        f"ip netns add {left}",
-        f"ip netns add {right}",
-        f"ip link add {left} netns {left} type veth peer name {right} netns {right}",
-        f"ip -n {left} addr add 10.213.7.1/24 dev {left}",
-        f"ip -n {right} addr add 10.213.7.2/24 dev {right}",
-        f"ip -n {left} link set {left} up",
-        f"ip -n {right} link set {right} up",
-        f"ip -n {left} link set lo up",
-        f"ip -n {right} link set lo up",
-    ]
-    try:
-        for command in commands:
-            made = subprocess.run(command.split(), capture_output=True, text=True, check=False)
-            if made.returncode != 0:
-                pytest.skip(f"network namespaces cannot be made here: {made.stderr.strip()}")
-        yield left, right
-    finally:
-        for name in (left, right):
-            subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
-
-
 def test_two_network_namespaces_make_one_world(launcher: Launcher, namespaces: tuple[str, str], tmp_path: Path) -> None:
     (tmp_path / "secret").write_bytes(os.urandom(32))
     (tmp_path / "secret").chmod(0o600)
@@ -222,3 +194,54 @@ def test_two_network_namespaces_make_one_world(launcher: Launcher, namespaces: t
     one, other = launcher.finish(leader), launcher.finish(follower)
     assert (one.returncode, other.returncode) == (0, 0), one.stderr + other.stderr
     assert one.stdout == "[(0, 0, '10.213.7.1:1'), (1, 0, '10.213.7.2:1')] 2\n"
+
+
+REDUCE = """
+    import asyncio, numpy as np, asyncpar as ap
+    def left():
+        with open("/proc/net/dev") as table:
+            return sum(int(line.split(":")[1].split()[8]) for line in table if line.lstrip().startswith("ap"))
+    async def main():
+        async with ap.init() as node:
+            comm = node.world
+            await comm.all_reduce(np.ones(8), algorithm="hierarchical")
+            await comm.barrier()
+            before = left()
+            x = np.full(1 << 20, rank + 1.0)
+            await comm.all_reduce(x, algorithm="hierarchical")
+            await comm.barrier()
+            report = dict(rank=rank, left=left() - before, right=bool((x == 10).all()), has_arena=node.has_arena)
+            with open(f"report-{rank}.json", "w") as file:
+                json.dump(report, file)
+            await comm.barrier()
+    ap.run(main)
+"""
+
+
+def test_hosts_of_two_ranks_send_each_other_only_what_must_leave_a_host(
+    launcher: Launcher, namespaces: tuple[str, str], tmp_path: Path
+) -> None:
+    (tmp_path / "secret").write_bytes(os.urandom(32))
+    (tmp_path / "secret").chmod(0o600)
+    script = launcher.script(REDUCE)
+    common = (
+        "--nnodes",
+        "2",
+        "--nproc-per-node",
+        "2",
+        "--rdzv-endpoint",
+        "10.213.7.1:29400",
+        "--secret-file",
+        "secret",
+    )
+    prefixes = [("ip", "netns", "exec", name) for name in namespaces]
+    follower = launcher.start(*common, "--node-rank", "1", script, prefix=prefixes[1])
+    leader = launcher.start(*common, "--node-rank", "0", script, prefix=prefixes[0])
+    one, other = launcher.finish(leader), launcher.finish(follower)
+    assert (one.returncode, other.returncode) == (0, 0), one.stderr + other.stderr
+    reports = [json.loads((tmp_path / f"report-{rank}.json").read_text()) for rank in range(4)]
+    assert [(report["right"], report["has_arena"]) for report in reports] == [(True, True)] * 4
+    payload = 8 << 20
+    for first in (0, 2):
+        left = max(report["left"] for report in reports[first : first + 2])
+        assert payload <= left < 1.1 * payload, "2 (2 - 1) / 2 of the payload, headers and acknowledgements"

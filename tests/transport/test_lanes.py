@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 
 import uvloop
 
 from asyncpar.testing.lanes import LaneConformance, LanePair
 from asyncpar.transport.grpc_lane import GrpcLane
 from asyncpar.transport.inproc import InprocLane
+from asyncpar.transport.stream import StreamLane
+from asyncpar.transport.striped import StripedLane
 from tests.transport.pairs import open_grpc_pair, open_striped_pair, open_tcp_pair, open_unix_pair
 
 
@@ -66,7 +68,9 @@ class TestStripedLane(LaneConformance):
         async with open_striped_pair() as (one, other):
 
             async def sever() -> None:
-                one.connections[-1]._socket.shutdown(socket.SHUT_RDWR)
+                last = one.connections[-1]
+                assert isinstance(last, StreamLane)
+                last._socket.shutdown(socket.SHUT_RDWR)
 
             yield LanePair(one=one, other=other, sever=sever)
 
@@ -84,6 +88,19 @@ class TestGrpcLane(LaneConformance):
 
             async def sever() -> None:
                 await server.stop(grace=0)
+
+            yield LanePair(one=one, other=other, sever=sever)
+
+
+class TestStripedGrpcLane(LaneConformance):
+    @asynccontextmanager
+    async def connect(self) -> AsyncIterator[LanePair]:
+        async with AsyncExitStack() as stack:
+            pairs = [await stack.enter_async_context(open_grpc_pair()) for _ in range(3)]
+            one, other = StripedLane([pair[0] for pair in pairs]), StripedLane([pair[1] for pair in pairs])
+
+            async def sever() -> None:
+                await pairs[-1][2].stop(grace=0)
 
             yield LanePair(one=one, other=other, sever=sever)
 

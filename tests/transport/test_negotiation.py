@@ -424,22 +424,26 @@ async def test_a_node_that_stops_while_it_is_dialed_is_lost_soon(monkeypatch: py
             await loss(one.links, 1)
 
 
+@pytest.mark.parametrize("transport", ["tcp", "grpc"])
 @pytest.mark.parametrize(("wanted", "made"), [((3, 3), 3), ((3, 2), 2), ((1, 16), 1), ((4, 1), 1)])
-async def test_a_tcp_lane_takes_as_many_connections_as_both_sides_want(wanted: tuple[int, int], made: int) -> None:
-    async with open_world("tcp", "tcp", connections=wanted) as (one, other):
+async def test_a_lane_between_hosts_takes_as_many_connections_as_both_sides_want(
+    wanted: tuple[int, int], made: int, transport: str
+) -> None:
+    async with open_world(transport, transport, connections=wanted) as (one, other):
         one.join()
         other.join()
         await exchange(one.links, other.links, length=3_000_000)
         for links, peer in ((one.links, 1), (other.links, 0)):
             lane = links.link(peer).lane
             assert lane is not None
-            assert lane.kind == "tcp"
+            assert lane.kind == transport
             assert (len(lane.connections) if isinstance(lane, StripedLane) else 1) == made
 
 
-async def test_dials_of_several_connections_from_both_sides_at_once_always_make_one_link() -> None:
+@pytest.mark.parametrize("transport", ["tcp", "grpc"])
+async def test_dials_of_several_connections_from_both_sides_at_once_always_make_one_link(transport: str) -> None:
     for _ in range(10):
-        async with open_world(*["tcp"] * 3, connections=(4, 4, 4)) as ranks:
+        async with open_world(*[transport] * 3, connections=(4, 4, 4)) as ranks:
             for rank in ranks:
                 rank.join()
             pairs = [(one, other) for one in ranks for other in ranks if one.links.rank < other.links.rank]

@@ -11,6 +11,8 @@ from asyncpar.errors import PeerLost
 from asyncpar.testing.lanes import RecordingEvents, finished, frame, pattern
 from asyncpar.transport.lane import Lane
 from asyncpar.transport.link import Link
+from asyncpar.transport.stream import StreamLane
+from asyncpar.transport.striped import StripedLane
 from asyncpar.wire.header import HEADER_BYTES, FrameHeader, FrameKind, encode_header
 from asyncpar.wire.stripes import STRIPE_BYTES
 from tests.transport.conversation import Judge
@@ -18,6 +20,13 @@ from tests.transport.pairs import open_striped_pair, open_tcp_pair
 
 STRIPED = 3 * STRIPE_BYTES
 """Smallest payload that travels in parts over three connections."""
+
+
+def streams(lane: StripedLane) -> list[StreamLane]:
+    """Return the connections of ``lane`` as what they are here."""
+    found = [connection for connection in lane.connections if isinstance(connection, StreamLane)]
+    assert len(found) == len(lane.connections)
+    return found
 
 
 def striped_header(tag: int, length: int = STRIPED) -> FrameHeader:
@@ -62,7 +71,7 @@ async def test_frames_behind_a_striped_one_wait_for_its_last_part(late: int) -> 
         one.start(RecordingEvents())
         other.start(events)
         payloads = [pattern(STRIPED, 1), b"small", pattern(STRIPED + 5, 2), b"end"]
-        other.connections[late]._transport.pause_reading()
+        streams(other)[late]._transport.pause_reading()
         for tag, payload in enumerate(payloads):
             one.send(*frame(tag, payload))
         ahead = [connection for index, connection in enumerate(other.connections) if index != late]
@@ -70,7 +79,7 @@ async def test_frames_behind_a_striped_one_wait_for_its_last_part(late: int) -> 
         while any(connection.bytes_received < expected for connection in ahead):  # noqa: ASYNC110 - no event tells
             await asyncio.sleep(0)
         assert events.tags == []
-        other.connections[late]._transport.resume_reading()
+        streams(other)[late]._transport.resume_reading()
         await events.until_tag(3)
         assert events.tags == [0, 1, 2, 3]
         assert [payload for _, payload in events.frames] == payloads
@@ -103,7 +112,7 @@ async def test_a_payload_that_begins_on_one_connection_only_goes_out_from_a_copy
         sending = one.send(*frame(1, buffer))
         assert sending is not None
         assert one.connections[1].bytes_sent == STRIPE_BYTES + HEADER_BYTES
-        assert not one.connections[1]._writer
+        assert not streams(one)[1]._writer
         assert sending.release() is True
         assert sending.done.cancelled()
         buffer[:] = bytes(len(buffer))
@@ -141,14 +150,14 @@ async def test_diverted_parts_are_dropped_also_where_they_have_not_begun() -> No
         )
         one.start(RecordingEvents())
         other.start(events)
-        other.connections[2]._transport.pause_reading()
+        streams(other)[2]._transport.pause_reading()
         one.send(*frame(0, pattern(STRIPED)))
         one.send(*frame(1, b"next"))
         while other.connections[1].bytes_received < STRIPE_BYTES:  # noqa: ASYNC110 - no event tells of bytes
             await asyncio.sleep(0)
         other.divert()
         before = bytes(posted)
-        other.connections[2]._transport.resume_reading()
+        streams(other)[2]._transport.resume_reading()
         await events.until_tag(1)
         assert events.tags == [1]
         assert posted == before
@@ -165,14 +174,14 @@ async def test_the_lane_ends_with_any_of_its_connections_and_says_so_once(dead: 
         sending = one.send(*frame(0, pattern(64 << 20)))
         assert sending is not None
         one.connections[dead].abort(PeerLost("cut"))
-        other.connections[dead]._socket.shutdown(socket.SHUT_RDWR)
+        streams(other)[dead]._socket.shutdown(socket.SHUT_RDWR)
         await there.until_lost()
-        one.connections[(dead + 1) % 3]._socket.shutdown(socket.SHUT_RDWR)
+        streams(one)[(dead + 1) % 3]._socket.shutdown(socket.SHUT_RDWR)
         await here.until_lost()
         with pytest.raises(PeerLost):
             await finished(sending)
         assert len(here.losses) == len(there.losses) == 1
-        assert not any(connection._is_open for connection in (*one.connections, *other.connections))
+        assert not any(connection._is_open for connection in (*streams(one), *streams(other)))
 
 
 async def test_an_idle_lane_notices_that_its_last_connection_broke() -> None:
@@ -182,7 +191,7 @@ async def test_an_idle_lane_notices_that_its_last_connection_broke() -> None:
         other.start(there)
         one.send(*frame(0, pattern(STRIPED)))
         await there.until_tag(0)
-        one.connections[2]._transport.abort()
+        streams(one)[2]._transport.abort()
         await there.until_lost()
         await here.until_lost()
         assert there.losses == ["the peer closed the connection"]
@@ -203,7 +212,7 @@ async def test_parts_that_do_not_fit_end_the_lane(index: int, header: FrameHeade
         other.start(there)
         if index == 2:
             one._first.send(striped_header(0), memoryview(bytes(STRIPE_BYTES)))
-        one.connections[index]._socket.send(encode_header(header))
+        streams(one)[index]._socket.send(encode_header(header))
         await there.until_lost()
         assert cause in there.losses[0]
         await here.until_lost()

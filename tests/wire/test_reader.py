@@ -319,3 +319,23 @@ def test_a_share_of_a_payload_is_all_that_comes(length: int, portion: float, cut
     pour(reader, encode(0, bytes(length))[: HEADER_BYTES + share] + encode(1, b"next"), cuts)
     assert sink.frames == [(0, bytes(share))] * is_wanted + [(1, b"next")]
     assert ended == [0, 1]
+
+
+@settings(max_examples=80, deadline=None)
+@given(payloads=payloads, cuts=cut_lists, late=st.frozensets(st.integers(0, 7)), last=st.frozensets(st.integers(0, 7)))
+def test_what_a_held_reader_leaves_over_is_given_again(
+    payloads: list[bytes], cuts: list[int], late: frozenset[int], last: frozenset[int]
+) -> None:
+    sink = Holding(late, last)
+    stream = b"".join(encode(tag, payload) for tag, payload in enumerate(payloads))
+    position, turn = 0, 0
+    while position < len(stream):
+        count = cuts[turn % len(cuts)]
+        left = sink.reader.feed(stream[position : position + count])
+        position, turn = position + count, turn + 1
+        while sink.reader.is_held:
+            sink.reader.resume()
+            left = sink.reader.feed(left)
+        assert len(left) == 0
+    assert sink.frames == list(enumerate(payloads))
+    assert sink.ended_tags == list(range(len(payloads)))

@@ -6,8 +6,9 @@ from fractions import Fraction
 
 import pytest
 
-from asyncpar.collectives.algorithms.catalog import KNOWN, check_algorithm, schedule_of
+from asyncpar.collectives.algorithms.catalog import KNOWN, carriers_of, check_algorithm, schedule_across, schedule_of
 from asyncpar.collectives.algorithms.hierarchical import Hosts
+from asyncpar.collectives.algorithms.steps import Copy, Round, Schedule, Send
 from asyncpar.collectives.check import Report
 from asyncpar.collectives.goals import verify
 from asyncpar.errors import UsageError
@@ -19,6 +20,18 @@ PLAIN = [
     for operation, algorithms in KNOWN.items()
     for algorithm in algorithms
     if not algorithm.startswith("hierarchical")
+]
+
+
+SPREADS: list[Hosts] = [
+    ((0,),),
+    ((0, 1, 2),),
+    ((0,), (1,)),
+    ((0, 1), (2, 3)),
+    ((0, 3, 4), (1,), (2, 5, 6, 7)),
+    ((4, 1), (0, 2, 3)),
+    ((0, 1, 2), (3, 4, 5), (6, 7, 8)),
+    ((0, 5, 7, 9), (1, 2, 3), (4, 6, 8)),
 ]
 
 
@@ -50,11 +63,7 @@ def test_every_algorithm_is_right_for_every_size_and_root(operation: str, algori
 
 
 @pytest.mark.parametrize("algorithm", ["hierarchical", "hierarchical-tree"])
-@pytest.mark.parametrize(
-    "hosts",
-    [((0,),), ((0, 1, 2),), ((0,), (1,)), ((0, 1), (2, 3)), ((0, 3, 4), (1,), (2, 5, 6, 7)), ((4, 1), (0, 2, 3))],
-    ids=str,
-)
+@pytest.mark.parametrize("hosts", SPREADS, ids=str)
 def test_hierarchical_algorithms_are_right_for_any_spread_over_hosts(algorithm: str, hosts: Hosts) -> None:
     report = report_of("all_reduce", algorithm, sum(map(len, hosts)), hosts=hosts)
     assert len(report.messages) == sum(map(len, hosts))
@@ -121,14 +130,42 @@ def test_bruck_all_to_all_sends_a_chunk_per_set_bit_of_its_distance(size: int) -
     assert set(report.chunks_sent) == {sum(distance.bit_count() for distance in range(size))}
 
 
-def test_only_the_first_rank_of_a_host_talks_to_other_hosts() -> None:
-    hosts = ((0, 1, 2), (3, 4), (5,))
-    host_of = {rank: index for index, members in enumerate(hosts) for rank in members}
-    for rank in range(6):
-        plan = schedule_of("all_reduce", "hierarchical", rank=rank, size=6, hosts=hosts)
-        peers = {step.peer for steps in plan.rounds for step in steps}  # type: ignore[union-attr]
-        if rank not in (0, 3, 5):
-            assert {host_of[peer] for peer in peers} == {host_of[rank]}
+def crossing(schedule: Schedule, rank: int, hosts: Hosts) -> list[Round]:
+    """Return the rounds of ``rank`` with what goes to other hosts only."""
+    (near,) = (set(members) for members in hosts if rank in members)
+    rounds = (
+        tuple(step for step in steps if not isinstance(step, Copy) and step.peer not in near)
+        for steps in schedule.rounds
+    )
+    return [steps for steps in rounds if steps]
+
+
+@pytest.mark.parametrize("algorithm", ["hierarchical", "hierarchical-tree"])
+@pytest.mark.parametrize("hosts", SPREADS, ids=str)
+def test_what_goes_between_hosts_is_the_same_without_what_goes_on_inside(algorithm: str, hosts: Hosts) -> None:
+    for rank in range(sum(map(len, hosts))):
+        whole = schedule_of("all_reduce", algorithm, rank=rank, size=sum(map(len, hosts)), hosts=hosts)
+        across = schedule_across(algorithm, rank=rank, hosts=hosts)
+        assert (whole.chunks, crossing(whole, rank, hosts)) == (across.chunks, list(across.rounds))
+
+
+@pytest.mark.parametrize("hosts", SPREADS, ids=str)
+def test_the_first_ranks_of_each_host_send_others_their_share_of_the_least_possible(hosts: Hosts) -> None:
+    size, carriers = sum(map(len, hosts)), carriers_of("hierarchical", hosts)
+    assert carriers == min(map(len, hosts))
+    for members in hosts:
+        for place, rank in enumerate(members):
+            plan = schedule_of("all_reduce", "hierarchical", rank=rank, size=size, hosts=hosts)
+            rounds = crossing(plan, rank, hosts)
+            chunks = sum(
+                len(range(*span))
+                for steps in rounds
+                for step in steps
+                if isinstance(step, Send)
+                for span in step.chunks
+            )
+            share = Fraction(2 * (len(hosts) - 1), len(hosts)) / carriers
+            assert Fraction(chunks, plan.chunks) == (share if place < carriers else 0)
 
 
 def test_an_unknown_algorithm_is_refused_with_the_known_ones() -> None:

@@ -31,7 +31,7 @@ class LinkStub:
     The service also has the method /asyncpar.v1.Link/Frames, a bidirectional stream whose messages are raw bytes and
     therefore cannot be declared here: the handshake of the TCP lane (HELLO, CHALLENGE, PROOF: one message each), then
     chunks.  A chunk is a little-endian u32 (how many chunks of the other side its receiver has consumed since it last
-    said so) and up to 1 MiB of frames.  A chunk of four bytes 0xff is the last one of its sender: the other side ends the
+    said so) and up to 512 KiB of frames.  A chunk of four bytes 0xff is the last one of its sender: the other side ends the
     call.
     """
 
@@ -54,7 +54,7 @@ class LinkServicer:
     The service also has the method /asyncpar.v1.Link/Frames, a bidirectional stream whose messages are raw bytes and
     therefore cannot be declared here: the handshake of the TCP lane (HELLO, CHALLENGE, PROOF: one message each), then
     chunks.  A chunk is a little-endian u32 (how many chunks of the other side its receiver has consumed since it last
-    said so) and up to 1 MiB of frames.  A chunk of four bytes 0xff is the last one of its sender: the other side ends the
+    said so) and up to 512 KiB of frames.  A chunk of four bytes 0xff is the last one of its sender: the other side ends the
     call.
     """
 
@@ -86,7 +86,7 @@ class Link:
     The service also has the method /asyncpar.v1.Link/Frames, a bidirectional stream whose messages are raw bytes and
     therefore cannot be declared here: the handshake of the TCP lane (HELLO, CHALLENGE, PROOF: one message each), then
     chunks.  A chunk is a little-endian u32 (how many chunks of the other side its receiver has consumed since it last
-    said so) and up to 1 MiB of frames.  A chunk of four bytes 0xff is the last one of its sender: the other side ends the
+    said so) and up to 512 KiB of frames.  A chunk of four bytes 0xff is the last one of its sender: the other side ends the
     call.
     """
 

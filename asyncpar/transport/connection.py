@@ -1,0 +1,42 @@
+"""The interface of a lane that can be one of several connections of a larger one (see ``striped``)."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import Protocol
+
+from asyncpar.transport.lane import Lane, LaneEvents
+from asyncpar.transport.queue import QueuedSending
+from asyncpar.wire.header import FrameHeader
+
+
+class PartEvents(LaneEvents, Protocol):
+    """What a connection tells that carries frames together with others."""
+
+    def share(self, header: FrameHeader) -> int:
+        """Return how many bytes of the payload come over this connection."""
+        ...
+
+    def ended(self, header: FrameHeader) -> None:
+        """The share of a frame is complete, landed or dropped."""
+        ...
+
+
+class Connection(Lane):
+    """A lane by itself, or one connection of a striped lane."""
+
+    @abstractmethod
+    def start_part(self, part: PartEvents) -> None:
+        """Begin to deliver, like ``start``, frames of which perhaps only a share comes over this connection."""
+
+    @abstractmethod
+    def send(self, header: FrameHeader, payload: memoryview) -> QueuedSending | None:
+        """See ``Lane.send``.  The payload of a STRIPED frame is this connection's share."""
+
+    @abstractmethod
+    def hold(self) -> None:
+        """Deliver no further frame for now; inside ``lend``: nor this one, which will be lent for again."""
+
+    @abstractmethod
+    def resume(self) -> None:
+        """Go on after ``hold``; otherwise do nothing."""
