@@ -267,8 +267,9 @@ def arena_settings(environment: Mapping[str, str], transport: str | None) -> Are
 
 
 def _settings(transport: str | None, arena: ArenaSettings | None) -> str:
-    """Return what must be equal on all ranks."""
-    return f"transport={transport or 'any'}" + (f", {arena.terms}" if arena is not None else "")
+    """Return what must be equal on all ranks; how they wait is a matter of each host."""
+    size = "" if arena is None else f", arena={'off' if arena.is_off else arena.bytes}"
+    return f"transport={transport or 'any'}{size}"
 
 
 def _join_request(environment: LaunchEnvironment, *, address: str, settings: str) -> JoinRequest:

@@ -288,7 +288,7 @@ class Driver:
         """Line up what has got its turn, or gets it in a moment; False if there is nothing."""
         if lineup.refill():
             return True
-        if self._is_settling:
+        if self._is_settling or not lineup.is_worth_polling:
             return False
         is_over = self.poll(lineup.refill)
         self.polled(was_worth_it=is_over)

@@ -50,6 +50,10 @@ class KeyedLineup(Lineup):
     def is_expecting(self) -> bool:
         return bool(self._unplaced) or (self.agenda is not None and self.agenda.is_busy)
 
+    @property
+    def is_worth_polling(self) -> bool:
+        return len(self._unplaced) == 1
+
     def refill(self) -> bool:
         agenda = self.agenda
         assert agenda is not None

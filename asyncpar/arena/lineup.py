@@ -74,6 +74,11 @@ class Lineup:
         """May ``refill`` find something?  Not where turns are in the order of calls."""
         return False
 
+    @property
+    def is_worth_polling(self) -> bool:
+        """Is it good to poll for the next turn?  Not for a caller that has more operations to start meanwhile."""
+        return False
+
     def called(self, task: Task) -> None:
         """The operation of ``task`` has its sequence number."""
         self.tasks.append(task)
