@@ -87,7 +87,7 @@ def flow(
 ) -> Flow:
     """Return the flow whose chunks fill half a slot, or less if it ``is_piped``: some only write, others only read."""
     half = turn.channel.slot_bytes // 2 // dtype.itemsize
-    chunk = max(half if is_shared else half // turn.channel.size, 1)
+    chunk = max(half if is_shared else half // (turn.channel.size - 1), 1)
     if is_piped:
         longest = max(high - low for low, high in slices)
         chunk = min(chunk, max(-(-longest // 2), _SHORTEST_PIPED // dtype.itemsize))
@@ -153,7 +153,7 @@ def _publish(turn: Turn, flow: Flow, source: Array, chunk: int, readers: Sequenc
     channel = turn.channel
     for reader in readers[:1] if flow.is_shared else readers:
         low, high = flow.part(reader, chunk)
-        at = _at(turn, flow, chunk, reader)
+        at = _at(turn, flow, chunk, channel.place, reader)
         channel.whole(turn.parity, flow.dtype)[channel.place][at : at + high - low] = source[low:high]
 
 
@@ -163,11 +163,11 @@ def _shown(turn: Turn, flow: Flow, chunk: int, writer: int, heap: int | None) ->
     low, high = flow.part(channel.place, chunk)
     if heap is not None:
         return in_heap(turn, writer, heap, flow.dtype, low, high)
-    at = _at(turn, flow, chunk, channel.place)
+    at = _at(turn, flow, chunk, writer, channel.place)
     return channel.whole(turn.parity, flow.dtype)[writer][at : at + high - low]
 
 
-def _at(turn: Turn, flow: Flow, chunk: int, reader: int) -> int:
-    """Return where in a slot the elements begin that ``reader`` reads in ``chunk``."""
+def _at(turn: Turn, flow: Flow, chunk: int, writer: int, reader: int) -> int:
+    """Return where in the slot of ``writer`` the elements begin that ``reader`` reads in ``chunk``."""
     half = turn.channel.slot_bytes // 2 // flow.dtype.itemsize
-    return (chunk & 1) * half + (0 if flow.is_shared else reader * flow.chunk)
+    return (chunk & 1) * half + (0 if flow.is_shared else (reader - (reader > writer)) * flow.chunk)
