@@ -65,14 +65,14 @@ class QuickPlan:
         """Wait for a moment for the others; True when all have published, or one does something else."""
         target = (turn.sequence << ROUND_BITS) + 1
         driver = self.driver
-        if driver.shares_cores:
-            have_come = driver.poll(lambda: all(word[0] >= target for word in self._words))
-        else:
-            have_come = self._have_come(target, driver.polls * _POLLS_PER_LOOK)
+        have_come = self._have_come(target, 0 if driver.shares_cores else driver.polls * _POLLS_PER_LOOK)
+        if not have_come and driver.shares_cores:
+            have_come = driver.poll(lambda: self._have_come(target, 0))
         driver.polled(was_worth_it=have_come)
         return have_come and turn.is_unanimous(1)
 
     def _have_come(self, target: int, polls: int) -> bool:
+        """Have all others published?  If not, look again, ``polls`` times in all."""
         for word in self._words:
             while word[0] < target:
                 polls -= 1
