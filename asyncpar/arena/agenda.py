@@ -82,6 +82,10 @@ class Agenda(ABC):
         self._announcements.append(entries)
 
     @abstractmethod
+    def has_news(self) -> bool:
+        """Is it worth asking for ``turns``?  Made for polling."""
+
+    @abstractmethod
     def turns(self) -> list[int]:
         """Return the numbers of the operations that have the next turns."""
 
@@ -117,6 +121,9 @@ class SequencerAgenda(Agenda):
         ]
         self._order = RingWriter(board.order(SEQUENCER), board.count(ORDERED, members), board.watch(TAKEN, members))
         self._has_ended = False
+
+    def has_news(self) -> bool:
+        return any(map(RingReader.has_news, self._readers))
 
     def turns(self) -> list[int]:
         roll = self._roll
@@ -157,6 +164,9 @@ class MemberAgenda(Agenda):
         super().__init__(board, RingWriter(board.announcements(place), count, heard), lost)
         ordered = board.watch(ORDERED, [SEQUENCER])[0]
         self._order = RingReader(board.order(SEQUENCER), ordered, board.count(TAKEN, [SEQUENCER]))
+
+    def has_news(self) -> bool:
+        return self._order.has_news()
 
     def turns(self) -> list[int]:
         return self._order.read()

@@ -121,6 +121,10 @@ class RingReader:
         self._count = count
         self._read = self._posted = 0
 
+    def has_news(self) -> bool:
+        """Has something been written since this rank read?"""
+        return self._written[0] & ~_LAST != self._read
+
     def read(self) -> list[int]:
         """Return the entries that are new."""
         written = self._written[0]

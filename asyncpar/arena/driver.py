@@ -290,7 +290,9 @@ class Driver:
             return True
         if self._is_settling or not lineup.is_worth_polling:
             return False
-        is_over = self.poll(lineup.refill)
+        is_over = False
+        while not is_over and self.poll(lineup.has_news):
+            is_over = lineup.refill()
         self.polled(was_worth_it=is_over)
         return is_over
 

@@ -54,6 +54,9 @@ class KeyedLineup(Lineup):
     def is_worth_polling(self) -> bool:
         return len(self._unplaced) == 1
 
+    def has_news(self) -> bool:
+        return self.agenda is not None and self.agenda.has_news()
+
     def refill(self) -> bool:
         agenda = self.agenda
         assert agenda is not None

@@ -93,6 +93,10 @@ class Lineup:
     def died(self, task: Task) -> None:
         """``task`` is dead now."""
 
+    def has_news(self) -> bool:
+        """Is it worth calling ``refill`` again?  Made for polling."""
+        return False
+
     def refill(self) -> bool:
         """Line up the tasks that have got their turn; True if there are any."""
         return False

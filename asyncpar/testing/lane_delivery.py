@@ -197,17 +197,36 @@ class LaneDelivery(LaneSuite):
     async def test_a_sender_is_held_back_while_nobody_reads(self) -> None:
         if not self.has_back_pressure:
             return
+        for is_turned in (False, True):
+            async with self.connect() as pair:
+                sender, reader = (pair.other, pair.one) if is_turned else (pair.one, pair.other)
+                sender.start(RecordingEvents())
+                payload = pattern(LARGE)
+                sendings = [sender.send(*frame(tag, payload)) for tag in range(8)]
+                pending = [sending.done for sending in sendings if sending is not None]
+                _, still_pending = await asyncio.wait(pending, timeout=0.2)
+                assert len(still_pending) >= 6
+                reader.start(RecordingEvents(lend_for=lambda _: None))
+                for sending in sendings:
+                    await finished(sending)
+
+    @on_loop
+    async def test_two_sides_that_hold_each_other_back_both_go_on(self) -> None:
+        def lend_for_the_last(header: FrameHeader) -> memoryview | None:
+            return memoryview(bytearray(header.length)) if header.tag == 8 else None
+
         async with self.connect() as pair:
-            pair.one.start(RecordingEvents())
-            payload = pattern(LARGE)
-            sendings = [pair.one.send(*frame(tag, payload)) for tag in range(8)]
-            pending = [sending.done for sending in sendings if sending is not None]
-            _, still_pending = await asyncio.wait(pending, timeout=0.2)
-            assert len(still_pending) >= 6
-            events = RecordingEvents(lend_for=lambda _: None)
-            pair.other.start(events)
+            here, there = RecordingEvents(lend_for=lend_for_the_last), RecordingEvents(lend_for=lend_for_the_last)
+            pair.one.start(here)
+            pair.other.start(there)
+            payload = pattern(LARGE)  # more than the channel holds, both ways, before anybody reads
+            sendings = [lane.send(*frame(tag, payload)) for tag in range(8) for lane in (pair.one, pair.other)]
+            for lane in (pair.one, pair.other):
+                lane.send(*frame(8, b"end", kind=FrameKind.EAGER))
             for sending in sendings:
                 await finished(sending)
+            await here.until_tag(8)
+            await there.until_tag(8)
 
     @on_loop
     async def test_bytes_are_counted_with_headers(self) -> None:

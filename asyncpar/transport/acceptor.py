@@ -39,11 +39,15 @@ _REASONS = {reason: getattr(_Reply.Refused, reason.name) for reason in Reason}
 
 
 class Acceptor(link_pb2_grpc.LinkServicer):
-    """The servicer of the links of one node, and the listeners for the kinds of ``lanes`` that have one."""
+    """The servicer of the links of one node, and the listeners for the kinds of ``lanes`` that have one.
+
+    Once it was started, ``lanes`` are those that work.
+    """
 
     def __init__(self, *, secret: bytes, bind: str, lanes: tuple[str, ...], vigil: Vigil) -> None:
         self._secret = secret
         self._vigil = vigil
+        self.lanes = lanes
         self._gathering = Gathering()
         self._tcp = TcpListener(self._porter(TCP, self._gather), bind=bind) if TCP.kind in lanes else None
         self._unix = UnixListener(self._porter(UNIX, self._adopt)) if UNIX.kind in lanes else None
@@ -61,9 +65,18 @@ class Acceptor(link_pb2_grpc.LinkServicer):
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {FRAMES_METHOD: frames}),))
 
     async def start(self) -> None:
-        """Listen for lanes over sockets, if they are wanted."""
+        """Listen for lanes over sockets, if they are wanted.  Raises ``UsageError`` when what is pinned cannot be."""
         if self._unix is not None:
-            await self._unix.start()
+            try:
+                await self._unix.start()
+            except OSError as error:
+                if self.lanes == (UNIX.kind,):
+                    raise UsageError(
+                        f"transport: shm is pinned, but Unix sockets do not work here ({error})"
+                    ) from error
+                self._unix = None
+                self.lanes = tuple(lane for lane in self.lanes if lane != UNIX.kind)
+                _log.warning("Unix sockets do not work here (%s); TCP is used between ranks of this host", error)
         if self._tcp is not None:
             await self._tcp.start()
 

@@ -80,8 +80,9 @@ class GrpcConnector(Connector):
         self._acceptor.register(server.server)
 
     async def start(self) -> None:
-        """Begin to listen.  Raises ``UsageError`` when the bind address is not ours."""
+        """Begin to listen.  Raises ``UsageError`` when the bind address is not ours, or a pinned lane cannot work."""
         await self._acceptor.start()
+        self._lanes = self._acceptor.lanes
         await self._tasks.__aenter__()
         self._has_started = True
 

@@ -21,7 +21,7 @@ from asyncpar.transport.vigil import Vigil
 from asyncpar.wire.header import HEADER_BYTES, FrameHeader, encode_header
 from asyncpar.wire.reader import FrameReader
 
-WRITE_BYTES = 4 * 1024 * 1024
+WRITE_BYTES = 1024 * 1024
 """Most bytes per system call, so that one huge payload does not keep the loop from everything else."""
 
 SMALL_BYTES = 128 * 1024

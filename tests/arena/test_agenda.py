@@ -141,7 +141,9 @@ def test_without_polling_a_rank_knows_what_it_was_told_and_no_more() -> None:
     group.agendas[0].announce([A])
     group.agendas[1].announce([A])
     assert group.look(0) == []
+    assert not group.agendas[0].has_news()
     group.deliver(1, 0)
+    assert group.agendas[0].has_news()
     assert group.look(0) == [A]
     assert group.look(1) == []
     group.deliver(0, 1)
@@ -206,6 +208,7 @@ def test_when_a_rank_is_lost_the_sequencer_ends_the_order(polls: bool) -> None:
     group.settle()
     assert group.turns == [[A]] * 3
     assert [agenda.has_ended for agenda in group.agendas] == [True] * 3
+    assert [agenda.has_news() for agenda in group.agendas] == [False] * 3
     assert not group.agendas[0].is_busy
 
 

@@ -15,12 +15,14 @@ from asyncpar.config.world import Member, World
 from asyncpar.errors import PeerLost, StaleGeneration, UsageError
 from asyncpar.transport import acceptor, dialing, negotiation
 from asyncpar.transport.grpc_stream import StreamEnded, call_frames, shake_hands
+from asyncpar.transport.inbox import EAGER_LIMIT, EAGER_WINDOW
 from asyncpar.transport.links import Links
 from asyncpar.transport.negotiation import GrpcConnector
 from asyncpar.transport.rpc import Credentials, RpcServer, open_channel
 from asyncpar.transport.stream import StreamLane
 from asyncpar.transport.striped import StripedLane
 from asyncpar.transport.tcp_connect import dial_tcp
+from asyncpar.transport.unix_connect import UnixListener
 from asyncpar.transport.vigil import Vigil
 from asyncpar.wire.handshake import Handshake, LinkTerms
 from asyncpar.wire.header import Key
@@ -52,8 +54,8 @@ async def serving(
     connector = GrpcConnector(credentials=credentials, transport=transport, connections=connections)
     connector.register(server)
     await server.start()
-    await connector.start()
     try:
+        await connector.start()
         yield server, connector
     finally:
         await connector.stop()
@@ -344,6 +346,28 @@ async def test_there_is_no_unix_socket_lane_where_the_system_has_no_abstract_nam
         GrpcConnector(credentials=None, transport="shm")
 
 
+async def test_where_unix_sockets_cannot_be_opened_tcp_is_used_unless_they_are_pinned(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def forbidden(listener: UnixListener) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(UnixListener, "start", forbidden)
+    with caplog.at_level(logging.WARNING):
+        async with open_world(None, None) as (one, other):
+            one.join()
+            other.join()
+            await exchange(one.links, other.links)
+            assert one.links.lane_kind(1) == other.links.lane_kind(0) == "tcp"
+    told = {record.message for record in caplog.records if record.name.startswith("asyncpar")}
+    assert told == {
+        "Unix sockets do not work here ([Errno 1] Operation not permitted); TCP is used between ranks of this host"
+    }
+    with pytest.raises(UsageError, match="shm is pinned, but Unix sockets do not work here"):
+        async with serving("shm"):
+            pytest.fail("it was started")
+
+
 async def test_a_pinned_tcp_lane_that_does_not_get_through_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     async def blocked(host: str, port: int, terms: object, *, secret: bytes, vigil: object) -> StreamLane:
         raise TimeoutError
@@ -377,6 +401,37 @@ async def test_a_peer_that_dies_in_mid_transfer_is_lost_and_memory_comes_back(tr
                 await sending.done
         del sending
         payload.clear()  # resizing raises BufferError while anybody holds the memory
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp", "grpc"])
+@pytest.mark.parametrize("connections", [1, 3])
+async def test_ranks_that_do_not_receive_hold_each_other_back_until_they_do(transport: str, connections: int) -> None:
+    """Both ways at once: eager payloads up to their window, and large ones not at all."""
+    async with open_world(transport, transport, connections=(connections,) * 2) as (one, other):
+        one.join()
+        other.join()
+        await exchange(one.links, other.links)
+        lengths = [EAGER_LIMIT] * (2 * EAGER_WINDOW // EAGER_LIMIT) + [4_000_000] * 4
+        ways = ((one.links, other.links), (other.links, one.links))
+        sendings = [
+            sender.send(receiver.rank, Key(2, 0, tag), 0, memoryview(bytes([tag % 251]) * length))
+            for tag, length in enumerate(lengths)
+            for sender, receiver in ways
+        ]
+        pending = [sending.done for sending in sendings if sending is not None]
+        await asyncio.wait(pending, timeout=0.2)
+        assert sum(not done.done() for done in pending) > len(lengths)
+        for sender, receiver in ways:
+            assert EAGER_WINDOW // 2 < receiver.link(sender.rank)._inbox.early_bytes <= EAGER_WINDOW
+        async with asyncio.timeout(20):
+            for tag, length in enumerate(lengths):
+                for sender, receiver in ways:
+                    buffer = bytearray(length)
+                    waiter = receiver.post(sender.rank, Key(2, 0, tag), 0, memoryview(buffer))
+                    if waiter is not None:
+                        await waiter
+                    assert buffer == bytes([tag % 251]) * length
+            await asyncio.wait(pending)
 
 
 @pytest.mark.parametrize("transport", ["shm", "tcp", "grpc"])
