@@ -1,0 +1,1 @@
+"""Meshes: one actor per rank, called together, by named axes."""

@@ -1,0 +1,1 @@
+"""Supervision: which actors are started again when they fail, decided the way Erlang does."""
