@@ -14,9 +14,11 @@ from asyncpar import testing
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.config.world import Member, World
 from asyncpar.errors import (
+    ActorDown,
     AsyncparError,
     AuthenticationError,
     LaunchError,
+    MailboxFull,
     OperationMismatch,
     PeerCancelled,
     PeerError,
@@ -30,17 +32,29 @@ from asyncpar.errors import (
 from asyncpar.node import Node, init
 from asyncpar.runner import run
 from asyncpar.runtime.actor import Actor, endpoint
+from asyncpar.runtime.dead_letters import DeadLetter, DeadLetters
+from asyncpar.runtime.delivery import time_left
+from asyncpar.runtime.down import Down, DownReason
+from asyncpar.runtime.mailbox import Mailbox, WhenFull
 from asyncpar.runtime.ref import ActorRef
+from asyncpar.runtime.watches import Watch
 
 __version__ = "0.1.0"
 
 __all__ = [
     "Actor",
+    "ActorDown",
     "ActorRef",
     "AsyncparError",
     "AuthenticationError",
     "Communicator",
+    "DeadLetter",
+    "DeadLetters",
+    "Down",
+    "DownReason",
     "LaunchError",
+    "Mailbox",
+    "MailboxFull",
     "Member",
     "Node",
     "OperationMismatch",
@@ -52,9 +66,12 @@ __all__ = [
     "RemoteError",
     "StaleGeneration",
     "UsageError",
+    "Watch",
+    "WhenFull",
     "World",
     "endpoint",
     "init",
     "run",
     "testing",
+    "time_left",
 ]

@@ -78,6 +78,14 @@ class PeerCancelled(PeerError):  # noqa: N818
     """Another rank cancelled the operation (or failed inside it); the group stays usable."""
 
 
+class ActorDown(PeerCancelled):
+    """An actor ended before it answered, or had ended already; the message says how."""
+
+
+class MailboxFull(PeerError):  # noqa: N818
+    """The mailbox of an actor had no room for a message; what happens then is the actor's ``mailbox`` policy."""
+
+
 class RemoteError(AsyncparError):
     """An exception was raised inside a remote actor.
 

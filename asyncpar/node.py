@@ -25,17 +25,21 @@ from asyncpar.collectives.communicator import Communicator
 from asyncpar.config.environment import LaunchEnvironment
 from asyncpar.config.transport import parse_connections, parse_transport
 from asyncpar.config.world import Member, World, world_of_one
-from asyncpar.errors import AsyncparError
+from asyncpar.errors import AsyncparError, UsageError
+from asyncpar.membership.alone import serve_alone
 from asyncpar.membership.client import JoinRequest, join_world
-from asyncpar.membership.secret_file import read_secret
+from asyncpar.membership.credentials import read_credentials
 from asyncpar.runtime.actor import Actor
+from asyncpar.runtime.dead_letters import DeadLetters
 from asyncpar.runtime.ref import ActorRef
 from asyncpar.runtime.system import ActorSystem
+from asyncpar.runtime.watches import Watch
 from asyncpar.transport.home_loop import check_home_loop
 from asyncpar.transport.inproc import InprocConnector, InprocFabric
 from asyncpar.transport.links import Connector, Links
 from asyncpar.transport.negotiation import GrpcConnector
 from asyncpar.transport.rpc import Credentials, RpcServer
+from asyncpar.transport.serving import Register, Serving
 
 A = TypeVar("A", bound=Actor)
 _PIN = "ASYNCPAR_ALGORITHM"
@@ -92,18 +96,30 @@ class Node:
         self._task: asyncio.Task[None] | None = None
 
     @classmethod
-    async def start(cls, environment: LaunchEnvironment | None = None, *, transport: str | None = None) -> Node:
+    async def start(
+        cls,
+        environment: LaunchEnvironment | None = None,
+        *,
+        transport: str | None = None,
+        serve: str | None = None,
+        services: Sequence[Register] = (),
+        public_services: Sequence[str] = (),
+    ) -> Node:
         """Join the world that ``environment`` describes (default: this process's), and return when all ranks are there.
 
         Outside of a launched job this is a world of one.  ``transport`` pins the lane kind (``tcp``, ``grpc``).
+        ``serve`` is the ``host:port`` of the node's gRPC server; a world of one has none unless it is given or there
+        are ``services``: functions that get the server and add servicers of the program to it.  Their calls need the
+        job's token (see ``credentials``), except those of the services named in full in ``public_services``.
         Raises ``UsageError`` for wrong settings and ``PeerTimeout``, naming them, when ranks do not come.
         """
         parse_transport(transport)
+        serving = Serving(address=serve, services=tuple(services), public=frozenset(public_services))
         if environment is None:
             environment = LaunchEnvironment.from_mapping(os.environ)
         if environment is None:
-            return await start_node(_attach_alone)
-        return await start_node(_attach_launched(environment, transport))
+            return await start_node(_attach_alone(serving))
+        return await start_node(_attach_launched(environment, transport, serving))
 
     @property
     def rank(self) -> int:
@@ -125,6 +141,17 @@ class Node:
         return "" if server is None else server.address
 
     @property
+    def credentials(self) -> Credentials:
+        """What calls to servers of this world authenticate with: pass ``credentials.metadata()`` along.
+
+        Whoever holds it is trusted like a rank.  Raises ``UsageError`` for a node without a server.
+        """
+        server = self._attachment.server
+        if server is None or server.credentials is None:
+            raise UsageError("credentials: expected a node with a server; give serve= to Node.start")
+        return server.credentials
+
+    @property
     def has_arena(self) -> bool:
         """Do the ranks of this host share memory?"""
         return self._arena is not None
@@ -138,15 +165,15 @@ class Node:
         """Return a new array in memory that the ranks of this host share.  See ``Communicator.empty``."""
         return self.world.empty(shape, dtype)
 
-    async def spawn(self, actor: type[A], *args: Any, name: str | None = None, **kwargs: Any) -> ActorRef[A]:
+    async def spawn(self, actor: type[A], *args: Any, name: str | None = None, **kwargs: Any) -> A:
         """Start an actor on this rank.  See ``ActorSystem.spawn``."""
         return await self._actors.spawn(actor, *args, name=name, **kwargs)
 
     @overload
     def ref(self, name: str, rank: int | None = None) -> ActorRef[Any]: ...
     @overload
-    def ref(self, name: str, rank: int | None = None, *, actor_class: type[A]) -> ActorRef[A]: ...
-    def ref(self, name: str, rank: int | None = None, *, actor_class: type[Any] | None = None) -> ActorRef[Any]:
+    def ref(self, name: str, rank: int | None = None, *, actor_class: type[A]) -> A: ...
+    def ref(self, name: str, rank: int | None = None, *, actor_class: type[Any] | None = None) -> Any:
         """Return the reference to the actor called ``name`` on ``rank`` (default: this one); nothing is sent.
 
         With ``actor_class`` results come typed, and wrong calls are refused before they are sent.
@@ -155,9 +182,22 @@ class Node:
             return self._actors.ref(name, rank)
         return self._actors.ref(name, rank, actor_class=actor_class)
 
-    async def stop_actor(self, ref: ActorRef[Any]) -> None:
-        """Stop an actor of this rank and return after its ``on_stop``.  See ``ActorSystem.stop``."""
+    def watch(self, ref: ActorRef[Any] | Actor) -> Watch:
+        """Watch an actor of any rank: ``down = await node.watch(ref)``.  See ``ActorSystem.watch``."""
+        return self._actors.watch(ref)
+
+    async def stop_actor(self, ref: ActorRef[Any] | Actor) -> None:
+        """Stop an actor of any rank, once it has handled what waits.  See ``ActorSystem.stop``."""
         await self._actors.stop(ref)
+
+    async def kill_actor(self, ref: ActorRef[Any] | Actor) -> None:
+        """Kill an actor of any rank, with its children.  See ``ActorSystem.kill``."""
+        await self._actors.kill(ref)
+
+    @property
+    def dead_letters(self) -> DeadLetters:
+        """The told messages that no actor of this rank handled."""
+        return self._actors.dead_letters
 
     async def stop(self) -> None:
         """Leave the world in good order: actors stop, peers are told, lanes and server close.  Idempotent."""
@@ -222,26 +262,33 @@ async def _share_memory(attachment: Attachment, links: Links) -> ArenaHost | Non
     return None if arena is None else ArenaHost(arena, links)
 
 
-async def _attach_alone(stack: AsyncExitStack) -> Attachment:  # noqa: ARG001
-    """Attach to a world of one: nothing to serve and nobody to link to."""
-    fabric = InprocFabric()
-    return Attachment(
-        world=world_of_one(),
-        rank=0,
-        connector=InprocConnector(fabric),
-        join=fabric.join,
-        pin=os.environ.get(_PIN),
-    )
+def _attach_alone(serving: Serving) -> Attach:
+    """Attach to a world of one: nobody to link to."""
+
+    async def attach(stack: AsyncExitStack) -> Attachment:
+        fabric = InprocFabric()
+        return Attachment(
+            world=world_of_one(),
+            rank=0,
+            connector=InprocConnector(fabric),
+            join=fabric.join,
+            server=await serve_alone(stack, serving, os.environ, register=lambda _: None),
+            pin=os.environ.get(_PIN),
+        )
+
+    return attach
 
 
-def _attach_launched(environment: LaunchEnvironment, transport: str | None) -> Attach:
+def _attach_launched(environment: LaunchEnvironment, transport: str | None, serving: Serving) -> Attach:
     """Attach to the world of a launched job."""
 
     async def attach(stack: AsyncExitStack) -> Attachment:
-        credentials = Credentials(read_secret(environment.secret_file))
+        credentials = read_credentials(environment)
         pinned = transport or environment.transport
         arena = arena_settings(os.environ, pinned)
-        server, connector = await serve_links(stack, credentials, bind=environment.bind, transport=pinned)
+        server, connector = await serve_links(
+            stack, credentials, bind=environment.bind, transport=pinned, serving=serving
+        )
         request = _join_request(environment, address=server.address, settings=_settings(pinned, arena))
         world = await join_world(environment.rendezvous, credentials, request)
         return Attachment(
@@ -291,10 +338,18 @@ def _join_request(environment: LaunchEnvironment, *, address: str, settings: str
 
 
 async def serve_links(
-    stack: AsyncExitStack, credentials: Credentials, *, bind: str, transport: str | None
+    stack: AsyncExitStack,
+    credentials: Credentials,
+    *,
+    bind: str,
+    transport: str | None,
+    serving: Serving = Serving(),  # noqa: B008  # immutable
 ) -> tuple[RpcServer, GrpcConnector]:
     """Start a gRPC server that accepts links; ``stack`` stops it."""
-    server = RpcServer(credentials, bind=bind)
+    host, port = serving.place(bind=bind)
+    if host != bind:
+        raise UsageError(f"serve: in a launched job expected the address that the launcher chose, {bind}, got {host}")
+    server = serving.open_server(credentials, bind=bind, port=port)
     processors = min(len(usable_cores()), core_quota())
     connector = GrpcConnector(
         credentials=credentials,
@@ -304,6 +359,7 @@ async def serve_links(
         connections=parse_connections(os.environ.get(_CONNECTIONS)),
     )
     connector.register(server)
+    serving.register(server)
     await server.start()
     stack.push_async_callback(server.stop)
     await connector.start()

@@ -75,11 +75,10 @@ def test_importing_asyncpar_pulls_in_no_optional_dependency() -> None:
 async def test_actors_of_a_known_class_give_typed_results_and_can_be_stopped() -> None:
     async with ap.testing.local_world(2) as (here, there):
         ref = await there.spawn(Adder, name="adder")
-        typed = here.ref("adder", 1, actor_class=Adder).typed(Adder.add)
-        total: int = await typed(2)
+        total: int = await here.ref("adder", 1, actor_class=Adder).add(2)
         assert total == 2
         await there.stop_actor(ref)
-        with pytest.raises(ap.UsageError, match="adder"):
+        with pytest.raises(ap.ActorDown, match="adder.*the actor was stopped"):
             await here.ref("adder", 1).add(1)
 
 

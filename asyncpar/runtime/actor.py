@@ -3,32 +3,98 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
-from typing import Any, ClassVar, Final, TypeVar, overload
+from abc import ABC, ABCMeta, abstractmethod
+from collections.abc import AsyncIterator, Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any, ClassVar, Concatenate, Final, Generic, ParamSpec, Protocol, Self, TypeVar, cast, overload
 
 from asyncpar.errors import UsageError
-from asyncpar.runtime.ref import ActorRef
+from asyncpar.runtime.down import Down, DownReason
+from asyncpar.runtime.mailbox import Mailbox
+from asyncpar.runtime.place import Place
+from asyncpar.runtime.ref import ActorRef, Endpoint, StreamingEndpoint
+from asyncpar.runtime.watches import Watch
 
-F = TypeVar("F", bound=Callable[..., Any])
+A = TypeVar("A", bound="Actor")
+P = ParamSpec("P")
+R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
 
 _MARK: Final = "__asyncpar_endpoint__"
-RESERVED: Final = frozenset(
-    {"on_start", "on_stop", "ref", *(name for name in dir(ActorRef) if not name.startswith("_"))}
-)
-"""Names that an endpoint cannot have."""
 
 
-class Actor:
+class Keeper(ABC):
+    """What an actor needs of the system it lives in."""
+
+    ref: ActorRef[Any]
+    place: Place | None
+
+    @abstractmethod
+    async def spawn_child(
+        self, actor: type[Actor], args: tuple[Any, ...], kwargs: dict[str, Any], *, name: str | None
+    ) -> ActorRef[Any]:
+        """See ``Actor.spawn``."""
+
+    @abstractmethod
+    async def stop_child(self, ref: ActorRef[Any]) -> None:
+        """See ``Actor.stop_child``."""
+
+    @abstractmethod
+    async def kill_child(self, ref: ActorRef[Any]) -> None:
+        """See ``Actor.kill_child``."""
+
+    @abstractmethod
+    def watch(self, ref: ActorRef[Any]) -> Watch:
+        """See ``Actor.watch``."""
+
+    @abstractmethod
+    def stop(self) -> None:
+        """See ``Actor.stop_self``."""
+
+
+class _FromReference(Generic[R_co]):
+    """An attribute that an actor takes from its reference, unless it has one of that name itself."""
+
+    def __init__(self, read: Callable[[ActorRef[Any]], R_co]) -> None:
+        self._read = read
+
+    def __get__(self, instance: Actor | None, owner: type | None = None) -> R_co:
+        if instance is None:
+            raise AttributeError("only actors that were spawned have it")
+        return self._read(instance._kept().ref)
+
+
+class ActorType(ABCMeta):
+    """The type of actor classes: a reference counts as an instance of its actor's class, as type checkers see it."""
+
+    def __instancecheck__(cls, instance: object) -> bool:
+        if isinstance(instance, ActorRef):
+            known = instance.actor_class
+            return known is None or issubclass(known, cls)
+        return super().__instancecheck__(instance)
+
+
+class Actor(metaclass=ActorType):
     """Base of actor classes: state that one task guards and others reach by messages.
 
     Endpoints of one actor run one at a time, in the order in which their messages arrived, all on the node's event
     loop (a plain ``def`` endpoint in the actor's own thread, while nothing else of the actor runs).  So an actor needs
-    no locks.  The constructor runs on the loop, too; what must be awaited belongs into ``on_start``.
+    no locks; only endpoints marked with ``concurrency`` run beside the others.  The constructor runs on the loop, too;
+    what must be awaited belongs into ``on_start``.
+
+    An actor *fails* when a told message or one of the hooks raises: it ends, and its owner hears of it.  What an asked
+    endpoint raises belongs to the caller, and the actor goes on.
     """
 
-    _reference: ActorRef[Any] | None = None
     endpoints: ClassVar[frozenset[str]] = frozenset()
     """The names of the methods that others may call."""
+    mailbox: ClassVar[Mailbox] = Mailbox()
+    """How many messages may wait, and what happens to those that find no room."""
+    name = _FromReference(lambda ref: ref.name)
+    """The actor's name on its rank."""
+    rank = _FromReference(lambda ref: ref.rank)
+    """The rank it lives on."""
+    _keeper: Keeper | None = None
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -41,44 +107,156 @@ class Actor:
                 raise UsageError(
                     f"endpoint: {cls.__qualname__}.{name} hides an endpoint of {base.__qualname__}; mark it"
                 )
+        if not isinstance(cls.mailbox, Mailbox):
+            raise UsageError(f"mailbox: {cls.__qualname__}.mailbox is no Mailbox but {cls.mailbox!r}")
         cls.endpoints = names
+
+    # -- hooks -----------------------------------------------------------------------------------------------------
 
     async def on_start(self) -> None:
         """Runs before the first message.  If it raises, ``spawn`` raises that."""
 
     async def on_stop(self) -> None:
-        """Runs after the last message, if ``on_start`` had succeeded."""
+        """Runs after the last message and after the end of all children, if ``on_start`` had succeeded.
+
+        Not when the actor is killed.
+        """
+
+    async def on_down(self, down: Down) -> None:
+        """An actor that this one watches has ended.  Runs before messages that wait."""
+
+    async def on_child_down(self, down: Down) -> None:
+        """A child ended, and not because this actor ended it.  Runs before messages that wait.
+
+        Unless a subclass decides otherwise, the failure of a child is a failure of its owner.
+        """
+        if down.reason is DownReason.FAILED and down.error is not None:
+            raise down.error
+
+    # -- for subclasses --------------------------------------------------------------------------------------------
 
     @property
-    def ref(self) -> ActorRef[Any]:
+    def ref(self) -> Self:
         """The reference to this actor, to be handed to others.  There is none before ``on_start``."""
-        if self._reference is None:
+        return cast(Self, self._kept().ref)
+
+    async def spawn(self, actor: type[A], *args: Any, name: str | None = None, **kwargs: Any) -> A:
+        """Start a child on this rank and return its reference.  See ``ActorSystem.spawn``.
+
+        Children end with their owner: they are stopped, last started first, before its ``on_stop``.
+        """
+        return cast(A, await self._kept().spawn_child(actor, args, kwargs, name=name))
+
+    async def stop_child(self, ref: ActorRef[Any] | Actor) -> None:
+        """Stop a child and return after its ``on_stop``; ``on_child_down`` does not hear of it."""
+        await self._kept().stop_child(as_reference(ref))
+
+    async def kill_child(self, ref: ActorRef[Any] | Actor) -> None:
+        """Kill a child and return when it is gone; ``on_child_down`` does not hear of it."""
+        await self._kept().kill_child(as_reference(ref))
+
+    def watch(self, ref: ActorRef[Any] | Actor) -> Watch:
+        """Let ``on_down`` hear, exactly once, when the actor has ended; whoever has ended already counts as missing."""
+        return self._kept().watch(as_reference(ref))
+
+    def stop_self(self) -> None:
+        """Let this actor stop once the messages that wait have been handled."""
+        self._kept().stop()
+
+    def _kept(self) -> Keeper:
+        if self._keeper is None:
             raise UsageError(f"ref: {type(self).__qualname__} was not spawned yet; use it from on_start on")
-        return self._reference
+        return self._keeper
+
+
+RESERVED: Final = frozenset(name for kind in (Actor, ActorRef) for name in dir(kind) if not name.startswith("_"))
+"""Names that an endpoint cannot have."""
+
+
+class EndpointMethod(Generic[P, R_co]):
+    """What type checkers see of an endpoint: on a reference and on ``self`` it is an ``Endpoint``."""
+
+    @abstractmethod
+    def __get__(self, instance: object, owner: type | None = None) -> Endpoint[P, R_co]: ...
+
+
+class StreamingEndpointMethod(Generic[P, R_co]):
+    """The same for an endpoint that is an async generator."""
+
+    @abstractmethod
+    def __get__(self, instance: object, owner: type | None = None) -> StreamingEndpoint[P, R_co]: ...
+
+
+class _EndpointDecorator(Protocol):
+    @overload
+    def __call__(self, function: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]], /) -> EndpointMethod[P, R]: ...
+    @overload
+    def __call__(  # type: ignore[overload-overlap]
+        self, function: Callable[Concatenate[Any, P], AsyncIterator[R]], /
+    ) -> StreamingEndpointMethod[P, R]: ...
+    @overload
+    def __call__(self, function: Callable[Concatenate[Any, P], R], /) -> EndpointMethod[P, R]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointMark:
+    """What ``@endpoint`` was told.  ``concurrency`` is None for an endpoint that runs alone."""
+
+    concurrency: int | None = None
 
 
 @overload
-def endpoint(function: F, /) -> F: ...
+def endpoint(function: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]], /) -> EndpointMethod[P, R]: ...
 @overload
-def endpoint() -> Callable[[F], F]: ...
-def endpoint(function: F | None = None, /) -> F | Callable[[F], F]:
-    """Mark a method of an actor as one that others may call: ``@endpoint`` or ``@endpoint()``.
+def endpoint(  # type: ignore[overload-overlap]
+    function: Callable[Concatenate[Any, P], AsyncIterator[R]], /
+) -> StreamingEndpointMethod[P, R]: ...
+@overload
+def endpoint(function: Callable[Concatenate[Any, P], R], /) -> EndpointMethod[P, R]: ...
+@overload
+def endpoint(*, concurrency: int | None = None) -> _EndpointDecorator: ...
+def endpoint(function: Any = None, /, *, concurrency: int | None = None) -> Any:
+    """Mark a method of an actor as one that others may call: ``@endpoint`` or ``@endpoint(concurrency=8)``.
 
-    The method stays as it is: called on ``self`` it is a plain method.  Arguments from others are checked against its
-    annotations.
+    ``async def`` runs on the loop, plain ``def`` in a thread, and an async generator is a stream of items.  Called on
+    ``self`` it is a plain method.  Arguments from others are checked against its annotations.
+
+    With ``concurrency`` up to that many calls of this endpoint run at once, beside whatever else the actor does.
 
     Raises ``UsageError`` for what cannot be an endpoint.
     """
-    if function is None:
-        return endpoint
+    if concurrency is not None and concurrency < 1:
+        raise UsageError(f"concurrency: expected at least 1, got {concurrency!r}")
+    mark = EndpointMark(concurrency)
+    return (lambda function: _mark(function, mark)) if function is None else _mark(function, mark)
+
+
+def _mark(function: Any, mark: EndpointMark) -> Any:
     if not inspect.isfunction(function):
         raise UsageError(f"endpoint: expected a method (async def or def), got {function!r}")
-    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
-        raise UsageError(f"endpoint: {function.__qualname__} is a generator; expected async def or def without yield")
-    setattr(function, _MARK, True)
+    if inspect.isgeneratorfunction(function):
+        raise UsageError(f"endpoint: {function.__qualname__} is a plain generator; expected async def for a stream")
+    setattr(function, _MARK, mark)
     return function
 
 
 def is_endpoint(attribute: object) -> bool:
     """Is this class attribute marked as an endpoint?"""
-    return inspect.isfunction(attribute) and getattr(attribute, _MARK, False) is True
+    return inspect.isfunction(attribute) and isinstance(getattr(attribute, _MARK, None), EndpointMark)
+
+
+def endpoint_mark(function: Callable[..., Any]) -> EndpointMark:
+    """Return what the endpoint ``function`` was marked with."""
+    mark = getattr(function, _MARK)
+    assert isinstance(mark, EndpointMark)
+    return mark
+
+
+def as_reference(value: object) -> ActorRef[Any]:
+    """Return ``value``, which type checkers may know as the actor's class, as the reference that it is.
+
+    Raises ``UsageError`` if it is none.
+    """
+    if not isinstance(value, ActorRef):
+        raise UsageError(f"ref: expected the reference of an actor (as spawn returns it), got {value!r}")
+    return value

@@ -2,30 +2,29 @@
 
 from __future__ import annotations
 
-import logging
-
 from asyncpar.errors import ProtocolError, UsageError
 from asyncpar.runtime import message
-from asyncpar.runtime.cell import Cell, Delivery
+from asyncpar.runtime.dead_letters import DeadLetter, DeadLetters
+from asyncpar.runtime.delivery import Delivery
 from asyncpar.runtime.failure import describe_failure
+from asyncpar.runtime.handler import Answers
 from asyncpar.runtime.post import Post
+from asyncpar.runtime.roster import Roster
 from asyncpar.runtime.window import ReceiveWindow
 from asyncpar.transport.links import MAX_MESSAGE_BYTES
 from asyncpar.wire.payload import Extension, PayloadEncoder
 
-_LOG = logging.getLogger(__name__)
 
-
-class Callee:
+class Callee(Answers):
     """The actors of one rank and the calls they serve.  Every call gets one answer, unless its caller has gone."""
 
-    def __init__(self, rank: int, *, extension: Extension, post: Post) -> None:
-        self.cells: dict[str, Cell] = {}
-        """The actors by name, oldest first."""
+    def __init__(self, roster: Roster, *, rank: int, extension: Extension, post: Post) -> None:
+        self.dead_letters = DeadLetters()
+        self._roster = roster
         self._rank = rank
         self._extension = extension
         self._post = post
-        self._serving: dict[tuple[int, int], tuple[Cell, Delivery]] = {}
+        self._serving: dict[tuple[int, int], Delivery] = {}
         self._windows: dict[tuple[int, str], ReceiveWindow] = {}
         self._is_closing = False
 
@@ -36,56 +35,53 @@ class Callee:
 
     # -- in --------------------------------------------------------------------------------------------------------
 
-    def accept(self, actor: str, delivery: Delivery) -> None:
+    def accept(self, delivery: Delivery) -> None:
         """Put a call or tell into its mailbox, or refuse it.
 
         Raises ``ProtocolError`` for a call that is being served already and for more than the window allows.
         """
         if delivery.call is not None and (delivery.sender, delivery.call) in self._serving:
             raise ProtocolError(f"actor message: rank {delivery.sender} sent call {delivery.call} twice")
-        cell = self.cells.get(actor)
+        cell = self._roster.cells.get(delivery.actor)
         if cell is None:
-            self._return_credit(delivery.sender, actor, delivery.cost)
-            reason = message.CLOSED if self._is_closing else message.USAGE
-            text = "the node was closed" if self._is_closing else f"there is no actor {actor!r} on rank {self._rank}"
-            self._refuse(actor, delivery, reason, text)
+            self._return_credit(delivery.sender, delivery.actor, delivery.cost)
+            self.refused(delivery, *self._absence(delivery.actor))
             return
-        self._window(delivery.sender, actor).receive(delivery.cost)
-        if cell.is_stopping:
-            self.taken(cell, delivery)
-            self._refuse(actor, delivery, message.STOPPED, "the actor was stopped")
+        self._window(delivery.sender, delivery.actor).receive(delivery.cost)
+        if cell.ending.has_begun:
+            self.taken(delivery)
+            self.refused(delivery, cell.ending.refusal, cell.ending.epitaph)
             return
         if delivery.call is not None:
-            self._serving[delivery.sender, delivery.call] = cell, delivery
+            self._serving[delivery.sender, delivery.call] = delivery
         cell.put(delivery)
+
+    def find(self, rank: int, call: int) -> Delivery | None:
+        """Return the call of ``rank`` that is being served, if it still is."""
+        return self._serving.get((rank, call))
 
     def cancel(self, rank: int, call: int) -> None:
         """The caller does not want the answer any more."""
-        serving = self._serving.pop((rank, call), None)
-        if serving is not None:
-            cell, delivery = serving
-            cell.cancel(delivery)
+        delivery = self._serving.pop((rank, call), None)
+        if delivery is not None:
+            delivery.cancel()
 
     def peer_lost(self, rank: int) -> None:
         """Cancel what a lost rank asked for.  What it told is still done."""
         for sender, call in [place for place in self._serving if place[0] == rank]:
             self.cancel(sender, call)
 
-    async def close(self) -> None:
-        """End every actor, newest first, cancelling what it does."""
+    def begin_closing(self) -> None:
+        """The node closes: whoever is not here any more was closed with it."""
         self._is_closing = True
-        for cell in reversed(list(self.cells.values())):
-            cell.close()
-            await cell.wait_ended()
-            if cell.stop_error is not None:
-                _LOG.error("rank %d: on_stop of actor %r raised", self._rank, cell.name, exc_info=cell.stop_error)
 
-    # -- cells' side (CellEvents) ----------------------------------------------------------------------------------
+    # -- cells' side (Answers) -------------------------------------------------------------------------------------
 
-    def taken(self, cell: Cell, delivery: Delivery) -> None:
-        self._return_credit(delivery.sender, cell.name, self._window(delivery.sender, cell.name).take(delivery.cost))
+    def taken(self, delivery: Delivery) -> None:
+        owed = self._window(delivery.sender, delivery.actor).take(delivery.cost)
+        self._return_credit(delivery.sender, delivery.actor, owed)
 
-    def answered(self, cell: Cell, delivery: Delivery, value: object) -> None:  # noqa: ARG002
+    def answered(self, delivery: Delivery, value: object) -> None:
         if delivery.call is None or not self._finish(delivery):
             return
         encoder = PayloadEncoder(extension=self._extension, limit=MAX_MESSAGE_BYTES)
@@ -98,22 +94,33 @@ class Callee:
         else:
             self._post.send_quietly(delivery.sender, payload)
 
-    def raised(self, cell: Cell, delivery: Delivery, error: BaseException) -> None:
-        if delivery.call is None:
-            where = (self._rank, cell.name, delivery.endpoint, delivery.sender)
-            _LOG.error("rank %d: actor %r: %s, told by rank %d, raised", *where, exc_info=error)
-        elif self._finish(delivery):
+    def raised(self, delivery: Delivery, error: BaseException) -> None:
+        assert delivery.call is not None, "what a told endpoint raises is a failure of its actor"
+        if self._finish(delivery):
             self._post.say(delivery.sender, describe_failure(delivery.call, error))
 
-    def refused(self, cell: Cell, delivery: Delivery, reason: str, text: str) -> None:
-        self._refuse(cell.name, delivery, reason, text)
+    def refused(self, delivery: Delivery, reason: str, text: str) -> None:
+        if delivery.call is None:
+            letter = DeadLetter(delivery.sender, self._rank, delivery.actor, delivery.endpoint, text)
+            self.dead_letters.add(letter)
+        elif self._finish(delivery):
+            self._post.say(delivery.sender, message.Failure(delivery.call, reason, text))
 
-    def ended(self, cell: Cell) -> None:
-        del self.cells[cell.name]
-        for rank, actor in [place for place in self._windows if place[1] == cell.name]:
+    def settle(self, name: str) -> None:
+        """The actor called ``name`` is gone: return what its senders are owed."""
+        for rank, actor in [place for place in self._windows if place[1] == name]:
             self._return_credit(rank, actor, self._windows.pop((rank, actor)).settle())
 
     # -- inside ----------------------------------------------------------------------------------------------------
+
+    def _absence(self, actor: str) -> tuple[str, str]:
+        """Say why ``actor`` is not here: the reason and the text of a failure."""
+        if self._is_closing:
+            return message.CLOSED, "the node was closed"
+        epitaph = self._roster.epitaph(actor)
+        if epitaph is not None:
+            return message.STOPPED, epitaph
+        return message.USAGE, f"there is no actor {actor!r} on rank {self._rank}"
 
     def _window(self, sender: int, actor: str) -> ReceiveWindow:
         place = (sender, actor)
@@ -131,10 +138,3 @@ class Callee:
         if delivery.call is not None and not delivery.is_cancelled:
             self._serving.pop((delivery.sender, delivery.call), None)
         return not delivery.is_cancelled
-
-    def _refuse(self, actor: str, delivery: Delivery, reason: str, text: str) -> None:
-        if delivery.call is None:
-            where = (self._rank, actor, delivery.endpoint, delivery.sender)
-            _LOG.warning("rank %d: actor %r: %s, told by rank %d, was not done: %s", *where, text)
-        elif self._finish(delivery):
-            self._post.say(delivery.sender, message.Failure(delivery.call, reason, text))

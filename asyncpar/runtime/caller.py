@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
-from asyncpar.errors import AsyncparError, PeerCancelled, PeerLost, ProtocolError, RemoteError, UsageError
+from asyncpar.errors import (
+    ActorDown,
+    AsyncparError,
+    MailboxFull,
+    PeerLost,
+    PeerTimeout,
+    ProtocolError,
+    RemoteError,
+    UsageError,
+)
 from asyncpar.runtime import message
+from asyncpar.runtime.delivery import time_left
 from asyncpar.runtime.post import Post
 from asyncpar.runtime.ref import ActorRef, Told
 from asyncpar.runtime.window import Parcel, SendWindow
@@ -43,7 +53,7 @@ class _Told(Told):
 
 @dataclass(slots=True, eq=False)
 class _Pending:
-    """An ask that waits for its answer."""
+    """An ask, or a request to the system of a rank, that waits for its answer."""
 
     ref: ActorRef[Any]
     endpoint: str
@@ -84,10 +94,9 @@ class Caller:
     ) -> Any:
         """Send a call and return its result, decoded by ``result``.  See ``ref.Endpoint`` for the errors."""
         self._check_open(ref, endpoint)
-        call = self._next_call
-        self._next_call += 1
-        encoder, encoded, named = self._encode(endpoint, arguments, keywords)
-        envelope = message.Call(call, ref.name, endpoint, encoded, named)
+        call = self._new_call()
+        encoder, encoded, named = self.encode(endpoint, arguments, keywords)
+        envelope = message.Call(call, ref.name, endpoint, encoded, named, time_left())
         parcel = Parcel(encoder.finish(envelope, what=f"the call of {endpoint}"))
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._pending[call] = _Pending(ref, endpoint, result, future)
@@ -108,7 +117,7 @@ class Caller:
         window = self._windows.get((ref.rank, ref.name))
         if window is not None:
             window.check_room(f"tell {endpoint} of {ref!r}")
-        encoder, encoded, named = self._encode(endpoint, arguments, keywords)
+        encoder, encoded, named = self.encode(endpoint, arguments, keywords)
         envelope = message.Tell(ref.name, endpoint, encoded, named)
         parcel = Parcel(encoder.finish(envelope, what=f"the call of {endpoint}"))
         told = _Told(parcel)
@@ -116,7 +125,33 @@ class Caller:
             self._told[parcel] = told
         return told
 
-    def _encode(
+    async def request(
+        self,
+        ref: ActorRef[Any],
+        verb: str,
+        envelope: Callable[[int], message.Message],
+        encoder: PayloadEncoder,
+        result: PayloadDecoder[Any],
+    ) -> Any:
+        """Ask something about ``ref`` of the system it belongs to: what ``envelope`` makes of the call's number."""
+        self._check_open(ref, verb)
+        call = self._new_call()
+        payload = encoder.finish(envelope(call), what=verb)
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._pending[call] = _Pending(ref, verb, result, future)
+        try:
+            self._send(ref, verb, payload)
+            return await future
+        except asyncio.CancelledError:
+            if not self._is_closed:
+                self._post.say(ref.rank, message.Cancel(call))
+            raise
+        finally:
+            del self._pending[call]
+            if not future.cancelled() and future.done():
+                future.exception()  # seen: a cancellation may have come at the same time
+
+    def encode(
         self, endpoint: str, arguments: tuple[Any, ...], keywords: dict[str, Any]
     ) -> tuple[PayloadEncoder, list[msgspec.Raw], dict[str, msgspec.Raw]]:
         encoder = PayloadEncoder(extension=self._extension, limit=MAX_MESSAGE_BYTES)
@@ -139,11 +174,22 @@ class Caller:
         if not window.put(parcel):
             return False
         try:
-            self._post.send(ref.rank, parcel.payload)
-        except PeerLost as error:
+            self._send(ref, endpoint, parcel.payload)
+        except PeerLost:
             self._windows.pop(place, None)
-            raise _lost_during(error, f"{endpoint} of {ref!r}") from None
+            raise
         return True
+
+    def _send(self, ref: ActorRef[Any], verb: str, payload: memoryview) -> None:
+        try:
+            self._post.send(ref.rank, payload)
+        except PeerLost as error:
+            raise _lost_during(error, f"{verb} of {ref!r}") from None
+
+    def _new_call(self) -> int:
+        call = self._next_call
+        self._next_call += 1
+        return call
 
     def _withdraw(self, ref: ActorRef[Any], call: int, parcel: Parcel) -> None:
         """The ask was cancelled: nothing must come of it any more."""
@@ -240,7 +286,11 @@ def _error_of(failure: message.Failure, rank: int, operation: str) -> AsyncparEr
         case message.USAGE:
             return UsageError(f"{operation}: {failure.text}")
         case message.STOPPED:
-            return PeerCancelled(f"rank {rank}: {operation}: {failure.text}", rank=rank, operation=operation)
+            return ActorDown(f"rank {rank}: {operation}: {failure.text}", rank=rank, operation=operation)
+        case message.FULL:
+            return MailboxFull(f"rank {rank}: {operation}: {failure.text}", rank=rank, operation=operation)
+        case message.DEADLINE:
+            return PeerTimeout(f"rank {rank}: {operation}: {failure.text}", rank=rank, operation=operation)
         case message.CLOSED:
             return PeerLost(
                 f"rank {rank}: {operation}: {failure.text}", rank=rank, operation=operation, cause=failure.text

@@ -1,131 +1,147 @@
 """A cell: the task, the mailbox and the life of one actor.
 
-Theory of operation.  One task constructs the actor, runs ``on_start``, handles one message after the other and runs
-``on_stop``.  Endpoints run inside this task, not in tasks of their own, which makes a message cheap.  To end an
-endpoint whose caller has gone, the task itself is cancelled, and this is told apart from a real cancellation by
-counting (the way ``asyncio.timeout`` does it): when the endpoint has ended, however it ended, the count is taken back.
+Theory of operation.  One task constructs the actor, runs ``on_start``, handles one thing after the other and, at the
+end, ends the children and runs ``on_stop``.  Endpoints run inside this task, not in tasks of their own, which makes a
+message cheap; only concurrent endpoints have tasks (see ``side``).  Before each message the task looks, in this order,
+whether the actor was killed (or its node closed, or it failed), then for notices of supervision, then for messages; it
+was stopped if none of these is left.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Final, Protocol, TypeVar
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Protocol, TypeVar
 
-import msgspec
-
-from asyncpar.errors import AsyncparError, PeerCancelled, PeerError, PeerLost, ProtocolError, UsageError
-from asyncpar.runtime.actor import Actor
+from asyncpar.errors import ActorDown, PeerLost, UsageError
+from asyncpar.runtime.actor import Actor, Keeper
+from asyncpar.runtime.backlog import Backlog
+from asyncpar.runtime.delivery import Delivery
+from asyncpar.runtime.down import Down
+from asyncpar.runtime.ending import End, Ending
 from asyncpar.runtime.endpoint import EndpointSpec
-from asyncpar.runtime.message import CLOSED, STOPPED, USAGE
-from asyncpar.runtime.thread import ActorThread
-from asyncpar.runtime.window import message_cost
+from asyncpar.runtime.execution import is_task_cancelled
+from asyncpar.runtime.handler import Answers, CancelledItself, Handler
+from asyncpar.runtime.message import CLOSED, FULL, USAGE
+from asyncpar.runtime.place import Place
+from asyncpar.runtime.ref import ActorRef
+from asyncpar.runtime.side import Side
+from asyncpar.runtime.watches import Watch
 
 T = TypeVar("T")
-
 BURST: Final = 32
 """Messages handled in a row before the event loop gets a turn, if no endpoint gave it one."""
 
 
-@dataclass(slots=True, eq=False)
-class Delivery:
-    """A call (or tell: ``call`` is None) that arrived at its actor."""
-
-    sender: int
-    call: int | None
-    endpoint: str
-    arguments: list[msgspec.Raw]
-    keywords: dict[str, msgspec.Raw]
-    payload: memoryview
-    is_cancelled: bool = field(default=False, init=False)
-    """The caller has gone; nobody waits for the answer."""
-
-    @property
-    def cost(self) -> int:
-        return message_cost(self.payload)
-
-
-class CellEvents(Protocol):
-    """What a cell tells its owner.  Never blocks, never raises."""
-
-    def taken(self, cell: Cell, delivery: Delivery) -> None:
-        """The delivery left the mailbox."""
-        ...
-
-    def answered(self, cell: Cell, delivery: Delivery, value: object) -> None:
-        """The endpoint returned ``value``."""
-        ...
-
-    def raised(self, cell: Cell, delivery: Delivery, error: BaseException) -> None:
-        """The endpoint raised ``error``."""
-        ...
-
-    def refused(self, cell: Cell, delivery: Delivery, reason: str, text: str) -> None:
-        """The endpoint was not called, or not to its end, for a reason of ``message``."""
-        ...
+class Household(Protocol):
+    """What a cell asks of the system it lives in, and tells it."""
 
     def ended(self, cell: Cell) -> None:
         """The cell handles nothing more."""
         ...
 
+    def create_task(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Run ``work`` beside the cell's own task."""
+        ...
 
-class Cell:
+    async def spawn_child(
+        self, cell: Cell, actor: type[Actor], args: tuple[Any, ...], kwargs: dict[str, Any], *, name: str | None
+    ) -> ActorRef[Any]:
+        """Start an actor that ``cell`` owns.  Raises as ``ActorSystem.spawn``."""
+        ...
+
+    def watch(self, ref: ActorRef[Any], hear: Callable[[Down], None] | None = None) -> Watch:
+        """Watch ``ref`` for the cell."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Birth:
+    """What a cell is made of.  ``create`` makes the actor; ``owner`` hears how it ends."""
+
+    ref: ActorRef[Any]
+    actor_class: type[Actor]
+    create: Callable[[], Actor]
+    endpoints: Mapping[str, EndpointSpec]
+    owner: Cell | None = None
+    place: Place | None = None
+
+
+class Cell(Keeper):
     """One actor and its mailbox.  ``run`` is its task; everything else is called on the same loop."""
 
-    def __init__(
-        self,
-        name: str,
-        *,
-        rank: int,
-        create: Callable[[], Actor],
-        endpoints: Mapping[str, EndpointSpec],
-        events: CellEvents,
-    ) -> None:
-        self.name = name
-        self._rank = rank
+    def __init__(self, birth: Birth, *, answers: Answers, household: Household) -> None:
+        self.ref = birth.ref
+        self.name = birth.ref.name
+        self.owner = birth.owner
+        self.place = birth.place
+        self.ending = Ending()
         self.task: asyncio.Task[None] | None = None
         self.started: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        """Ends when the actor is ready, with what its constructor or ``on_start`` raised if it is not."""
-        self.stop_error: BaseException | None = None
-        """What ``on_stop`` raised."""
-        self._create = create
-        self._endpoints = endpoints
-        self._events = events
-        self._mailbox: deque[Delivery] = deque()
+        """Ends when the actor is ready, with what its constructor or ``on_start`` raised if it never is."""
+        self.has_served = False
+        """Was it ever ready?"""
+        self.is_finishing = False
+        """Does it hear of nothing any more?"""
+        self.is_dismissed = False
+        """Does its owner end it itself, and needs no notice?"""
+        self.watchers: set[tuple[int, int]] = set()
+        """Who is to be told of the end: rank and number of each watch."""
+        self.children: list[Cell] = []
+        self._birth = birth
+        self._household = household
+        self._handler = Handler(birth.ref.name, self.ending, answers, fail=self.fail)
+        self._mailbox = Backlog(birth.actor_class.mailbox)
+        self._notices: deque[tuple[str, Down]] | None = None
+        self._side: Side | None = None
         self._waker: asyncio.Future[None] | None = None
-        self._current: Delivery | None = None
-        self._interrupts = 0
-        self._is_busy = False
-        self._end: str | None = None
-        self._thread = ActorThread(f"actor {name}")
 
-    @property
-    def is_stopping(self) -> bool:
-        return self._end is not None
+    # -- outside ---------------------------------------------------------------------------------------------------
 
     def put(self, delivery: Delivery) -> None:
-        """Add to the mailbox."""
-        self._mailbox.append(delivery)
-        self._wake()
+        """Add to the mailbox, or refuse what has no room there."""
+        spec = delivery.spec = self._birth.endpoints.get(delivery.endpoint)
+        if spec is None:
+            names = sorted(self._birth.endpoints)
+            text = f"{delivery.endpoint!r} is no endpoint of {self._birth.actor_class.__qualname__}; it has {names}"
+            self._handler.refuse(delivery, USAGE, text)
+            return
+        if spec.concurrency is None:
+            refused = self._mailbox.put(delivery)
+            self._wake()
+        else:
+            refused = self._besides().put(delivery)
+        if refused is not None:
+            limit = self._birth.actor_class.mailbox.limit
+            self._handler.refuse(refused, FULL, f"the mailbox is full ({limit} messages wait)")
 
-    def cancel(self, delivery: Delivery) -> None:
-        """Nobody waits for ``delivery`` any more: end its endpoint, or never begin it."""
-        delivery.is_cancelled = True
-        if self._current is delivery:
-            self._interrupt(delivery)
+    def notify(self, hook: str, down: Down) -> None:
+        """Let the actor's ``hook`` hear of ``down`` before any message that waits."""
+        if self._notices is None:
+            self._notices = deque()
+        self._notices.append((hook, down))
+        self._wake()
 
     def stop(self) -> None:
-        """Let the current message finish, then end."""
-        self._end = self._end or STOPPED
-        self._wake()
+        """Take no more messages, handle what waits, then end."""
+        self._end_by(End.STOP)
 
     def close(self) -> None:
-        """End; the current message is cancelled."""
-        self._end = CLOSED
-        self._interrupt(self._current)
-        self._wake()
+        """End because the node closes; what runs is cancelled."""
+        self._end_by(End.CLOSE)
+
+    def fail(self, error: BaseException) -> None:
+        """End because of ``error``; what runs is cancelled."""
+        self._end_by(End.FAIL, error)
+
+    def kill(self) -> None:
+        """End at once, with all children."""
+        self._end_by(End.KILL)
+        for child in reversed(self.children):
+            child.is_dismissed = True
+            child.kill()
 
     def is_current_task(self) -> bool:
         """Is the caller running inside this actor's own task?"""
@@ -136,151 +152,187 @@ class Cell:
         if self.task is not None:
             await asyncio.wait({self.task})
 
-    async def run(self) -> None:
-        """Live: start, handle messages until told to stop, stop."""
-        try:
-            actor = await self._start()
-            if actor is not None:
-                try:
-                    await self._serve(actor)
-                finally:
-                    self._end = self._end or CLOSED
-                    self._refuse_rest()
-                    await self._stop(actor)
-        finally:
-            self._end = self._end or STOPPED
-            self._refuse_rest()
-            self._thread.close()
-            if not self.started.done():
-                self.started.set_exception(self._never_started())
-            self._events.ended(self)
+    # -- the actor's side (Keeper) ---------------------------------------------------------------------------------
+
+    async def spawn_child(
+        self, actor: type[Actor], args: tuple[Any, ...], kwargs: dict[str, Any], *, name: str | None
+    ) -> ActorRef[Any]:
+        if self.ending.is_urgent:
+            raise UsageError(f"spawn: {self.ref!r} is ending, it can have no more children")
+        return await self._household.spawn_child(self, actor, args, kwargs, name=name)
+
+    async def stop_child(self, ref: ActorRef[Any]) -> None:
+        child = self._child(ref)
+        child.stop()
+        await child.wait_ended()
+        if child.ending.stop_error is not None:
+            raise child.ending.stop_error
+
+    async def kill_child(self, ref: ActorRef[Any]) -> None:
+        child = self._child(ref)
+        child.kill()
+        await child.wait_ended()
+
+    def watch(self, ref: ActorRef[Any]) -> Watch:
+        return self._household.watch(ref, lambda down: self.notify("on_down", down))
+
+    def _child(self, ref: ActorRef[Any]) -> Cell:
+        """Return the child that ``ref`` names; it is dismissed from now on."""
+        for child in self.children:
+            if child.ref == ref:
+                child.is_dismissed = True
+                return child
+        raise UsageError(f"ref: {ref!r} is no child of {self.ref!r}, or has ended")
 
     # -- the task --------------------------------------------------------------------------------------------------
 
-    async def _start(self) -> Actor | None:
-        if self._end is not None or self.started.done():
-            return None
+    async def run(self) -> None:
+        """Live: start, handle messages until told to end, end."""
+        is_ready = False
         try:
-            actor = self._create()
-            await self._interruptible(actor.on_start())
-        except (Exception, SystemExit) as error:  # noqa: BLE001  # user code; spawn raises it
+            try:
+                is_ready = await self._start()
+                if is_ready:
+                    await self._serve()
+            finally:
+                await self._finish(has_started=is_ready)
+        finally:
+            self.ending.begin(End.STOP)
+            self._refuse_waiting()
+            self._handler.close()
+            if self._side is not None:
+                self._side.close()
             if not self.started.done():
-                self.started.set_exception(error)
-            return None
-        except asyncio.CancelledError:
-            if self._is_task_cancelled():
+                self.started.set_exception(self._never_started())
+            self._household.ended(self)
+
+    async def _start(self) -> bool:
+        """Make the actor; False if it will never be ready."""
+        if self.started.done():
+            self.ending.begin(End.KILL)  # whoever spawned it has been cancelled
+        if self.ending.has_begun:
+            return False
+        try:
+            actor = self._birth.create()
+            actor._keeper = self
+            self._handler.actor = actor
+            await self._handler.execute(actor.on_start())
+        except (Exception, SystemExit) as error:  # noqa: BLE001  # user code; spawn raises it
+            self.ending.begin(End.FAIL, error)
+            return False
+        except asyncio.CancelledError as error:
+            if is_task_cancelled():
                 raise
-            if not self.is_stopping and not self.started.done():
-                self.started.set_exception(AsyncparError(f"actor {self.name!r}: on_start cancelled itself"))
-            return None
+            if not self.ending.is_urgent:
+                self.ending.begin(End.FAIL, CancelledItself(f"actor {self.name!r}: on_start cancelled itself", error))
+            return False
+        if self.ending.is_urgent:
+            return True  # and its end begins at once
+        self.has_served = True
         if not self.started.done():
             self.started.set_result(None)
-        return actor
+        if self._side is not None:
+            self._side.open()
+        return True
 
-    async def _stop(self, actor: Actor) -> None:
-        try:
-            await actor.on_stop()
-        except (Exception, SystemExit) as error:  # noqa: BLE001  # user code; whoever stops the actor decides
-            self.stop_error = error
-
-    async def _serve(self, actor: Actor) -> None:
+    async def _serve(self) -> None:
         handled = 0
-        while (delivery := await self._next()) is not None:
-            self._events.taken(self, delivery)
-            if not delivery.is_cancelled:
-                await self._handle(actor, delivery)
-            del delivery  # an idle actor keeps no message alive
+        while True:
+            if self._notices:
+                await self._hear(*self._notices.popleft())
+            else:
+                delivery = await self._next()
+                if delivery is not None:
+                    await self._handler.handle(delivery)
+                elif not self._notices:
+                    return
+                del delivery  # an idle actor keeps no message alive
+            if self.ending.is_urgent:
+                return
             handled += 1
             if handled % BURST == 0:
                 await asyncio.sleep(0)
 
     async def _next(self) -> Delivery | None:
-        while not self._mailbox and not self.is_stopping:
+        """Return the next message; None if there is something else to do."""
+        while not self.ending.is_urgent and not self._notices:
+            delivery = self._mailbox.pop()
+            if delivery is not None:
+                return delivery
+            if self.ending.has_begun and (self._side is None or not self._side.is_busy):
+                return None
             self._waker = asyncio.get_running_loop().create_future()
             await self._waker
-        return None if self.is_stopping else self._mailbox.popleft()
+        return None
 
-    async def _handle(self, actor: Actor, delivery: Delivery) -> None:
-        spec = self._endpoints.get(delivery.endpoint)
-        if spec is None:
-            text = (
-                f"{delivery.endpoint!r} is no endpoint of {type(actor).__qualname__}; it has {sorted(self._endpoints)}"
-            )
-            self._events.refused(self, delivery, USAGE, text)
-            return
+    async def _hear(self, hook: str, down: Down) -> None:
+        """Tell the actor of an end; if it cannot bear it, it fails."""
         try:
-            args, kwargs = spec.bind(delivery.arguments, delivery.keywords, delivery.payload)
-        except (UsageError, ProtocolError) as error:
-            self._events.refused(self, delivery, USAGE, str(error))
-            return
-        self._current = delivery
-        try:
-            method = getattr(actor, spec.name)
-            if spec.is_async:
-                value = await self._interruptible(method(*args, **kwargs))
-            else:
-                value = await self._interruptible(self._thread.run(lambda: method(*args, **kwargs)))
-        except (Exception, SystemExit) as error:  # noqa: BLE001  # user code; its caller is told
-            self._events.raised(self, delivery, error)
+            await self._handler.execute(getattr(self._handler.actor, hook)(down))
+        except (Exception, SystemExit) as error:  # noqa: BLE001  # user code; the owner is told
+            self.fail(error)
         except asyncio.CancelledError as error:
-            self._cancelled(delivery, error)
-        else:
-            self._events.answered(self, delivery, value)
-        finally:
-            self._current = None
+            if is_task_cancelled():
+                raise
+            if not self.ending.is_urgent:
+                self.fail(CancelledItself(f"actor {self.name!r}: {hook} cancelled itself", error))
 
-    def _cancelled(self, delivery: Delivery, error: asyncio.CancelledError) -> None:
-        """An endpoint ended with a cancellation: ours, its own, or that of the whole task."""
-        if self._is_task_cancelled():
-            self._events.refused(self, delivery, CLOSED, "the node was closed")
-            raise error
-        if self._end == CLOSED:
-            self._events.refused(self, delivery, CLOSED, "the node was closed")
-        else:
-            self._events.raised(self, delivery, error)
-
-    async def _interruptible(self, work: Awaitable[T]) -> T:
-        """Await user code; what ``_interrupt`` did to this task meanwhile is undone in the end."""
-        self._is_busy = True
-        try:
-            return await work
-        finally:
-            self._is_busy = False
-            task = asyncio.current_task()
-            assert task is not None
-            while self._interrupts:
-                self._interrupts -= 1
-                task.uncancel()
+    async def _finish(self, *, has_started: bool) -> None:
+        """Come to the end: nothing more is handled, children end, ``on_stop`` runs."""
+        if not self.ending.has_begun:
+            self.ending.begin(End.CLOSE)  # the task is being cancelled: there is no other reason
+        self.is_finishing = True
+        self._refuse_waiting()
+        if self._side is not None:
+            self._side.interrupt()
+            await self._side.wait_idle()
+        while self.children:
+            child = self.children[-1]
+            child.is_dismissed = True
+            child.stop() if self.ending.end is End.STOP else child.close()
+            await child.wait_ended()
+        if has_started and self.ending.end is not End.KILL:
+            assert self._handler.actor is not None
+            try:
+                await self._handler.execute(self._handler.actor.on_stop())
+            except (Exception, SystemExit) as error:  # noqa: BLE001  # user code; whoever stops the actor decides
+                self.ending.stop_error = error
+            except asyncio.CancelledError:
+                if is_task_cancelled():
+                    raise
 
     # -- inside ----------------------------------------------------------------------------------------------------
+
+    def _end_by(self, end: End, error: BaseException | None = None) -> None:
+        self.ending.begin(end, error)
+        if end > End.STOP:
+            self._handler.interrupt()
+            if self._side is not None:
+                self._side.interrupt()
+        self._wake()
 
     def _wake(self) -> None:
         if self._waker is not None and not self._waker.done():
             self._waker.set_result(None)
 
-    def _interrupt(self, work: Delivery | None) -> None:
-        """Cancel the user code that handles ``work`` (None: ``on_start``), if it still does."""
-        if not self._is_busy or self._current is not work or self.task is None:
-            return
-        if self.is_current_task():  # the endpoint itself caused this: it must be suspended to be cancelled
-            asyncio.get_running_loop().call_soon(self._interrupt, work)
-            return
-        self._interrupts += 1
-        self.task.cancel()
+    def _besides(self) -> Side:
+        if self._side is None:
+            policy = self._birth.actor_class.mailbox
+            self._side = Side(self.name, policy, self._handler.handle_beside, self._household.create_task)
+            self._side.on_idle = self._wake
+            if self.started.done():
+                self._side.open()
+        return self._side
 
-    def _never_started(self) -> PeerError:
-        if self._end == STOPPED:
-            return PeerCancelled(f"actor {self.name!r} was stopped before it had started", rank=self._rank)
-        return PeerLost("this node is closed", rank=self._rank, cause="closed")
+    def _never_started(self) -> BaseException:
+        error = self.ending.error
+        if error is not None:
+            return error
+        if self.ending.refusal == CLOSED:
+            return PeerLost("this node is closed", rank=self.ref.rank, cause="closed")
+        return ActorDown(f"actor {self.name!r}: {self.ending.epitaph} before it had started", rank=self.ref.rank)
 
-    def _is_task_cancelled(self) -> bool:
-        task = asyncio.current_task()
-        return task is not None and task.cancelling() > 0
-
-    def _refuse_rest(self) -> None:
-        reason = self._end or CLOSED
-        text = "the node was closed" if reason == CLOSED else "the actor was stopped"
-        while self._mailbox:
-            delivery = self._mailbox.popleft()
-            self._events.taken(self, delivery)
-            self._events.refused(self, delivery, reason, text)
+    def _refuse_waiting(self) -> None:
+        waiting = self._mailbox.clear() + ([] if self._side is None else self._side.clear())
+        for delivery in waiting:
+            self._handler.turn_away(delivery)

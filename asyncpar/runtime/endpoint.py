@@ -10,7 +10,7 @@ from typing import Any, get_type_hints
 import msgspec
 
 from asyncpar.errors import UsageError
-from asyncpar.runtime.actor import Actor
+from asyncpar.runtime.actor import Actor, endpoint_mark
 from asyncpar.wire.array import Buffer
 from asyncpar.wire.payload import Extension, PayloadDecoder
 
@@ -30,11 +30,16 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndpointSpec:
-    """One endpoint of an actor class.  ``title`` is its name for people (``Counter.add``)."""
+    """One endpoint of an actor class, or its constructor.
+
+    ``title`` is its name for people (``Counter.add``).  ``concurrency`` is how many of its calls may run at once,
+    beside others; None if it runs alone.
+    """
 
     name: str
     title: str
     is_async: bool
+    concurrency: int | None
     positional: tuple[Parameter, ...]
     by_name: Mapping[str, Parameter]
     required: frozenset[str]
@@ -96,14 +101,33 @@ def describe_endpoints(actor_class: type[Actor], extension: Extension) -> dict[s
 
     Raises ``UsageError`` naming the endpoint for annotations that cannot be resolved or checked.
     """
-    return {
-        name: _describe(actor_class, name, getattr(actor_class, name), extension)
-        for name in sorted(actor_class.endpoints)
-    }
+    described = {}
+    for name in sorted(actor_class.endpoints):
+        function = getattr(actor_class, name)
+        title = f"{actor_class.__qualname__}.{name}"
+        described[name] = _describe(title, name, function, extension, concurrency=endpoint_mark(function).concurrency)
+    return described
 
 
-def _describe(actor_class: type[Actor], name: str, function: Callable[..., Any], extension: Extension) -> EndpointSpec:
-    title = f"{actor_class.__qualname__}.{name}"
+def describe_constructor(actor_class: type[Actor], extension: Extension) -> EndpointSpec:
+    """Return what the constructor of ``actor_class`` accepts.  Raises as ``describe_endpoints`` does."""
+    if actor_class.__init__ is object.__init__:
+        return _describe(actor_class.__qualname__, "", _no_arguments, extension)
+    return _describe(actor_class.__qualname__, "", actor_class.__init__, extension)
+
+
+def _no_arguments(self: object) -> None:
+    """Stands for a constructor that takes nothing."""
+
+
+def _describe(
+    title: str,
+    name: str,
+    function: Callable[..., Any],
+    extension: Extension,
+    *,
+    concurrency: int | None = None,
+) -> EndpointSpec:
     try:
         hints = get_type_hints(function, include_extras=True)
     except (NameError, TypeError, SyntaxError) as error:
@@ -129,6 +153,7 @@ def _describe(actor_class: type[Actor], name: str, function: Callable[..., Any],
         name=name,
         title=title,
         is_async=inspect.iscoroutinefunction(function),
+        concurrency=concurrency,
         positional=tuple(of_kind(*_POSITIONAL)),
         by_name={parameter.name: parameter for parameter in of_kind(*_BY_NAME)},
         required=frozenset(parameter.name for _, parameter in parameters.values() if parameter.is_required),

@@ -4,24 +4,35 @@ from __future__ import annotations
 
 import traceback
 from types import TracebackType
-from typing import Final
+from typing import Final, NamedTuple
 
-from asyncpar.runtime import cell, message, thread
+from asyncpar.runtime import cell, execution, message, side, thread
 from asyncpar.wire.array import type_name
 
 MAX_TEXT: Final = 64 * 1024
 """Most characters of a message or traceback that travel."""
 
-_OWN_FILES: Final = frozenset({cell.__file__, thread.__file__})
+_OWN_FILES: Final = frozenset(module.__file__ for module in (cell, execution, side, thread))
+
+
+class FailureText(NamedTuple):
+    """What can be said of an exception."""
+
+    text: str
+    type_name: str
+    traceback: str
+
+
+def describe_error(error: BaseException) -> FailureText:
+    """Return ``error`` as text; its traceback begins in the user's code."""
+    error.__traceback__ = _skip_own(error.__traceback__)
+    lines = traceback.format_exception(type(error), error, error.__traceback__)
+    return FailureText(_clean(_text(error)), _clean(type_name(type(error))), _clean("".join(lines)))
 
 
 def describe_failure(call: int, error: BaseException) -> message.Failure:
-    """Return the failure of ``call`` for what an endpoint raised; the traceback begins in the endpoint."""
-    error.__traceback__ = _skip_own(error.__traceback__)
-    lines = traceback.format_exception(type(error), error, error.__traceback__)
-    return message.Failure(
-        call, message.RAISED, _clean(_text(error)), _clean(type_name(type(error))), _clean("".join(lines))
-    )
+    """Return the failure of ``call`` for what an endpoint raised."""
+    return message.Failure(call, message.RAISED, *describe_error(error))
 
 
 def _text(error: BaseException) -> str:

@@ -12,6 +12,7 @@ from typing import Annotated, Final, TypeAlias
 import msgspec
 
 from asyncpar.errors import ProtocolError, UsageError
+from asyncpar.runtime.place import Place
 from asyncpar.wire.array import Buffer
 from asyncpar.wire.payload import PayloadDecoder
 
@@ -23,19 +24,27 @@ USAGE: Final = "usage"
 RAISED: Final = "raised"
 """The endpoint raised, or its result cannot be sent."""
 STOPPED: Final = "stopped"
-"""The actor was stopped before it answered."""
+"""The actor ended before it answered, or had ended."""
 CLOSED: Final = "closed"
 """The node was closed before it answered."""
+FULL: Final = "full"
+"""The mailbox had no room."""
+DEADLINE: Final = "deadline"
+"""The deadline of the call has passed."""
 
 
 class Call(msgspec.Struct, frozen=True, array_like=True, tag=1):
-    """Ask ``endpoint`` of ``actor``; answered by one ``Reply`` or ``Failure`` with the same ``call``."""
+    """Ask ``endpoint`` of ``actor``; answered by one ``Reply`` or ``Failure`` with the same ``call``.
+
+    ``seconds`` is how long the caller will wait, if that is known.
+    """
 
     call: CallId
     actor: str
     endpoint: str
     arguments: list[msgspec.Raw]
     keywords: dict[str, msgspec.Raw]
+    seconds: float | None = None
 
 
 class Tell(msgspec.Struct, frozen=True, array_like=True, tag=2):
@@ -77,7 +86,59 @@ class Credit(msgspec.Struct, frozen=True, array_like=True, tag=6):
     amount: Amount
 
 
-Message: TypeAlias = Call | Tell | Reply | Failure | Cancel | Credit
+class Spawn(msgspec.Struct, frozen=True, array_like=True, tag=7):
+    """Start an actor of the class ``module:qualified name``; answered with the name it got.
+
+    ``name`` may be empty: then it gets one.  ``place`` is where in a mesh it stands, if it does.
+    """
+
+    call: CallId
+    actor_class: str
+    name: str
+    arguments: list[msgspec.Raw]
+    keywords: dict[str, msgspec.Raw]
+    place: Place | None = None
+
+
+class Deadline(msgspec.Struct, frozen=True, array_like=True, tag=8):
+    """The caller of ``call`` will wait for ``seconds`` more, not longer."""
+
+    call: CallId
+    seconds: float
+
+
+class End(msgspec.Struct, frozen=True, array_like=True, tag=9):
+    """Stop ``actor``, or kill it; answered when it has ended."""
+
+    call: CallId
+    actor: str
+    is_kill: bool
+
+
+class Watch(msgspec.Struct, frozen=True, array_like=True, tag=10):
+    """Say, by one ``Downed`` with the same ``watch``, when ``actor`` has ended."""
+
+    watch: CallId
+    actor: str
+
+
+class Unwatch(msgspec.Struct, frozen=True, array_like=True, tag=11):
+    """Nobody waits for that ``Downed`` any more."""
+
+    watch: CallId
+
+
+class Downed(msgspec.Struct, frozen=True, array_like=True, tag=12):
+    """The watched actor has ended.  ``reason`` is a ``DownReason``; the rest is there if it failed."""
+
+    watch: CallId
+    reason: str
+    text: str = ""
+    type_name: str = ""
+    traceback: str = ""
+
+
+Message: TypeAlias = Call | Tell | Reply | Failure | Cancel | Credit | Spawn | Deadline | End | Watch | Unwatch | Downed
 
 
 class MessageDecoder:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Coroutine, Generator
-from typing import Any, Concatenate, Final, Generic, ParamSpec, TypeVar, get_args, get_origin, overload
+from collections.abc import AsyncIterator, Coroutine, Generator
+from typing import Any, Final, Generic, ParamSpec, TypeVar, get_args, get_origin
 
 import msgspec
 from msgspec.msgpack import Ext
@@ -15,7 +15,6 @@ from asyncpar.wire.payload import FIRST_EXTENSION, Extension
 
 A = TypeVar("A")
 P = ParamSpec("P")
-R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
 
 _REFERENCE: Final = FIRST_EXTENSION
@@ -39,12 +38,20 @@ class Messenger(ABC):
     """Carries the messages of references."""
 
     @abstractmethod
-    async def ask(self, ref: ActorRef[Any], endpoint: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+    def ask(
+        self, ref: ActorRef[Any], endpoint: str, arguments: tuple[Any, ...], keywords: dict[str, Any]
+    ) -> Coroutine[Any, Any, Any]:
         """Send a call and return its result."""
 
     @abstractmethod
     def tell(self, ref: ActorRef[Any], endpoint: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Told:
         """Send a call that nobody answers."""
+
+    @abstractmethod
+    def stream(
+        self, ref: ActorRef[Any], endpoint: str, arguments: tuple[Any, ...], keywords: dict[str, Any]
+    ) -> AsyncIterator[Any]:
+        """Send a call and return the items that come of it."""
 
 
 class Endpoint(Generic[P, R_co]):
@@ -71,24 +78,46 @@ class Endpoint(Generic[P, R_co]):
     def tell(self, *args: P.args, **kwargs: P.kwargs) -> Told:
         """Send the call now and do not wait for its result; what it returns may be awaited but need not.
 
-        Messages of one rank to one actor are handled in the order in which they were sent, at most once.  Failures are
-        logged where the actor lives.
+        Messages of one rank to one actor are handled in the order in which they were sent, at most once.  If the
+        endpoint raises, the actor fails.  A message that no actor handles is a dead letter (``Node.dead_letters``).
 
         Raises ``UsageError`` if the arguments cannot be sent or far too many messages wait, ``PeerLost`` if the rank is
         known to be gone.
         """
         return self._messenger.tell(self._ref, self._name, args, kwargs)
 
+    def stream(self, *args: P.args, **kwargs: P.kwargs) -> AsyncIterator[R_co]:
+        """Send the call when iteration begins, and iterate over what the endpoint, an async generator, yields.
+
+        The generator is at most a window of items ahead of the loop.  Leaving the loop early ends it.  Raises as an ask
+        does.
+        """
+        return self._messenger.stream(self._ref, self._name, args, kwargs)
+
     def __repr__(self) -> str:
         return f"<endpoint {self._name} of {self._ref!r}>"
+
+
+class StreamingEndpoint(Endpoint[P, R_co]):
+    """An endpoint that is an async generator, as type checkers see it.
+
+    ``async for item in ref.items.stream(5)``; on ``self`` it is the plain async generator function.
+    """
+
+    __slots__ = ()
+
+    @abstractmethod
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> AsyncIterator[R_co]:  # type: ignore[override]
+        """On ``self`` only: the generator itself."""
 
 
 class ActorRef(Generic[A]):
     """Names the actor ``name`` on ``rank``; every other public attribute is an endpoint.
 
-    ``await ref.add(3)`` asks, ``ref.add.tell(3)`` tells, and ``await ref.typed(Counter.add)(3)`` asks with the types
-    of ``Counter.add`` known to type checkers.  ``actor_class`` is None where only the name is known; then endpoint
-    names are checked by the actor's rank alone, and results come untyped (dataclasses as dicts).
+    ``await ref.add(3)`` asks, ``ref.add.tell(3)`` tells, ``async for item in ref.items.stream(3)`` streams.  Where
+    ``actor_class`` is known, type checkers see a reference as an instance of that class, wrong calls are refused
+    before they are sent, and results come typed.  Where it is None, only the name is known: endpoint names are
+    checked by the actor's rank alone, and results come untyped (dataclasses as dicts).
     """
 
     __slots__ = ("_messenger", "actor_class", "class_name", "name", "rank")
@@ -108,15 +137,6 @@ class ActorRef(Generic[A]):
         if self.actor_class is not None and name not in getattr(self.actor_class, "endpoints", ()):
             raise NoSuchEndpoint(f"{name}: {self.class_name} has no endpoint of this name")
         return Endpoint(self._messenger, self, name)
-
-    @overload
-    def typed(self, method: Callable[Concatenate[A, P], Awaitable[R]]) -> Endpoint[P, R]: ...
-    @overload
-    def typed(self, method: Callable[Concatenate[A, P], R]) -> Endpoint[P, R]: ...
-    def typed(self, method: Callable[..., Any]) -> Endpoint[..., Any]:
-        """Return the endpoint ``method`` (say ``Counter.add``) with its types."""
-        endpoint: Endpoint[..., Any] = getattr(self, method.__name__)
-        return endpoint
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, ActorRef) and (self.rank, self.name) == (other.rank, other.name)
@@ -154,6 +174,8 @@ class RefExtension(Extension):
 
     def convert(self, wanted: Any, value: object) -> object:
         kind = get_origin(wanted) or wanted
+        if isinstance(value, ActorRef) and hasattr(kind, "endpoints"):  # an actor's class stands for references to it
+            return ActorRef(self._messenger, name=value.name, rank=value.rank, actor_class=kind)
         if not isinstance(kind, type) or not isinstance(value, kind):
             raise TypeError(f"Expected `{type_name(wanted)}`, got `{type_name(type(value))}`")
         if isinstance(value, ActorRef):

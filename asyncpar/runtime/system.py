@@ -3,26 +3,34 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from types import TracebackType
-from typing import Any, Self, TypeVar, overload
+from typing import Any, Self, TypeVar, cast, overload
 
 from asyncpar.errors import PeerLost, UsageError
 from asyncpar.runtime import message
-from asyncpar.runtime.actor import Actor
+from asyncpar.runtime.actor import Actor, as_reference
 from asyncpar.runtime.callee import Callee
 from asyncpar.runtime.caller import Caller
-from asyncpar.runtime.cell import Cell, Delivery
-from asyncpar.runtime.endpoint import EndpointSpec, describe_endpoints
+from asyncpar.runtime.dead_letters import DeadLetter, DeadLetters
+from asyncpar.runtime.down import Down
+from asyncpar.runtime.endpoint import EndpointSpec, describe_constructor
+from asyncpar.runtime.household import LocalHousehold
+from asyncpar.runtime.lookup import class_path
 from asyncpar.runtime.message import MessageDecoder
+from asyncpar.runtime.place import Place
 from asyncpar.runtime.post import Post
 from asyncpar.runtime.ref import ActorRef, Messenger, RefExtension, Told
+from asyncpar.runtime.requests import Requests
+from asyncpar.runtime.roster import Roster, check_name
+from asyncpar.runtime.spawner import Spawner, check_actor_class
+from asyncpar.runtime.switchboard import Switchboard
+from asyncpar.runtime.watches import Watch, Watches
 from asyncpar.transport.home_loop import check_home_loop
 from asyncpar.transport.links import Links
-from asyncpar.wire.payload import PayloadDecoder
+from asyncpar.wire.payload import PayloadDecoder, PayloadEncoder
 
 A = TypeVar("A", bound=Actor)
-MAX_NAME = 255
 
 
 class ActorSystem(Messenger):
@@ -37,14 +45,33 @@ class ActorSystem(Messenger):
         self._links = links
         self._world_size = links.world.size
         self._extension = RefExtension(self, world_size=links.world.size)
+        self._tasks = asyncio.TaskGroup()
+        self._roster = Roster(links.rank)
         post = Post(links, self._dispatch)
         self._caller = Caller(links.rank, extension=self._extension, post=post)
-        self._callee = Callee(links.rank, extension=self._extension, post=post)
+        self._callee = Callee(self._roster, rank=links.rank, extension=self._extension, post=post)
+        self._spawner = Spawner(
+            self._roster,
+            rank=links.rank,
+            messenger=self,
+            extension=self._extension,
+            tasks=self._tasks,
+            answers=self._callee,
+        )
+        self._requests = Requests(self._roster, self._spawner, rank=links.rank, post=post)
+        self._watches = Watches(links, post)
+        self._household = LocalHousehold(self._roster, self._spawner, self._callee, self._watches, post)
+        self._spawner.household = self._household
         self._decoder = MessageDecoder()
+        self._switchboard = Switchboard(
+            self._caller,
+            self._callee,
+            requests=self._requests,
+            watches=self._watches,
+            household=self._household,
+        )
         self._untyped = PayloadDecoder[Any](Any, extension=self._extension)
-        self._tasks = asyncio.TaskGroup()
-        self._endpoints: dict[type[Actor], dict[str, EndpointSpec]] = {}
-        self._names = 0
+        self._text = PayloadDecoder[Any](str)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._is_open = False
 
@@ -71,93 +98,131 @@ class ActorSystem(Messenger):
     @property
     def pending(self) -> int:
         """Asks of this rank that wait for their answer, and calls of others that wait for ours."""
-        return self._caller.pending + self._callee.serving
+        return self._caller.pending + self._callee.serving + self._requests.serving
 
-    async def spawn(self, actor: type[A], *args: Any, name: str | None = None, **kwargs: Any) -> ActorRef[A]:
-        """Start an actor on this rank and return when its ``on_start`` has.
+    @property
+    def dead_letters(self) -> DeadLetters:
+        """The told messages that were not handled on this rank."""
+        return self._callee.dead_letters
+
+    async def spawn(self, actor: type[A], *args: Any, name: str | None = None, **kwargs: Any) -> A:
+        """Start an actor on this rank and return its reference when its ``on_start`` has ended.
 
         The constructor gets ``args`` and ``kwargs`` as they are, not copies.  Without ``name`` the actor gets one of
-        its own.  Raises what the constructor or ``on_start`` raised, and ``UsageError`` for a name that is taken.
+        its own.  Type checkers see the reference as the actor's class, so that calls are checked.
+
+        Raises what the constructor or ``on_start`` raised, and ``UsageError`` for a name that is taken.
         """
-        _check_actor_class(actor)
-        if self._loop is None or not self._is_open:
-            raise UsageError(f"spawn: the actor system of rank {self.rank} is not open")
-        check_home_loop(self._loop, "spawn")
-        name = self._new_name(actor) if name is None else _check_name(name)
-        if name in self._callee.cells:
-            raise UsageError(f"name: {name!r} is taken by another actor on rank {self.rank}")
-        ref = ActorRef(self, name=name, rank=self.rank, actor_class=actor)
+        check_actor_class(actor)
+        self._check_here("spawn")
+        return cast(A, await self._spawner.spawn(actor, lambda: actor(*args, **kwargs), name=name))
 
-        def create() -> A:
-            instance = actor(*args, **kwargs)
-            instance._reference = ref
-            return instance
+    async def spawn_on(
+        self,
+        rank: int,
+        actor: type[A],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+        *,
+        name: str | None = None,
+        place: Place | None = None,
+    ) -> A:
+        """Start an actor on ``rank``, as ``spawn`` does on this one; its constructor gets copies of the arguments.
 
-        cell = self._callee.cells[name] = Cell(
-            name, rank=self.rank, create=create, endpoints=self._describe(actor), events=self._callee
-        )
-        cell.task = self._tasks.create_task(cell.run(), name=f"actor {name} of rank {self.rank}")
-        try:
-            await cell.started
-        except asyncio.CancelledError:
-            cell.close()
-            raise
-        return ref
+        The class must be known to that rank: modules are not imported there, and no code travels.  Raises as an ask
+        does; what the constructor or ``on_start`` raised comes as ``RemoteError``.
+        """
+        check_actor_class(actor)
+        self._check_here("spawn")
+        ref = self._reference(name or actor.__name__, rank, actor)
+        encoder, encoded, named = self._caller.encode(actor.__qualname__, args, kwargs or {})
+        describe_constructor(actor, self._extension).check(len(args), tuple(kwargs or {}))
+
+        def envelope(call: int) -> message.Spawn:
+            return message.Spawn(call, class_path(actor), name or "", encoded, named, place)
+
+        given = await self._caller.request(ref, "spawn", envelope, encoder, self._text)
+        return cast(A, self._reference(given, rank, actor))
 
     @overload
     def ref(self, name: str, rank: int | None = None) -> ActorRef[Any]: ...
     @overload
-    def ref(self, name: str, rank: int | None = None, *, actor_class: type[A]) -> ActorRef[A]: ...
-    def ref(self, name: str, rank: int | None = None, *, actor_class: type[Any] | None = None) -> ActorRef[Any]:
+    def ref(self, name: str, rank: int | None = None, *, actor_class: type[A]) -> A: ...
+    def ref(self, name: str, rank: int | None = None, *, actor_class: type[Any] | None = None) -> Any:
         """Return the reference to the actor called ``name`` on ``rank`` (default: this one); nothing is sent.
 
         With ``actor_class`` results come typed, and wrong calls are refused before they are sent.
         """
         if actor_class is not None:
-            _check_actor_class(actor_class)
-        rank = self.rank if rank is None else rank
-        if not 0 <= rank < self._world_size:
-            raise UsageError(f"rank: expected 0..{self._world_size - 1}, got {rank}")
-        return ActorRef(self, name=_check_name(name), rank=rank, actor_class=actor_class)
+            check_actor_class(actor_class)
+        return self._reference(name, self.rank if rank is None else rank, actor_class)
 
-    async def stop(self, ref: ActorRef[Any]) -> None:
-        """Stop an actor of this rank: its current message is finished, the rest of its mailbox is refused.
+    def watch(self, ref: ActorRef[Any] | Actor, hear: Callable[[Down], None] | None = None) -> Watch:
+        """Watch an actor: awaiting what this returns gives exactly one ``Down``, whatever happens.
+
+        ``hear`` is called with it, on this loop.
+        """
+        reference = as_reference(ref)
+        self._check_here("watch")
+        return self._watches.begin(reference, hear)
+
+    async def stop(self, ref: ActorRef[Any] | Actor) -> None:
+        """Stop an actor, here or elsewhere: what waits in its mailbox is handled, later messages are refused.
 
         Returns after its ``on_stop``, or raises what that raised.  Cancelling this stops waiting, not stopping.
         """
-        if ref.rank != self.rank:
-            raise UsageError(f"ref: {ref!r} can only be stopped on its own rank, this is rank {self.rank}")
-        cell = self._callee.cells.get(ref.name)
-        if cell is None:
-            raise UsageError(f"ref: there is no actor {ref.name!r} on rank {self.rank}")
-        if cell.is_current_task():
-            raise UsageError(f"ref: {ref!r} cannot wait for its own end")
-        cell.stop()
-        await cell.wait_ended()
-        if cell.stop_error is not None:
-            raise cell.stop_error
+        await self._end(as_reference(ref), is_kill=False)
+
+    async def kill(self, ref: ActorRef[Any] | Actor) -> None:
+        """Kill an actor, here or elsewhere: what it does is cancelled, what waits is refused, ``on_stop`` is not run.
+
+        Its children are killed, too.  A plain ``def`` endpoint cannot be interrupted: its end is waited for.
+        """
+        await self._end(as_reference(ref), is_kill=True)
+
+    async def _end(self, ref: ActorRef[Any], *, is_kill: bool) -> None:
+        verb = "kill" if is_kill else "stop"
+        self._check_here(verb)
+        if ref.rank == self.rank:
+            await self._requests.end_actor(ref.name, is_kill=is_kill)
+            return
+
+        def envelope(call: int) -> message.End:
+            return message.End(call, ref.name, is_kill)
+
+        await self._caller.request(ref, verb, envelope, PayloadEncoder(), self._untyped)
 
     async def close(self) -> None:
         """Stop every actor, newest first; then end every ask that still waits.  Idempotent."""
         self._is_open = False
-        await self._callee.close()
+        await self._household.close()
+        self._requests.close()
+        self._watches.close()
         self._caller.close()
 
     # -- references' side (Messenger) ----------------------------------------------------------------------------------
 
-    async def ask(self, ref: ActorRef[Any], endpoint: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+    def ask(
+        self, ref: ActorRef[Any], endpoint: str, arguments: tuple[Any, ...], keywords: dict[str, Any]
+    ) -> Coroutine[Any, Any, Any]:
         spec = self._check_call(ref, endpoint, arguments, keywords)
-        cell = self._callee.cells.get(ref.name) if ref.rank == self.rank else None
-        if cell is not None and cell.is_current_task():
-            raise UsageError(
-                f"{endpoint} of {ref!r}: an actor that asks itself waits for ever; call self.{endpoint}(), or tell"
-            )
+        if ref.rank == self.rank:
+            self._check_not_itself(ref, endpoint)
         result = self._untyped if spec is None else spec.result
-        return await self._caller.ask(ref, endpoint, arguments, keywords, result)
+        return self._caller.ask(ref, endpoint, arguments, keywords, result)
 
     def tell(self, ref: ActorRef[Any], endpoint: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Told:
         self._check_call(ref, endpoint, arguments, keywords)
-        return self._caller.tell(ref, endpoint, arguments, keywords)
+        try:
+            return self._caller.tell(ref, endpoint, arguments, keywords)
+        except PeerLost as error:
+            self.dead_letters.add(DeadLetter(self.rank, ref.rank, ref.name, endpoint, str(error.cause)))
+            raise
+
+    def stream(
+        self, ref: ActorRef[Any], endpoint: str, arguments: tuple[Any, ...], keywords: dict[str, Any]
+    ) -> AsyncIterator[Any]:
+        raise NotImplementedError
 
     # -- links' side ---------------------------------------------------------------------------------------------------
 
@@ -169,24 +234,14 @@ class ActorSystem(Messenger):
 
     def _dispatch(self, rank: int, payload: memoryview) -> None:
         """Hand a message to whom it concerns.  Raises ``ProtocolError``, which ends the connection it came from."""
-        received = self._decoder.decode(payload)
-        match received:
-            case message.Call(call, actor, endpoint, arguments, keywords):
-                self._callee.accept(actor, Delivery(rank, call, endpoint, arguments, keywords, payload))
-            case message.Tell(actor, endpoint, arguments, keywords):
-                self._callee.accept(actor, Delivery(rank, None, endpoint, arguments, keywords, payload))
-            case message.Reply():
-                self._caller.reply(rank, received, payload)
-            case message.Failure():
-                self._caller.failure(rank, received)
-            case message.Credit():
-                self._caller.credit(rank, received)
-            case message.Cancel(call):
-                self._callee.cancel(rank, call)
+        self._switchboard.connect(rank, self._decoder.decode(payload), payload)
 
     def _peer_lost(self, rank: int, error: PeerLost) -> None:
         self._caller.peer_lost(rank, error)
         self._callee.peer_lost(rank)
+        self._household.peer_lost(rank)
+        self._requests.peer_lost(rank)
+        self._watches.peer_lost(rank, error)
 
     # -- inside --------------------------------------------------------------------------------------------------------
 
@@ -194,32 +249,31 @@ class ActorSystem(Messenger):
         self, ref: ActorRef[Any], endpoint: str, arguments: tuple[Any, ...], keywords: dict[str, Any]
     ) -> EndpointSpec | None:
         """Refuse a wrong call before it is sent, as far as the actor's class is known here."""
-        if self._loop is None:
-            raise UsageError(f"{endpoint} of {ref!r}: the actor system of rank {self.rank} is not open yet")
-        check_home_loop(self._loop, f"{endpoint} of {ref!r}")
+        self._check_here(endpoint, ref)
         if ref.actor_class is None:
             return None
-        spec = self._describe(ref.actor_class)[endpoint]
+        spec = self._spawner.describe(ref.actor_class)[endpoint]
         spec.check(len(arguments), tuple(keywords))
         return spec
 
-    def _describe(self, actor_class: type[Actor]) -> dict[str, EndpointSpec]:
-        described = self._endpoints.get(actor_class)
-        if described is None:
-            described = self._endpoints[actor_class] = describe_endpoints(actor_class, self._extension)
-        return described
+    def _check_not_itself(self, ref: ActorRef[Any], endpoint: str) -> None:
+        cell = self._roster.cells.get(ref.name)
+        if cell is None or cell.ref.actor_class is None or not cell.is_current_task():
+            return
+        spec = self._spawner.describe(cell.ref.actor_class).get(endpoint)
+        if spec is not None and spec.concurrency is None:
+            raise UsageError(
+                f"{endpoint} of {ref!r}: an actor that asks itself waits for ever; call self.{endpoint}(), or tell"
+            )
 
-    def _new_name(self, actor: type[Actor]) -> str:
-        self._names += 1
-        return f"{actor.__name__}-{self._names}"
+    def _check_here(self, what: str, ref: ActorRef[Any] | None = None) -> None:
+        """Refuse what comes too early, too late, or on another loop."""
+        title = what if ref is None else f"{what} of {ref!r}"
+        if self._loop is None or (ref is None and not self._is_open):
+            raise UsageError(f"{title}: the actor system of rank {self.rank} is not open")
+        check_home_loop(self._loop, title)
 
-
-def _check_actor_class(actor: object) -> None:
-    if not (isinstance(actor, type) and issubclass(actor, Actor)):
-        raise UsageError(f"actor class: expected a subclass of Actor, got {actor!r}")
-
-
-def _check_name(name: object) -> str:
-    if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME or not name.isprintable():
-        raise UsageError(f"name: expected 1 to {MAX_NAME} printable characters, got {name!r}")
-    return name
+    def _reference(self, name: str, rank: int, actor_class: type[Any] | None) -> ActorRef[Any]:
+        if not 0 <= rank < self._world_size:
+            raise UsageError(f"rank: expected 0..{self._world_size - 1}, got {rank}")
+        return ActorRef(self, name=check_name(name), rank=rank, actor_class=actor_class)

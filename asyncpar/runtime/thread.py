@@ -1,27 +1,31 @@
-"""The thread in which the plain ``def`` endpoints of one actor run."""
+"""The threads in which the plain ``def`` endpoints of one actor run."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from typing import TypeVar
 
 T = TypeVar("T")
 
 
 class ActorThread:
-    """One thread, started when first needed: an actor's blocking code always runs in the same one."""
+    """One thread (or more), started when first needed: an actor's blocking code always runs there."""
 
-    def __init__(self, name: str) -> None:
+    __slots__ = ("_executor", "_name", "_threads")
+
+    def __init__(self, name: str, *, threads: int = 1) -> None:
         self._name = name
+        self._threads = threads
         self._executor: ThreadPoolExecutor | None = None
 
     async def run(self, work: Callable[[], T]) -> T:
         """Return what ``work`` returns.  A cancellation takes effect when it has ended, not before."""
         if self._executor is None:
-            self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix=self._name)
-        outcome = asyncio.get_running_loop().run_in_executor(self._executor, _outcome, work)
+            self._executor = ThreadPoolExecutor(max_workers=self._threads, thread_name_prefix=self._name)
+        outcome = asyncio.get_running_loop().run_in_executor(self._executor, copy_context().run, _outcome, work)
         cancellation: asyncio.CancelledError | None = None
         while not outcome.done():
             try:

@@ -43,9 +43,9 @@ class Gate(Actor):
             return "still here"
 
     @endpoint
-    async def forward(self, target: ActorRef[Gate]) -> str:
+    async def forward(self, target: Gate) -> str:
         self.entered.set()
-        return await target.typed(Gate.wait)()
+        return await target.wait()
 
     @endpoint
     async def note(self, item: int) -> None:

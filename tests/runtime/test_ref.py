@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import AsyncIterator
 from typing import Any
 
 import msgspec
@@ -21,6 +22,11 @@ class Nobody(Messenger):
         raise AssertionError("nothing is sent in these tests")
 
     def tell(self, ref: ActorRef[Any], endpoint: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Told:
+        raise AssertionError("nothing is sent in these tests")
+
+    def stream(
+        self, ref: ActorRef[Any], endpoint: str, arguments: tuple[Any, ...], keywords: dict[str, Any]
+    ) -> AsyncIterator[Any]:
         raise AssertionError("nothing is sent in these tests")
 
 
@@ -63,9 +69,9 @@ def test_names_that_are_no_endpoints_are_attribute_and_usage_errors() -> None:
 
 
 def test_typed_endpoints_must_be_endpoints() -> None:
-    assert repr(make().typed(Counter.add)) == "<endpoint add of <Counter 'c' on rank 1>>"
+    assert repr(make().add) == "<endpoint add of <Counter 'c' on rank 1>>"
     with pytest.raises(UsageError, match="hidden: Counter has no endpoint of this name"):
-        make().typed(Counter.hidden)
+        _ = make().hidden
 
 
 def test_references_can_be_copied() -> None:

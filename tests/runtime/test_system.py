@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from asyncpar.errors import RemoteError, UsageError
+from asyncpar.errors import ActorDown, RemoteError, UsageError
 from asyncpar.runtime.actor import Actor, endpoint
 from asyncpar.runtime.failure import MAX_TEXT
 from asyncpar.runtime.ref import ActorRef
@@ -110,11 +110,11 @@ class Unprintable(Exception):
 
 class Forwarder(Actor):
     @endpoint
-    async def ask_for_me(self, target: ActorRef[Counter], n: int) -> int:
-        return await target.typed(Counter.add)(n)
+    async def ask_for_me(self, target: Counter, n: int) -> int:
+        return await target.add(n)
 
     @endpoint
-    async def myself(self) -> ActorRef[Any]:
+    async def myself(self) -> Forwarder:
         return self.ref
 
     @endpoint
@@ -141,8 +141,8 @@ async def test_ask_returns_the_result(open_ranks: Any, home: int) -> None:
 async def test_spawn_returns_a_reference_that_works(open_ranks: Any) -> None:
     async with open_ranks(1) as ranks:
         ref = await ranks.systems[0].spawn(Counter)
-        assert await ref.typed(Counter.add)(3) == 3
-        assert await ref.typed(Counter.in_thread)(3) == 6
+        assert await ref.add(3) == 3
+        assert await ref.in_thread(3) == 6
         assert (ref.rank, ref.class_name) == (0, "Counter")
 
 
@@ -251,21 +251,42 @@ async def test_whatever_an_endpoint_raises_its_actor_goes_on(
         assert await ref.fine() == "fine"
 
 
-async def test_a_told_failure_is_logged_where_the_actor_lives(
+async def test_a_told_failure_ends_its_actor_and_is_logged_where_it_lived(
     open_ranks: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with open_ranks(2) as ranks:
         await ranks.systems[1].spawn(Raiser, name="r")
         ref = ranks.systems[0].ref("r", rank=1)
         ref.fail.tell("lost")
+        with pytest.raises(ActorDown, match=r"rank 1: fine of .*: the actor failed: KeyError: 'lost'"):
+            await ref.fine()
+    (record,) = caplog.records
+    assert record.getMessage() == "rank 1: actor 'r' failed"
+    assert record.exc_info is not None
+    assert record.exc_info[1] is not None
+    assert record.exc_info[1].__notes__ == ["in fail of actor 'r', told by rank 0"]
+
+
+async def test_told_messages_that_nobody_handles_are_dead_letters(open_ranks: Any) -> None:
+    async with open_ranks(2) as ranks:
+        await ranks.systems[1].spawn(Raiser, name="r")
+        ref = ranks.systems[0].ref("r", rank=1)
+        letters = ranks.systems[1].dead_letters
+        seen: list[str] = []
+        unsubscribe = letters.subscribe(lambda letter: seen.append(letter.actor))
         ref.missing.tell()
-        assert await ref.fine() == "fine"
         ranks.systems[0].ref("nobody", rank=1).hello.tell()
         assert await ref.fine() == "fine"
-    messages = [record.getMessage() for record in caplog.records]
-    assert messages[0] == "rank 1: actor 'r': fail, told by rank 0, raised"
-    assert messages[1].startswith("rank 1: actor 'r': missing, told by rank 0, was not done: 'missing' is no endpoint")
-    assert messages[2].endswith("was not done: there is no actor 'nobody' on rank 1")
+        unsubscribe()
+        await ranks.systems[1].stop(ref)
+        ref.fine.tell()
+        await ranks.systems[0].watch(ref)
+        assert [str(letter).partition(": ")[2].partition(";")[0] for letter in letters.recent] == [
+            "'missing' is no endpoint of Raiser",
+            "there is no actor 'nobody' on rank 1",
+            "the actor was stopped",
+        ]
+        assert (letters.count, seen) == (3, ["r", "nobody"])
 
 
 @pytest.mark.parametrize(
@@ -338,7 +359,7 @@ async def test_a_taken_name_is_a_usage_error(open_ranks: Any) -> None:
 async def test_a_system_that_is_not_open_says_so(open_ranks: Any) -> None:
     async with open_ranks(1) as ranks:
         system = ActorSystem(ranks.links[0])
-        with pytest.raises(UsageError, match=r"add of .*: the actor system of rank 0 is not open yet"):
+        with pytest.raises(UsageError, match=r"add of .*: the actor system of rank 0 is not open"):
             await system.ref("c").add(1)
         with pytest.raises(UsageError, match="spawn: the actor system of rank 0 is not open"):
             await system.spawn(Counter)

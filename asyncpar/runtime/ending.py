@@ -1,0 +1,82 @@
+"""How an actor comes to its end.  Decides only."""
+
+from __future__ import annotations
+
+import enum
+from typing import Final
+
+from asyncpar.runtime.down import DownReason
+from asyncpar.runtime.message import CLOSED, STOPPED
+from asyncpar.wire.array import type_name
+
+
+class End(enum.IntEnum):
+    """What ends an actor; the greater one wins."""
+
+    STOP = 1
+    """Handle what waits, then end."""
+    CLOSE = 2
+    """The node closes: interrupt, refuse what waits, run ``on_stop``."""
+    FAIL = 3
+    """It failed: the same."""
+    KILL = 4
+    """Interrupt, refuse what waits, and that is all."""
+
+
+_REASONS: Final = {
+    End.STOP: DownReason.STOPPED,
+    End.CLOSE: DownReason.CLOSED,
+    End.FAIL: DownReason.FAILED,
+    End.KILL: DownReason.KILLED,
+}
+
+
+class Ending:
+    """What is known of the end of one actor."""
+
+    __slots__ = ("end", "error", "stop_error")
+
+    def __init__(self) -> None:
+        self.end: End | None = None
+        self.error: BaseException | None = None
+        """Why it failed."""
+        self.stop_error: BaseException | None = None
+        """What ``on_stop`` raised."""
+
+    @property
+    def has_begun(self) -> bool:
+        """Does the actor take no messages any more?"""
+        return self.end is not None
+
+    @property
+    def is_urgent(self) -> bool:
+        """Does it not even handle what waits?"""
+        return self.end is not None and self.end > End.STOP
+
+    def begin(self, end: End, error: BaseException | None = None) -> None:
+        """Let the actor end by ``end``, unless it does by something stronger."""
+        if self.end is None or end > self.end:
+            self.end = end
+            self.error = error
+
+    @property
+    def reason(self) -> DownReason:
+        """How it ended, for others."""
+        return _REASONS[self.end or End.STOP]
+
+    @property
+    def epitaph(self) -> str:
+        """How it ended, for people."""
+        match self.end:
+            case End.CLOSE:
+                return "the node was closed"
+            case End.KILL:
+                return "the actor was killed"
+            case End.FAIL:
+                return f"the actor failed: {type_name(type(self.error))}: {self.error}"
+        return "the actor was stopped"
+
+    @property
+    def refusal(self) -> str:
+        """The reason, of those in ``message``, that callers get."""
+        return CLOSED if self.end is End.CLOSE else STOPPED

@@ -1,0 +1,157 @@
+"""Runs the user code of one actor: its hooks, and its endpoints with the arguments that arrived."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Protocol, TypeVar
+
+from asyncpar.errors import AsyncparError, ProtocolError, UsageError
+from asyncpar.runtime.actor import Actor
+from asyncpar.runtime.delivery import CURRENT, Delivery
+from asyncpar.runtime.ending import End, Ending
+from asyncpar.runtime.execution import Execution, is_task_cancelled
+from asyncpar.runtime.message import USAGE
+from asyncpar.runtime.thread import ActorThread
+
+T = TypeVar("T")
+
+
+class Answers(Protocol):
+    """What becomes of deliveries.  Never blocks, never raises."""
+
+    def taken(self, delivery: Delivery) -> None:
+        """The delivery left the mailbox."""
+        ...
+
+    def answered(self, delivery: Delivery, value: object) -> None:
+        """The endpoint returned ``value``."""
+        ...
+
+    def raised(self, delivery: Delivery, error: BaseException) -> None:
+        """The endpoint, which was asked, raised ``error``."""
+        ...
+
+    def refused(self, delivery: Delivery, reason: str, text: str) -> None:
+        """The endpoint was not called, or not to its end, for a reason of ``message``."""
+        ...
+
+
+class CancelledItself(AsyncparError):  # noqa: N818
+    """User code raised ``CancelledError`` although nobody cancelled it."""
+
+    def __init__(self, text: str, error: asyncio.CancelledError) -> None:
+        super().__init__(text)
+        self.__cause__ = error
+
+
+class Handler:
+    """Handles the messages of one actor.  ``fail`` is called with what a told endpoint raised."""
+
+    def __init__(self, name: str, ending: Ending, answers: Answers, *, fail: Callable[[BaseException], None]) -> None:
+        self.actor: Actor | None = None
+        self._name = name
+        self._ending = ending
+        self._answers = answers
+        self._fail = fail
+        self._thread: ActorThread | None = None
+        self._running: Execution | None = None
+
+    async def handle(self, delivery: Delivery) -> None:
+        """Handle one message in the actor's own task."""
+        await self._handle(delivery, None)
+
+    async def handle_beside(self, delivery: Delivery, thread: ActorThread) -> None:
+        """Handle one message in a task of its own; plain ``def`` endpoints run in ``thread``."""
+        await self._handle(delivery, thread)
+
+    async def execute(self, work: Awaitable[T]) -> T:
+        """Await user code in the actor's own task; ``interrupt`` cancels it."""
+        self._running = Execution()
+        try:
+            return await self._running.run(work)
+        finally:
+            self._running = None
+
+    def interrupt(self) -> None:
+        """Cancel what runs in the actor's own task."""
+        if self._running is not None:
+            self._running.interrupt()
+
+    def refuse(self, delivery: Delivery, reason: str, text: str) -> None:
+        """Answer that ``delivery`` is not handled."""
+        self._answers.refused(delivery, reason, text)
+
+    def turn_away(self, delivery: Delivery) -> None:
+        """Take ``delivery`` out of the mailbox unhandled, because the actor ends."""
+        self._answers.taken(delivery)
+        self._refuse_by_end(delivery)
+
+    def close(self) -> None:
+        """Let the thread end.  Nothing runs any more."""
+        if self._thread is not None:
+            self._thread.close()
+
+    # -- inside ----------------------------------------------------------------------------------------------------
+
+    async def _handle(self, delivery: Delivery, thread: ActorThread | None) -> None:
+        self._answers.taken(delivery)
+        if delivery.is_cancelled:
+            return
+        spec = delivery.spec
+        assert spec is not None
+        try:
+            args, kwargs = spec.bind(delivery.arguments, delivery.keywords, delivery.payload)
+        except (UsageError, ProtocolError) as error:
+            self.refuse(delivery, USAGE, str(error))
+            return
+        execution = delivery.execution = Execution()
+        if thread is None:
+            self._running = execution
+        token = CURRENT.set(delivery)
+        try:
+            method = getattr(self.actor, spec.name)
+            if spec.is_async:
+                value = await execution.run(method(*args, **kwargs))
+            else:
+                value = await execution.run((thread or self._own_thread()).run(partial(method, *args, **kwargs)))
+        except (Exception, SystemExit) as error:  # noqa: BLE001  # user code; its caller or its owner is told
+            self._raised(delivery, error)
+        except asyncio.CancelledError as error:
+            self._cancelled(delivery, error)
+        else:
+            self._answers.answered(delivery, value)
+        finally:
+            CURRENT.reset(token)
+            delivery.execution = None
+            if thread is None:
+                self._running = None
+
+    def _raised(self, delivery: Delivery, error: BaseException) -> None:
+        if delivery.call is not None:
+            self._answers.raised(delivery, error)
+            return
+        error.add_note(f"in {delivery.endpoint} of actor {self._name!r}, told by rank {delivery.sender}")
+        self._fail(error)
+
+    def _cancelled(self, delivery: Delivery, error: asyncio.CancelledError) -> None:
+        """An endpoint ended with a cancellation: its caller's, its own, that of the actor or of the whole task."""
+        if is_task_cancelled():
+            self._ending.begin(End.CLOSE)
+            self._refuse_by_end(delivery)
+            raise error
+        if self._ending.is_urgent:
+            self._refuse_by_end(delivery)
+        elif delivery.call is not None:
+            self._raised(delivery, error)
+        else:
+            self._raised(delivery, CancelledItself(f"{delivery.endpoint} cancelled itself", error))
+
+    def _refuse_by_end(self, delivery: Delivery) -> None:
+        self.refuse(delivery, self._ending.refusal, self._ending.epitaph)
+
+    def _own_thread(self) -> ActorThread:
+        if self._thread is None:
+            self._thread = ActorThread(f"actor {self._name}")
+        return self._thread

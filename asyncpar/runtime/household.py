@@ -1,0 +1,104 @@
+"""The household of one rank: who lives here, who owns whom, and who hears of an end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from asyncpar.runtime import message
+from asyncpar.runtime.actor import Actor
+from asyncpar.runtime.callee import Callee
+from asyncpar.runtime.cell import Cell, Household
+from asyncpar.runtime.down import Down, DownReason
+from asyncpar.runtime.failure import describe_error
+from asyncpar.runtime.post import Post
+from asyncpar.runtime.ref import ActorRef
+from asyncpar.runtime.roster import Roster
+from asyncpar.runtime.spawner import Spawner
+from asyncpar.runtime.watches import Watch, Watches, decode_down
+
+_LOG = logging.getLogger(__name__)
+
+
+class LocalHousehold(Household):
+    """Tells of ends: watchers by message, owners by notice, and the log where nobody else would hear of a failure."""
+
+    def __init__(self, roster: Roster, spawner: Spawner, callee: Callee, watches: Watches, post: Post) -> None:
+        self._roster = roster
+        self._spawner = spawner
+        self._callee = callee
+        self._watches = watches
+        self._post = post
+        self._is_closing = False
+
+    # -- watchers --------------------------------------------------------------------------------------------------
+
+    def watched(self, rank: int, watch: message.Watch) -> None:
+        """``rank`` wants to hear how an actor ends."""
+        cell = self._roster.cells.get(watch.actor)
+        if cell is None:
+            reason = DownReason.CLOSED if self._is_closing else DownReason.MISSING
+            self._post.say(rank, message.Downed(watch.watch, reason))
+        else:
+            cell.watchers.add((rank, watch.watch))
+
+    def unwatched(self, rank: int, number: int) -> None:
+        """``rank`` does not wait for that end any more."""
+        for cell in self._roster.cells.values():
+            cell.watchers.discard((rank, number))
+
+    def peer_lost(self, rank: int) -> None:
+        """Nobody on ``rank`` watches any more."""
+        for cell in self._roster.cells.values():
+            cell.watchers = {watcher for watcher in cell.watchers if watcher[0] != rank}
+
+    async def close(self) -> None:
+        """End every actor, newest first, cancelling what it does."""
+        self._is_closing = True
+        self._callee.begin_closing()
+        while self._roster.cells:
+            cell = next(reversed(self._roster.cells.values()))
+            cell.is_dismissed = True
+            cell.close()
+            await cell.wait_ended()
+            if cell.ending.stop_error is not None:
+                text = "rank %d: on_stop of actor %r raised"
+                _LOG.error(text, cell.ref.rank, cell.name, exc_info=cell.ending.stop_error)
+
+    # -- cells' side (Household) -----------------------------------------------------------------------------------
+
+    def ended(self, cell: Cell) -> None:
+        self._roster.remove(cell)
+        self._callee.settle(cell.name)
+        details = () if cell.ending.error is None else describe_error(cell.ending.error)
+        for rank, number in cell.watchers:
+            self._post.say(rank, message.Downed(number, cell.ending.reason, *details))
+        self._tell_owner(cell, message.Downed(0, cell.ending.reason, *details))
+
+    def create_task(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        return self._spawner.create_task(work)
+
+    async def spawn_child(
+        self, cell: Cell, actor: type[Actor], args: tuple[Any, ...], kwargs: dict[str, Any], *, name: str | None
+    ) -> ActorRef[Any]:
+        return await self._spawner.spawn(actor, lambda: actor(*args, **kwargs), name=name, owner=cell)
+
+    def watch(self, ref: ActorRef[Any], hear: Callable[[Down], None] | None = None) -> Watch:
+        return self._watches.begin(ref, hear)
+
+    def _tell_owner(self, cell: Cell, downed: message.Downed) -> None:
+        """Let the owner hear of an end that it did not bring about itself; without one, log what went wrong."""
+        owner = cell.owner
+        if owner is not None:
+            owner.children.remove(cell)
+        if cell.is_dismissed or not cell.has_served:
+            return  # who ended it, or waits for its start, knows
+        if owner is not None and not owner.is_finishing:
+            down = decode_down(cell.ref, downed)
+            if down.error is not None:
+                down.error.__cause__ = cell.ending.error
+            owner.notify("on_child_down", down)
+        elif cell.ending.error is not None:
+            _LOG.error("rank %d: actor %r failed", cell.ref.rank, cell.name, exc_info=cell.ending.error)

@@ -1,0 +1,112 @@
+"""What other ranks ask of this rank's system itself: to start actors, and to end them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+from asyncpar.errors import ProtocolError, UsageError
+from asyncpar.runtime import message
+from asyncpar.runtime.failure import describe_failure
+from asyncpar.runtime.post import Post
+from asyncpar.runtime.roster import Roster
+from asyncpar.runtime.spawner import Spawner
+from asyncpar.transport.links import MAX_MESSAGE_BYTES
+from asyncpar.wire.payload import PayloadEncoder
+
+
+class Requests:
+    """Serves requests, each in a task of its own, and answers each once unless its sender has gone."""
+
+    def __init__(self, roster: Roster, spawner: Spawner, *, rank: int, post: Post) -> None:
+        self._roster = roster
+        self._spawner = spawner
+        self._rank = rank
+        self._post = post
+        self._serving: dict[tuple[int, int], asyncio.Task[None]] = {}
+        self._is_closed = False
+
+    @property
+    def serving(self) -> int:
+        """Requests that arrived and are not answered yet."""
+        return len(self._serving)
+
+    def spawn(self, sender: int, request: message.Spawn, payload: memoryview) -> None:
+        """``sender`` wants an actor to be started."""
+        self._serve(sender, request.call, self._spawn(request, payload))
+
+    def end(self, sender: int, request: message.End) -> None:
+        """``sender`` wants an actor to end."""
+        self._serve(sender, request.call, self.end_actor(request.actor, is_kill=request.is_kill))
+
+    def cancel(self, rank: int, call: int) -> None:
+        """The sender does not want the answer any more; a start that is not complete is undone."""
+        task = self._serving.pop((rank, call), None)
+        if task is not None:
+            task.cancel()
+
+    def peer_lost(self, rank: int) -> None:
+        """Whoever asked is gone."""
+        for sender, call in [place for place in self._serving if place[0] == rank]:
+            self.cancel(sender, call)
+
+    def close(self) -> None:
+        """Answer nothing more, refuse everything new."""
+        self._is_closed = True
+        for task in self._serving.values():
+            task.cancel()
+
+    async def end_actor(self, name: str, *, is_kill: bool) -> None:
+        """End an actor of this rank and return when it has ended.
+
+        Raises ``UsageError`` if there is none, and what its ``on_stop`` raised.
+        """
+        cell = self._roster.cells.get(name)
+        if cell is None:
+            gone = self._roster.epitaph(name)
+            raise UsageError(
+                f"ref: there is no actor {name!r} on rank {self._rank}" + (f" any more: {gone}" if gone else "")
+            )
+        if cell.is_current_task():
+            raise UsageError(f"ref: {cell.ref!r} cannot wait for its own end; use self.stop_self()")
+        if is_kill:
+            cell.kill()
+        else:
+            cell.stop()
+        await cell.wait_ended()
+        if cell.ending.stop_error is not None:
+            raise cell.ending.stop_error
+
+    def _serve(self, sender: int, call: int, work: Coroutine[Any, Any, object]) -> None:
+        place = (sender, call)
+        if place in self._serving:
+            work.close()
+            raise ProtocolError(f"actor message: rank {sender} sent request {call} twice")
+        if self._is_closed:
+            work.close()
+            self._post.say(sender, message.Failure(call, message.CLOSED, "the node was closed"))
+            return
+        task = self._spawner.create_task(self._answer(sender, call, work))
+        self._serving[place] = task
+        task.add_done_callback(lambda _: self._serving.pop(place, None))
+
+    async def _answer(self, sender: int, call: int, work: Coroutine[Any, Any, object]) -> None:
+        try:
+            value = await work
+        except UsageError as error:
+            self._post.say(sender, message.Failure(call, message.USAGE, str(error)))
+        except (Exception, SystemExit) as error:  # noqa: BLE001  # user code; whoever asked is told
+            self._post.say(sender, describe_failure(call, error))
+        except asyncio.CancelledError:
+            work.close()
+            if self._is_closed:
+                self._post.say(sender, message.Failure(call, message.CLOSED, "the node was closed"))
+        else:
+            encoder = PayloadEncoder(limit=MAX_MESSAGE_BYTES)
+            reply = message.Reply(call, encoder.part(value, what="the answer"))
+            self._post.send_quietly(sender, encoder.finish(reply, what="the answer"))
+
+    async def _spawn(self, request: message.Spawn, payload: memoryview) -> str:
+        ref = await self._spawner.spawn_for(request, payload)
+        return ref.name

@@ -1,0 +1,55 @@
+"""The actors of one rank by name, and how those ended that are gone."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Any, Final
+
+from asyncpar.errors import UsageError
+from asyncpar.runtime.cell import Cell
+
+MAX_NAME: Final = 255
+_MOST_EPITAPHS: Final = 1000
+
+
+class Roster:
+    """Cells by name, oldest first."""
+
+    def __init__(self, rank: int) -> None:
+        self.cells: dict[str, Cell] = {}
+        self._rank = rank
+        self._epitaphs: OrderedDict[str, str] = OrderedDict()
+        self._names = 0
+
+    def new_name(self, name: str | None, actor_class: type[Any]) -> str:
+        """Return ``name``, or a new one for an actor of ``actor_class``.  Raises ``UsageError`` if it is taken."""
+        if name is None:
+            self._names += 1
+            return f"{actor_class.__name__}-{self._names}"
+        check_name(name)
+        if name in self.cells:
+            raise UsageError(f"name: {name!r} is taken by another actor on rank {self._rank}")
+        return name
+
+    def add(self, cell: Cell) -> None:
+        """``cell`` lives here from now on."""
+        self.cells[cell.name] = cell
+        self._epitaphs.pop(cell.name, None)
+
+    def remove(self, cell: Cell) -> None:
+        """``cell`` has ended.  How, is remembered for a while."""
+        del self.cells[cell.name]
+        self._epitaphs[cell.name] = cell.ending.epitaph
+        if len(self._epitaphs) > _MOST_EPITAPHS:
+            self._epitaphs.popitem(last=False)
+
+    def epitaph(self, name: str) -> str | None:
+        """Return how the actor called ``name`` ended; None if it is not known that there was one."""
+        return self._epitaphs.get(name)
+
+
+def check_name(name: object) -> str:
+    """Return ``name`` if it can be one.  Raises ``UsageError``."""
+    if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME or not name.isprintable():
+        raise UsageError(f"name: expected 1 to {MAX_NAME} printable characters, got {name!r}")
+    return name

@@ -1,0 +1,150 @@
+"""The endpoints of one actor that run beside its other ones, each with a bound on how many of its calls run at once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
+
+from asyncpar.runtime.backlog import Backlog
+from asyncpar.runtime.delivery import Delivery
+from asyncpar.runtime.mailbox import Mailbox
+from asyncpar.runtime.thread import ActorThread
+
+CreateTask = Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
+Handle = Callable[[Delivery, ActorThread], Awaitable[None]]
+
+
+class SideLane:
+    """The calls of one concurrent endpoint: begun in order, ``limit`` at once."""
+
+    def __init__(self, name: str, limit: int, policy: Mailbox, handle: Handle, create_task: CreateTask) -> None:
+        self._limit = limit
+        self._handle = handle
+        self._create_task = create_task
+        self._backlog = Backlog(policy)
+        self._workers: set[asyncio.Task[None]] = set()
+        self._running: set[Delivery] = set()
+        self._thread = ActorThread(name, threads=limit)
+        self._is_open = False
+        self.on_idle: Callable[[], None] = lambda: None
+
+    @property
+    def is_busy(self) -> bool:
+        """Does anything run or wait?"""
+        return bool(self._workers) or len(self._backlog) > 0
+
+    def put(self, delivery: Delivery) -> Delivery | None:
+        """Begin ``delivery`` as soon as there is a place; return the one for which there is no room, if any."""
+        refused = self._backlog.put(delivery)
+        self._work()
+        return refused
+
+    def open(self) -> None:
+        """The actor has started: begin what waits."""
+        self._is_open = True
+        for _ in range(min(len(self._backlog), self._limit)):
+            self._work()
+
+    def clear(self) -> list[Delivery]:
+        """Begin nothing more, and return what waits."""
+        self._is_open = False
+        return self._backlog.clear()
+
+    def interrupt(self) -> None:
+        """Cancel what runs."""
+        for delivery in list(self._running):
+            if delivery.execution is not None:
+                delivery.execution.interrupt()
+
+    async def wait_idle(self) -> None:
+        """Return when nothing runs any more."""
+        while self._workers:
+            await asyncio.wait(set(self._workers))
+
+    def close(self) -> None:
+        """Let the threads end."""
+        self._thread.close()
+
+    def _work(self) -> None:
+        if self._is_open and len(self._workers) < self._limit and len(self._backlog):
+            worker = self._create_task(self._run())
+            self._workers.add(worker)
+            worker.add_done_callback(self._done)
+
+    async def _run(self) -> None:
+        while (delivery := self._backlog.pop()) is not None:
+            self._running.add(delivery)
+            try:
+                await self._handle(delivery, self._thread)
+            finally:
+                self._running.discard(delivery)
+
+    def _done(self, worker: asyncio.Task[None]) -> None:
+        self._workers.discard(worker)
+        self._work()
+        if not self.is_busy:
+            self.on_idle()
+
+
+class Side:
+    """All side lanes of one actor, made when their first message comes."""
+
+    def __init__(self, name: str, policy: Mailbox, handle: Handle, create_task: CreateTask) -> None:
+        self._name = name
+        self._policy = policy
+        self._handle = handle
+        self._create_task = create_task
+        self._lanes: dict[str, SideLane] = {}
+        self._is_open = False
+        self.on_idle: Callable[[], None] = lambda: None
+        """Called whenever nothing runs or waits any more."""
+
+    @property
+    def is_busy(self) -> bool:
+        """Does anything run or wait?"""
+        return any(lane.is_busy for lane in self._lanes.values())
+
+    def put(self, delivery: Delivery) -> Delivery | None:
+        """See ``SideLane.put``."""
+        lane = self._lanes.get(delivery.endpoint)
+        if lane is None:
+            lane = self._lanes[delivery.endpoint] = self._make(delivery)
+        return lane.put(delivery)
+
+    def open(self) -> None:
+        """The actor has started."""
+        self._is_open = True
+        for lane in self._lanes.values():
+            lane.open()
+
+    def clear(self) -> list[Delivery]:
+        """Begin nothing more, and return what waits."""
+        self._is_open = False
+        return [delivery for lane in self._lanes.values() for delivery in lane.clear()]
+
+    def interrupt(self) -> None:
+        """Cancel what runs."""
+        for lane in self._lanes.values():
+            lane.interrupt()
+
+    async def wait_idle(self) -> None:
+        """Return when nothing runs any more."""
+        for lane in self._lanes.values():
+            await lane.wait_idle()
+
+    def close(self) -> None:
+        """Let the threads end.  Nothing runs any more."""
+        for lane in self._lanes.values():
+            lane.close()
+
+    def _make(self, delivery: Delivery) -> SideLane:
+        spec = delivery.spec
+        assert spec is not None
+        assert spec.concurrency is not None, "only concurrent endpoints have lanes"
+        name = f"actor {self._name} {spec.name}"
+        lane = SideLane(name, spec.concurrency, self._policy, self._handle, self._create_task)
+        lane.on_idle = lambda: None if self.is_busy else self.on_idle()
+        if self._is_open:
+            lane.open()
+        return lane

@@ -1,0 +1,65 @@
+"""Hands each message that arrives to the part of the system that it concerns."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from asyncpar.runtime import message
+from asyncpar.runtime.callee import Callee
+from asyncpar.runtime.caller import Caller
+from asyncpar.runtime.delivery import Delivery
+from asyncpar.runtime.household import LocalHousehold
+from asyncpar.runtime.requests import Requests
+from asyncpar.runtime.watches import Watches
+
+Handler = Callable[[int, Any, memoryview], None]
+
+
+class Switchboard:
+    """Knows who handles which kind of message."""
+
+    def __init__(
+        self, caller: Caller, callee: Callee, *, requests: Requests, watches: Watches, household: LocalHousehold
+    ) -> None:
+        self._callee = callee
+        self._requests = requests
+        self._handlers: dict[type[Any], Handler] = {
+            message.Call: self._call,
+            message.Tell: self._tell,
+            message.Cancel: self._cancel,
+            message.Deadline: self._deadline,
+            message.Reply: caller.reply,
+            message.Failure: lambda rank, failure, _: caller.failure(rank, failure),
+            message.Credit: lambda rank, credit, _: caller.credit(rank, credit),
+            message.Spawn: requests.spawn,
+            message.End: lambda rank, end, _: requests.end(rank, end),
+            message.Watch: lambda rank, watch, _: household.watched(rank, watch),
+            message.Unwatch: lambda rank, unwatch, _: household.unwatched(rank, unwatch.watch),
+            message.Downed: lambda rank, downed, _: watches.downed(rank, downed),
+        }
+
+    def connect(self, rank: int, received: message.Message, payload: memoryview) -> None:
+        """Hand over ``received``, which came from ``rank`` in ``payload``.  Raises ``ProtocolError``."""
+        self._handlers[type(received)](rank, received, payload)
+
+    def _call(self, rank: int, call: message.Call, payload: memoryview) -> None:
+        deadline = None if call.seconds is None else asyncio.get_running_loop().time() + call.seconds
+        delivery = Delivery(
+            rank, call.call, call.actor, call.endpoint, call.arguments, call.keywords, payload, deadline
+        )
+        self._callee.accept(delivery)
+
+    def _tell(self, rank: int, tell: message.Tell, payload: memoryview) -> None:
+        delivery = Delivery(rank, None, tell.actor, tell.endpoint, tell.arguments, tell.keywords, payload)
+        self._callee.accept(delivery)
+
+    def _cancel(self, rank: int, cancel: message.Cancel, _: memoryview) -> None:
+        self._callee.cancel(rank, cancel.call)
+        self._requests.cancel(rank, cancel.call)
+
+    def _deadline(self, rank: int, deadline: message.Deadline, _: memoryview) -> None:
+        delivery = self._callee.find(rank, deadline.call)
+        if delivery is not None:
+            delivery.deadline = asyncio.get_running_loop().time() + deadline.seconds

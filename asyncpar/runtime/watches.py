@@ -1,0 +1,135 @@
+"""Watching actors: each watch ends with exactly one ``Down``, whatever happens to the actor, its node or this one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from typing import Any
+
+from asyncpar.errors import AsyncparError, PeerLost, ProtocolError, RemoteError
+from asyncpar.runtime import message
+from asyncpar.runtime.down import Down, DownReason
+from asyncpar.runtime.post import Post
+from asyncpar.runtime.ref import ActorRef
+from asyncpar.transport.links import Links
+
+
+class Watch:
+    """A watch that was begun: ``down = await watch``.  Awaiting it is optional where a hook hears the ``Down``."""
+
+    __slots__ = ("_cancel", "_down", "_waiter")
+
+    def __init__(self, cancel: Callable[[], None]) -> None:
+        self._cancel = cancel
+        self._down: Down | None = None
+        self._waiter: asyncio.Future[None] | None = None
+
+    @property
+    def down(self) -> Down | None:
+        """How the actor ended; None until it has."""
+        return self._down
+
+    def cancel(self) -> None:
+        """Watch no longer: no ``Down`` will come.  Whoever awaits the watch is cancelled."""
+        self._cancel()
+        if self._waiter is not None:
+            self._waiter.cancel()
+
+    def __await__(self) -> Generator[Any, None, Down]:
+        while self._down is None:
+            if self._waiter is None:
+                self._waiter = asyncio.get_running_loop().create_future()
+            if self._waiter.cancelled():
+                raise asyncio.CancelledError("the watch was cancelled")
+            yield from asyncio.shield(self._waiter).__await__()
+        return self._down
+
+    def end(self, down: Down) -> None:
+        """The actor has ended."""
+        self._down = down
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+
+@dataclass(slots=True)
+class _Watching:
+    ref: ActorRef[Any]
+    watch: Watch
+    hear: Callable[[Down], None] | None
+
+
+class Watches:
+    """The watches of this rank's actors and programs."""
+
+    def __init__(self, links: Links, post: Post) -> None:
+        self._rank = links.rank
+        self._lost = links.lost
+        self._post = post
+        self._watching: dict[int, _Watching] = {}
+        self._next = 0
+
+    def __len__(self) -> int:
+        return len(self._watching)
+
+    def begin(self, ref: ActorRef[Any], hear: Callable[[Down], None] | None = None) -> Watch:
+        """Watch ``ref``; ``hear`` is called with the ``Down``."""
+        number = self._next
+        self._next += 1
+        watch = Watch(lambda: self._cancel(number))
+        watching = _Watching(ref, watch, hear)
+        lost = self._lost.get(ref.rank)
+        if lost is not None:
+            _end(watching, Down(ref, DownReason.LOST, lost))
+            return watch
+        self._watching[number] = watching
+        self._post.say(ref.rank, message.Watch(number, ref.name))
+        return watch
+
+    def downed(self, rank: int, downed: message.Downed) -> None:
+        """The rank of a watched actor says that it has ended."""
+        watching = self._watching.get(downed.watch)
+        if watching is None:
+            return  # cancelled meanwhile
+        if watching.ref.rank != rank:
+            raise ProtocolError(f"actor message: rank {rank} ends watch {downed.watch}, which is not on it")
+        del self._watching[downed.watch]
+        _end(watching, decode_down(watching.ref, downed))
+
+    def peer_lost(self, rank: int, error: PeerLost) -> None:
+        """Whatever lived on ``rank`` is gone."""
+        self._end_all(DownReason.LOST, error, lambda ref: ref.rank == rank)
+
+    def close(self) -> None:
+        """This node closes: nothing more will be heard of anybody."""
+        self._end_all(DownReason.CLOSED, PeerLost("this node is closed", rank=self._rank, cause="closed"))
+
+    def _end_all(
+        self, reason: DownReason, error: PeerLost, which: Callable[[ActorRef[Any]], bool] = lambda _: True
+    ) -> None:
+        for number in [number for number, watching in self._watching.items() if which(watching.ref)]:
+            watching = self._watching.pop(number)
+            _end(watching, Down(watching.ref, reason, error))
+
+    def _cancel(self, number: int) -> None:
+        watching = self._watching.pop(number, None)
+        if watching is not None:
+            self._post.say(watching.ref.rank, message.Unwatch(number))
+
+
+def _end(watching: _Watching, down: Down) -> None:
+    watching.watch.end(down)
+    if watching.hear is not None:
+        watching.hear(down)
+
+
+def decode_down(ref: ActorRef[Any], downed: message.Downed) -> Down:
+    """Return what ``downed`` says of ``ref``.  Raises ``ProtocolError`` for a reason that is none."""
+    try:
+        reason = DownReason(downed.reason)
+    except ValueError as error:
+        raise ProtocolError(f"actor message: {downed.reason!r} is no reason for an actor's end") from error
+    failure: AsyncparError | None = None
+    if reason is DownReason.FAILED:
+        failure = RemoteError(downed.text, rank=ref.rank, type_name=downed.type_name, remote_traceback=downed.traceback)
+    return Down(ref, reason, failure)
