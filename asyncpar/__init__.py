@@ -19,6 +19,7 @@ from asyncpar.errors import (
     AuthenticationError,
     LaunchError,
     MailboxFull,
+    NotFound,
     OperationMismatch,
     PeerCancelled,
     PeerError,
@@ -26,10 +27,17 @@ from asyncpar.errors import (
     PeerTimeout,
     ProtocolError,
     RemoteError,
+    RestartsExceeded,
     StaleGeneration,
     UsageError,
 )
+from asyncpar.meshes.errors import MeshError
+from asyncpar.meshes.mesh_ref import MeshRef
+from asyncpar.meshes.nodes import Nodes
+from asyncpar.meshes.shape import Coordinates
+from asyncpar.meshes.values import MeshValues
 from asyncpar.node import Node, init
+from asyncpar.observe.loop_watch import Blocked
 from asyncpar.runner import run
 from asyncpar.runtime.actor import Actor, endpoint
 from asyncpar.runtime.dead_letters import DeadLetter, DeadLetters
@@ -38,6 +46,9 @@ from asyncpar.runtime.down import Down, DownReason
 from asyncpar.runtime.mailbox import Mailbox, WhenFull
 from asyncpar.runtime.ref import ActorRef
 from asyncpar.runtime.watches import Watch
+from asyncpar.supervision.child import Child, ChildState, ChildStatus
+from asyncpar.supervision.policy import Backoff, Intensity, Restart, Strategy
+from asyncpar.supervision.supervisor import Supervisor
 
 __version__ = "0.1.0"
 
@@ -47,16 +58,28 @@ __all__ = [
     "ActorRef",
     "AsyncparError",
     "AuthenticationError",
+    "Backoff",
+    "Blocked",
+    "Child",
+    "ChildState",
+    "ChildStatus",
     "Communicator",
+    "Coordinates",
     "DeadLetter",
     "DeadLetters",
     "Down",
     "DownReason",
+    "Intensity",
     "LaunchError",
     "Mailbox",
     "MailboxFull",
     "Member",
+    "MeshError",
+    "MeshRef",
+    "MeshValues",
     "Node",
+    "Nodes",
+    "NotFound",
     "OperationMismatch",
     "PeerCancelled",
     "PeerError",
@@ -64,7 +87,11 @@ __all__ = [
     "PeerTimeout",
     "ProtocolError",
     "RemoteError",
+    "Restart",
+    "RestartsExceeded",
     "StaleGeneration",
+    "Strategy",
+    "Supervisor",
     "UsageError",
     "Watch",
     "WhenFull",

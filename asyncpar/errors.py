@@ -15,6 +15,10 @@ class UsageError(AsyncparError, ValueError):
     """An argument, option or setting is wrong; the message names it, what was expected and what was given."""
 
 
+class NotFound(UsageError):  # noqa: N818
+    """There is no such actor, or it has no such endpoint."""
+
+
 class OperationMismatch(UsageError):  # noqa: N818
     """Two ranks issued different operations at the same place; the message names both ranks and both operations."""
 
@@ -84,6 +88,10 @@ class ActorDown(PeerCancelled):
 
 class MailboxFull(PeerError):  # noqa: N818
     """The mailbox of an actor had no room for a message; what happens then is the actor's ``mailbox`` policy."""
+
+
+class RestartsExceeded(AsyncparError):  # noqa: N818
+    """A supervisor gave up: its children failed more often than it was told to bear; the message says which and how."""
 
 
 class RemoteError(AsyncparError):

@@ -17,6 +17,7 @@ from typing import Any, TypeVar, overload
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from asyncpar.arena.exchange import ArenaMemory
 from asyncpar.arena.formation import form_arena
 from asyncpar.arena.limits import core_quota, usable_cores
 from asyncpar.arena.settings import ArenaSettings
@@ -29,8 +30,12 @@ from asyncpar.errors import AsyncparError, UsageError
 from asyncpar.membership.alone import serve_alone
 from asyncpar.membership.client import JoinRequest, join_world
 from asyncpar.membership.credentials import read_credentials
+from asyncpar.meshes.nodes import Nodes
+from asyncpar.observe.loop_watch import BLOCKED_AFTER, LoopWatch, OnBlocked, check_blocked_after
 from asyncpar.runtime.actor import Actor
+from asyncpar.runtime.culprit import describe_culprit
 from asyncpar.runtime.dead_letters import DeadLetters
+from asyncpar.runtime.door import Door
 from asyncpar.runtime.ref import ActorRef
 from asyncpar.runtime.system import ActorSystem
 from asyncpar.runtime.watches import Watch
@@ -52,7 +57,8 @@ class Attachment:
 
     ``pin`` pins algorithms; ``lane`` is the kind of lane that all ranks pinned, which the cost model then reckons with.
     ``arena`` says how ranks of one host share memory (None: not at all); they prove to each other that they hold
-    ``secret``.
+    ``secret``.  ``door`` lets callers in that have no node; code of actors that blocks the loop for longer than
+    ``blocked_after`` seconds is reported.
     """
 
     world: World
@@ -64,6 +70,8 @@ class Attachment:
     lane: str | None = None
     secret: bytes = b""
     arena: ArenaSettings | None = None
+    door: Door | None = None
+    blocked_after: float | None = None
 
 
 Attach = Callable[[AsyncExitStack], Awaitable[Attachment]]
@@ -73,7 +81,8 @@ Attach = Callable[[AsyncExitStack], Awaitable[Attachment]]
 class Node:
     """One rank.  Made by ``asyncpar.init``, ``Node.start`` or ``asyncpar.testing.local_world``.
 
-    ``world`` is the communicator over all ranks.  Use it on the loop it was started on.
+    ``world`` is the communicator over all ranks, ``nodes`` the mesh of all of them, along one axis: ``rank``.  Use it
+    on the loop it was started on.
     """
 
     def __init__(
@@ -88,6 +97,8 @@ class Node:
             arena=arena,
             has_arenas=settings is not None and not settings.is_off,
         )
+        actors.groups.world = self.world
+        self.nodes = Nodes.of_world(actors, links.world.size)
         self._arena = arena
         self._actors = actors
         self._attachment = attachment
@@ -104,6 +115,7 @@ class Node:
         serve: str | None = None,
         services: Sequence[Register] = (),
         public_services: Sequence[str] = (),
+        blocked_after: float | None = BLOCKED_AFTER,
     ) -> Node:
         """Join the world that ``environment`` describes (default: this process's), and return when all ranks are there.
 
@@ -111,15 +123,18 @@ class Node:
         ``serve`` is the ``host:port`` of the node's gRPC server; a world of one has none unless it is given or there
         are ``services``: functions that get the server and add servicers of the program to it.  Their calls need the
         job's token (see ``credentials``), except those of the services named in full in ``public_services``.
+        While there are actors, whatever blocks the event loop for ``blocked_after`` seconds is logged with its stack
+        (0: nothing is; see ``on_blocked``).
         Raises ``UsageError`` for wrong settings and ``PeerTimeout``, naming them, when ranks do not come.
         """
         parse_transport(transport)
         serving = Serving(address=serve, services=tuple(services), public=frozenset(public_services))
         if environment is None:
             environment = LaunchEnvironment.from_mapping(os.environ)
+        limit = check_blocked_after(blocked_after)
         if environment is None:
-            return await start_node(_attach_alone(serving))
-        return await start_node(_attach_launched(environment, transport, serving))
+            return await start_node(_attach_alone(serving, limit))
+        return await start_node(_attach_launched(environment, transport, serving, limit))
 
     @property
     def rank(self) -> int:
@@ -199,6 +214,13 @@ class Node:
         """The told messages that no actor of this rank handled."""
         return self._actors.dead_letters
 
+    def on_blocked(self, callback: OnBlocked) -> Callable[[], None]:
+        """Tell ``callback`` whenever code blocks the event loop for too long, and again when it goes on.
+
+        It is called in another thread, since the loop cannot call it.  The function returned ends that.
+        """
+        return self._actors.loop_watch.subscribe(callback)
+
     async def stop(self) -> None:
         """Leave the world in good order: actors stop, peers are told, lanes and server close.  Idempotent."""
         check_home_loop(self._loop, "stop")
@@ -240,9 +262,14 @@ async def _live(attach: Attach, started: asyncio.Future[Node]) -> None:
         if arena is not None:
             stack.callback(arena.close)
         await stack.enter_async_context(links)
-        actors = await stack.enter_async_context(ActorSystem(links))
+        watch = LoopWatch(rank=links.rank, blocked_after=attachment.blocked_after, describe=describe_culprit)
+        stack.callback(watch.stop)
+        actors = await stack.enter_async_context(ActorSystem(links, watch))
         node = Node(attachment, links, actors, arena)
         attachment.join(links)
+        if attachment.door is not None:
+            attachment.door.open(actors)
+            stack.callback(attachment.door.close)
         started.set_result(node)
         await node._serve()
 
@@ -259,35 +286,43 @@ async def _share_memory(attachment: Attachment, links: Links) -> ArenaHost | Non
         on_lost=links.hear_end,
         on_left=links.report_left,
     )
-    return None if arena is None else ArenaHost(arena, links)
+    if arena is None:
+        return None
+    links.shared = ArenaMemory(arena)
+    return ArenaHost(arena, links)
 
 
-def _attach_alone(serving: Serving) -> Attach:
+def _attach_alone(serving: Serving, blocked_after: float | None) -> Attach:
     """Attach to a world of one: nobody to link to."""
 
     async def attach(stack: AsyncExitStack) -> Attachment:
-        fabric = InprocFabric()
+        fabric, door = InprocFabric(), Door()
         return Attachment(
             world=world_of_one(),
             rank=0,
             connector=InprocConnector(fabric),
             join=fabric.join,
-            server=await serve_alone(stack, serving, os.environ, register=lambda _: None),
+            server=await serve_alone(stack, serving, os.environ, register=door.register),
             pin=os.environ.get(_PIN),
+            door=door,
+            blocked_after=blocked_after,
         )
 
     return attach
 
 
-def _attach_launched(environment: LaunchEnvironment, transport: str | None, serving: Serving) -> Attach:
+def _attach_launched(
+    environment: LaunchEnvironment, transport: str | None, serving: Serving, blocked_after: float | None
+) -> Attach:
     """Attach to the world of a launched job."""
 
     async def attach(stack: AsyncExitStack) -> Attachment:
         credentials = read_credentials(environment)
         pinned = transport or environment.transport
         arena = arena_settings(os.environ, pinned)
+        door = Door()
         server, connector = await serve_links(
-            stack, credentials, bind=environment.bind, transport=pinned, serving=serving
+            stack, credentials, bind=environment.bind, transport=pinned, serving=serving, door=door
         )
         request = _join_request(environment, address=server.address, settings=_settings(pinned, arena))
         world = await join_world(environment.rendezvous, credentials, request)
@@ -301,6 +336,8 @@ def _attach_launched(environment: LaunchEnvironment, transport: str | None, serv
             lane=pinned,
             secret=credentials.secret,
             arena=arena,
+            door=door,
+            blocked_after=blocked_after,
         )
 
     return attach
@@ -344,6 +381,7 @@ async def serve_links(
     bind: str,
     transport: str | None,
     serving: Serving = Serving(),  # noqa: B008  # immutable
+    door: Door | None = None,
 ) -> tuple[RpcServer, GrpcConnector]:
     """Start a gRPC server that accepts links; ``stack`` stops it."""
     host, port = serving.place(bind=bind)
@@ -359,6 +397,8 @@ async def serve_links(
         connections=parse_connections(os.environ.get(_CONNECTIONS)),
     )
     connector.register(server)
+    if door is not None:
+        door.register(server)
     serving.register(server)
     await server.start()
     stack.push_async_callback(server.stop)

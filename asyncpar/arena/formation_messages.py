@@ -78,7 +78,7 @@ def decode_message(content: bytes) -> Message:
     """Return the message in ``content``.  Raises ``ProtocolError`` if there is none."""
     try:
         message: Message = _DECODER.decode(content)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:  # ValueError: text that is not UTF-8
         raise ProtocolError(f"arena: a message cannot be read ({error})") from error
     return message
 

@@ -12,7 +12,7 @@ from numpy.typing import DTypeLike
 from asyncpar.collectives import calibration, objects, subgroups
 from asyncpar.collectives.algorithms.catalog import ARENA, KNOWN
 from asyncpar.collectives.arena_group import ArenaHost
-from asyncpar.collectives.arguments import check_array, check_rank, check_tag, check_writable
+from asyncpar.collectives.arguments import check_array, check_key, check_rank, check_tag, check_writable
 from asyncpar.collectives.array_operations import ArrayOperations
 from asyncpar.collectives.cost import CostModel, LaneCosts, costs_of_lane
 from asyncpar.collectives.description import hash64
@@ -24,7 +24,7 @@ from asyncpar.collectives.policy import Policy
 from asyncpar.collectives.reduction import Array
 from asyncpar.collectives.statistics import Traffic
 from asyncpar.collectives.table import OperationTable
-from asyncpar.errors import UsageError
+from asyncpar.errors import PeerCancelled, UsageError
 from asyncpar.transport.links import Links
 
 DEFAULT_TIMEOUT = 300.0
@@ -54,6 +54,7 @@ class Communicator(ArrayOperations):
     def __init__(self, engine: Engine) -> None:
         super().__init__(engine)
         self._mailbox = Mailbox(engine)
+        self._keyed: dict[tuple[tuple[int, ...], str], Communicator | None] = {}
 
     @classmethod
     def world(
@@ -173,14 +174,22 @@ class Communicator(ArrayOperations):
 
     # -- sub-groups ------------------------------------------------------------------------------------------------
 
-    def subgroup(self, ranks: Iterable[int], *, name: str | None = None) -> Communicator | None:
+    def subgroup(self, ranks: Iterable[int], *, name: str | None = None, key: str | None = None) -> Communicator | None:
         """Return the communicator over ``ranks`` of this group, in that order; None if this rank is not one of them.
 
-        Nothing is sent.  Its members must ask for the same ranks in the same order, and as often.  Groups last as long
-        as the world: make them once.
+        Nothing is sent.  Its members must ask for the same ranks in the same order, and as often: every call makes
+        another group.  With ``key`` the ranks that pass equal keys are one group instead, in whatever order and however
+        often they ask; who asks again gets the same communicator.  Groups last as long as the world.
         """
-        engine = subgroups.subgroup(self._engine, ranks, name)
-        return None if engine is None else Communicator(engine)
+        check_key(key)
+        if key is None:
+            engine = subgroups.subgroup(self._engine, ranks, name)
+            return None if engine is None else Communicator(engine)
+        chosen = tuple(ranks)
+        if (chosen, key) not in self._keyed:
+            engine = subgroups.subgroup(self._engine, chosen, name, key)
+            self._keyed[chosen, key] = None if engine is None else Communicator(engine)
+        return self._keyed[chosen, key]
 
     def split(
         self, color: int | None, key: int = 0, *, name: str | None = None
@@ -190,6 +199,19 @@ class Communicator(ArrayOperations):
         All ranks of this group call it; those that pass None get None.
         """
         return subgroups.split(self._engine, color, key, name, Communicator)
+
+    def give_up(self, rank: int, text: str) -> None:
+        """End this group on this rank with ``PeerCancelled``: its operations that are not over, and all later calls.
+
+        ``rank`` (of the world) has not done its part, and will not: ``text`` says why.
+        """
+        group = self._engine.group
+        group.given_up = rank, text
+        for operation in [*group.pending(), *self._mailbox.pending()]:
+            if operation.failure is None:
+                message = f"rank {self._engine.table.links.rank}: {operation.label}: given up, because {text}"
+                operation.tell_failure("failed", text)
+                operation.fail(PeerCancelled(message, rank=rank, operation=operation.label, cause=text))
 
     # -- messages between two ranks --------------------------------------------------------------------------------
 

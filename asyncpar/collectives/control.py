@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, TypeVar
+from typing import Annotated, Literal, TypeAlias, TypeVar
 
 import msgspec
 
@@ -10,6 +10,7 @@ from asyncpar.collectives.description import Description
 from asyncpar.errors import ProtocolError
 
 _TEXT_LIMIT = 4096
+_Text: TypeAlias = Annotated[str, msgspec.Meta(max_length=_TEXT_LIMIT)]
 
 Reason = Literal["cancelled", "failed", "mismatch", "lost"]
 
@@ -23,7 +24,7 @@ class Abort(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     reason: Reason
-    text: str = ""
+    text: _Text = ""
     operation: Description | None = None
     is_answer: bool = False
     rank: int | None = None
@@ -38,7 +39,7 @@ class Probe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Status(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The answer to a probe: ``text`` says where the sender is, like ``in all_reduce #811``."""
 
-    text: str
+    text: _Text
 
 
 Message = TypeVar("Message", Abort, Probe, Status)

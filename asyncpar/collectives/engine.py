@@ -135,8 +135,13 @@ class Engine:
         hosts = self.hosts if algorithm.startswith("hierarchical") else None
         return schedule_of(operation, algorithm, rank=self.rank, size=self.size, root=root, hosts=hosts)
 
-    def subgroup_number(self, ranks: tuple[int, ...]) -> int:
-        """Return a number for a group of ``ranks`` (of the world) that all its members find without talking."""
+    def subgroup_number(self, ranks: tuple[int, ...], key: str | None = None) -> int:
+        """Return a number for a group of ``ranks`` (of the world) that all its members find without talking.
+
+        Without ``key`` it counts how often they were asked for.
+        """
+        if key is not None:
+            return hash64("group", self.group.number, ranks, key)
         made = self._subgroups[ranks] = self._subgroups.get(ranks, 0) + 1
         return hash64("group", self.group.number, ranks, made)
 
@@ -163,6 +168,7 @@ class Engine:
 
     def _allot(self, name: str, key: str | None) -> tuple[int, str | None]:
         """Return the sequence number of a call, and its label if that is not made of the number."""
+        self.group.check_open()
         if key is None:
             return self.ledger.allot(), None
         check_key(key)

@@ -13,6 +13,7 @@ from asyncpar.collectives.reduction import Array
 from asyncpar.errors import ProtocolError, UsageError
 
 MAX_DIMENSIONS: Final = 16
+_MAX_BYTES: Final = 1 << 62
 _LAYOUT = struct.Struct(f"<BBB5xQ{MAX_DIMENSIONS}Q")
 ENVELOPE_BYTES: Final = _LAYOUT.size
 
@@ -56,6 +57,8 @@ def decode_envelope(content: bytes | bytearray) -> Envelope:
             f"message envelope: dtype {code}, {ndim} dimensions and kind {is_object} are not known here"
         )
     envelope = Envelope(_DTYPES[code], tuple(dims[:ndim]), bool(is_object))
+    if any(dims[ndim:]) or math.prod(max(1, dim) for dim in envelope.shape) > _MAX_BYTES // envelope.dtype.itemsize:
+        raise ProtocolError(f"message envelope: dimensions {dims[:ndim]} and then {dims[ndim:]} cannot be meant")
     if envelope.nbytes != nbytes:
         raise ProtocolError(f"message envelope: {envelope} has {envelope.nbytes} bytes, but {nbytes} are declared")
     return envelope

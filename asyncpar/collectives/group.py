@@ -9,6 +9,7 @@ from typing import Any
 from asyncpar.collectives.description import Description
 from asyncpar.collectives.ledger import Ledger
 from asyncpar.collectives.operation import Limits, Operation
+from asyncpar.errors import PeerCancelled
 
 _REMEMBERED = 256
 
@@ -38,10 +39,18 @@ class Group:
         self.limits = limits
         self.active: dict[int, Operation] = {}
         self.loose: set[Operation] = set()
+        self.given_up: tuple[int, str] | None = None
+        """Which rank of the world is the cause, and why, if there are to be no more operations."""
         self.early: dict[int, Any] = {}
         """Calls that are no operations yet, by number: see ``quick``."""
         self._admit_early = admit_early
         self.history: OrderedDict[int, Description] = OrderedDict()
+
+    def check_open(self) -> None:
+        """Raise ``PeerCancelled`` if the group was given up."""
+        if self.given_up is not None:
+            rank, text = self.given_up
+            raise PeerCancelled(f"group {self.name} was given up, because {text}", rank=rank, cause=text)
 
     def is_stale(self, sequence: int) -> bool:
         """Is the operation with this number over here?"""

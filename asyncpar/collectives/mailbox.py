@@ -76,11 +76,19 @@ class Mailbox:
         self._slots: dict[tuple[int, int], _Slot] = {}
         self._requests: list[_Request] = []
 
+    def pending(self) -> list[Operation]:
+        """Return the messages of this rank that are not over."""
+        me, others = self._engine.rank, range(self._engine.size)
+        pairs = [pair for other in others if other != me for pair in ((me, other), (other, me))]
+        channels = [self._table.find(self._number(*pair)) for pair in pairs]
+        return [operation for channel in channels if channel is not None for operation in channel.pending()]
+
     # -- sending ---------------------------------------------------------------------------------------------------
 
     def send(self, x: Array, dest: int, tag: int, *, is_object: bool = False) -> Coroutine[Any, Any, None]:
         """Send ``x`` to the receive that ``dest`` posts for it."""
         check_home_loop(self._table.loop, "send")
+        self._engine.group.check_open()
         envelope = encode_envelope(x, is_object=is_object)
         channel = self._channel(self._engine.rank, dest)
         peer = self._engine.ranks[dest]
@@ -104,6 +112,7 @@ class Mailbox:
     ) -> Coroutine[Any, Any, T]:
         """Receive the next message of ``source`` (None: of anybody) into ``out``, or into a fresh array."""
         check_home_loop(self._table.loop, "recv")
+        self._engine.group.check_open()
         home = self._engine.group if source is None else self._channel(source, self._engine.rank)
         place = "from any rank" if source is None else f"from rank {self._engine.ranks[source]}"
         ticket = self._ticket("recv", place, tag, home, None, 0)
@@ -266,13 +275,17 @@ class Mailbox:
     def _channel(self, source: int, dest: int) -> Group:
         """Return the group in which messages from ``source`` to ``dest`` are numbered."""
         ranks = (self._engine.ranks[source], self._engine.ranks[dest])
-        number = hash64("messages", self._engine.group.number, *ranks)
+        number = self._number(source, dest)
         channel = self._table.find(number)
         if channel is None:
             group = self._engine.group
             channel = Group(number=number, name=group.name, ranks=ranks, ledger=ChannelLedger(), limits=group.limits)
             self._table.add(channel)
         return channel
+
+    def _number(self, source: int, dest: int) -> int:
+        ranks = self._engine.ranks
+        return hash64("messages", self._engine.group.number, ranks[source], ranks[dest])
 
     def _ticket(self, name: str, place: str, tag: int, home: Group, route: Group | None, sequence: int) -> Ticket:
         return Ticket(self._operation(name, place, tag, home, route, sequence))

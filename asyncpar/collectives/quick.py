@@ -130,6 +130,8 @@ class QuickCall(Coroutine[Any, Any, Array]):
 
     def __init__(self, engine: QuickEngine, plan: QuickPlan, x: Array) -> None:
         check_home_loop(engine.table.loop, _NAME)
+        if engine.group.given_up is not None:
+            engine.group.check_open()
         self._engine = engine
         self._plan = plan
         self._x = x

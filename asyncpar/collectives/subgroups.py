@@ -19,16 +19,17 @@ from asyncpar.errors import UsageError
 T = TypeVar("T")
 
 
-def subgroup(engine: Engine, ranks: Iterable[int], name: str | None) -> Engine | None:
+def subgroup(engine: Engine, ranks: Iterable[int], name: str | None, key: str | None = None) -> Engine | None:
     """Return the engine of the group of ``ranks`` (of this group), None if this rank is not one of them.
 
-    Nothing is sent: members find the group's number from the ranks and from how often they have asked for them.
+    Nothing is sent: members find the group's number from the ranks and from ``key``, which may be used once with the
+    same ranks, or from how often they have asked for them.
     """
     chosen = _checked_ranks(ranks, engine.size)
     world_ranks = tuple(engine.ranks[rank] for rank in chosen)
     if engine.rank not in chosen:
         return None
-    return _made(engine, world_ranks, engine.subgroup_number(world_ranks), name)
+    return _made(engine, world_ranks, engine.subgroup_number(world_ranks, key), name)
 
 
 def split(

@@ -17,8 +17,9 @@ class LaunchEnvironment:
 
     ``rendezvous`` is the ``host:port`` to join at, ``secret_file`` holds what to prove oneself with, ``bind`` is the
     address for servers of this rank.  ``host`` is for people; ``host_id`` is equal exactly for ranks of one host.
-    ``transport`` pins the lane (None: negotiated), ``report_descriptor`` is an inherited pipe to the agent,
-    ``timeout`` bounds in seconds the wait for the other ranks.
+    ``certs`` is the directory with the certificates of this host (None: the job has none).  ``transport`` pins the lane
+    (None: negotiated), ``report_descriptor`` is an inherited pipe to the agent, ``timeout`` bounds in seconds the wait
+    for the other ranks.
     """
 
     rank: int
@@ -38,6 +39,7 @@ class LaunchEnvironment:
     host_id: str
     bind: str
     timeout: float
+    certs: str | None = None
     transport: str | None = None
     report_descriptor: int | None = None
 
@@ -77,7 +79,7 @@ class LaunchEnvironment:
             text = environment.get(name, "")
             if text:
                 values[field.name] = _parse(name, text, str(field.type))
-            elif field.name not in ("transport", "report_descriptor"):
+            elif field.name not in _OPTIONAL:
                 raise UsageError(f"{name}: expected a value, it is not set although {_MARK} is")
         return cls(**values)  # type: ignore[arg-type]  # parsed by the fields' types
 
@@ -105,9 +107,11 @@ _VARIABLES = {
     "host_id": "ASYNCPAR_HOST_ID",
     "bind": "ASYNCPAR_BIND",
     "timeout": "ASYNCPAR_RENDEZVOUS_TIMEOUT",
+    "certs": "ASYNCPAR_CERTS",
     "transport": "ASYNCPAR_TRANSPORT",
     "report_descriptor": "ASYNCPAR_REPORT_FD",
 }
+_OPTIONAL = frozenset({"certs", "transport", "report_descriptor"})
 
 
 def _parse(name: str, text: str, kind: str) -> str | int | float:

@@ -84,7 +84,8 @@ class _Agent:
             on_rank_end=self._tell_rank_end,
             on_broken_output=lambda cause: self._feed(OutputBroken(cause)),
         )
-        self._attendance = Attendance(coordinator, Credentials(secret.secret), timeout=options.timeout, take=self._feed)
+        credentials = Credentials(secret.secret, None if job.certificates is None else job.certificates.agent)
+        self._attendance = Attendance(coordinator, credentials, timeout=options.timeout, take=self._feed)
 
     async def run(self) -> Outcome:
         """Attend, obey, and return the outcome."""
@@ -177,6 +178,7 @@ class _Agent:
             host_id=site.host_id,
             bind=site.bind,
             timeout=options.timeout,
+            certs=None if self._job.certificates is None else str(self._job.certificates.directory),
             transport=options.transport,
         )
         return RankPlan(

@@ -10,6 +10,7 @@ import click
 
 from asyncpar.errors import UsageError
 from asyncpar.launch.bench import bench
+from asyncpar.launch.certs import certs
 from asyncpar.launch.command_line import OneLineCommand, exit_with, option
 from asyncpar.launch.options import (
     BACKENDS,
@@ -31,6 +32,7 @@ def main() -> None:
 
 
 main.add_command(bench)
+main.add_command(certs)
 
 
 @main.command(cls=OneLineCommand, context_settings={"allow_interspersed_args": False})
@@ -47,6 +49,7 @@ main.add_command(bench)
 @option("--standalone", is_flag=True, help="One host, any free port, whatever the endpoint says.")
 @option("--local-addr", metavar="ADDRESS", default=None, help="Address of this host that its ranks bind to.")
 @option("--secret-file", metavar="FILE", default=None, envvar="ASYNCPAR_SECRET_FILE", help="The job's secret.")
+@option("--certs", metavar="DIR", default=None, envvar="ASYNCPAR_CERTS", help="From `asyncpar certs init`: use TLS.")
 @option(
     "--transport", metavar="NAME", default=None, envvar="ASYNCPAR_TRANSPORT", help="Pin the lane: shm, tcp or grpc."
 )
@@ -110,6 +113,7 @@ def _options(program: str, arguments: tuple[str, ...], given: dict[str, Any]) ->
         local_addr=given["local_addr"],
         transport=given["transport"],
         secret_file=given["secret_file"],
+        certs=given["certs"] or None,
     )
 
 

@@ -155,7 +155,7 @@ class CoordinatorMachine:
     # -- running
 
     def _rank_ended(self, agent: int, generation: int, rank: int, failure: Failure | None, now: float) -> list[Command]:
-        if agent not in self._agents or generation != self._generation or rank not in self._running:
+        if not self._runs(agent, rank) or generation != self._generation or rank not in self._running:
             return []
         self._running.discard(rank)
         how = "exited with code 0" if failure is None else failure.ending
@@ -167,6 +167,11 @@ class CoordinatorMachine:
         if failure is not None:
             self._failures.append(failure)
         return commands + self._consider(now)
+
+    def _runs(self, agent: int, rank: int) -> bool:
+        """Is ``rank`` one of this agent's?  It speaks for no others."""
+        hello, offset = self._agents.get(agent), self._offsets.get(agent)
+        return hello is not None and offset is not None and 0 <= rank - offset < hello.nproc
 
     def _consider(self, now: float) -> list[Command]:
         """Stop if it is clear who failed; end if all ranks are through."""

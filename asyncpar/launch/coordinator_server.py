@@ -40,7 +40,9 @@ class CoordinatorServer:
         site = self._job.site
         if site.serve_at is None:
             return self
-        server = RpcServer(Credentials(self._secret.secret), bind=site.serve_at[0], port=site.serve_at[1])
+        certificates = None if self._job.certificates is None else self._job.certificates.coordinator
+        credentials = Credentials(self._secret.secret, certificates)
+        server = RpcServer(credentials, bind=site.serve_at[0], port=site.serve_at[1])
         membership_pb2_grpc.add_RendezvousServicer_to_server(  # type: ignore[no-untyped-call]  # generated
             self._rendezvous, server.server
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from typing import Any
@@ -12,6 +13,7 @@ import grpc.aio
 
 from asyncpar._proto.asyncpar.v1 import membership_pb2 as pb
 from asyncpar._proto.asyncpar.v1 import membership_pb2_grpc
+from asyncpar.errors import AuthenticationError
 from asyncpar.launch.coordinator_events import (
     AgentArrived,
     AgentLost,
@@ -35,9 +37,12 @@ from asyncpar.launch.messages import (
     encode_finish,
     encode_stop,
 )
-from asyncpar.launch.plan import Assignment
+from asyncpar.launch.plan import Assignment, Outcome
 from asyncpar.membership.service import RendezvousService
+from asyncpar.security.identity import agent_role
+from asyncpar.transport.tls import check_caller
 
+_log = logging.getLogger(__name__)
 Beginning = Callable[[], tuple[str, int]]
 
 
@@ -86,7 +91,7 @@ class CoordinatorService(membership_pb2_grpc.CoordinatorServicer):
         try:
             await context.write(pb.AgentCommand(welcome=pb.Welcome()))
             async with asyncio.TaskGroup() as tasks:
-                listening = tasks.create_task(self._listen(agent, request_iterator, outbox))
+                listening = tasks.create_task(self._listen(agent, request_iterator, outbox, context))
                 while (command := await outbox.get()) is not None:
                     await context.write(command)
                     if command.HasField("finish"):
@@ -105,8 +110,16 @@ class CoordinatorService(membership_pb2_grpc.CoordinatorServicer):
         agent: int,
         requests: AsyncIterator[pb.AgentEvent],
         outbox: asyncio.Queue[pb.AgentCommand | None],
+        context: grpc.aio.ServicerContext[Any, Any],
     ) -> None:
         async for request in requests:
+            if request.HasField("hello"):
+                try:
+                    check_caller(context, request.hello.job, agent_role(request.hello.node_rank))
+                except AuthenticationError as error:
+                    _log.warning("an agent was refused: %s", error)
+                    outbox.put_nowait(encode_finish(Outcome(1, f"the coordinator refused this agent: {error}")))
+                    return
             event = self._event(agent, request)
             if event is not None:
                 self._feed(event)

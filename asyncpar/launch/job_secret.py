@@ -45,7 +45,8 @@ def check_secret_options(options: LaunchOptions, site: Site) -> None:
     elif options.nnodes > 1 and not site.is_private:
         raise UsageError(
             "--secret-file: needed when agents meet over a network; make one with "
-            "(umask 077; head -c 32 /dev/urandom > secret) and copy it to every host"
+            "(umask 077; head -c 32 /dev/urandom > secret) and copy it to every host, or use `asyncpar certs init` "
+            "and --certs, which encrypts, too"
         )
 
 

@@ -51,7 +51,7 @@ class LaunchOptions:
     """One `asyncpar launch`.
 
     ``nproc`` None stands for one rank per core; ``endpoint`` is the ``host:port`` where the agents of several hosts
-    meet; ``node_rank`` None for any free place.  Times are in seconds.
+    meet; ``node_rank`` None for any free place; ``certs`` is the directory with certificates.  Times are in seconds.
     """
 
     program: str
@@ -71,6 +71,7 @@ class LaunchOptions:
     local_addr: str | None = None
     transport: str | None = None
     secret_file: str | None = None
+    certs: str | None = None
 
     def __post_init__(self) -> None:
         if self.nnodes < 1:

@@ -6,11 +6,13 @@ import asyncio
 import os
 import tempfile
 from collections.abc import Mapping
+from datetime import UTC, datetime
 
 from asyncpar.launch.agent import run_agent
 from asyncpar.launch.command import rank_command
 from asyncpar.launch.display import make_display
 from asyncpar.launch.job import Job
+from asyncpar.launch.job_certificates import adopt_certificates
 from asyncpar.launch.job_secret import check_secret_options
 from asyncpar.launch.options import LaunchOptions
 from asyncpar.launch.output import OutputStream
@@ -19,6 +21,10 @@ from asyncpar.launch.site import make_log_directory, survey
 from asyncpar.observe.standard_streams import open_closed_streams
 
 _LAST_WORD_PATIENCE = 1.0
+_IN_CLEAR = (
+    b"asyncpar launch: traffic between the hosts is authenticated, but not encrypted; `asyncpar certs init` makes "
+    b"certificates for --certs\n"
+)
 
 
 def run_launch(options: LaunchOptions, environment: Mapping[str, str]) -> int:
@@ -28,10 +34,20 @@ def run_launch(options: LaunchOptions, environment: Mapping[str, str]) -> int:
     """
     open_closed_streams()
     command = rank_command(options.kind, options.program, options.arguments)
+    options, certificates = adopt_certificates(options)
     site = survey(options)
+    if certificates is not None:
+        certificates.check_ranks(nnodes=options.nnodes, nproc=site.nproc)
     check_secret_options(options, site)
     log_directory = make_log_directory(options, os.path.join(tempfile.gettempdir(), f"asyncpar-logs-{os.getpid()}"))
-    job = Job(options=options, site=site, command=command, log_directory=log_directory, environment=environment)
+    job = Job(
+        options=options,
+        site=site,
+        command=command,
+        log_directory=log_directory,
+        environment=environment,
+        certificates=certificates,
+    )
     stdout, stderr = OutputStream(1, name="stdout"), OutputStream(2, name="stderr")
     try:
         with asyncio.Runner(loop_factory=_new_loop) as runner:
@@ -46,6 +62,10 @@ async def _run(job: Job, stdout: OutputStream, stderr: OutputStream) -> Outcome:
     display = make_display(stdout, stderr)
     if job.log_directory is not None and job.options.log_dir is None:
         await display.lines(f"asyncpar launch: logs are in {job.log_directory}\n".encode())
+    if job.certificates is not None and (warning := job.certificates.warning(datetime.now(UTC))):
+        await display.lines(f"asyncpar launch: {warning}\n".encode())
+    if job.certificates is None and not job.site.is_private and job.site.serve_at is not None:
+        await display.lines(_IN_CLEAR)
     outcome = await run_agent(job, display)
     if outcome.message:
         text = "".join(f"asyncpar launch: {line}\n" for line in outcome.message.splitlines())

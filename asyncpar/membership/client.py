@@ -21,7 +21,9 @@ from asyncpar.errors import (
     StaleGeneration,
     UsageError,
 )
+from asyncpar.security.identity import COORDINATOR
 from asyncpar.transport.rpc import Credentials, open_channel
+from asyncpar.transport.tls_probe import check_tls
 
 _RETRY_EVERY = 0.1
 _ANSWER_MARGIN = 2.0
@@ -62,13 +64,14 @@ async def join_world(rendezvous: str, credentials: Credentials | None, request: 
     loop = asyncio.get_running_loop()
     deadline = loop.time() + request.timeout
     trouble = "no answer"
-    async with open_channel(rendezvous, credentials) as channel:
+    async with open_channel(rendezvous, credentials, peer=COORDINATOR) as channel:
         stub = membership_pb2_grpc.RendezvousStub(channel)  # type: ignore[no-untyped-call]  # generated
         while (left := deadline - loop.time()) > 0.0:
             try:
                 reply = await stub.Join(_message(request, left), timeout=left + _ANSWER_MARGIN)
             except grpc.aio.AioRpcError as error:
                 trouble = _may_retry(error, rendezvous)
+                await check_tls(rendezvous, credentials, COORDINATOR)
             else:
                 return _world(reply, request)
             await asyncio.sleep(min(_RETRY_EVERY, max(0.0, deadline - loop.time())))
@@ -87,6 +90,8 @@ def _may_retry(error: grpc.aio.AioRpcError, rendezvous: str) -> str:
         raise AuthenticationError(
             f"the rendezvous at {rendezvous} did not accept this job's secret; all hosts need the same secret file"
         ) from error
+    if code == grpc.StatusCode.PERMISSION_DENIED:
+        raise AuthenticationError(f"the rendezvous at {rendezvous} refused this rank: {details}") from error
     raise LaunchError(f"the rendezvous at {rendezvous} failed: {code.name}: {details}") from error
 
 

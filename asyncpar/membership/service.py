@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 from typing import Any
 
+import grpc
 import grpc.aio
 
 from asyncpar._proto.asyncpar.v1 import membership_pb2 as pb
 from asyncpar._proto.asyncpar.v1 import membership_pb2_grpc
 from asyncpar.config.world import Member, World
+from asyncpar.errors import AuthenticationError
 from asyncpar.membership.machine import (
     Close,
     Command,
@@ -25,7 +28,10 @@ from asyncpar.membership.machine import (
     Tick,
     Welcome,
 )
+from asyncpar.security.identity import rank_role
+from asyncpar.transport.tls import check_caller
 
+_log = logging.getLogger(__name__)
 _KINDS: dict[RefusalKind, pb.JoinRefusal.Kind] = {
     RefusalKind.USAGE: pb.JoinRefusal.KIND_USAGE,
     RefusalKind.STALE: pb.JoinRefusal.KIND_STALE,
@@ -68,8 +74,15 @@ class RendezvousService(membership_pb2_grpc.RendezvousServicer):
     async def Join(  # noqa: N802  # the name in the proto
         self, request: pb.JoinRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> pb.JoinReply:
-        """Answer when the world is complete or cannot become so.  gRPC cancels this when the caller goes away."""
-        del context
+        """Answer when the world is complete or cannot become so.  gRPC cancels this when the caller goes away.
+
+        Only who shows the certificate of a rank, where there are certificates, can join as that rank.
+        """
+        try:
+            check_caller(context, request.job, rank_role(request.member.rank))
+        except AuthenticationError as error:
+            _log.warning("a rank was refused: %s", error)
+            await context.abort(grpc.StatusCode.PERMISSION_DENIED, str(error))
         loop = asyncio.get_running_loop()
         seat = next(self._seats)
         answer: asyncio.Future[pb.JoinReply] = loop.create_future()

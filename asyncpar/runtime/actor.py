@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import inspect
 from abc import ABC, ABCMeta, abstractmethod
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterable, Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, ClassVar, Concatenate, Final, Generic, ParamSpec, Protocol, Self, TypeVar, cast, overload
 
+from asyncpar.collectives.communicator import Communicator
 from asyncpar.errors import UsageError
 from asyncpar.runtime.down import Down, DownReason
 from asyncpar.runtime.mailbox import Mailbox
@@ -30,6 +31,10 @@ class Keeper(ABC):
     place: Place | None
 
     @abstractmethod
+    def group(self, axis: str | None) -> Communicator:
+        """See ``Actor.group``."""
+
+    @abstractmethod
     async def spawn_child(
         self, actor: type[Actor], args: tuple[Any, ...], kwargs: dict[str, Any], *, name: str | None
     ) -> ActorRef[Any]:
@@ -42,6 +47,22 @@ class Keeper(ABC):
     @abstractmethod
     async def kill_child(self, ref: ActorRef[Any]) -> None:
         """See ``Actor.kill_child``."""
+
+    @abstractmethod
+    async def end_child(self, ref: ActorRef[Any], *, within: float | None) -> BaseException | None:
+        """Stop a child, if it has not ended yet, and kill it after ``within`` seconds; return what ``on_stop`` raised.
+
+        If this actor itself ends in a hurry, what the child does is cancelled, and what waits for it is refused.
+        """
+
+    @abstractmethod
+    def run_soon(self, work: Callable[[], Awaitable[None]]) -> None:
+        """Run ``work`` in the actor's task, before messages that wait, as a hook: if it raises, the actor fails."""
+
+    @property
+    @abstractmethod
+    def is_ending(self) -> bool:
+        """Has the end of this actor begun?  It may still be handling messages that wait."""
 
     @abstractmethod
     def watch(self, ref: ActorRef[Any]) -> Watch:
@@ -133,6 +154,9 @@ class Actor(metaclass=ActorType):
         if down.reason is DownReason.FAILED and down.error is not None:
             raise down.error
 
+    async def _end_children(self) -> None:
+        """End the children in another order than that of their age.  Does not run when the actor is killed."""
+
     # -- for subclasses --------------------------------------------------------------------------------------------
 
     @property
@@ -163,6 +187,17 @@ class Actor(metaclass=ActorType):
         """Let this actor stop once the messages that wait have been handled."""
         self._kept().stop()
 
+    def group(self, axis: str | None = None) -> Communicator:
+        """Return the communicator over the actors of this one's mesh that differ along ``axis`` only: collectives.
+
+        Without ``axis``: over all actors of the mesh.  Asking again gives the same one, except after a call of the mesh
+        that failed on some of its actors: that ends the groups of all that were called (``PeerCancelled`` where they
+        wait), and who asks then gets new ones.  So ask where you use it.
+
+        Raises ``UsageError``, naming the axes that there are, for another one, and if this actor is not on a mesh.
+        """
+        return self._kept().group(axis)
+
     def _kept(self) -> Keeper:
         if self._keeper is None:
             raise UsageError(f"ref: {type(self).__qualname__} was not spawned yet; use it from on_start on")
@@ -192,7 +227,7 @@ class _EndpointDecorator(Protocol):
     def __call__(self, function: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]], /) -> EndpointMethod[P, R]: ...
     @overload
     def __call__(  # type: ignore[overload-overlap]
-        self, function: Callable[Concatenate[Any, P], AsyncIterator[R]], /
+        self, function: Callable[Concatenate[Any, P], AsyncIterable[R]], /
     ) -> StreamingEndpointMethod[P, R]: ...
     @overload
     def __call__(self, function: Callable[Concatenate[Any, P], R], /) -> EndpointMethod[P, R]: ...
@@ -209,7 +244,7 @@ class EndpointMark:
 def endpoint(function: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]], /) -> EndpointMethod[P, R]: ...
 @overload
 def endpoint(  # type: ignore[overload-overlap]
-    function: Callable[Concatenate[Any, P], AsyncIterator[R]], /
+    function: Callable[Concatenate[Any, P], AsyncIterable[R]], /
 ) -> StreamingEndpointMethod[P, R]: ...
 @overload
 def endpoint(function: Callable[Concatenate[Any, P], R], /) -> EndpointMethod[P, R]: ...

@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
-from asyncpar.errors import ProtocolError, UsageError
+from typing import Final, cast
+
+import msgspec
+
+from asyncpar.errors import AsyncparError, PeerCancelled, PeerLost, PeerTimeout, ProtocolError, UsageError
 from asyncpar.runtime import message
+from asyncpar.runtime.alarm import AlarmClock
 from asyncpar.runtime.dead_letters import DeadLetter, DeadLetters
 from asyncpar.runtime.delivery import Delivery
 from asyncpar.runtime.failure import describe_failure
 from asyncpar.runtime.handler import Answers
+from asyncpar.runtime.line import Line
 from asyncpar.runtime.post import Post
 from asyncpar.runtime.roster import Roster
+from asyncpar.runtime.stream_served import ServedStreams
 from asyncpar.runtime.window import ReceiveWindow
 from asyncpar.transport.links import MAX_MESSAGE_BYTES
 from asyncpar.wire.payload import Extension, PayloadEncoder
+
+GRACE: Final = 0.25
+"""Seconds for which a call outlives its deadline: its caller cancels it, or moves the deadline, if it still can."""
 
 
 class Callee(Answers):
@@ -26,6 +36,7 @@ class Callee(Answers):
         self._post = post
         self._serving: dict[tuple[int, int], Delivery] = {}
         self._windows: dict[tuple[int, str], ReceiveWindow] = {}
+        self._expiry = AlarmClock[tuple[int, int]](self._expire)
         self._is_closing = False
 
     @property
@@ -54,6 +65,8 @@ class Callee(Answers):
             return
         if delivery.call is not None:
             self._serving[delivery.sender, delivery.call] = delivery
+            if delivery.deadline is not None:
+                self._expiry.set((delivery.sender, delivery.call), delivery.deadline + GRACE)
         cell.put(delivery)
 
     def find(self, rank: int, call: int) -> Delivery | None:
@@ -62,14 +75,23 @@ class Callee(Answers):
 
     def cancel(self, rank: int, call: int) -> None:
         """The caller does not want the answer any more."""
-        delivery = self._serving.pop((rank, call), None)
-        if delivery is not None:
-            delivery.cancel()
+        self._drop((rank, call), PeerCancelled(f"rank {rank} cancelled the call", rank=rank))
 
-    def peer_lost(self, rank: int) -> None:
+    def move_deadline(self, rank: int, call: int, deadline: float | None) -> Delivery | None:
+        """The caller will wait until ``deadline``, which may have passed; return the call, if it is still served."""
+        delivery = self._serving.get((rank, call))
+        if delivery is not None:
+            delivery.deadline = deadline
+            if deadline is None:
+                self._expiry.drop((rank, call))
+            else:
+                self._expiry.set((rank, call), deadline + GRACE)
+        return delivery
+
+    def peer_lost(self, rank: int, error: PeerLost) -> None:
         """Cancel what a lost rank asked for.  What it told is still done."""
-        for sender, call in [place for place in self._serving if place[0] == rank]:
-            self.cancel(sender, call)
+        for place in [place for place in self._serving if place[0] == rank]:
+            self._drop(place, error)
 
     def begin_closing(self) -> None:
         """The node closes: whoever is not here any more was closed with it."""
@@ -87,8 +109,7 @@ class Callee(Answers):
         encoder = PayloadEncoder(extension=self._extension, limit=MAX_MESSAGE_BYTES)
         what = f"the result of {delivery.endpoint}()"
         try:
-            reply = message.Reply(delivery.call, encoder.part(value, what=what))
-            payload = encoder.finish(reply, what=what)
+            payload = encoder.finish(message.Reply(delivery.call, cast(msgspec.Raw, value)), what=what)
         except UsageError as error:
             self._post.say(delivery.sender, describe_failure(delivery.call, error))
         else:
@@ -96,8 +117,17 @@ class Callee(Answers):
 
     def raised(self, delivery: Delivery, error: BaseException) -> None:
         assert delivery.call is not None, "what a told endpoint raises is a failure of its actor"
-        if self._finish(delivery):
+        if not self._finish(delivery):
+            return
+        if delivery.streams is not None and delivery.streams.blames_caller(error):
+            self._post.say(delivery.sender, message.Failure(delivery.call, message.USAGE, str(error)))
+        else:
             self._post.say(delivery.sender, describe_failure(delivery.call, error))
+
+    def open_streams(self, delivery: Delivery) -> None:
+        if delivery.call is not None:
+            line = Line(self._post, delivery.sender, self._extension)
+            delivery.streams = ServedStreams(delivery.call, line=line, title=delivery.title)
 
     def refused(self, delivery: Delivery, reason: str, text: str) -> None:
         if delivery.call is None:
@@ -120,7 +150,7 @@ class Callee(Answers):
         epitaph = self._roster.epitaph(actor)
         if epitaph is not None:
             return message.STOPPED, epitaph
-        return message.USAGE, f"there is no actor {actor!r} on rank {self._rank}"
+        return message.ABSENT, f"there is no actor {actor!r} on rank {self._rank}"
 
     def _window(self, sender: int, actor: str) -> ReceiveWindow:
         place = (sender, actor)
@@ -137,4 +167,21 @@ class Callee(Answers):
         """The call is over; does anybody wait for the answer?"""
         if delivery.call is not None and not delivery.is_cancelled:
             self._serving.pop((delivery.sender, delivery.call), None)
+            self._expiry.drop((delivery.sender, delivery.call))
         return not delivery.is_cancelled
+
+    def _drop(self, place: tuple[int, int], reason: AsyncparError) -> Delivery | None:
+        """Cancel a call, if it is still served, and return it."""
+        delivery = self._serving.pop(place, None)
+        if delivery is not None:
+            self._expiry.drop(place)
+            delivery.cancel(reason)
+        return delivery
+
+    def _expire(self, place: tuple[int, int]) -> None:
+        """The deadline of a call has passed, and nothing was heard of its caller."""
+        rank, call = place
+        delivery = self._drop(place, PeerTimeout(f"rank {rank} waits no longer", rank=rank))
+        if delivery is not None:
+            what = "waited in the mailbox" if delivery.execution is None else "ran"
+            self._post.say(rank, message.Failure(call, message.DEADLINE, f"the deadline passed while it {what}"))

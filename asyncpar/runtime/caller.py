@@ -4,28 +4,23 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Generator
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
-from asyncpar.errors import (
-    ActorDown,
-    AsyncparError,
-    MailboxFull,
-    PeerLost,
-    PeerTimeout,
-    ProtocolError,
-    RemoteError,
-    UsageError,
-)
+from asyncpar.errors import PeerLost, ProtocolError, UsageError
 from asyncpar.runtime import message
-from asyncpar.runtime.delivery import time_left
+from asyncpar.runtime.arguments import EncodedArguments
+from asyncpar.runtime.call_deadlines import CallDeadlines
+from asyncpar.runtime.delivery import CURRENT, time_left
+from asyncpar.runtime.pending import Pending, error_of, lost_during
 from asyncpar.runtime.post import Post
 from asyncpar.runtime.ref import ActorRef, Told
 from asyncpar.runtime.window import Parcel, SendWindow
+from asyncpar.transport.lane import Sending
 from asyncpar.transport.links import MAX_MESSAGE_BYTES
 from asyncpar.wire.payload import Extension, PayloadDecoder, PayloadEncoder
+from asyncpar.wire.segments import Payload
 
 
 class _Told(Told):
@@ -51,19 +46,6 @@ class _Told(Told):
             self.waiter.set_result(None)
 
 
-@dataclass(slots=True, eq=False)
-class _Pending:
-    """An ask, or a request to the system of a rank, that waits for its answer."""
-
-    ref: ActorRef[Any]
-    endpoint: str
-    result: PayloadDecoder[Any]
-    future: asyncio.Future[Any]
-
-    def __str__(self) -> str:
-        return f"{self.endpoint} of {self.ref!r}"
-
-
 class Caller:
     """Sends calls to actors and ends each with its result or an error."""
 
@@ -71,7 +53,8 @@ class Caller:
         self._rank = rank
         self._extension = extension
         self._post = post
-        self._pending: dict[int, _Pending] = {}
+        self._pending: dict[int, Pending] = {}
+        self.deadlines = CallDeadlines(self._pending, post)
         self._windows: dict[tuple[int, str], SendWindow] = {}
         self._told: dict[Parcel, _Told] = {}
         self._next_call = 0
@@ -80,7 +63,7 @@ class Caller:
     @property
     def pending(self) -> int:
         """Asks that wait for an answer."""
-        return len(self._pending)
+        return sum(not pending.future.done() for pending in self._pending.values())
 
     # -- out -------------------------------------------------------------------------------------------------------
 
@@ -93,23 +76,58 @@ class Caller:
         result: PayloadDecoder[Any],
     ) -> Any:
         """Send a call and return its result, decoded by ``result``.  See ``ref.Endpoint`` for the errors."""
+        pending = self.begin(ref, endpoint, arguments, keywords, result)
+        try:
+            return await pending.future
+        finally:
+            self.end(pending)
+
+    def begin(
+        self,
+        ref: ActorRef[Any],
+        endpoint: str,
+        arguments: tuple[Any, ...],
+        keywords: dict[str, Any],
+        result: PayloadDecoder[Any],
+        *,
+        wants_stream: bool = False,
+    ) -> Pending:
+        """Send a call, or queue it.  ``end`` must be called with what this returns."""
         self._check_open(ref, endpoint)
-        call = self._new_call()
-        encoder, encoded, named = self.encode(endpoint, arguments, keywords)
-        envelope = message.Call(call, ref.name, endpoint, encoded, named, time_left())
-        parcel = Parcel(encoder.finish(envelope, what=f"the call of {endpoint}"))
-        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self._pending[call] = _Pending(ref, endpoint, result, future)
+        call = self.new_call()
+        encoded, named = cast(list[msgspec.Raw], arguments), cast(dict[str, msgspec.Raw], keywords)
+        envelope = message.Call(call, ref.name, endpoint, encoded, named, time_left(), wants_stream)
+        encoder = PayloadEncoder(extension=self._extension, limit=MAX_MESSAGE_BYTES)
+        finish = encoder.finish if wants_stream or ref.rank == self._rank else encoder.finish_lent
+        try:
+            parcel = Parcel(finish(envelope, what=f"the call of {endpoint}"))
+        except UsageError:
+            self.encode(endpoint, arguments, keywords)  # says which argument it is
+            raise
+        origin, loop = CURRENT.get(), asyncio.get_running_loop()
+        pending = self._pending[call] = Pending(call, ref, endpoint, result, loop.create_future(), parcel, origin)
+        if origin is not None:
+            origin.asks = origin.asks or set()
+            origin.asks.add(call)
         try:
             self._put(ref, endpoint, parcel)
-            return await future
-        except asyncio.CancelledError:
-            self._withdraw(ref, call, parcel)
+        except PeerLost:
+            self._forget(pending)
             raise
-        finally:
-            del self._pending[call]
-            if not future.cancelled() and future.done():
-                future.exception()  # seen: a cancellation may have come at the same time
+        if not wants_stream:
+            self.deadlines.begin(pending)
+        return pending
+
+    def end(self, pending: Pending) -> None:
+        """Whoever waited has its answer, or does not want it any more: then nothing must come of the call."""
+        self._forget(pending)
+        if pending.future.done() and not pending.future.cancelled():
+            pending.future.exception()  # seen: a cancellation may have come at the same time
+        else:
+            pending.future.cancel()
+            self._withdraw(pending)
+        if pending.parcel is not None and pending.parcel.sending is not None:
+            pending.parcel.sending.release()  # the arguments are lent no longer
 
     def tell(self, ref: ActorRef[Any], endpoint: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Told:
         """Send a call that nobody answers."""
@@ -135,25 +153,27 @@ class Caller:
     ) -> Any:
         """Ask something about ``ref`` of the system it belongs to: what ``envelope`` makes of the call's number."""
         self._check_open(ref, verb)
-        call = self._new_call()
+        call = self.new_call()
         payload = encoder.finish(envelope(call), what=verb)
-        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self._pending[call] = _Pending(ref, verb, result, future)
+        self._send(ref, verb, payload)
+        pending = Pending(call, ref, verb, result, asyncio.get_running_loop().create_future())
+        self._pending[call] = pending
         try:
-            self._send(ref, verb, payload)
-            return await future
-        except asyncio.CancelledError:
-            if not self._is_closed:
-                self._post.say(ref.rank, message.Cancel(call))
-            raise
+            return await pending.future
         finally:
-            del self._pending[call]
-            if not future.cancelled() and future.done():
-                future.exception()  # seen: a cancellation may have come at the same time
+            self.end(pending)
+
+    def say_to(self, rank: int, envelope: message.Message) -> None:
+        """Send what needs no answer to a rank that need not be there any more."""
+        if not self._is_closed:
+            self._post.say(rank, envelope)
 
     def encode(
         self, endpoint: str, arguments: tuple[Any, ...], keywords: dict[str, Any]
     ) -> tuple[PayloadEncoder, list[msgspec.Raw], dict[str, msgspec.Raw]]:
+        """Return the arguments in their parts, with the encoder that is to finish the call they are for."""
+        if isinstance(arguments, EncodedArguments):
+            return arguments.encoder, arguments.positional, arguments.named
         encoder = PayloadEncoder(extension=self._extension, limit=MAX_MESSAGE_BYTES)
         encoded = [
             encoder.part(argument, what=f"argument {place} of {endpoint}()")
@@ -174,36 +194,47 @@ class Caller:
         if not window.put(parcel):
             return False
         try:
-            self._send(ref, endpoint, parcel.payload)
+            parcel.sending = self._send(ref, endpoint, parcel.payload)
         except PeerLost:
             self._windows.pop(place, None)
             raise
         return True
 
-    def _send(self, ref: ActorRef[Any], verb: str, payload: memoryview) -> None:
+    def _send(self, ref: ActorRef[Any], verb: str, payload: Payload) -> Sending | None:
         try:
-            self._post.send(ref.rank, payload)
+            return self._post.send(ref.rank, payload)
         except PeerLost as error:
-            raise _lost_during(error, f"{verb} of {ref!r}") from None
+            raise lost_during(error, f"{verb} of {ref!r}") from None
 
-    def _new_call(self) -> int:
+    def new_call(self) -> int:
+        """Return a number for a call."""
         call = self._next_call
         self._next_call += 1
         return call
 
-    def _withdraw(self, ref: ActorRef[Any], call: int, parcel: Parcel) -> None:
-        """The ask was cancelled: nothing must come of it any more."""
-        window = self._windows.get((ref.rank, ref.name))
-        if window is not None and window.drop(parcel):
+    def _withdraw(self, pending: Pending) -> None:
+        ref, parcel = pending.ref, pending.parcel
+        window = None if parcel is None else self._windows.get((ref.rank, ref.name))
+        if window is not None and parcel is not None and window.drop(parcel):
             return
-        if parcel.is_sent and not self._is_closed:
-            self._post.say(ref.rank, message.Cancel(call))
+        if (parcel is not None and not parcel.is_sent) or self._is_closed:
+            return
+        if parcel is None or parcel.sending is None or parcel.sending.release():
+            self._post.say(ref.rank, message.Cancel(pending.call))
+        elif window is not None:
+            self.credit(ref.rank, message.Credit(ref.name, parcel.cost))  # it never left, so it needs no room there
+
+    def _forget(self, pending: Pending) -> None:
+        del self._pending[pending.call]
+        self.deadlines.end(pending)
+        if pending.origin is not None and pending.origin.asks:
+            pending.origin.asks.discard(pending.call)
 
     # -- in --------------------------------------------------------------------------------------------------------
 
     def reply(self, rank: int, reply: message.Reply, payload: memoryview) -> None:
         """An answer arrived; ignored if nobody waits for it any more."""
-        pending = self._find(rank, reply.call)
+        pending = self.find(rank, reply.call)
         if pending is None:
             return
         try:
@@ -215,9 +246,9 @@ class Caller:
 
     def failure(self, rank: int, failure: message.Failure) -> None:
         """There is no result; ignored if nobody waits for it any more."""
-        pending = self._find(rank, failure.call)
+        pending = self.find(rank, failure.call)
         if pending is not None:
-            pending.future.set_exception(_error_of(failure, rank, str(pending)))
+            pending.future.set_exception(error_of(failure, rank, str(pending)))
 
     def credit(self, rank: int, credit: message.Credit) -> None:
         """An actor took messages of ours."""
@@ -233,7 +264,8 @@ class Caller:
         if window.is_idle:
             del self._windows[place]
         for parcel in released:
-            self._post.send_quietly(rank, parcel.payload)
+            parcel.sending = self._post.send_quietly(rank, parcel.payload)
+            self.deadlines.sent(parcel)
             told = self._told.pop(parcel, None)
             if told is not None:
                 told.wake()
@@ -242,7 +274,7 @@ class Caller:
         """End everything that waits for ``rank``."""
         for pending in list(self._pending.values()):
             if pending.ref.rank == rank and not pending.future.done():
-                pending.future.set_exception(_lost_during(error, str(pending)))
+                pending.future.set_exception(lost_during(error, str(pending)))
         for place in [place for place in self._windows if place[0] == rank]:
             for parcel in self._windows.pop(place).clear():
                 told = self._told.pop(parcel, None)
@@ -253,10 +285,15 @@ class Caller:
     def close(self) -> None:
         """End everything that waits, whatever it waits for, and refuse everything new."""
         self._is_closed = True
+        self.deadlines.close()
         for rank in {pending.ref.rank for pending in self._pending.values()} | {rank for rank, _ in self._windows}:
             self.peer_lost(rank, self._closed())
 
-    def _find(self, rank: int, call: int) -> _Pending | None:
+    def find(self, rank: int, call: int) -> Pending | None:
+        """Return what waits for the answer to ``call``; None if nothing does any more.
+
+        Raises ``ProtocolError`` if ``rank`` is not the one that was called.
+        """
         pending = self._pending.get(call)
         if pending is None or pending.future.done():
             return None
@@ -268,32 +305,7 @@ class Caller:
 
     def _check_open(self, ref: ActorRef[Any], endpoint: str) -> None:
         if self._is_closed:
-            raise _lost_during(self._closed(), f"{endpoint} of {ref!r}")
+            raise lost_during(self._closed(), f"{endpoint} of {ref!r}")
 
     def _closed(self) -> PeerLost:
         return PeerLost("this node is closed", rank=self._rank, cause="closed")
-
-
-def _lost_during(error: PeerLost, operation: str) -> PeerLost:
-    """Return ``error`` for one operation that it ended."""
-    text = f"{operation}: {error}"
-    return PeerLost(text, rank=error.rank, host=error.host, operation=operation, cause=error.cause)
-
-
-def _error_of(failure: message.Failure, rank: int, operation: str) -> AsyncparError:
-    """Return what a caller must raise for ``failure``."""
-    match failure.reason:
-        case message.USAGE:
-            return UsageError(f"{operation}: {failure.text}")
-        case message.STOPPED:
-            return ActorDown(f"rank {rank}: {operation}: {failure.text}", rank=rank, operation=operation)
-        case message.FULL:
-            return MailboxFull(f"rank {rank}: {operation}: {failure.text}", rank=rank, operation=operation)
-        case message.DEADLINE:
-            return PeerTimeout(f"rank {rank}: {operation}: {failure.text}", rank=rank, operation=operation)
-        case message.CLOSED:
-            return PeerLost(
-                f"rank {rank}: {operation}: {failure.text}", rank=rank, operation=operation, cause=failure.text
-            )
-        case _:
-            return RemoteError(failure.text, rank=rank, type_name=failure.type_name, remote_traceback=failure.traceback)

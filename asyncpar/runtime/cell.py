@@ -11,20 +11,22 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Protocol, TypeVar
 
+from asyncpar.collectives.communicator import Communicator
 from asyncpar.errors import ActorDown, PeerLost, UsageError
 from asyncpar.runtime.actor import Actor, Keeper
 from asyncpar.runtime.backlog import Backlog
-from asyncpar.runtime.delivery import Delivery
+from asyncpar.runtime.delivery import CURRENT, Delivery
 from asyncpar.runtime.down import Down
 from asyncpar.runtime.ending import End, Ending
 from asyncpar.runtime.endpoint import EndpointSpec
 from asyncpar.runtime.execution import is_task_cancelled
+from asyncpar.runtime.groups import Groups
 from asyncpar.runtime.handler import Answers, CancelledItself, Handler
-from asyncpar.runtime.message import CLOSED, FULL, USAGE
+from asyncpar.runtime.message import ABSENT, CLOSED, FULL, USAGE
 from asyncpar.runtime.place import Place
 from asyncpar.runtime.ref import ActorRef
 from asyncpar.runtime.side import Side
@@ -37,6 +39,8 @@ BURST: Final = 32
 
 class Household(Protocol):
     """What a cell asks of the system it lives in, and tells it."""
+
+    groups: Groups
 
     def ended(self, cell: Cell) -> None:
         """The cell handles nothing more."""
@@ -94,9 +98,10 @@ class Cell(Keeper):
         self._household = household
         self._handler = Handler(birth.ref.name, self.ending, answers, fail=self.fail)
         self._mailbox = Backlog(birth.actor_class.mailbox)
-        self._notices: deque[tuple[str, Down]] | None = None
+        self._notices: deque[tuple[str, Callable[[], Awaitable[None]]]] | None = None
         self._side: Side | None = None
         self._waker: asyncio.Future[None] | None = None
+        self._last: Cell | None = None
 
     # -- outside ---------------------------------------------------------------------------------------------------
 
@@ -106,7 +111,11 @@ class Cell(Keeper):
         if spec is None:
             names = sorted(self._birth.endpoints)
             text = f"{delivery.endpoint!r} is no endpoint of {self._birth.actor_class.__qualname__}; it has {names}"
-            self._handler.refuse(delivery, USAGE, text)
+            self._handler.decline(delivery, ABSENT, text)
+            return
+        misuse = spec.misuse(wants_stream=delivery.wants_stream, is_told=delivery.call is None)
+        if misuse is not None:
+            self._handler.decline(delivery, USAGE, misuse)
             return
         if spec.concurrency is None:
             refused = self._mailbox.put(delivery)
@@ -115,22 +124,21 @@ class Cell(Keeper):
             refused = self._besides().put(delivery)
         if refused is not None:
             limit = self._birth.actor_class.mailbox.limit
-            self._handler.refuse(refused, FULL, f"the mailbox is full ({limit} messages wait)")
+            self._handler.decline(refused, FULL, f"the mailbox is full ({limit} messages wait)")
 
     def notify(self, hook: str, down: Down) -> None:
         """Let the actor's ``hook`` hear of ``down`` before any message that waits."""
-        if self._notices is None:
-            self._notices = deque()
-        self._notices.append((hook, down))
-        self._wake()
+        self._hear_soon(hook, lambda: getattr(self._handler.actor, hook)(down))
 
     def stop(self) -> None:
         """Take no more messages, handle what waits, then end."""
         self._end_by(End.STOP)
 
     def close(self) -> None:
-        """End because the node closes; what runs is cancelled."""
+        """End because the node closes; what runs is cancelled, except an ``on_stop`` that has begun."""
         self._end_by(End.CLOSE)
+        if self._last is not None:
+            self._last.close()
 
     def fail(self, error: BaseException) -> None:
         """End because of ``error``; what runs is cancelled."""
@@ -147,10 +155,14 @@ class Cell(Keeper):
         """Is the caller running inside this actor's own task?"""
         return asyncio.current_task() is self.task
 
-    async def wait_ended(self) -> None:
-        """Return when the task is over, however it ended."""
-        if self.task is not None:
-            await asyncio.wait({self.task})
+    def is_waiting_for(self) -> bool:
+        """Does the caller run inside this actor, or inside a child of it, so that it cannot wait for its end?"""
+        is_inside = self.is_current_task() or (self._side is not None and self._side.runs(CURRENT.get()))
+        return is_inside or any(child.is_waiting_for() for child in self.children)
+
+    async def wait_ended(self, within: float | None = None) -> bool:
+        """Return when the task is over, however it ended; False if that takes longer than ``within`` seconds."""
+        return self.task is None or not (await asyncio.wait({self.task}, timeout=within))[1]
 
     # -- the actor's side (Keeper) ---------------------------------------------------------------------------------
 
@@ -173,16 +185,41 @@ class Cell(Keeper):
         child.kill()
         await child.wait_ended()
 
+    def group(self, axis: str | None) -> Communicator:
+        return self._household.groups.find(self.ref, self.place, axis)
+
+    async def end_child(self, ref: ActorRef[Any], *, within: float | None) -> BaseException | None:
+        child = self._find_child(ref)
+        if child is None:
+            return None
+        if not await self._end(child, within):
+            child.kill()
+            await child.wait_ended()
+        return child.ending.stop_error
+
+    def run_soon(self, work: Callable[[], Awaitable[None]]) -> None:
+        self._hear_soon("a hook", work)
+
+    @property
+    def is_ending(self) -> bool:
+        return self.ending.has_begun
+
     def watch(self, ref: ActorRef[Any]) -> Watch:
         return self._household.watch(ref, lambda down: self.notify("on_down", down))
 
     def _child(self, ref: ActorRef[Any]) -> Cell:
-        """Return the child that ``ref`` names; it is dismissed from now on."""
+        child = self._find_child(ref)
+        if child is None:
+            raise UsageError(f"ref: {ref!r} is no child of {self.ref!r}, or has ended")
+        return child
+
+    def _find_child(self, ref: ActorRef[Any]) -> Cell | None:
+        """Return the child that ``ref`` names, if there is one; it is dismissed from now on."""
         for child in self.children:
             if child.ref == ref:
                 child.is_dismissed = True
                 return child
-        raise UsageError(f"ref: {ref!r} is no child of {self.ref!r}, or has ended")
+        return None
 
     # -- the task --------------------------------------------------------------------------------------------------
 
@@ -265,10 +302,10 @@ class Cell(Keeper):
             await self._waker
         return None
 
-    async def _hear(self, hook: str, down: Down) -> None:
-        """Tell the actor of an end; if it cannot bear it, it fails."""
+    async def _hear(self, hook: str, work: Callable[[], Awaitable[None]]) -> None:
+        """Run a hook of the actor, mostly to tell it of an end; if it cannot bear it, it fails."""
         try:
-            await self._handler.execute(getattr(self._handler.actor, hook)(down))
+            await self._handler.execute(work())
         except (Exception, SystemExit) as error:  # noqa: BLE001  # user code; the owner is told
             self.fail(error)
         except asyncio.CancelledError as error:
@@ -286,29 +323,50 @@ class Cell(Keeper):
         if self._side is not None:
             self._side.interrupt()
             await self._side.wait_idle()
+        actor = self._handler.actor if has_started else None
+        if actor is not None and self.ending.end is not End.KILL:
+            await self._run_last(actor._end_children)
         while self.children:
             child = self.children[-1]
             child.is_dismissed = True
-            child.stop() if self.ending.end is End.STOP else child.close()
-            await child.wait_ended()
-        if has_started and self.ending.end is not End.KILL:
-            assert self._handler.actor is not None
-            try:
-                await self._handler.execute(self._handler.actor.on_stop())
-            except (Exception, SystemExit) as error:  # noqa: BLE001  # user code; whoever stops the actor decides
-                self.ending.stop_error = error
-            except asyncio.CancelledError:
-                if is_task_cancelled():
-                    raise
+            await self._end(child)
+        if actor is not None and self.ending.end is not End.KILL:
+            await self._run_last(actor.on_stop)
+
+    async def _end(self, child: Cell, within: float | None = None) -> bool:
+        """End a child as softly as this actor itself may end; False if that takes longer than ``within`` seconds."""
+        child.stop() if self.ending.end in (None, End.STOP) else child.close()
+        self._last = child
+        try:
+            return await child.wait_ended(within)
+        finally:
+            self._last = None
+
+    async def _run_last(self, hook: Callable[[], Awaitable[None]]) -> None:
+        """Run a hook of the actor while it is coming to its end."""
+        try:
+            await self._handler.execute(hook())
+        except (Exception, SystemExit) as error:  # noqa: BLE001  # user code; whoever stops the actor decides
+            self.ending.stop_error = error
+        except asyncio.CancelledError:
+            if is_task_cancelled():
+                raise
 
     # -- inside ----------------------------------------------------------------------------------------------------
 
     def _end_by(self, end: End, error: BaseException | None = None) -> None:
         self.ending.begin(end, error)
-        if end > End.STOP:
+        if end is End.KILL or (end > End.STOP and not self.is_finishing):
             self._handler.interrupt()
             if self._side is not None:
                 self._side.interrupt()
+            self._refuse_waiting()
+        self._wake()
+
+    def _hear_soon(self, hook: str, work: Callable[[], Awaitable[None]]) -> None:
+        if self._notices is None:
+            self._notices = deque()
+        self._notices.append((hook, work))
         self._wake()
 
     def _wake(self) -> None:

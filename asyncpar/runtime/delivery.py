@@ -9,8 +9,10 @@ from typing import Final
 
 import msgspec
 
+from asyncpar.errors import AsyncparError
 from asyncpar.runtime.endpoint import EndpointSpec
 from asyncpar.runtime.execution import Execution
+from asyncpar.runtime.stream_served import ServedStreams
 from asyncpar.runtime.window import message_cost
 
 
@@ -29,20 +31,32 @@ class Delivery:
     keywords: dict[str, msgspec.Raw]
     payload: memoryview
     deadline: float | None = None
+    wants_stream: bool = False
     spec: EndpointSpec | None = field(default=None, init=False)
     """The endpoint it is for, once the actor has looked."""
     execution: Execution | None = field(default=None, init=False)
     """What runs its endpoint, while it runs."""
+    streams: ServedStreams | None = field(default=None, init=False)
+    """What it streams, from when its endpoint is about to run."""
+    asks: set[int] | None = field(default=None, init=False)
+    """The asks that its endpoint waits for."""
     is_cancelled: bool = field(default=False, init=False)
     """The caller has gone; nobody waits for the answer."""
+
+    @property
+    def title(self) -> str:
+        """What it calls, for people."""
+        return f"{self.endpoint if self.spec is None else self.spec.title}()"
 
     @property
     def cost(self) -> int:
         return message_cost(self.payload)
 
-    def cancel(self) -> None:
+    def cancel(self, reason: AsyncparError) -> None:
         """Nobody waits for the answer any more: end its endpoint, or never begin it."""
         self.is_cancelled = True
+        if self.streams is not None:
+            self.streams.abort(reason)
         if self.execution is not None:
             self.execution.interrupt()
 

@@ -57,7 +57,7 @@ class Ending:
         """Let the actor end by ``end``, unless it does by something stronger."""
         if self.end is None or end > self.end:
             self.end = end
-            self.error = error
+            self.error = error or self.error
 
     @property
     def reason(self) -> DownReason:

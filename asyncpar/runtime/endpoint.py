@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, get_type_hints
 
 import msgspec
 
 from asyncpar.errors import UsageError
 from asyncpar.runtime.actor import Actor, endpoint_mark
+from asyncpar.runtime.stream_served import ServedStreams
+from asyncpar.runtime.stream_types import StreamType, incoming, outgoing, stream_number
 from asyncpar.wire.array import Buffer
 from asyncpar.wire.payload import Extension, PayloadDecoder
 
@@ -26,6 +28,10 @@ class Parameter:
     what: str
     is_required: bool
     decoder: PayloadDecoder[Any]
+    item: PayloadDecoder[Any] | None = None
+    """Decodes the items, if the parameter is a stream; then ``decoder`` is for the None that may stand in its place."""
+    is_optional: bool = False
+    """May None stand in place of the stream?"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +45,7 @@ class EndpointSpec:
     name: str
     title: str
     is_async: bool
+    is_stream: bool
     concurrency: int | None
     positional: tuple[Parameter, ...]
     by_name: Mapping[str, Parameter]
@@ -46,9 +53,29 @@ class EndpointSpec:
     rest: Parameter | None
     keyword_rest: Parameter | None
     result: PayloadDecoder[Any]
+    has_streams: bool
+    """Does it yield, or does it read streams?"""
+    plain_count: int = field(init=False)
+    """How many arguments it takes if all of them are required and may be given by place; else -1."""
+
+    def __post_init__(self) -> None:
+        names = {parameter.name for parameter in self.positional}
+        is_plain = names == self.required and self.rest is None and self.keyword_rest is None
+        is_plain = is_plain and self.by_name.keys() <= names
+        object.__setattr__(self, "plain_count", len(names) if is_plain else -1)
+
+    def misuse(self, *, wants_stream: bool, is_told: bool) -> str | None:
+        """Say which way of calling it is right, if this one is not."""
+        if self.is_stream and not wants_stream:
+            return f"{self.name}() yields a stream; use `async for ... in ref.{self.name}.stream(...)`"
+        if wants_stream and not self.is_stream and not is_told:
+            return f"{self.name}() returns one result; use `await ref.{self.name}(...)`"
+        return None
 
     def check(self, count: int, names: Sequence[str]) -> None:
         """Raise ``UsageError`` unless ``count`` positional arguments and the named ones satisfy the signature."""
+        if count == self.plain_count and not names:
+            return
         if count > len(self.positional) and self.rest is None:
             raise UsageError(f"{self.title}() takes {self._expected()}, got {count} positional arguments")
         given = {parameter.name for parameter in self.positional[:count]}
@@ -64,28 +91,32 @@ class EndpointSpec:
             )
 
     def bind(
-        self, arguments: Sequence[msgspec.Raw], keywords: Mapping[str, msgspec.Raw], payload: Buffer
+        self,
+        arguments: Sequence[msgspec.Raw],
+        keywords: Mapping[str, msgspec.Raw],
+        payload: Buffer,
+        streams: ServedStreams | None = None,
     ) -> tuple[list[Any], dict[str, Any]]:
-        """Return the decoded arguments.
+        """Return the decoded arguments; those that are streams are opened among ``streams``.
 
         Raises ``UsageError`` if they do not fit the signature, ``ProtocolError`` if they are damaged.
         """
-        if keywords or len(arguments) != len(self.required) or len(arguments) != len(self.positional):
+        if keywords or len(arguments) != self.plain_count:
             self.check(len(arguments), tuple(keywords))
         args = [
             parameter.decoder.decode_part(argument, payload, what=parameter.what)
+            if parameter.item is None
+            else _open_stream(parameter, argument, payload, streams)
             for parameter, argument in zip(self.positional, arguments, strict=False)
         ]
         if self.rest is not None:
             rest = self.rest
-            args += [
-                rest.decoder.decode_part(part, payload, what=rest.what) for part in arguments[len(self.positional) :]
-            ]
+            args += [_decode(rest, argument, payload, streams) for argument in arguments[len(self.positional) :]]
         kwargs = {}
         for name, argument in keywords.items():
             parameter = self.by_name.get(name) or self.keyword_rest
             assert parameter is not None, "check() refuses unknown names"
-            kwargs[name] = parameter.decoder.decode_part(argument, payload, what=parameter.what)
+            kwargs[name] = _decode(parameter, argument, payload, streams)
         return args, kwargs
 
     def _expected(self) -> str:
@@ -133,31 +164,78 @@ def _describe(
     except (NameError, TypeError, SyntaxError) as error:
         raise UsageError(f"endpoint {title}: its annotations cannot be resolved at run time: {error}") from error
 
-    def decoder(parameter: str, what: str) -> PayloadDecoder[Any]:
+    def decoder(annotation: Any, what: str) -> PayloadDecoder[Any]:
         try:
-            return PayloadDecoder[Any](hints.get(parameter, Any), extension=extension)
+            return PayloadDecoder[Any](annotation, extension=extension)
         except UsageError as error:
             raise UsageError(f"endpoint {title}: {what}: {error}") from error
 
-    _, *declared = inspect.signature(function).parameters.values()
-    parameters: dict[str, tuple[inspect.Parameter, Parameter]] = {}
-    for item in declared:
+    is_stream = inspect.isasyncgenfunction(function)
+    is_async = is_stream or inspect.iscoroutinefunction(function)
+
+    def describe(item: inspect.Parameter) -> Parameter:
         what = f"argument {item.name!r} of {title}()"
         is_required = item.default is item.empty and item.kind in (*_POSITIONAL, *_BY_NAME)
-        parameters[item.name] = item, Parameter(item.name, what, is_required, decoder(item.name, what))
+        annotation = hints.get(item.name, Any)
+        stream = _incoming(annotation, title, what) if name else None
+        if stream is None:
+            return Parameter(item.name, what, is_required, decoder(annotation, what))
+        if not is_async:
+            raise UsageError(f"endpoint {title}: {what}: a stream can only be read by async def, this is a plain def")
+        items = decoder(stream.item, what)
+        return Parameter(item.name, what, is_required, decoder(None, what), items, stream.is_optional)
+
+    _, *declared = inspect.signature(function).parameters.values()
+    parameters = [(item.kind, describe(item)) for item in declared]
 
     def of_kind(*kinds: object) -> list[Parameter]:
-        return [parameter for item, parameter in parameters.values() if item.kind in kinds]
+        return [parameter for kind, parameter in parameters if kind in kinds]
 
     return EndpointSpec(
         name=name,
         title=title,
-        is_async=inspect.iscoroutinefunction(function),
+        is_async=is_async,
+        is_stream=is_stream,
         concurrency=concurrency,
         positional=tuple(of_kind(*_POSITIONAL)),
         by_name={parameter.name: parameter for parameter in of_kind(*_BY_NAME)},
-        required=frozenset(parameter.name for _, parameter in parameters.values() if parameter.is_required),
+        required=frozenset(parameter.name for _, parameter in parameters if parameter.is_required),
         rest=next(iter(of_kind(inspect.Parameter.VAR_POSITIONAL)), None),
         keyword_rest=next(iter(of_kind(inspect.Parameter.VAR_KEYWORD)), None),
-        result=decoder("return", "result"),
+        result=decoder(_result(hints.get("return", Any), title, is_stream=is_stream), "result"),
+        has_streams=is_stream or any(parameter.item is not None for _, parameter in parameters),
     )
+
+
+def _incoming(annotation: Any, title: str, what: str) -> StreamType | None:
+    try:
+        return incoming(annotation)
+    except UsageError as error:
+        raise UsageError(f"endpoint {title}: {what}: {error}") from error
+
+
+def _result(annotation: Any, title: str, *, is_stream: bool) -> Any:
+    """Return the type of what an endpoint returns, or of the items that it yields."""
+    stream = outgoing(annotation)
+    if is_stream and stream is None and annotation is not Any:
+        raise UsageError(f"endpoint {title}: it yields; expected AsyncIterator[...] as its result, got {annotation}")
+    if stream is not None and not is_stream:
+        raise UsageError(f"endpoint {title}: it is to return {annotation}, but does not yield; make it yield its items")
+    return annotation if stream is None else stream.item
+
+
+def _decode(parameter: Parameter, argument: msgspec.Raw, payload: Buffer, streams: ServedStreams | None) -> Any:
+    if parameter.item is not None:
+        return _open_stream(parameter, argument, payload, streams)
+    return parameter.decoder.decode_part(argument, payload, what=parameter.what)
+
+
+def _open_stream(parameter: Parameter, argument: msgspec.Raw, payload: Buffer, streams: ServedStreams | None) -> Any:
+    number = stream_number(argument)
+    if number is None and parameter.is_optional:
+        return parameter.decoder.decode_part(argument, payload, what=parameter.what)
+    if number is None or parameter.item is None:
+        raise UsageError(f"{parameter.what}: expected a stream, an asynchronous iterable")
+    if streams is None:
+        raise UsageError(f"{parameter.what}: a told message cannot bring a stream; ask")
+    return streams.open(number, parameter.item, parameter.what)

@@ -6,13 +6,15 @@ import traceback
 from types import TracebackType
 from typing import Final, NamedTuple
 
-from asyncpar.runtime import cell, execution, message, side, thread
+from asyncpar.runtime import cell, execution, handler, message, side, stream_out, stream_served, thread
 from asyncpar.wire.array import type_name
 
 MAX_TEXT: Final = 64 * 1024
 """Most characters of a message or traceback that travel."""
 
-_OWN_FILES: Final = frozenset(module.__file__ for module in (cell, execution, side, thread))
+_OWN_FILES: Final = frozenset(
+    module.__file__ for module in (cell, execution, handler, side, stream_out, stream_served, thread)
+)
 
 
 class FailureText(NamedTuple):

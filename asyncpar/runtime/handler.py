@@ -37,6 +37,10 @@ class Answers(Protocol):
         """The endpoint was not called, or not to its end, for a reason of ``message``."""
         ...
 
+    def open_streams(self, delivery: Delivery) -> None:
+        """Make ``delivery.streams``, unless it was told."""
+        ...
+
 
 class CancelledItself(AsyncparError):  # noqa: N818
     """User code raised ``CancelledError`` although nobody cancelled it."""
@@ -83,6 +87,11 @@ class Handler:
         """Answer that ``delivery`` is not handled."""
         self._answers.refused(delivery, reason, text)
 
+    def decline(self, delivery: Delivery, reason: str, text: str) -> None:
+        """Answer that ``delivery`` is not handled, and has no place in the mailbox."""
+        self._answers.taken(delivery)
+        self.refuse(delivery, reason, text)
+
     def turn_away(self, delivery: Delivery) -> None:
         """Take ``delivery`` out of the mailbox unhandled, because the actor ends."""
         self._answers.taken(delivery)
@@ -102,7 +111,9 @@ class Handler:
         spec = delivery.spec
         assert spec is not None
         try:
-            args, kwargs = spec.bind(delivery.arguments, delivery.keywords, delivery.payload)
+            if spec.has_streams:
+                self._answers.open_streams(delivery)
+            args, kwargs = spec.bind(delivery.arguments, delivery.keywords, delivery.payload, delivery.streams)
         except (UsageError, ProtocolError) as error:
             self.refuse(delivery, USAGE, str(error))
             return
@@ -112,7 +123,11 @@ class Handler:
         token = CURRENT.set(delivery)
         try:
             method = getattr(self.actor, spec.name)
-            if spec.is_async:
+            if spec.is_stream:
+                assert delivery.streams is not None, "nobody is told to stream"
+                await execution.run(delivery.streams.produce(method(*args, **kwargs), execution))
+                value = None
+            elif spec.is_async:
                 value = await execution.run(method(*args, **kwargs))
             else:
                 value = await execution.run((thread or self._own_thread()).run(partial(method, *args, **kwargs)))
@@ -125,6 +140,9 @@ class Handler:
         finally:
             CURRENT.reset(token)
             delivery.execution = None
+            delivery.deadline = None  # tasks that the endpoint left behind have none
+            if delivery.streams is not None:
+                delivery.streams.close()
             if thread is None:
                 self._running = None
 

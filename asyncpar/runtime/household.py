@@ -13,6 +13,7 @@ from asyncpar.runtime.callee import Callee
 from asyncpar.runtime.cell import Cell, Household
 from asyncpar.runtime.down import Down, DownReason
 from asyncpar.runtime.failure import describe_error
+from asyncpar.runtime.groups import Groups
 from asyncpar.runtime.post import Post
 from asyncpar.runtime.ref import ActorRef
 from asyncpar.runtime.roster import Roster
@@ -32,6 +33,7 @@ class LocalHousehold(Household):
         self._watches = watches
         self._post = post
         self._is_closing = False
+        self.groups = Groups()
 
     # -- watchers --------------------------------------------------------------------------------------------------
 
@@ -55,11 +57,13 @@ class LocalHousehold(Household):
             cell.watchers = {watcher for watcher in cell.watchers if watcher[0] != rank}
 
     async def close(self) -> None:
-        """End every actor, newest first, cancelling what it does."""
+        """End every actor, newest first and owners before their children, cancelling what it does."""
         self._is_closing = True
         self._callee.begin_closing()
         while self._roster.cells:
             cell = next(reversed(self._roster.cells.values()))
+            while cell.owner is not None and self._roster.cells.get(cell.owner.name) is cell.owner:
+                cell = cell.owner  # which knows in which order to end its children
             cell.is_dismissed = True
             cell.close()
             await cell.wait_ended()
@@ -93,12 +97,9 @@ class LocalHousehold(Household):
         owner = cell.owner
         if owner is not None:
             owner.children.remove(cell)
-        if cell.is_dismissed or not cell.has_served:
-            return  # who ended it, or waits for its start, knows
-        if owner is not None and not owner.is_finishing:
-            down = decode_down(cell.ref, downed)
-            if down.error is not None:
-                down.error.__cause__ = cell.ending.error
-            owner.notify("on_child_down", down)
+        if not cell.has_served:
+            return  # whoever waits for its start knows
+        if owner is not None and not owner.is_finishing and not cell.is_dismissed:
+            owner.notify("on_child_down", decode_down(cell.ref, downed))
         elif cell.ending.error is not None:
             _LOG.error("rank %d: actor %r failed", cell.ref.rank, cell.name, exc_info=cell.ending.error)

@@ -18,9 +18,13 @@ from asyncpar.wire.payload import PayloadDecoder
 
 CallId: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
 Amount: TypeAlias = Annotated[int, msgspec.Meta(gt=0, le=1 << 62)]
+Number: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=255)]
+Seconds: TypeAlias = Annotated[float, msgspec.Meta(ge=0)]
 
 USAGE: Final = "usage"
-"""The call was wrong: no such actor or endpoint, or the arguments do not fit."""
+"""The call was wrong: the arguments do not fit."""
+ABSENT: Final = "absent"
+"""There is no such actor, or it has no such endpoint."""
 RAISED: Final = "raised"
 """The endpoint raised, or its result cannot be sent."""
 STOPPED: Final = "stopped"
@@ -36,7 +40,8 @@ DEADLINE: Final = "deadline"
 class Call(msgspec.Struct, frozen=True, array_like=True, tag=1):
     """Ask ``endpoint`` of ``actor``; answered by one ``Reply`` or ``Failure`` with the same ``call``.
 
-    ``seconds`` is how long the caller will wait, if that is known.
+    ``seconds`` is how long the caller will wait, if that is known.  With ``wants_stream`` the endpoint is one that
+    yields, and its items come before the answer, which is then empty.
     """
 
     call: CallId
@@ -44,7 +49,8 @@ class Call(msgspec.Struct, frozen=True, array_like=True, tag=1):
     endpoint: str
     arguments: list[msgspec.Raw]
     keywords: dict[str, msgspec.Raw]
-    seconds: float | None = None
+    seconds: Seconds | None = None
+    wants_stream: bool = False
 
 
 class Tell(msgspec.Struct, frozen=True, array_like=True, tag=2):
@@ -101,10 +107,10 @@ class Spawn(msgspec.Struct, frozen=True, array_like=True, tag=7):
 
 
 class Deadline(msgspec.Struct, frozen=True, array_like=True, tag=8):
-    """The caller of ``call`` will wait for ``seconds`` more, not longer."""
+    """The caller of ``call`` will wait for ``seconds`` more, not longer; infinity takes back what was said before."""
 
     call: CallId
-    seconds: float
+    seconds: Seconds
 
 
 class End(msgspec.Struct, frozen=True, array_like=True, tag=9):
@@ -138,7 +144,80 @@ class Downed(msgspec.Struct, frozen=True, array_like=True, tag=12):
     traceback: str = ""
 
 
-Message: TypeAlias = Call | Tell | Reply | Failure | Cancel | Credit | Spawn | Deadline | End | Watch | Unwatch | Downed
+class Yield(msgspec.Struct, frozen=True, array_like=True, tag=20):
+    """The endpoint that was called by ``call`` yields ``value``."""
+
+    call: CallId
+    value: msgspec.Raw
+
+
+class YieldCredit(msgspec.Struct, frozen=True, array_like=True, tag=21):
+    """The caller read items that cost ``amount`` (see ``flow``)."""
+
+    call: CallId
+    amount: Amount
+
+
+class Feed(msgspec.Struct, frozen=True, array_like=True, tag=22):
+    """The next item of a stream among the arguments of ``call``."""
+
+    call: CallId
+    stream: Number
+    value: msgspec.Raw
+
+
+class FeedEnd(msgspec.Struct, frozen=True, array_like=True, tag=23):
+    """That stream has ended; if it failed, the rest says how."""
+
+    call: CallId
+    stream: Number
+    is_failure: bool = False
+    text: str = ""
+    type_name: str = ""
+    traceback: str = ""
+
+
+class FeedCredit(msgspec.Struct, frozen=True, array_like=True, tag=24):
+    """The endpoint wants items of that stream, or read some, that cost ``amount`` (see ``flow``)."""
+
+    call: CallId
+    stream: Number
+    amount: Amount
+
+
+class Abandon(msgspec.Struct, frozen=True, array_like=True, tag=30):
+    """A call of the actors of ``mesh`` on ``ranks`` failed on one of them: what they do together ends, see ``text``.
+
+    Their groups begin anew with number ``attempt``.
+    """
+
+    mesh: str
+    attempt: Number
+    ranks: list[int]
+    failed: Number
+    text: str
+
+
+Message: TypeAlias = (
+    Call
+    | Tell
+    | Reply
+    | Failure
+    | Cancel
+    | Credit
+    | Spawn
+    | Deadline
+    | End
+    | Watch
+    | Unwatch
+    | Downed
+    | Yield
+    | YieldCredit
+    | Feed
+    | FeedEnd
+    | FeedCredit
+    | Abandon
+)
 
 
 class MessageDecoder:

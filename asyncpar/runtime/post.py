@@ -7,8 +7,10 @@ from collections.abc import Callable
 
 from asyncpar.errors import PeerLost
 from asyncpar.runtime import message
+from asyncpar.transport.lane import Sending
 from asyncpar.transport.links import Links
 from asyncpar.wire.payload import PayloadEncoder
+from asyncpar.wire.segments import Payload
 
 
 class Post:
@@ -18,21 +20,26 @@ class Post:
         self._links = links
         self._deliver = deliver
 
-    def send(self, rank: int, payload: memoryview) -> None:
-        """Send ``payload``, which nobody writes to any more.  Raises ``PeerLost`` if the rank is known to be gone."""
+    def send(self, rank: int, payload: Payload) -> Sending | None:
+        """Send ``payload``, to which nobody writes until the sending has ended or was released; None if it has.
+
+        Raises ``PeerLost`` if the rank is known to be gone.
+        """
         if rank == self._links.rank:
+            assert isinstance(payload, memoryview), "what stays on its rank is copied"
             self._deliver(rank, payload)
-            return
+            return None
         sending = self._links.send_message(rank, payload)
         if sending is not None:
             sending.done.add_done_callback(_look_at)
+        return sending
 
-    def send_quietly(self, rank: int, payload: memoryview) -> None:
-        """Send ``payload`` to a rank that need not be there any more."""
+    def send_quietly(self, rank: int, payload: Payload) -> Sending | None:
+        """Send ``payload``, as ``send``, to a rank that need not be there any more."""
         try:
-            self.send(rank, payload)
+            return self.send(rank, payload)
         except PeerLost:
-            return  # nobody is left to hear it; those who wait for that rank are told by the loss listener
+            return None  # nobody is left to hear it; those who wait for that rank are told by the loss listener
 
     def say(self, rank: int, envelope: message.Message) -> None:
         """Send a small message to a rank that need not be there any more."""

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Coroutine, Generator
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Generator
 from typing import Any, Final, Generic, ParamSpec, TypeVar, get_args, get_origin
 
 import msgspec
 from msgspec.msgpack import Ext
 
-from asyncpar.errors import ProtocolError, UsageError
+from asyncpar.errors import NotFound, ProtocolError
 from asyncpar.wire.array import type_name
 from asyncpar.wire.payload import FIRST_EXTENSION, Extension
 
@@ -18,9 +18,11 @@ P = ParamSpec("P")
 R_co = TypeVar("R_co", covariant=True)
 
 _REFERENCE: Final = FIRST_EXTENSION
+STREAM: Final = FIRST_EXTENSION + 1
+"""Stands for a stream among the arguments of a call (see ``stream_types``)."""
 
 
-class NoSuchEndpoint(UsageError, AttributeError):  # noqa: N818
+class NoSuchEndpoint(NotFound, AttributeError):  # noqa: N818
     """The reference has no such endpoint."""
 
 
@@ -50,7 +52,7 @@ class Messenger(ABC):
     @abstractmethod
     def stream(
         self, ref: ActorRef[Any], endpoint: str, arguments: tuple[Any, ...], keywords: dict[str, Any]
-    ) -> AsyncIterator[Any]:
+    ) -> AsyncGenerator[Any, None]:
         """Send a call and return the items that come of it."""
 
 
@@ -86,7 +88,7 @@ class Endpoint(Generic[P, R_co]):
         """
         return self._messenger.tell(self._ref, self._name, args, kwargs)
 
-    def stream(self, *args: P.args, **kwargs: P.kwargs) -> AsyncIterator[R_co]:
+    def stream(self, *args: P.args, **kwargs: P.kwargs) -> AsyncGenerator[R_co, None]:
         """Send the call when iteration begins, and iterate over what the endpoint, an async generator, yields.
 
         The generator is at most a window of items ahead of the loop.  Leaving the loop early ends it.  Raises as an ask
@@ -162,6 +164,8 @@ class RefExtension(Extension):
         return Ext(_REFERENCE, msgspec.msgpack.encode((value.rank, value.name, value.class_name)))
 
     def decode(self, code: int, content: memoryview) -> object:
+        if code == STREAM:
+            raise ProtocolError("expected a plain value, got a stream")
         if code != _REFERENCE:
             raise ProtocolError(f"payload: extension type {code} is not known here")
         try:

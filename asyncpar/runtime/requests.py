@@ -68,8 +68,10 @@ class Requests:
             raise UsageError(
                 f"ref: there is no actor {name!r} on rank {self._rank}" + (f" any more: {gone}" if gone else "")
             )
-        if cell.is_current_task():
-            raise UsageError(f"ref: {cell.ref!r} cannot wait for its own end; use self.stop_self()")
+        if cell.is_waiting_for():
+            raise UsageError(
+                f"ref: {cell.ref!r} cannot wait for its own end, nor a child for its owner's; use self.stop_self()"
+            )
         if is_kill:
             cell.kill()
         else:
@@ -89,7 +91,12 @@ class Requests:
             return
         task = self._spawner.create_task(self._answer(sender, call, work))
         self._serving[place] = task
-        task.add_done_callback(lambda _: self._serving.pop(place, None))
+
+        def over(_: asyncio.Task[None]) -> None:
+            self._serving.pop(place, None)
+            work.close()  # it was never begun if the task was cancelled before its first step
+
+        task.add_done_callback(over)
 
     async def _answer(self, sender: int, call: int, work: Coroutine[Any, Any, object]) -> None:
         try:

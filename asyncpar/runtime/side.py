@@ -51,6 +51,10 @@ class SideLane:
         self._is_open = False
         return self._backlog.clear()
 
+    def runs(self, delivery: Delivery | None) -> bool:
+        """Is ``delivery`` being handled here?"""
+        return delivery in self._running
+
     def interrupt(self) -> None:
         """Cancel what runs."""
         for delivery in list(self._running):
@@ -122,6 +126,10 @@ class Side:
         """Begin nothing more, and return what waits."""
         self._is_open = False
         return [delivery for lane in self._lanes.values() for delivery in lane.clear()]
+
+    def runs(self, delivery: Delivery | None) -> bool:
+        """Is ``delivery`` being handled here?"""
+        return any(lane.runs(delivery) for lane in self._lanes.values())
 
     def interrupt(self) -> None:
         """Cancel what runs."""

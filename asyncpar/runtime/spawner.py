@@ -31,10 +31,12 @@ class Spawner:
         extension: Extension,
         tasks: asyncio.TaskGroup,
         answers: Answers,
+        on_spawn: Callable[[], None] = lambda: None,
     ) -> None:
         self.household: Household | None = None
         """Where the cells live; set once, before the first is made."""
         self._answers = answers
+        self._on_spawn = on_spawn
         self._roster = roster
         self._rank = rank
         self._messenger = messenger
@@ -69,6 +71,7 @@ class Spawner:
         self._roster.add(cell)
         if owner is not None:
             owner.children.append(cell)
+        self._on_spawn()
         cell.task = self.create_task(cell.run(), name=f"actor {ref.name} of rank {self._rank}")
         try:
             await cell.started

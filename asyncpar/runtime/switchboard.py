@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable
 from typing import Any
 
+from asyncpar.errors import ProtocolError
 from asyncpar.runtime import message
 from asyncpar.runtime.callee import Callee
 from asyncpar.runtime.caller import Caller
 from asyncpar.runtime.delivery import Delivery
 from asyncpar.runtime.household import LocalHousehold
 from asyncpar.runtime.requests import Requests
+from asyncpar.runtime.stream_caller import StreamCaller
+from asyncpar.runtime.stream_served import ServedStreams
 from asyncpar.runtime.watches import Watches
 
 Handler = Callable[[int, Any, memoryview], None]
@@ -21,8 +25,16 @@ class Switchboard:
     """Knows who handles which kind of message."""
 
     def __init__(
-        self, caller: Caller, callee: Callee, *, requests: Requests, watches: Watches, household: LocalHousehold
+        self,
+        caller: Caller,
+        callee: Callee,
+        *,
+        streams: StreamCaller,
+        requests: Requests,
+        watches: Watches,
+        household: LocalHousehold,
     ) -> None:
+        self._caller = caller
         self._callee = callee
         self._requests = requests
         self._handlers: dict[type[Any], Handler] = {
@@ -37,6 +49,12 @@ class Switchboard:
             message.End: lambda rank, end, _: requests.end(rank, end),
             message.Watch: lambda rank, watch, _: household.watched(rank, watch),
             message.Unwatch: lambda rank, unwatch, _: household.unwatched(rank, unwatch.watch),
+            message.Yield: streams.item,
+            message.YieldCredit: self._yield_credit,
+            message.Feed: self._feed,
+            message.FeedEnd: self._feed_end,
+            message.FeedCredit: lambda rank, credit, _: streams.credit(rank, credit),
+            message.Abandon: lambda _, abandon, __: household.groups.abandon(abandon),
             message.Downed: lambda rank, downed, _: watches.downed(rank, downed),
         }
 
@@ -47,7 +65,15 @@ class Switchboard:
     def _call(self, rank: int, call: message.Call, payload: memoryview) -> None:
         deadline = None if call.seconds is None else asyncio.get_running_loop().time() + call.seconds
         delivery = Delivery(
-            rank, call.call, call.actor, call.endpoint, call.arguments, call.keywords, payload, deadline
+            rank,
+            call.call,
+            call.actor,
+            call.endpoint,
+            call.arguments,
+            call.keywords,
+            payload,
+            deadline,
+            call.wants_stream,
         )
         self._callee.accept(delivery)
 
@@ -60,6 +86,31 @@ class Switchboard:
         self._requests.cancel(rank, cancel.call)
 
     def _deadline(self, rank: int, deadline: message.Deadline, _: memoryview) -> None:
-        delivery = self._callee.find(rank, deadline.call)
-        if delivery is not None:
-            delivery.deadline = asyncio.get_running_loop().time() + deadline.seconds
+        when = None if math.isinf(deadline.seconds) else asyncio.get_running_loop().time() + deadline.seconds
+        delivery = self._callee.move_deadline(rank, deadline.call, when)
+        if delivery is not None and delivery.asks:
+            self._caller.deadlines.tighten(delivery.asks, when)
+
+    def _yield_credit(self, rank: int, credit: message.YieldCredit, _: memoryview) -> None:
+        streams = self._served(rank, credit.call)
+        if streams is not None:
+            streams.credit(credit.amount)
+
+    def _feed(self, rank: int, feed: message.Feed, payload: memoryview) -> None:
+        streams = self._served(rank, feed.call)
+        if streams is not None:
+            streams.feed(feed, payload)
+
+    def _feed_end(self, rank: int, end: message.FeedEnd, _: memoryview) -> None:
+        streams = self._served(rank, end.call)
+        if streams is not None:
+            streams.feed_end(end)
+
+    def _served(self, rank: int, call: int) -> ServedStreams | None:
+        """Return the streams of a call; None if it is over."""
+        delivery = self._callee.find(rank, call)
+        if delivery is None:
+            return None
+        if delivery.streams is None:
+            raise ProtocolError(f"stream: rank {rank} streams to call {call}, which is not open for that")
+        return delivery.streams

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from types import TracebackType
 from typing import Any, Self, TypeVar, cast, overload
 
 from asyncpar.errors import PeerLost, UsageError
+from asyncpar.observe.loop_watch import LoopWatch
 from asyncpar.runtime import message
 from asyncpar.runtime.actor import Actor, as_reference
+from asyncpar.runtime.arguments import EncodedArguments
 from asyncpar.runtime.callee import Callee
 from asyncpar.runtime.caller import Caller
+from asyncpar.runtime.culprit import describe_culprit
 from asyncpar.runtime.dead_letters import DeadLetter, DeadLetters
 from asyncpar.runtime.down import Down
 from asyncpar.runtime.endpoint import EndpointSpec, describe_constructor
+from asyncpar.runtime.groups import Groups
 from asyncpar.runtime.household import LocalHousehold
 from asyncpar.runtime.lookup import class_path
 from asyncpar.runtime.message import MessageDecoder
@@ -24,9 +28,11 @@ from asyncpar.runtime.ref import ActorRef, Messenger, RefExtension, Told
 from asyncpar.runtime.requests import Requests
 from asyncpar.runtime.roster import Roster, check_name
 from asyncpar.runtime.spawner import Spawner, check_actor_class
+from asyncpar.runtime.stream_caller import StreamCaller
+from asyncpar.runtime.stream_types import find_stream
 from asyncpar.runtime.switchboard import Switchboard
 from asyncpar.runtime.watches import Watch, Watches
-from asyncpar.transport.home_loop import check_home_loop
+from asyncpar.transport.home_loop import check_home_loop, is_home_loop
 from asyncpar.transport.links import Links
 from asyncpar.wire.payload import PayloadDecoder, PayloadEncoder
 
@@ -40,8 +46,10 @@ class ActorSystem(Messenger):
     every ask that still waits with ``PeerLost``.  What an actor raises never ends the system.
     """
 
-    def __init__(self, links: Links) -> None:
+    def __init__(self, links: Links, loop_watch: LoopWatch | None = None) -> None:
         self.rank = links.rank
+        self.loop_watch = loop_watch or LoopWatch(rank=links.rank, blocked_after=None, describe=describe_culprit)
+        """Runs from the first actor on; whoever made it stops it."""
         self._links = links
         self._world_size = links.world.size
         self._extension = RefExtension(self, world_size=links.world.size)
@@ -57,6 +65,10 @@ class ActorSystem(Messenger):
             extension=self._extension,
             tasks=self._tasks,
             answers=self._callee,
+            on_spawn=self.loop_watch.start,
+        )
+        self._streams = StreamCaller(
+            self._caller, post=post, extension=self._extension, create_task=self._tasks.create_task
         )
         self._requests = Requests(self._roster, self._spawner, rank=links.rank, post=post)
         self._watches = Watches(links, post)
@@ -66,6 +78,7 @@ class ActorSystem(Messenger):
         self._switchboard = Switchboard(
             self._caller,
             self._callee,
+            streams=self._streams,
             requests=self._requests,
             watches=self._watches,
             household=self._household,
@@ -105,6 +118,11 @@ class ActorSystem(Messenger):
         """The told messages that were not handled on this rank."""
         return self._callee.dead_letters
 
+    @property
+    def groups(self) -> Groups:
+        """The communicators of actors on meshes."""
+        return self._household.groups
+
     async def spawn(self, actor: type[A], *args: Any, name: str | None = None, **kwargs: Any) -> A:
         """Start an actor on this rank and return its reference when its ``on_start`` has ended.
 
@@ -117,7 +135,7 @@ class ActorSystem(Messenger):
         self._check_here("spawn")
         return cast(A, await self._spawner.spawn(actor, lambda: actor(*args, **kwargs), name=name))
 
-    async def spawn_on(
+    def spawn_on(
         self,
         rank: int,
         actor: type[A],
@@ -126,11 +144,12 @@ class ActorSystem(Messenger):
         *,
         name: str | None = None,
         place: Place | None = None,
-    ) -> A:
+    ) -> Coroutine[Any, Any, A]:
         """Start an actor on ``rank``, as ``spawn`` does on this one; its constructor gets copies of the arguments.
 
-        The class must be known to that rank: modules are not imported there, and no code travels.  Raises as an ask
-        does; what the constructor or ``on_start`` raised comes as ``RemoteError``.
+        The class must be known to that rank: modules are not imported there, and no code travels.  Arguments are
+        checked and encoded now, the rest is done when what this returns is awaited.  Raises as an ask does; what the
+        constructor or ``on_start`` raised comes as ``RemoteError``.
         """
         check_actor_class(actor)
         self._check_here("spawn")
@@ -141,8 +160,11 @@ class ActorSystem(Messenger):
         def envelope(call: int) -> message.Spawn:
             return message.Spawn(call, class_path(actor), name or "", encoded, named, place)
 
-        given = await self._caller.request(ref, "spawn", envelope, encoder, self._text)
-        return cast(A, self._reference(given, rank, actor))
+        async def spawned() -> A:
+            given = await self._caller.request(ref, "spawn", envelope, encoder, self._text)
+            return cast(A, self._reference(given, rank, actor))
+
+        return spawned()
 
     @overload
     def ref(self, name: str, rank: int | None = None) -> ActorRef[Any]: ...
@@ -180,6 +202,14 @@ class ActorSystem(Messenger):
         """
         await self._end(as_reference(ref), is_kill=True)
 
+    def abandon(self, rank: int, abandon: message.Abandon) -> None:
+        """Tell ``rank`` that a call of a mesh has failed."""
+        self._caller.say_to(rank, abandon)
+
+    def stop_soon(self, ref: ActorRef[Any]) -> None:
+        """Stop an actor, here or elsewhere, without waiting for its end; if it is gone already, nothing happens."""
+        self._caller.say_to(ref.rank, message.End(self._caller.new_call(), ref.name, is_kill=False))
+
     async def _end(self, ref: ActorRef[Any], *, is_kill: bool) -> None:
         verb = "kill" if is_kill else "stop"
         self._check_here(verb)
@@ -195,10 +225,31 @@ class ActorSystem(Messenger):
     async def close(self) -> None:
         """Stop every actor, newest first; then end every ask that still waits.  Idempotent."""
         self._is_open = False
-        await self._household.close()
         self._requests.close()
+        await self._household.close()
         self._watches.close()
         self._caller.close()
+
+    def encode_once(
+        self,
+        ref: ActorRef[Any],
+        endpoint: str,
+        arguments: tuple[Any, ...],
+        keywords: dict[str, Any],
+        *,
+        is_told: bool = False,
+    ) -> EncodedArguments:
+        """Check a call that goes to many actors like ``ref``, and return what stands for ``arguments`` in each.
+
+        Raises ``UsageError`` if the call is wrong.
+        """
+        self._check_call(ref, endpoint, arguments, keywords, is_told=is_told)
+        found = find_stream(arguments, keywords)
+        if found is not None:
+            raise UsageError(
+                f"argument {found!r} of {endpoint}(): a stream can be read once, not by many actors; ask one by one"
+            )
+        return EncodedArguments.of(arguments, *self._caller.encode(endpoint, arguments, keywords))
 
     # -- references' side (Messenger) ----------------------------------------------------------------------------------
 
@@ -209,10 +260,14 @@ class ActorSystem(Messenger):
         if ref.rank == self.rank:
             self._check_not_itself(ref, endpoint)
         result = self._untyped if spec is None else spec.result
+        if (spec is None or spec.has_streams) and find_stream(arguments, keywords) is not None:
+            return self._streams.ask(ref, endpoint, arguments, keywords, result)
         return self._caller.ask(ref, endpoint, arguments, keywords, result)
 
     def tell(self, ref: ActorRef[Any], endpoint: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Told:
-        self._check_call(ref, endpoint, arguments, keywords)
+        spec = self._check_call(ref, endpoint, arguments, keywords, is_told=True)
+        if (spec is None or spec.has_streams) and (found := find_stream(arguments, keywords)) is not None:
+            raise UsageError(f"argument {found!r} of {endpoint}(): a told message cannot bring a stream; ask")
         try:
             return self._caller.tell(ref, endpoint, arguments, keywords)
         except PeerLost as error:
@@ -221,8 +276,11 @@ class ActorSystem(Messenger):
 
     def stream(
         self, ref: ActorRef[Any], endpoint: str, arguments: tuple[Any, ...], keywords: dict[str, Any]
-    ) -> AsyncIterator[Any]:
-        raise NotImplementedError
+    ) -> AsyncGenerator[Any, None]:
+        spec = self._check_call(ref, endpoint, arguments, keywords, wants_stream=True)
+        if ref.rank == self.rank:
+            self._check_not_itself(ref, endpoint)
+        return self._streams.stream(ref, endpoint, arguments, keywords, self._untyped if spec is None else spec.result)
 
     # -- links' side ---------------------------------------------------------------------------------------------------
 
@@ -238,7 +296,7 @@ class ActorSystem(Messenger):
 
     def _peer_lost(self, rank: int, error: PeerLost) -> None:
         self._caller.peer_lost(rank, error)
-        self._callee.peer_lost(rank)
+        self._callee.peer_lost(rank, error)
         self._household.peer_lost(rank)
         self._requests.peer_lost(rank)
         self._watches.peer_lost(rank, error)
@@ -246,7 +304,14 @@ class ActorSystem(Messenger):
     # -- inside --------------------------------------------------------------------------------------------------------
 
     def _check_call(
-        self, ref: ActorRef[Any], endpoint: str, arguments: tuple[Any, ...], keywords: dict[str, Any]
+        self,
+        ref: ActorRef[Any],
+        endpoint: str,
+        arguments: tuple[Any, ...],
+        keywords: dict[str, Any],
+        *,
+        wants_stream: bool = False,
+        is_told: bool = False,
     ) -> EndpointSpec | None:
         """Refuse a wrong call before it is sent, as far as the actor's class is known here."""
         self._check_here(endpoint, ref)
@@ -254,6 +319,9 @@ class ActorSystem(Messenger):
             return None
         spec = self._spawner.describe(ref.actor_class)[endpoint]
         spec.check(len(arguments), tuple(keywords))
+        misuse = spec.misuse(wants_stream=wants_stream, is_told=is_told)
+        if misuse is not None:
+            raise UsageError(misuse)
         return spec
 
     def _check_not_itself(self, ref: ActorRef[Any], endpoint: str) -> None:
@@ -268,6 +336,8 @@ class ActorSystem(Messenger):
 
     def _check_here(self, what: str, ref: ActorRef[Any] | None = None) -> None:
         """Refuse what comes too early, too late, or on another loop."""
+        if (ref is not None or self._is_open) and is_home_loop(self._loop):
+            return
         title = what if ref is None else f"{what} of {ref!r}"
         if self._loop is None or (ref is None and not self._is_open):
             raise UsageError(f"{title}: the actor system of rank {self.rank} is not open")

@@ -19,6 +19,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from asyncpar.errors import ProtocolError, UsageError
+from asyncpar.transport.lane import Sending
+from asyncpar.wire.segments import Payload
 
 WINDOW: Final = 16 << 20
 """Part of the protocol: equal on all ranks."""
@@ -31,15 +33,17 @@ MAX_QUEUED_BYTES: Final = 256 << 20
 class Parcel:
     """A call or tell on its way to an actor."""
 
-    payload: memoryview
+    payload: Payload
     is_sent: bool = False
+    sending: Sending | None = None
+    """What the link still does with it."""
 
     @property
     def cost(self) -> int:
         return message_cost(self.payload)
 
 
-def message_cost(payload: memoryview) -> int:
+def message_cost(payload: Payload) -> int:
     """Return what a message takes out of the window."""
     return len(payload) + OVERHEAD
 

@@ -13,7 +13,8 @@ from asyncpar.testing.lane_pairs import (
     on_loop,
     pattern,
 )
-from asyncpar.wire.header import HEADER_BYTES, FrameHeader, FrameKind
+from asyncpar.wire.header import HEADER_BYTES, MESSAGE_GROUP, FrameHeader, FrameKind
+from asyncpar.wire.segments import Segments
 
 
 class LaneDelivery(LaneSuite):
@@ -65,6 +66,62 @@ class LaneDelivery(LaneSuite):
             await finished(pair.one.send(*frame(0, payload)))
             await events.until_tag(0)
             assert posted == payload
+
+    @on_loop
+    async def test_payloads_in_segments_arrive_whole(self) -> None:
+        async with self.connect() as pair:
+            pair.one.start(RecordingEvents())
+            events = RecordingEvents()
+            pair.other.start(events)
+            sizes = [[LARGE // 2, 3, LARGE // 2], [1], [7] * 3000, [1000, LARGE], []]
+            for tag, lengths in enumerate(sizes):
+                parts = [pattern(length, place) for place, length in enumerate(lengths)]
+                header, whole = frame(tag, b"".join(parts))
+                await finished(pair.one.send(header, Segments(map(memoryview, parts))))
+                await events.until_tag(tag)
+                assert events.frames[-1][1] == whole
+
+    @on_loop
+    async def test_small_segments_may_be_reused_at_once(self) -> None:
+        async with self.connect() as pair:
+            pair.one.start(RecordingEvents())
+            first = pair.one.send(*frame(0, pattern(LARGE)))
+            parts = [bytearray(pattern(100, place)) for place in range(3)]
+            whole = b"".join(parts)
+            header, _ = frame(1, whole, kind=FrameKind.EAGER)
+            assert pair.one.send(header, Segments(map(memoryview, parts))) is None
+            for part in parts:
+                part[:] = bytes(len(part))
+            events = RecordingEvents()
+            pair.other.start(events)
+            await finished(first)
+            await events.until_tag(1)
+            assert events.frames[1][1] == whole
+
+    @on_loop
+    async def test_messages_keep_their_order_among_all_frames(self) -> None:
+        async with self.connect() as pair:
+            pair.one.start(RecordingEvents())
+            events = RecordingEvents()
+            pair.other.start(events)
+            sizes = [10, 20, 30, 0, LARGE, 5, 40_000, 6, 40_000, 50_000, 7, LARGE, 8]
+            buffers = [bytearray(pattern(size, tag)) for tag, size in enumerate(sizes)]
+            sendings = []
+            for tag, buffer in enumerate(buffers):
+                group, kind = (
+                    (1, FrameKind.BULK) if len(buffer) == LARGE or tag == 2 else (MESSAGE_GROUP, FrameKind.EAGER)
+                )
+                header = FrameHeader(kind, 0, group, 0, tag, 0, len(buffer))
+                sending = pair.one.send(header, memoryview(buffer))
+                sendings.append(sending)
+                if kind is FrameKind.EAGER:
+                    assert sending is None
+                    buffer[:] = bytes(len(buffer))
+            for sending in sendings:
+                await finished(sending)
+            await events.until_tag(len(sizes) - 1)
+            assert events.tags == list(range(len(sizes)))
+            assert [payload for _, payload in events.frames] == [pattern(size, tag) for tag, size in enumerate(sizes)]
 
     @on_loop
     async def test_both_directions_work_at_once(self) -> None:

@@ -12,6 +12,7 @@ from asyncpar.config.transport import IN_PROCESS_TRANSPORTS, parse_transport
 from asyncpar.config.world import Member, World
 from asyncpar.errors import UsageError
 from asyncpar.node import Attach, Attachment, Node, arena_settings, serve_links, start_node
+from asyncpar.runtime.door import Door
 from asyncpar.testing.loop import VirtualTimeLoop
 from asyncpar.transport.inproc import InprocConnector, InprocFabric
 from asyncpar.transport.rpc import Credentials
@@ -83,7 +84,8 @@ async def _attach_sockets(
     stack: AsyncExitStack, hosts: list[str], transport: str | None, pin: str | None, *, arena: bool
 ) -> list[Attach]:
     credentials = Credentials(secrets.token_bytes(32))
-    served = [await serve_links(stack, credentials, bind="127.0.0.1", transport=transport) for _ in hosts]
+    doors = [Door() for _ in hosts]
+    served = [await serve_links(stack, credentials, bind="127.0.0.1", transport=transport, door=door) for door in doors]
     world = World(members=_members(hosts, [server.address for server, _ in served]))
 
     def attach_as(rank: int) -> Attach:
@@ -100,6 +102,7 @@ async def _attach_sockets(
                 lane=transport,
                 secret=credentials.secret,
                 arena=arena_settings(os.environ, transport) if arena else None,
+                door=doors[rank],
             )
 
         return attach

@@ -7,12 +7,14 @@ import logging
 import os
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import grpc
 import grpc.aio
 
 from asyncpar._proto.asyncpar.v1 import link_pb2, link_pb2_grpc
 from asyncpar.errors import AuthenticationError, PeerLost, UsageError
+from asyncpar.security.identity import rank_role
 from asyncpar.transport.connection import Connection
 from asyncpar.transport.gathering import Gathering
 from asyncpar.transport.grpc_lane import GrpcLane
@@ -21,8 +23,10 @@ from asyncpar.transport.handshaking import PEER_SECONDS, Medium, Porter
 from asyncpar.transport.lane import Lane
 from asyncpar.transport.links import Links
 from asyncpar.transport.machine import Accept, Answer, Defer, Negotiator, Proposal, Reason, Refuse
+from asyncpar.transport.refusals import Refusals
 from asyncpar.transport.stream import StreamLane
 from asyncpar.transport.tcp_connect import TCP, TcpListener
+from asyncpar.transport.tls import check_caller
 from asyncpar.transport.unix_connect import UNIX, UnixListener
 from asyncpar.transport.vigil import Vigil
 from asyncpar.wire.handshake import NONCE_BYTES, TOKEN_BYTES, Handshake, LinkTerms
@@ -48,6 +52,7 @@ class Acceptor(link_pb2_grpc.LinkServicer):
         self._secret = secret
         self._vigil = vigil
         self.lanes = lanes
+        self._refusals = Refusals()
         self._gathering = Gathering()
         self._tcp = TcpListener(self._porter(TCP, self._gather), bind=bind) if TCP.kind in lanes else None
         self._unix = UnixListener(self._porter(UNIX, self._adopt)) if UNIX.kind in lanes else None
@@ -120,8 +125,15 @@ class Acceptor(link_pb2_grpc.LinkServicer):
 
     # -- services ----------------------------------------------------------------------------------------------------
 
-    async def Open(self, request: link_pb2.OpenRequest, context: object) -> link_pb2.OpenReply:  # noqa: ARG002, N802
-        """Answer a proposal."""
+    async def Open(  # noqa: N802
+        self, request: link_pb2.OpenRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> link_pb2.OpenReply:
+        """Answer a proposal; where there are certificates, only of who shows the one of the rank it calls as."""
+        try:
+            check_caller(context, request.job, rank_role(request.from_rank))
+        except AuthenticationError as error:
+            self._refused(error)
+            await context.abort(grpc.StatusCode.PERMISSION_DENIED, str(error))
         try:
             async with asyncio.timeout(JOIN_SECONDS):
                 await self._joined.wait()
@@ -144,8 +156,9 @@ class Acceptor(link_pb2_grpc.LinkServicer):
         try:
             async with asyncio.timeout(PEER_SECONDS):
                 await shake_hands(stream, handshake)
+            check_caller(context, handshake.terms.job, rank_role(handshake.terms.dialer))
         except (AuthenticationError, StreamEnded, TimeoutError) as error:
-            _tell_refused(error)
+            self._refused(error)
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, "")
         lane = GrpcLane(stream)
         self._gather(handshake.terms, lane)
@@ -160,7 +173,7 @@ class Acceptor(link_pb2_grpc.LinkServicer):
             vigil=self._vigil,
             find_terms=self._find_terms,
             on_lane=on_lane,
-            on_refused=_tell_refused,
+            on_refused=self._refused,
         )
 
     def _answer(self, proposal: Proposal) -> Answer:
@@ -219,7 +232,8 @@ class Acceptor(link_pb2_grpc.LinkServicer):
         if news is not None:
             news.set()
 
-
-def _tell_refused(error: Exception) -> None:
-    """Whoever failed the handshake learns nothing, so the log must."""
-    _log.warning("a connection was refused: %s", error)
+    def _refused(self, error: Exception) -> None:
+        """Whoever failed the handshake learns nothing, so the log must."""
+        line = self._refusals.line(error, now=asyncio.get_running_loop().time())
+        if line is not None:
+            _log.warning("%s", line)

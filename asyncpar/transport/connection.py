@@ -8,6 +8,7 @@ from typing import Protocol
 from asyncpar.transport.lane import Lane, LaneEvents
 from asyncpar.transport.queue import QueuedSending
 from asyncpar.wire.header import FrameHeader
+from asyncpar.wire.segments import Payload
 
 
 class PartEvents(LaneEvents, Protocol):
@@ -30,7 +31,7 @@ class Connection(Lane):
         """Begin to deliver, like ``start``, frames of which perhaps only a share comes over this connection."""
 
     @abstractmethod
-    def send(self, header: FrameHeader, payload: memoryview) -> QueuedSending | None:
+    def send(self, header: FrameHeader, payload: Payload) -> QueuedSending | None:
         """See ``Lane.send``.  The payload of a STRIPED frame is this connection's share."""
 
     @abstractmethod

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from asyncpar.errors import OperationMismatch, PeerLost
 from asyncpar.transport.lane import Sending, fail_future
+from asyncpar.wire.segments import Payload
 
 
 class DeferredSending(Sending):
@@ -14,9 +15,9 @@ class DeferredSending(Sending):
 
     __slots__ = ("_has_gone", "_inner", "_is_dropped", "fingerprint", "payload")
 
-    def __init__(self, fingerprint: int, payload: memoryview, done: asyncio.Future[None]) -> None:
+    def __init__(self, fingerprint: int, payload: Payload, done: asyncio.Future[None]) -> None:
         self.fingerprint = fingerprint
-        self.payload = payload
+        self.payload: Payload = payload
         self.done = done
         self._inner: Sending | None = None
         self._is_dropped = False

@@ -17,12 +17,13 @@ import grpc.aio
 
 from asyncpar._proto.asyncpar.v1 import link_pb2
 from asyncpar.errors import PeerLost
+from asyncpar.security.identity import rank_role
 from asyncpar.transport.connection import Connection
 from asyncpar.transport.grpc_lane import GrpcLane
 from asyncpar.transport.grpc_stream import StreamEnded, call_frames, shake_hands
 from asyncpar.transport.handshaking import PEER_SECONDS
 from asyncpar.transport.lane import Lane
-from asyncpar.transport.rpc import join_address, open_channel, split_address
+from asyncpar.transport.rpc import Credentials, join_address, open_channel, split_address
 from asyncpar.transport.striped import StripedLane
 from asyncpar.transport.tcp_connect import dial_tcp
 from asyncpar.transport.unix_connect import dial_unix
@@ -40,17 +41,13 @@ class LaneDialer:
     """
 
     def __init__(
-        self,
-        *,
-        secret: bytes,
-        metadata: tuple[tuple[str, str], ...],
-        vigil: Vigil,
-        carry: Callable[[GrpcLane, grpc.aio.Channel], None],
+        self, *, credentials: Credentials | None, vigil: Vigil, carry: Callable[[GrpcLane, grpc.aio.Channel], None]
     ) -> None:
         self._carry = carry
-        self._secret = secret
+        self._credentials = credentials
+        self._secret = b"" if credentials is None else credentials.secret
         self._vigil = vigil
-        self._metadata = metadata
+        self._metadata = () if credentials is None else credentials.metadata()
         self._told: set[str] = set()
 
     async def connect(
@@ -90,8 +87,11 @@ class LaneDialer:
         return await _dial_all(terms, lambda terms: self._dial_stream(address, terms))
 
     async def _dial_stream(self, address: str, terms: LinkTerms) -> GrpcLane:
-        """Open a stream on a channel of its own: streams of one channel share its TCP connection."""
-        channel = open_channel(address, None)  # the token goes with each call: interceptors slow streams down
+        """Open a stream on a channel of its own: streams of one channel share its TCP connection.
+
+        The token goes with the call, because interceptors slow streams down.
+        """
+        channel = open_channel(address, self._credentials, peer=rank_role(terms.listener), adds_token=False)
         stream = call_frames(channel, self._metadata)
         handshake = Handshake.dial(terms, secret=self._secret, nonce=os.urandom(NONCE_BYTES))
         is_done = False

@@ -20,6 +20,7 @@ from asyncpar.transport.lane import MAX_FRAME_BYTES, LaneEvents
 from asyncpar.transport.queue import QueuedSending, SendQueue
 from asyncpar.wire.header import HEADER_BYTES, FrameHeader, encode_header
 from asyncpar.wire.reader import FrameReader
+from asyncpar.wire.segments import Payload
 
 CHUNK_BYTES = 512 * 1024
 """Larger ones are no faster, and a payload of 1 MiB takes half the time in two chunks, which overlap."""
@@ -70,7 +71,7 @@ class GrpcLane(Connection):
     def start_part(self, part: PartEvents) -> None:
         self._start(part, FrameReader(part, max_length=MAX_FRAME_BYTES, share=part.share, ended=part.ended))
 
-    def send(self, header: FrameHeader, payload: memoryview) -> QueuedSending | None:
+    def send(self, header: FrameHeader, payload: Payload) -> QueuedSending | None:
         if self._ended.done():
             return None
         self._bytes_sent += HEADER_BYTES + len(payload)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import cast
 
 from asyncpar.errors import AuthenticationError, PeerLost
+from asyncpar.transport.crowd import Crowd
 from asyncpar.transport.sockets import Pulse
 from asyncpar.transport.stream import StreamLane
 from asyncpar.transport.vigil import Vigil
@@ -22,7 +24,14 @@ PEER_SECONDS = 15.0
 """How long a peer may take to finish the handshake: its event loop may be busy with a computation."""
 
 MAX_STRANGERS = 64
-"""Most connections of a listener that are in their handshake; a further one pushes the oldest out."""
+"""Most connections of a listener that have not shown the secret; a further one pushes one of them out.
+
+As many may be in their handshake that have shown it; strangers do not push these out.
+"""
+
+
+class TurnedAwayError(ConnectionResetError):
+    """The listener closed the connection without a word: it knows us not, or had to choose among too many."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,29 +47,48 @@ class Medium:
     watch: Callable[[socket.socket], Pulse] | None = None
 
 
-class HandshakeProtocol(asyncio.BufferedProtocol):
-    """Runs a handshake; ends ``lane`` with a lane whose reading is paused, or with an error, and the socket closed."""
+def _ignore(_: HandshakeProtocol) -> None: ...
 
-    def __init__(self, handshake: Handshake, medium: Medium, vigil: Vigil, *, seconds: float) -> None:
+
+class HandshakeProtocol(asyncio.BufferedProtocol):
+    """Runs a handshake; ends ``lane`` with a lane whose reading is paused, or with an error, and the socket closed.
+
+    ``on_stranger`` is called when the connection is made, unless the peer shows the secret at once; ``on_trusted`` when
+    it shows it.
+    """
+
+    def __init__(
+        self,
+        handshake: Handshake,
+        medium: Medium,
+        vigil: Vigil,
+        *,
+        seconds: float,
+        on_stranger: Callable[[HandshakeProtocol], None] = _ignore,
+        on_trusted: Callable[[HandshakeProtocol], None] = _ignore,
+    ) -> None:
         self._loop = asyncio.get_running_loop()
         self.handshake = handshake
         self.lane: asyncio.Future[StreamLane] = self._loop.create_future()
         self._medium = medium
         self._vigil = vigil
+        self._on_stranger = on_stranger
+        self._on_trusted = on_trusted
         self._transport: asyncio.Transport | None = None
         self._socket: socket.socket | None = None
         self._timer = self._loop.call_later(seconds, self._expire)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # what uvloop passes is none by inheritance
-        self._socket = socket.socket(fileno=os.dup(transport.get_extra_info("socket").fileno()))
-        self._socket.setblocking(False)
         try:
+            self._socket = socket.socket(fileno=os.dup(transport.get_extra_info("socket").fileno()))
+            self._socket.setblocking(False)
             self._medium.prepare(self._socket)
-        except OSError as error:
+            self._advance(0 if self.handshake.opening else self._read_now())
+        except OSError as error:  # too many open files, too
             self.fail(error)
-        else:
-            self._advance(0)
+        if not self.lane.done() and not self.handshake.is_trusted:
+            self._on_stranger(self)
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002
         return self.handshake.buffer()
@@ -69,7 +97,8 @@ class HandshakeProtocol(asyncio.BufferedProtocol):
         self._advance(nbytes)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self.fail(ConnectionResetError(f"the peer closed the connection during the handshake ({exc or 'no reason'})"))
+        why = f"the peer closed the connection during the handshake ({exc or 'no reason'})"
+        self.fail(ConnectionResetError(why) if self.handshake.is_trusted else TurnedAwayError(why))
 
     def fail(self, error: Exception) -> None:
         """End without a lane, unless there is one; the peer learns nothing."""
@@ -82,6 +111,17 @@ class HandshakeProtocol(asyncio.BufferedProtocol):
             self._socket.close()
         if self._transport is not None:
             self._transport.abort()
+
+    def push_out(self) -> None:
+        """Make room for others, unless the peer has shown the secret by now and only was not heard yet."""
+        was_trusted = self.handshake.is_trusted
+        if not was_trusted and not self.lane.done():
+            try:
+                self._advance(self._read_now())
+            except OSError as error:
+                self.fail(error)
+        if was_trusted or not self.handshake.is_trusted:
+            self.fail(TimeoutError("too many connections are in their handshake"))
 
     def discard(self) -> None:
         """Close whatever has become of the connection."""
@@ -96,6 +136,14 @@ class HandshakeProtocol(asyncio.BufferedProtocol):
         except asyncio.CancelledError:
             self.discard()
             raise
+
+    def _read_now(self) -> int:
+        """Take what the peer has said already: who says the right thing at once never counts among the strangers."""
+        assert self._socket is not None
+        try:
+            return self._socket.recv_into(self.handshake.buffer())
+        except BlockingIOError:
+            return 0
 
     def _advance(self, count: int) -> None:
         assert self._transport is not None
@@ -113,6 +161,7 @@ class HandshakeProtocol(asyncio.BufferedProtocol):
         elif self.handshake.is_trusted and not was_trusted:
             self._timer.cancel()
             self._timer = self._loop.call_later(PEER_SECONDS, self._expire)
+            self._on_trusted(self)
 
     def _make_lane(self, transport: asyncio.Transport, duplicate: socket.socket) -> StreamLane:
         watch = self._medium.watch
@@ -145,6 +194,7 @@ class Porter:
         find_terms: Callable[[bytes], LinkTerms | None],
         on_lane: Callable[[LinkTerms, StreamLane], None],
         on_refused: Callable[[Exception], None] = lambda _: None,
+        dice: random.Random | None = None,
     ) -> None:
         self._medium = medium
         self._secret = secret
@@ -152,34 +202,61 @@ class Porter:
         self._find_terms = find_terms
         self._on_lane = on_lane
         self._on_refused = on_refused
-        self._strangers: dict[HandshakeProtocol, None] = {}
+        dice = dice or random.SystemRandom()
+        self._strangers = Crowd[HandshakeProtocol](dice)
+        self._guests = Crowd[HandshakeProtocol](dice)
+        self._is_closed = False
 
     @property
     def strangers(self) -> int:
-        """Connections that are in their handshake."""
+        """Connections that have not shown the secret."""
         return len(self._strangers)
+
+    @property
+    def guests(self) -> int:
+        """Connections that have shown the secret, and not answered the challenge yet."""
+        return len(self._guests)
 
     def greet(self) -> HandshakeProtocol:
         """Return the protocol for a connection that was accepted."""
-        if len(self._strangers) >= MAX_STRANGERS:
-            oldest = next(iter(self._strangers))
-            del self._strangers[oldest]
-            oldest.fail(TimeoutError("too many connections are in their handshake"))
-        handshake = Handshake.listen(self._find_terms, secret=self._secret, nonce=os.urandom(NONCE_BYTES))
-        stranger = HandshakeProtocol(handshake, self._medium, self._vigil, seconds=STRANGER_SECONDS)
-        self._strangers[stranger] = None
+        stranger = HandshakeProtocol(
+            Handshake.listen(self._find_terms, secret=self._secret, nonce=os.urandom(NONCE_BYTES)),
+            self._medium,
+            self._vigil,
+            seconds=STRANGER_SECONDS,
+            on_stranger=lambda stranger: self._enter(self._strangers, stranger),
+            on_trusted=self._trust,
+        )
         stranger.lane.add_done_callback(lambda lane: self._leave(stranger, lane))
         return stranger
 
     def turn_away(self) -> None:
-        """End every handshake that is not complete; lanes live on."""
-        for stranger in list(self._strangers):
-            stranger.fail(ConnectionResetError("this node stopped accepting links"))
+        """End every handshake that is not complete, and those to come; lanes live on."""
+        self._is_closed = True
+        for stranger in (*self._strangers, *self._guests):
+            stranger.fail(_stopped())
+
+    def _trust(self, guest: HandshakeProtocol) -> None:
+        self._strangers.leave(guest)
+        self._enter(self._guests, guest)
+
+    def _enter(self, crowd: Crowd[HandshakeProtocol], who: HandshakeProtocol) -> None:
+        if self._is_closed:
+            who.fail(_stopped())
+            return
+        pushed = crowd.enter(who, limit=MAX_STRANGERS)
+        if pushed is not None:
+            pushed.push_out()
 
     def _leave(self, stranger: HandshakeProtocol, lane: asyncio.Future[StreamLane]) -> None:
-        self._strangers.pop(stranger, None)
+        self._strangers.leave(stranger)
+        self._guests.leave(stranger)
         error = lane.exception()
         if error is None:
             self._on_lane(stranger.handshake.terms, lane.result())
         elif isinstance(error, Exception):
             self._on_refused(error)
+
+
+def _stopped() -> ConnectionResetError:
+    return ConnectionResetError("this node stopped accepting links")

@@ -9,6 +9,7 @@ from asyncpar.errors import PeerLost, ProtocolError
 from asyncpar.transport.lane import Lane, LaneEvents, Sending
 from asyncpar.transport.links import Connector, Links
 from asyncpar.wire.header import HEADER_BYTES, FrameHeader
+from asyncpar.wire.segments import Payload, write_payload
 
 _MAX_DEPTH = 8
 """How deep deliveries may nest (a frame that is answered inside its delivery) before the rest goes through the loop."""
@@ -47,7 +48,7 @@ class InprocLane(Lane):
         self._events = events
         self._drain()
 
-    def send(self, header: FrameHeader, payload: memoryview) -> Sending | None:
+    def send(self, header: FrameHeader, payload: Payload) -> Sending | None:
         peer = self._peer
         if peer is not None:
             self._bytes_sent += HEADER_BYTES + len(payload)
@@ -89,7 +90,7 @@ class InprocLane(Lane):
             else:
                 self._is_closed, self._end = False, cause  # not started yet: ``start`` tells it
 
-    def _arrive(self, header: FrameHeader, payload: memoryview) -> None:
+    def _arrive(self, header: FrameHeader, payload: Payload) -> None:
         if self._events is None or self._waiting or self._depth >= _MAX_DEPTH:
             if self._depth >= _MAX_DEPTH and not self._waiting:
                 asyncio.get_running_loop().call_soon(self._drain)
@@ -107,13 +108,13 @@ class InprocLane(Lane):
             self._is_closed = True
             events.lost(self._end)
 
-    def _deliver(self, events: LaneEvents, header: FrameHeader, payload: memoryview) -> None:
+    def _deliver(self, events: LaneEvents, header: FrameHeader, payload: Payload) -> None:
         self._bytes_received += HEADER_BYTES + len(payload)
         self._depth += 1
         try:
             landing = events.lend(header)
             if landing is not None and self._events is events:
-                landing[:] = payload
+                write_payload(payload, landing)
                 events.landed(header)
         except ProtocolError as error:
             self._lose(f"protocol error: {error}")

@@ -8,6 +8,7 @@ from typing import Protocol
 
 from asyncpar.errors import PeerLost
 from asyncpar.wire.header import FrameHeader, FrameKind
+from asyncpar.wire.segments import Payload
 from asyncpar.wire.sink import FrameSink
 
 MAX_FRAME_BYTES = 1 << 36
@@ -72,12 +73,12 @@ class Lane(ABC):
         """Begin to deliver frames to ``events``.  Nothing is delivered before."""
 
     @abstractmethod
-    def send(self, header: FrameHeader, payload: memoryview) -> Sending | None:
+    def send(self, header: FrameHeader, payload: Payload) -> Sending | None:
         """Hand one frame to the channel, which was started; None if ``payload`` may be reused at once.
 
-        ``payload`` holds ``header.length`` contiguous bytes (format ``B``).  Only a BULK frame ever returns a
-        ``Sending``: all others are small, and are copied if the channel cannot take them now.  Once the channel has
-        ended, frames vanish.
+        ``payload`` holds ``header.length`` bytes (format ``B``), contiguous or in segments.  Only a BULK frame ever
+        returns a ``Sending``: all others are small, and are copied if the channel cannot take them now.  Once the
+        channel has ended, frames vanish.
         """
 
     @abstractmethod

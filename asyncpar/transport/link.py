@@ -12,7 +12,10 @@ from asyncpar.transport.inbox import Inbox, Referee
 from asyncpar.transport.lane import Lane, Sending, fail_future
 from asyncpar.transport.messages import MessageInbox, OnMessage
 from asyncpar.transport.outbox import Outbox, SendNow, Wait, check_grant
+from asyncpar.transport.shared import READS, Exporter, Importer, SharedMemory
 from asyncpar.wire.header import MESSAGE_GROUP, FrameHeader, FrameKind, Key
+from asyncpar.wire.memory import allocate
+from asyncpar.wire.segments import Payload
 
 _U64 = struct.Struct("<Q")
 CONTROL_LIMIT = 64 * 1024
@@ -21,7 +24,7 @@ CONTROL_LIMIT = 64 * 1024
 _TAKEN_BACK = 1
 """Fingerprint of a REQUEST in the message group that says: this message will not come after all."""
 
-_LENGTH_KINDS = frozenset({FrameKind.REQUEST, FrameKind.GRANT, FrameKind.CREDIT})
+_LENGTH_KINDS = frozenset({FrameKind.REQUEST, FrameKind.GRANT, FrameKind.CREDIT, FrameKind.CHUNK, FrameKind.FREED})
 _PAYLOAD_KINDS = frozenset({FrameKind.EAGER, FrameKind.BULK})
 
 
@@ -43,6 +46,8 @@ class Link:
         on_message: OnMessage,
         max_message_bytes: int,
         message_budget: int,
+        allocate: Callable[[int], memoryview] = allocate,
+        shared: SharedMemory | None = None,
     ) -> None:
         self.peer = peer
         self.error: PeerLost | None = None
@@ -57,13 +62,31 @@ class Link:
         self._outbox = Outbox(referee=referee)
         self._max_message_bytes = max_message_bytes
         self._messages = MessageInbox(
-            deliver=on_message, emit=self._emit, max_bytes=max_message_bytes, budget=message_budget
+            deliver=on_message,
+            emit=self._emit_for_message,
+            max_bytes=max_message_bytes,
+            budget=message_budget,
+            allocate=allocate,
         )
+        self._exporter = None if shared is None else Exporter(shared, self._emit)
+        self._importer = None if shared is None else self._make_importer(shared)
         self._waiting: dict[Key, DeferredSending] = {}
         self._control_payload = bytearray()
         self._next_message = 0
 
     # -- the caller's side ---------------------------------------------------------------------------------------
+
+    @property
+    def bytes_sent(self) -> int:
+        """Bytes that left for the peer, over the lane or through memory."""
+        shared = 0 if self._exporter is None else self._exporter.bytes_sent
+        return shared + (0 if self._lane is None else self._lane.bytes_sent)
+
+    @property
+    def bytes_received(self) -> int:
+        """Bytes that came from the peer, over the lane or through memory."""
+        shared = 0 if self._importer is None else self._importer.bytes_received
+        return shared + (0 if self._lane is None else self._lane.bytes_received)
 
     @property
     def lane(self) -> Lane | None:
@@ -103,8 +126,8 @@ class Link:
         if self._inbox.withdraw(key) and self._lane is not None:
             self._lane.divert()
 
-    def send(self, key: Key, fingerprint: int, payload: memoryview) -> Sending | None:
-        """Send ``payload`` (contiguous bytes, format ``B``) to the receive that the peer posts for ``key``."""
+    def send(self, key: Key, fingerprint: int, payload: Payload) -> Sending | None:
+        """Send ``payload`` (bytes, format ``B``) to the receive that the peer posts for ``key``."""
         if self.error is not None:
             raise self.error
         if self._lane is None:
@@ -123,15 +146,19 @@ class Link:
             self._emit(FrameKind.REQUEST, key, fingerprint, len(payload))
         return pending
 
-    def send_message(self, payload: memoryview) -> Sending | None:
+    def send_message(self, payload: Payload) -> Sending | None:
         """Send an actor message; messages to one peer are delivered in order.
 
         Raises ``UsageError`` for one that is too long for the peer.
         """
         if len(payload) > self._max_message_bytes:
             raise UsageError(f"message: at most {self._max_message_bytes} bytes can be sent, got {len(payload)}")
-        key = Key(MESSAGE_GROUP, self._next_message, 0)
+        number = self._next_message
         self._next_message += 1
+        if self._lane is not None and self.error is None and self._outbox.spend(len(payload)):
+            header = FrameHeader(FrameKind.EAGER, self._generation, MESSAGE_GROUP, number, 0, 0, len(payload))
+            return self._lane.send(header, payload)
+        key = Key(MESSAGE_GROUP, number, 0)
         sending = self.send(key, 0, payload)
         if sending is None:
             return None
@@ -164,6 +191,9 @@ class Link:
         if self._lane is not None:
             self._lane.divert()
         self._inbox.fail(error)
+        if self._exporter is not None and self._importer is not None:
+            self._exporter.fail(error)
+            self._importer.fail()
         waiting, self._waiting = self._waiting, {}
         for pending in waiting.values():
             fail_future(pending.done, error)
@@ -195,6 +225,13 @@ class Link:
         self._control_payload = bytearray(header.length)
         return memoryview(self._control_payload)
 
+    def accept(self, header: FrameHeader, payload: memoryview) -> bool:
+        if header.group != MESSAGE_GROUP or header.kind is not FrameKind.EAGER:
+            return False
+        if self.error is not None or header.generation != self._generation:
+            return False
+        return self._messages.accept(header, payload)
+
     def landed(self, header: FrameHeader) -> None:
         match header.kind:
             case FrameKind.EAGER | FrameKind.BULK:
@@ -202,6 +239,8 @@ class Link:
                 inbox.landed(header)
             case FrameKind.GRANT:
                 self._granted(header, _U64.unpack(self._control_payload)[0])
+            case FrameKind.CHUNK | FrameKind.FREED:
+                self._moved(header, _U64.unpack(self._control_payload)[0])
             case FrameKind.CREDIT:
                 self._outbox.credit(_U64.unpack(self._control_payload)[0])
             case FrameKind.REQUEST if header.group == MESSAGE_GROUP and header.fingerprint == _TAKEN_BACK:
@@ -231,11 +270,34 @@ class Link:
             return
         self._lane.send(self._header(kind, key, fingerprint, _U64.size), memoryview(_U64.pack(value)))
 
+    def _emit_for_message(self, kind: FrameKind, key: Key, fingerprint: int, value: int) -> None:
+        if kind is FrameKind.GRANT and self._importer is not None and self._importer.can_read(value):
+            fingerprint = READS
+        self._emit(kind, key, fingerprint, value)
+
+    def _make_importer(self, shared: SharedMemory) -> Importer:
+        return Importer(
+            shared,
+            peer=self.peer,
+            emit=self._emit,
+            reserve=self._messages.reserve_granted,
+            complete=self._messages.complete,
+        )
+
+    def _moved(self, header: FrameHeader, offset: int) -> None:
+        """A chunk of shared memory changes hands."""
+        if self._exporter is None or self._importer is None or header.group != MESSAGE_GROUP:
+            raise ProtocolError(f"{header.kind.name} frame: the ranks of this link share no memory")
+        if header.kind is FrameKind.CHUNK:
+            self._importer.chunk(header.key, offset)
+        else:
+            self._exporter.freed(offset)
+
     def _take_back(self, key: Key) -> None:
         self._waiting.pop(key, None)
         self._emit(FrameKind.REQUEST, key, _TAKEN_BACK, 0)
 
-    def _send_later(self, key: Key, fingerprint: int, payload: memoryview) -> Sending:
+    def _send_later(self, key: Key, fingerprint: int, payload: Payload) -> Sending:
         pending = DeferredSending(fingerprint, payload, self._loop.create_future())
         self._backlog.append(lambda: pending.begin(lambda: self.send(key, fingerprint, payload)))
         return pending
@@ -245,15 +307,24 @@ class Link:
         if pending is None:
             self._outbox.granted(header, length)
             return
-        if pending.fingerprint != header.fingerprint:
+        if header.group == MESSAGE_GROUP:
+            reads = header.fingerprint == READS
+        elif pending.fingerprint != header.fingerprint:
             self._referee.mismatch(header)
             return
+        else:
+            reads = False
         del self._waiting[header.key]
-        pending.begin(lambda: self._send_granted(header.key, pending, length))
+        pending.begin(lambda: self._send_granted(header.key, pending, length, reads=reads))
 
-    def _send_granted(self, key: Key, pending: DeferredSending, length: int) -> Sending | None:
+    def _send_granted(self, key: Key, pending: DeferredSending, length: int, *, reads: bool) -> Sending | None:
         check_grant(key, length, len(pending.payload))
         assert self._lane is not None
+        if reads and self._exporter is not None:
+            try:
+                return self._exporter.send(key, pending.payload)
+            except MemoryError:
+                pass  # nothing to share just now: it goes over the lane
         return self._lane.send(
             self._header(FrameKind.BULK, key, pending.fingerprint, len(pending.payload)), pending.payload
         )

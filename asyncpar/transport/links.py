@@ -13,7 +13,10 @@ from asyncpar.config.world import World
 from asyncpar.errors import AsyncparError, PeerLost, UsageError
 from asyncpar.transport.lane import Lane, Sending
 from asyncpar.transport.link import Link
+from asyncpar.transport.recycling import MemoryPool
+from asyncpar.transport.shared import SharedMemory
 from asyncpar.wire.header import FrameHeader, FrameKind, Key
+from asyncpar.wire.segments import Payload
 
 _NO_KEY = Key(0, 0, 0)
 LEFT = "it left the world"
@@ -104,10 +107,13 @@ class Links:
         self.rank = rank
         self.operations: OperationEvents = _NoOperations()
         self.on_message: OnMessage = _refuse_message
+        self.shared: SharedMemory | None = None
+        """Memory for large messages to ranks of this host; set before the first link is made."""
         self.lost: dict[int, PeerLost] = {}
         """Ranks that are gone, with the error for whoever needs them."""
         self._connector = connector
         self._links: dict[int, Link] = {}
+        self._memory = MemoryPool()
         self._tasks = asyncio.TaskGroup()
         self._opening: dict[int, asyncio.Task[None]] = {}
         self._listeners: list[Callable[[int, PeerLost], None]] = []
@@ -135,11 +141,11 @@ class Links:
         """See ``Link.withdraw``."""
         self.link(source).withdraw(key)
 
-    def send(self, to: int, key: Key, fingerprint: int, payload: memoryview) -> Sending | None:
+    def send(self, to: int, key: Key, fingerprint: int, payload: Payload) -> Sending | None:
         """See ``Link.send``."""
         return self.link(to).send(key, fingerprint, payload)
 
-    def send_message(self, to: int, payload: memoryview) -> Sending | None:
+    def send_message(self, to: int, payload: Payload) -> Sending | None:
         """See ``Link.send_message``."""
         return self.link(to).send_message(payload)
 
@@ -180,12 +186,12 @@ class Links:
     @property
     def bytes_sent(self) -> int:
         """Bytes of frames, headers included, that left this rank."""
-        return sum(link.lane.bytes_sent for link in self._links.values() if link.lane is not None)
+        return sum(link.bytes_sent for link in self._links.values())
 
     @property
     def bytes_received(self) -> int:
         """Bytes of frames, headers included, that reached this rank."""
-        return sum(link.lane.bytes_received for link in self._links.values() if link.lane is not None)
+        return sum(link.bytes_received for link in self._links.values())
 
     # -- the connector's side ----------------------------------------------------------------------------------------
 
@@ -256,6 +262,7 @@ class Links:
             link.fail(self._closed)
         self.operations.closed(self._closed)
         await asyncio.gather(*(link.close() for link in links))
+        self._memory.close()
 
     # -- inside ------------------------------------------------------------------------------------------------------
 
@@ -273,6 +280,8 @@ class Links:
             on_message=lambda payload, release: self.on_message(rank, payload, release),
             max_message_bytes=MAX_MESSAGE_BYTES,
             message_budget=MESSAGE_BUDGET,
+            allocate=self._memory.allocate,
+            shared=self.shared,
         )
         self._links[rank] = link
         return link

@@ -62,7 +62,8 @@ Answer = Accept | Defer | Refuse
 class Negotiator:
     """The negotiations of one rank.
 
-    ``lanes`` are the kinds it can use, best first; those that stay inside a host only with the ranks in ``near``.
+    ``lanes`` are the kinds it can use, best first; those that stay inside a host only with the ranks in ``near``, and
+    with the others only those in ``far`` (None: all).
     A TCP or gRPC lane takes as many ``connections`` as both sides want.
     """
 
@@ -76,7 +77,9 @@ class Negotiator:
         lanes: tuple[str, ...],
         near: frozenset[int] = frozenset(),
         connections: int = 1,
+        far: tuple[str, ...] | None = None,
     ) -> None:
+        self._far = tuple(lane for lane in (lanes if far is None else far) if lane not in HOST_TRANSPORTS)
         self._job = job
         self._generation = generation
         self._rank = rank
@@ -101,7 +104,7 @@ class Negotiator:
 
     def lanes_to(self, rank: int) -> tuple[str, ...]:
         """Return the kinds of lanes that this rank can use with ``rank``, best first."""
-        return tuple(lane for lane in self._lanes if rank in self._near or lane not in HOST_TRANSPORTS)
+        return self._lanes if rank in self._near else self._far
 
     def end_dial(self, rank: int) -> None:
         """The dial of ``rank`` is over, however it ended."""

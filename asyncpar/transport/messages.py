@@ -6,13 +6,14 @@ delivered but not yet released stay below a budget.  So a slow consumer slows it
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Callable
 from functools import partial
 
 from asyncpar.errors import ProtocolError
 from asyncpar.transport.inbox import EAGER_LIMIT, EAGER_WINDOW, MAX_PENDING
 from asyncpar.wire.header import HEADER_BYTES, FrameHeader, FrameKind, Key
+from asyncpar.wire.memory import allocate
 
 OnMessage = Callable[[memoryview, Callable[[], None]], None]
 """Called with a payload and with the function that releases its budget, which must be called once."""
@@ -22,17 +23,24 @@ class MessageInbox:
     """Messages from one peer: grants, order, budget.  Decides only; ``emit`` sends."""
 
     def __init__(
-        self, *, deliver: OnMessage, emit: Callable[[FrameKind, Key, int, int], None], max_bytes: int, budget: int
+        self,
+        *,
+        deliver: OnMessage,
+        emit: Callable[[FrameKind, Key, int, int], None],
+        max_bytes: int,
+        budget: int,
+        allocate: Callable[[int], memoryview] = allocate,
     ) -> None:
         self._deliver = deliver
         self._emit = emit
         self._max_bytes = max_bytes
         self._budget = budget
+        self._allocate = allocate
         self._next = 0
         self._ready: dict[int, tuple[FrameHeader, memoryview] | None] = {}
         """What is complete but not next; None where the sender took its message back."""
         self._granted: dict[Key, int] = {}
-        self._queue: deque[tuple[Key, int]] = deque()
+        self._queue: OrderedDict[Key, int] = OrderedDict()
         self._landing: memoryview | None = None
         self._eager_held = 0
         self._bulk_held = 0
@@ -46,11 +54,31 @@ class MessageInbox:
             )
         if len(self._queue) >= MAX_PENDING:
             raise ProtocolError(f"more than {MAX_PENDING} messages wait for a grant")
-        self._queue.append((header.key, length))
+        if header.key in self._queue or header.key in self._granted:
+            raise ProtocolError(f"message {header.sequence} was announced twice")
+        self._queue[header.key] = length
         self._grant()
+
+    def accept(self, header: FrameHeader, payload: memoryview) -> bool:
+        """Deliver a copy of an eager message that is whole; False if it is not the next."""
+        if header.sequence != self._next or self._ready:
+            return False
+        self._admit_eager(header)
+        self._next += 1
+        self._deliver(memoryview(bytearray(payload)), partial(self._release, header))
+        return True
 
     def lend(self, header: FrameHeader) -> memoryview:
         """Return fresh memory for the payload."""
+        self._landing = self._reserve(header)
+        return self._landing
+
+    def reserve_granted(self, key: Key) -> tuple[FrameHeader, memoryview]:
+        """Return fresh memory for a granted message that comes another way than in one frame, and its header."""
+        header = FrameHeader(FrameKind.BULK, 0, *key, 0, self._granted.get(key, 0))
+        return header, self._reserve(header)
+
+    def _reserve(self, header: FrameHeader) -> memoryview:
         if header.kind is FrameKind.BULK:
             if self._granted.pop(header.key, None) != header.length:
                 raise ProtocolError(f"message {header.sequence}: {header.length} bytes came without a grant for them")
@@ -58,14 +86,21 @@ class MessageInbox:
             self._admit_eager(header)
         if header.sequence < self._next or header.sequence in self._ready:
             raise ProtocolError(f"message {header.sequence} came twice")
-        self._landing = memoryview(bytearray(header.length))
-        return self._landing
+        return self._allocate(header.length)
 
     def landed(self, header: FrameHeader) -> None:
         """Deliver what is now complete and in order."""
-        assert self._landing is not None
-        self._ready[header.sequence] = (header, self._landing)
-        self._landing = None
+        landing, self._landing = self._landing, None
+        assert landing is not None
+        self.complete(header, landing)
+
+    def complete(self, header: FrameHeader, landing: memoryview) -> None:
+        """Deliver what is in ``landing``, as soon as it is its turn."""
+        if header.sequence == self._next and not self._ready:
+            self._next += 1
+            self._deliver(landing, partial(self._release, header))
+            return
+        self._ready[header.sequence] = (header, landing)
         self._deliver_ready()
 
     def taken_back(self, header: FrameHeader) -> None:
@@ -75,7 +110,7 @@ class MessageInbox:
         if len(self._ready) >= MAX_PENDING:
             raise ProtocolError(f"more than {MAX_PENDING} messages wait for an earlier one")
         self._ready[header.sequence] = None
-        self._queue = deque(entry for entry in self._queue if entry[0] != header.key)
+        self._queue.pop(header.key, None)
         self._bulk_held -= self._granted.pop(header.key, 0)
         self._deliver_ready()
         self._grant()
@@ -107,8 +142,11 @@ class MessageInbox:
             self._emit(FrameKind.CREDIT, Key(0, 0, 0), 0, owed)
 
     def _grant(self) -> None:
-        while self._queue and (self._bulk_held == 0 or self._bulk_held + self._queue[0][1] <= self._budget):
-            key, length = self._queue.popleft()
+        while self._queue and len(self._granted) < MAX_PENDING:
+            key, length = next(iter(self._queue.items()))
+            if self._bulk_held > 0 and self._bulk_held + length > self._budget:
+                return
+            del self._queue[key]
             self._bulk_held += length
             self._granted[key] = length
             self._emit(FrameKind.GRANT, key, 0, length)

@@ -5,6 +5,7 @@
 - nobody listens at the peer's address: its server was there when it joined, so it is gone; lost at once;
 - nothing answers at that address: lost after ``REACH_SECONDS``;
 - the peer is alive but busy, or not yet in its world: waited for, ``LINK_UP_SECONDS`` at most;
+- the TLS handshake fails: an error that says why, at once (see ``tls_probe``);
 - a lane does not get through although gRPC does: the next best is used (see ``dialing``), unless one is pinned.
 """
 
@@ -18,7 +19,8 @@ import grpc.aio
 from asyncpar._proto.asyncpar.v1 import link_pb2, link_pb2_grpc
 from asyncpar.config.transport import HOST_TRANSPORTS, TRANSPORTS, parse_transport
 from asyncpar.config.world import World
-from asyncpar.errors import AsyncparError, PeerLost, StaleGeneration, UsageError
+from asyncpar.errors import AsyncparError, AuthenticationError, PeerLost, StaleGeneration, UsageError
+from asyncpar.security.identity import rank_role
 from asyncpar.transport.acceptor import Acceptor
 from asyncpar.transport.dialing import LaneDialer, describe_failure
 from asyncpar.transport.grpc_lane import GrpcLane
@@ -26,6 +28,7 @@ from asyncpar.transport.lane import Lane
 from asyncpar.transport.links import Connector, Links
 from asyncpar.transport.machine import Negotiator, Proposal
 from asyncpar.transport.rpc import Credentials, RpcServer, open_channel, split_address
+from asyncpar.transport.tls_probe import check_tls
 from asyncpar.transport.unix_connect import has_abstract_sockets
 from asyncpar.transport.vigil import Vigil
 from asyncpar.wire.handshake import TOKEN_BYTES, LinkTerms
@@ -40,6 +43,8 @@ WAIT_SECONDS = 1.0
 """How long to wait for a lane that the peer connects before asking whether the peer is still there."""
 
 RETRY_SECONDS = 0.05
+
+_LARGEST_PORT = 65_535
 
 _Refused = link_pb2.OpenReply.Refused
 
@@ -62,6 +67,7 @@ class GrpcConnector(Connector):
         processors: float = 0.0,
         connections: int = 1,
     ) -> None:
+        self._is_pinned = parse_transport(transport) is not None
         self._lanes = _usable(parse_transport(transport))
         self._connections = connections
         self._processors = processors
@@ -73,7 +79,7 @@ class GrpcConnector(Connector):
         self._tasks = asyncio.TaskGroup()
         self._carriers: set[asyncio.Task[None]] = set()
         self._has_started = False
-        self._dialer = LaneDialer(secret=self._secret, metadata=self._metadata, vigil=self._vigil, carry=self._carry)
+        self._dialer = LaneDialer(credentials=credentials, vigil=self._vigil, carry=self._carry)
 
     def register(self, server: RpcServer) -> None:
         """Add the services that accept links to ``server``, which must not be started yet."""
@@ -104,6 +110,7 @@ class GrpcConnector(Connector):
             lanes=self._lanes,
             near=frozenset(near),
             connections=self._connections,
+            far=self._far_lanes(),
         )
         self._acceptor.join(links, negotiator)
 
@@ -136,13 +143,22 @@ class GrpcConnector(Connector):
             cause = f"it made no link in {LINK_UP_SECONDS:.0f} s"
             raise PeerLost(f"rank {rank}: {cause}", rank=rank, cause=cause) from error
 
+    def _far_lanes(self) -> tuple[str, ...]:
+        """Return the kinds for ranks of other hosts.
+
+        Where the job has certificates, what leaves a host is encrypted: only the gRPC lane is.  A pinned lane is the
+        user's decision.
+        """
+        is_encrypted = self._credentials is not None and self._credentials.certificates is not None
+        return ("grpc",) if is_encrypted and not self._is_pinned else self._lanes
+
     # -- dialing -----------------------------------------------------------------------------------------------------
 
     async def _dial(self, links: Links, negotiator: Negotiator, rank: int) -> None:
         """Ask the peer once, and do as it says."""
         address = links.world.members[rank].address
         proposal = negotiator.propose(rank)
-        channel = open_channel(address, None)
+        channel = open_channel(address, self._credentials, peer=rank_role(rank), adds_token=False)
         try:
             reply = await self._ask(channel, address, proposal)
             match reply.WhichOneof("outcome"):
@@ -160,7 +176,10 @@ class GrpcConnector(Connector):
             await channel.close(None)
 
     async def _ask(self, channel: grpc.aio.Channel, address: str, proposal: Proposal) -> link_pb2.OpenReply:
-        """Return the peer's answer.  Raises ``PeerLost`` when it cannot be reached."""
+        """Return the peer's answer.
+
+        Raises ``PeerLost`` when it cannot be reached, ``AuthenticationError`` when one of us cannot prove itself.
+        """
         rank = proposal.listener
         request = link_pb2.OpenRequest(
             job=proposal.job,
@@ -180,8 +199,8 @@ class GrpcConnector(Connector):
             except grpc.aio.AioRpcError as error:
                 is_transient = error.code() in {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED}
                 if not is_transient or loop.time() > give_up:
-                    cause = f"it answers {error.code().name} at {address}: {error.details()}"
-                    raise PeerLost(f"rank {rank}: {cause}", rank=rank, cause=cause) from error
+                    raise _no_answer(rank, address, error) from error
+                await check_tls(address, self._credentials, rank_role(rank))
             else:
                 return reply
             await asyncio.sleep(RETRY_SECONDS)
@@ -189,8 +208,8 @@ class GrpcConnector(Connector):
     async def _connect_lane(self, address: str, proposal: Proposal, accepted: link_pb2.OpenReply.Accepted) -> Lane:
         """Connect the lane that was agreed on."""
         rank = proposal.listener
-        kinds = [kind for kind in accepted.lanes if kind in proposal.lanes]
-        if not kinds or len(accepted.token) != TOKEN_BYTES:
+        kinds = [kind for kind in dict.fromkeys(accepted.lanes) if kind in proposal.lanes]
+        if not kinds or len(accepted.token) != TOKEN_BYTES or accepted.tcp_port > _LARGEST_PORT:
             raise PeerLost(f"rank {rank} accepted, but no lane", rank=rank, cause="it accepted, but no lane")
         terms = LinkTerms(
             job=proposal.job,
@@ -250,6 +269,13 @@ async def _reach(rank: int, address: str) -> None:
         cause = f"no connection to {address} ({describe_failure(error)})"
         raise PeerLost(f"rank {rank}: {cause}", rank=rank, cause=cause) from error
     writer.close()
+
+
+def _no_answer(rank: int, address: str, error: grpc.aio.AioRpcError) -> AsyncparError:
+    cause = f"it answers {error.code().name} at {address}: {error.details()}"
+    if error.code() in {grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED}:
+        return AuthenticationError(f"rank {rank}: {cause}")
+    return PeerLost(f"rank {rank}: {cause}", rank=rank, cause=cause)
 
 
 def _refusal(rank: int, refused: link_pb2.OpenReply.Refused) -> AsyncparError:

@@ -40,15 +40,21 @@ class Outbox:
 
         Raises ``OperationMismatch`` if the receiver granted another length.
         """
-        cost = length + HEADER_BYTES
-        if length <= EAGER_LIMIT and cost <= self._credit:
-            self._credit -= cost
+        if self.spend(length):
             return EAGER_NOW
         granted = self._grants.pop(key, None)
         if granted is None:
             return Wait(ask=length <= EAGER_LIMIT or key.group == MESSAGE_GROUP)
         check_grant(key, granted[1], length)
         return BULK_NOW
+
+    def spend(self, length: int) -> bool:
+        """Spend credit for a payload of ``length`` bytes; False if it may not travel eagerly."""
+        cost = length + HEADER_BYTES
+        if length > EAGER_LIMIT or cost > self._credit:
+            return False
+        self._credit -= cost
+        return True
 
     def credit(self, amount: int) -> None:
         """The receiver consumed ``amount`` bytes."""

@@ -7,6 +7,7 @@ import asyncio
 from asyncpar.errors import PeerLost
 from asyncpar.transport.lane import LENT_KINDS, Sending, fail_future
 from asyncpar.wire.header import FrameHeader
+from asyncpar.wire.segments import Payload
 from asyncpar.wire.writer import FrameWriter, OutgoingFrame
 
 OWNED_LIMIT = 32 * 1024 * 1024
@@ -73,18 +74,22 @@ class SendQueue:
         """Has the peer stopped reading, so that copied frames pile up?"""
         return self._owned > OWNED_LIMIT
 
-    def push(self, header: FrameHeader, head: bytes, payload: memoryview, *, taken: int = 0) -> QueuedSending | None:
+    def push(self, header: FrameHeader, head: bytes, payload: Payload, *, taken: int = 0) -> QueuedSending | None:
         """Queue one frame of which the channel already took ``taken`` bytes, under the rules of ``Lane.send``."""
         if header.kind not in LENT_KINDS:
-            size = len(head) + len(payload)
-            self._owned += size
-            self.writer.push(head, bytes(payload), taken=taken, written=lambda: self._disown(size))
+            self.push_owned(head + bytes(payload), taken=taken)
             return None
         sending = QueuedSending(self.writer, self._loop.create_future())
         self._sendings.add(sending)
         sending.done.add_done_callback(lambda _: self._sendings.discard(sending))
         sending.hold(self.writer.push(head, payload, taken=taken, written=sending.written))
         return sending
+
+    def push_owned(self, frames: bytes | bytearray, *, taken: int = 0) -> None:
+        """Queue whole frames, small ones, that nobody else holds."""
+        size = len(frames)
+        self._owned += size
+        self.writer.push(frames, b"", taken=taken, written=lambda: self._disown(size))
 
     def fail(self, error: PeerLost) -> None:
         """Drop everything; pending sends end with ``error``."""

@@ -11,7 +11,7 @@ import hashlib
 import hmac
 import ipaddress
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -20,6 +20,10 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as health  # type: ignore[attr-defined]  # absent from the stubs
 
 from asyncpar.errors import UsageError
+from asyncpar.security.certificates import Certificates
+from asyncpar.security.identity import Identity, Role
+from asyncpar.transport.stranger_limits import descriptor_limit, server_limits
+from asyncpar.transport.tls import channel_credentials, server_credentials
 
 if TYPE_CHECKING:  # generic in the stubs only
     _ServerInterceptor = grpc.aio.ServerInterceptor[Any, Any]
@@ -63,12 +67,16 @@ _CHANNEL_OPTIONS = (
 
 
 class Credentials:
-    """What a node proves itself with: the secret of its job, 32 bytes or more."""
+    """What a node proves itself with: the secret of its job, 32 bytes or more, and its certificates if the job has any.
 
-    def __init__(self, secret: bytes) -> None:
+    With certificates all servers and channels speak mutual TLS.
+    """
+
+    def __init__(self, secret: bytes, certificates: Certificates | None = None) -> None:
         if len(secret) < SECRET_BYTES:
             raise UsageError(f"secret: expected at least {SECRET_BYTES} bytes, got {len(secret)}")
         self.secret = secret
+        self.certificates = certificates
         self._token = hmac.new(secret, b"asyncpar rpc token", hashlib.sha256).hexdigest()
 
     def metadata(self) -> tuple[tuple[str, str], ...]:
@@ -86,10 +94,16 @@ class Credentials:
 
 
 class _RequireToken(_ServerInterceptor):
-    """Answer UNAUTHENTICATED unless the call carries the job's token."""
+    """Answer UNAUTHENTICATED unless the call carries the job's token, or is for a public service.
 
-    def __init__(self, credentials: Credentials) -> None:
+    Whatever the shape of the method, the refusal is that of a stream, for which gRPC reads no message: nobody can make
+    the server keep one without the token.
+    """
+
+    def __init__(self, credentials: Credentials, public: Collection[str]) -> None:
         self._credentials = credentials
+        self._public = frozenset(public)
+        self._refusal: grpc.RpcMethodHandler[Any, Any] = grpc.stream_stream_rpc_method_handler(_refuse)
 
     async def intercept_service(
         self,
@@ -98,28 +112,14 @@ class _RequireToken(_ServerInterceptor):
     ) -> grpc.RpcMethodHandler[Any, Any]:
         metadata = dict(handler_call_details.invocation_metadata or ())
         handler = await continuation(handler_call_details)
-        if self._credentials.accepts(metadata):
+        service = handler_call_details.method.removeprefix("/").rpartition("/")[0]
+        if self._credentials.accepts(metadata) or service in self._public:
             return handler
-        return _refuse_like(handler)
+        return self._refusal
 
 
-def _refuse_like(handler: grpc.RpcMethodHandler[Any, Any] | None) -> grpc.RpcMethodHandler[Any, Any]:
-    """Return a handler of the same shape that only refuses: gRPC insists on the shape, not on the types."""
-
-    async def refuse(_request: object, context: grpc.aio.ServicerContext[Any, Any]) -> None:
-        await context.abort(grpc.StatusCode.UNAUTHENTICATED, "the call carries no valid token of this job")
-
-    is_stream_in = handler is not None and handler.request_streaming
-    is_stream_out = handler is not None and handler.response_streaming
-    makers = {
-        (False, False): grpc.unary_unary_rpc_method_handler,
-        (False, True): grpc.unary_stream_rpc_method_handler,
-        (True, False): grpc.stream_unary_rpc_method_handler,
-        (True, True): grpc.stream_stream_rpc_method_handler,
-    }
-    maker: Any = makers[is_stream_in, is_stream_out]
-    made: grpc.RpcMethodHandler[Any, Any] = maker(refuse)
-    return made
+async def _refuse(_requests: object, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+    await context.abort(grpc.StatusCode.UNAUTHENTICATED, "the call carries no valid token of this job")
 
 
 def is_loopback(host: str) -> bool:
@@ -135,17 +135,27 @@ def is_loopback(host: str) -> bool:
 class RpcServer:
     """A gRPC server with token check and health service.  Add servicers to ``server``, then ``start``.
 
-    ``credentials`` None serves anyone, which is only allowed on loopback.
+    ``credentials`` None serves anyone, which is only allowed on loopback.  Calls of the services that ``public`` names
+    need no token.
     """
 
-    def __init__(self, credentials: Credentials | None, *, bind: str = "127.0.0.1", port: int = 0) -> None:
+    def __init__(
+        self,
+        credentials: Credentials | None,
+        *,
+        bind: str = "127.0.0.1",
+        port: int = 0,
+        public: Collection[str] = (),
+    ) -> None:
         if credentials is None and not is_loopback(bind):
             raise UsageError(
                 f"bind: {bind} is not loopback, and without a job secret anyone on the network could join; "
                 "give a secret (asyncpar launch makes one) or bind to 127.0.0.1"
             )
-        interceptors = [] if credentials is None else [_RequireToken(credentials)]
-        self.server = grpc.aio.server(interceptors=interceptors, options=list(_SERVER_OPTIONS))
+        self.credentials = credentials
+        interceptors = [] if credentials is None else [_RequireToken(credentials, public)]
+        options = [*_SERVER_OPTIONS, *server_limits(descriptor_limit())]
+        self.server = grpc.aio.server(interceptors=interceptors, options=options)
         self.bind = bind
         self.port = port
         self._health = health.HealthServicer()
@@ -159,10 +169,15 @@ class RpcServer:
     async def start(self) -> None:
         """Bind and serve.  Raises ``UsageError`` when the port is in use or the address is not ours."""
         check_bindable(self.bind, self.port)
+        certificates = None if self.credentials is None else self.credentials.certificates
+        where = join_address(self.bind, self.port)
         try:
-            self.port = self.server.add_insecure_port(join_address(self.bind, self.port))
+            if certificates is None:
+                self.port = self.server.add_insecure_port(where)
+            else:
+                self.port = self.server.add_secure_port(where, server_credentials(certificates))
         except RuntimeError as error:
-            raise UsageError(f"port: {join_address(self.bind, self.port)} cannot be bound ({error})") from error
+            raise UsageError(f"port: {where} cannot be bound ({error})") from error
         starting = asyncio.ensure_future(self.server.start())
         try:
             await asyncio.shield(starting)
@@ -178,10 +193,23 @@ class RpcServer:
         await self.server.stop(grace)
 
 
-def open_channel(address: str, credentials: Credentials | None) -> grpc.aio.Channel:
-    """Return a channel to ``address`` whose every call carries the token of ``credentials``."""
-    interceptors = [] if credentials is None else _client_interceptors(credentials)
-    return grpc.aio.insecure_channel(address, options=list(_CHANNEL_OPTIONS), interceptors=interceptors)
+def open_channel(
+    address: str, credentials: Credentials | None, *, peer: Role | None = None, adds_token: bool = True
+) -> grpc.aio.Channel:
+    """Return a channel to ``address`` whose every call carries the token of ``credentials``.
+
+    With certificates only the server of ``peer`` is talked to.  ``adds_token`` False leaves the token to each call.
+    """
+    interceptors = [] if credentials is None or not adds_token else _client_interceptors(credentials)
+    certificates = None if credentials is None else credentials.certificates
+    if certificates is None:
+        return grpc.aio.insecure_channel(address, options=list(_CHANNEL_OPTIONS), interceptors=interceptors)
+    assert peer is not None, "with certificates, a channel leads to somebody in particular"
+    name = Identity(certificates.identity.job, peer).dns_name
+    options = [*_CHANNEL_OPTIONS, ("grpc.ssl_target_name_override", name)]
+    return grpc.aio.secure_channel(
+        address, channel_credentials(certificates), options=options, interceptors=interceptors
+    )
 
 
 def check_bindable(bind: str, port: int) -> None:

@@ -8,7 +8,9 @@ kernel is asking and nobody answers.
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import os
 import socket
 import struct
 from collections.abc import Callable
@@ -26,8 +28,25 @@ _RETRANSMITS = struct.Struct("<xxBB")
 _LAST_ACK = struct.Struct("<56xI")
 
 
+ACCEPTED_AT_ONCE = 32
+"""Most connections that are accepted in one turn of the loop, so that a flood does not keep it from everything else."""
+
+BACKLOG = 4096
+"""Most connections that may wait to be accepted, as far as ``net.core.somaxconn`` allows.
+
+In a flood a peer waits in this queue, and has shown the secret by the time it is accepted; were the queue short, the
+kernel would turn the peer away, to try again after one, two and four seconds.
+"""
+
 UNIX_SEND_BYTES = 4 * 1024 * 1024
 """What a Unix socket may hold: the default of 208 KiB makes the two ends take turns."""
+
+
+def lengthen_queue(server: asyncio.Server) -> None:
+    """Let ``BACKLOG`` connections wait at the sockets of ``server``; loops accept as many at once as they let wait."""
+    for sock in server.sockets:
+        with socket.socket(fileno=os.dup(sock.fileno())) as duplicate:
+            duplicate.listen(BACKLOG)
 
 
 def tune_tcp(sock: socket.socket) -> None:

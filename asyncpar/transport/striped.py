@@ -21,6 +21,7 @@ from asyncpar.transport.connection import Connection
 from asyncpar.transport.lane import Lane, LaneEvents, Sending, fail_future
 from asyncpar.transport.queue import QueuedSending
 from asyncpar.wire.header import FrameHeader, FrameKind
+from asyncpar.wire.segments import Payload
 from asyncpar.wire.stripes import parts_of, share_of, stripe
 
 
@@ -107,7 +108,7 @@ class StripedLane(Lane):
             if self._end is None:
                 connection.start_part(_Part(self, index))
 
-    def send(self, header: FrameHeader, payload: memoryview) -> Sending | None:
+    def send(self, header: FrameHeader, payload: Payload) -> Sending | None:
         count = parts_of(len(payload), len(self.connections))
         if header.kind is not FrameKind.BULK or count == 1:
             return self._first.send(header, payload)

@@ -6,11 +6,23 @@ import asyncio
 import os
 
 from asyncpar.errors import UsageError
-from asyncpar.transport.handshaking import PEER_SECONDS, STRANGER_SECONDS, HandshakeProtocol, Medium, Porter
-from asyncpar.transport.sockets import Pulse, read_tcp_info, tune_tcp
+from asyncpar.transport.handshaking import (
+    PEER_SECONDS,
+    STRANGER_SECONDS,
+    HandshakeProtocol,
+    Medium,
+    Porter,
+    TurnedAwayError,
+)
+from asyncpar.transport.sockets import ACCEPTED_AT_ONCE, Pulse, lengthen_queue, read_tcp_info, tune_tcp
 from asyncpar.transport.stream import StreamLane
 from asyncpar.transport.vigil import Vigil
 from asyncpar.wire.handshake import NONCE_BYTES, Handshake, LinkTerms
+
+TRIES = 5
+"""How often a dialer comes back that is turned away, as happens to some when strangers flood the listener."""
+
+PAUSE_SECONDS = 0.01
 
 TCP = Medium(kind="tcp", prepare=tune_tcp, watch=lambda sock: Pulse(lambda: read_tcp_info(sock)))
 
@@ -28,7 +40,8 @@ class TcpListener:
         """Bind and accept.  Raises ``UsageError`` when the address cannot be bound."""
         loop = asyncio.get_running_loop()
         try:
-            self._server = await loop.create_server(self._porter.greet, self._bind, 0)
+            self._server = await loop.create_server(self._porter.greet, self._bind, 0, backlog=ACCEPTED_AT_ONCE)
+            lengthen_queue(self._server)
         except OSError as error:
             raise UsageError(f"bind: {self._bind} cannot be bound ({error.strerror or error})") from error
         self.port = self._server.sockets[0].getsockname()[1]
@@ -47,6 +60,15 @@ async def dial_tcp(host: str, port: int, terms: LinkTerms, *, secret: bytes, vig
     Raises ``OSError`` (``TimeoutError`` included) when there is no connection, ``AuthenticationError`` when the
     listener cannot prove itself.
     """
+    for tried in range(1, TRIES):
+        try:
+            return await _dial_once(host, port, terms, secret=secret, vigil=vigil)
+        except TurnedAwayError:
+            await asyncio.sleep(tried * PAUSE_SECONDS)
+    return await _dial_once(host, port, terms, secret=secret, vigil=vigil)
+
+
+async def _dial_once(host: str, port: int, terms: LinkTerms, *, secret: bytes, vigil: Vigil) -> StreamLane:
     loop = asyncio.get_running_loop()
     handshake = Handshake.dial(terms, secret=secret, nonce=os.urandom(NONCE_BYTES))
     async with asyncio.timeout(STRANGER_SECONDS):

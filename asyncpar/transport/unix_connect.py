@@ -16,7 +16,7 @@ import struct
 import sys
 
 from asyncpar.transport.handshaking import PEER_SECONDS, STRANGER_SECONDS, HandshakeProtocol, Medium, Porter
-from asyncpar.transport.sockets import tune_unix
+from asyncpar.transport.sockets import ACCEPTED_AT_ONCE, lengthen_queue, tune_unix
 from asyncpar.transport.stream import StreamLane
 from asyncpar.transport.vigil import Vigil
 from asyncpar.wire.handshake import NONCE_BYTES, Handshake, LinkTerms
@@ -62,7 +62,10 @@ class UnixListener:
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             sock.bind(_address(self.name))
-            self._server = await asyncio.get_running_loop().create_unix_server(self._porter.greet, sock=sock)
+            self._server = await asyncio.get_running_loop().create_unix_server(
+                self._porter.greet, sock=sock, backlog=ACCEPTED_AT_ONCE
+            )
+            lengthen_queue(self._server)
         except BaseException:
             sock.close()
             raise

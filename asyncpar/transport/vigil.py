@@ -1,10 +1,11 @@
 """Stay awake for an answer that will be here sooner than a sleeper wakes.
 
 Theory of operation.  An event loop with nothing to do sleeps in the kernel, and to be woken takes longer than a small
-message takes on its way: 20 to 50 us on a virtual machine.  So after a small frame the loop is kept turning for a
+message takes on its way: 20 to 100 us on a virtual machine.  So after a small frame the loop is kept turning for a
 moment.  Every turn asks the kernel for news without sleeping, and all else that is ready gets its turn as ever.  That
-burns a processor, so it is only done where every rank of the host has one, and for as long as it pays: the time halves
-when nothing came and doubles when something did, and once in a while the whole time is tried again.
+burns a processor, so it is only done where every rank of the host has one, and for as long as it pays: the time doubles
+when something came so soon after it was expected that an awake loop would have seen it come, and halves when nothing
+came or it came later.  This is judged whether the loop was awake or not, so a vigil that pays again is found again.
 """
 
 from __future__ import annotations
@@ -14,10 +15,14 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-LONGEST_SECONDS: Final = 50e-6
+LONGEST_SECONDS: Final = 200e-6
+"""An ask and its answer, both in Python, take less; so does one segment of a collective."""
+
 SHORTEST_SECONDS: Final = 4e-6
-TRY_AGAIN: Final = 32
-"""After so many vigils in vain, one lasts the longest time."""
+"""At this length no vigil is kept at all."""
+
+WAKING_SECONDS: Final = 100e-6
+"""What comes to a sleeper would have come to one who is awake sooner by about this: both ends had to wake."""
 
 _FEW_TURNS: Final = 2
 """A vigil of fewer turns says nothing: something else kept the loop busy."""
@@ -28,19 +33,17 @@ class Patience:
 
     def __init__(self) -> None:
         self.seconds = LONGEST_SECONDS
-        self._in_vain = 0
 
-    def paid(self) -> None:
-        """Something came."""
-        self._in_vain = 0
-        self.seconds = min(2 * self.seconds, LONGEST_SECONDS)
+    def came(self, gap: float, *, was_awake: bool) -> None:
+        """Something came ``gap`` seconds after it was expected."""
+        if gap - (0.0 if was_awake else WAKING_SECONDS) <= LONGEST_SECONDS:
+            self.seconds = min(2 * self.seconds, LONGEST_SECONDS)
+        else:
+            self.was_in_vain()
 
     def was_in_vain(self) -> None:
         """Nothing came."""
-        self._in_vain += 1
         self.seconds = max(self.seconds / 2, SHORTEST_SECONDS)
-        if self._in_vain % TRY_AGAIN == 0:
-            self.seconds = LONGEST_SECONDS
 
 
 class Vigil:
@@ -54,23 +57,30 @@ class Vigil:
         self._loop = asyncio.get_running_loop()
         self._clock = clock
         self._patience = Patience()
+        self._since: float | None = None
+        """When something was expected last; None once it came."""
         self._until = 0.0
         self._turns = 0
         self._is_watching = False
 
     def expect(self) -> None:
         """Something small may come at once."""
-        if self.is_allowed:
-            self._until = self._clock() + self._patience.seconds
-            if not self._is_watching:
-                self._is_watching = True
-                self._turns = 0
-                self._loop.call_soon(self._watch)
+        if not self.is_allowed:
+            return
+        if self._since is not None and not self._is_watching:
+            self._patience.was_in_vain()
+        self._since = now = self._clock()
+        self._until = now + self._patience.seconds
+        if not self._is_watching and self._patience.seconds > SHORTEST_SECONDS:
+            self._is_watching = True
+            self._turns = 0
+            self._loop.call_soon(self._watch)
 
     def arrived(self) -> None:
         """Something came."""
-        if self._is_watching:
-            self._patience.paid()
+        if self._since is not None:
+            self._patience.came(self._clock() - self._since, was_awake=self._is_watching)
+            self._since = None
             self._turns = 0
 
     def _watch(self) -> None:
@@ -79,5 +89,5 @@ class Vigil:
             self._loop.call_soon(self._watch)
             return
         self._is_watching = False
-        if self._turns >= _FEW_TURNS:
-            self._patience.was_in_vain()
+        if self._turns < _FEW_TURNS:
+            self._since = None

@@ -44,11 +44,17 @@ _DTYPES: Final[dict[int, np.dtype[Any]]] = {
 """The closed table of dtypes.  Part of the protocol: codes are never reused."""
 
 _CODES: Final = {dtype: code for code, dtype in _DTYPES.items()}
+_NAMED: Final = {dtype.name: dtype for dtype in _DTYPES.values()}
 
 
 def is_sendable(dtype: np.dtype[Any]) -> bool:
     """May arrays of ``dtype`` travel?"""
     return _code(dtype) is not None
+
+
+def find_dtype(name: str) -> np.dtype[Any] | None:
+    """Return the dtype called ``name`` (``float32``) in little endian, None unless arrays of it may travel."""
+    return _NAMED.get(name)
 
 
 def describe_array(array: AnyArray, offset: int, *, what: str) -> bytes:
@@ -63,6 +69,13 @@ def describe_array(array: AnyArray, offset: int, *, what: str) -> bytes:
     if isinstance(array, np.ma.MaskedArray):
         raise UsageError(f"{what}: a masked array cannot be sent; send its data and its mask")
     return _DESCRIPTION.pack(code, array.ndim, offset) + struct.pack(f"<{array.ndim}Q", *array.shape)
+
+
+def lend_array(array: AnyArray) -> memoryview | None:
+    """Return the elements of ``array`` as they must travel, in its own memory; None where they lie otherwise."""
+    if not array.flags.c_contiguous or array.dtype not in _CODES:
+        return None
+    return np.asarray(array).reshape(-1).view(np.uint8).data
 
 
 def write_array(array: AnyArray, memory: memoryview, offset: int) -> None:

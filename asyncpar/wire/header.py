@@ -59,6 +59,10 @@ class FrameKind(enum.IntEnum):
     STRIPED = 11
     """A granted payload in parts, one on each connection of the link: the header, with the length of the whole, goes
     over each of them, before its part (see ``stripes``)."""
+    CHUNK = 12
+    """The next bytes of a granted message are in the sender's shared memory; the payload is the u64 offset."""
+    FREED = 13
+    """The receiver has read the chunk at that offset; the payload is the u64 offset."""
 
 
 class Key(NamedTuple):
@@ -94,12 +98,12 @@ def encode_header(header: FrameHeader) -> bytes:
 _KINDS = {int(kind): kind for kind in FrameKind}
 
 
-def decode_header(data: bytes | bytearray | memoryview, *, max_length: int) -> FrameHeader:
-    """Return the header in the first 40 bytes of ``data``.
+def decode_header(data: bytes | bytearray | memoryview, *, max_length: int, offset: int = 0) -> FrameHeader:
+    """Return the header in the 40 bytes of ``data`` from ``offset`` on.
 
     Raises ``ProtocolError`` for a wrong magic, version or kind, and for a length above ``max_length``.
     """
-    magic, version, kind, generation, group, sequence, tag, fingerprint, length = _LAYOUT.unpack_from(data)
+    magic, version, kind, generation, group, sequence, tag, fingerprint, length = _LAYOUT.unpack_from(data, offset)
     if magic != MAGIC:
         raise ProtocolError(f"frame magic: expected {MAGIC!r}, got {magic!r}")
     if version != VERSION:

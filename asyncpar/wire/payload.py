@@ -34,10 +34,12 @@ from asyncpar.wire.array import (
     check_array,
     describe_array,
     is_sendable,
+    lend_array,
     type_name,
     view_array,
     write_array,
 )
+from asyncpar.wire.segments import Payload, Segments
 
 T = TypeVar("T")
 
@@ -45,6 +47,9 @@ PAYLOAD_VERSION: Final = 1
 ALIGNMENT: Final = 64
 FIRST_EXTENSION: Final = 16
 """Lowest code of the extension types that layers above may add; the highest is 127."""
+
+LEAST_LENT: Final = 32 * 1024
+"""Smaller arrays are copied even where they could be lent: that is cheaper than a piece of its own."""
 
 _HEADER = struct.Struct("<B3xI")
 _ARRAY_EXTENSION: Final = 1
@@ -89,25 +94,56 @@ class PayloadEncoder:
 
         Raises ``UsageError`` like ``part``, and if the payload is larger than the limit.
         """
-        encoded = self._encode(envelope, what)
-        if len(encoded) > _MAX_ENVELOPE:
-            raise UsageError(f"{what}: at most {_MAX_ENVELOPE} bytes of plain data can be sent, got {len(encoded)}")
+        return self._copied(self._front(envelope, what))
+
+    def finish_lent(self, envelope: object, *, what: str) -> Payload:
+        """Return the payload like ``finish``, but with large arrays in their own memory instead of copies.
+
+        Nobody may change such an array until the payload has left, or was released.  What is small, or does not lie in
+        memory as it must travel, is copied all the same.
+        """
+        front = self._front(envelope, what)
+        return self._copied(front) if self._attached < LEAST_LENT else self._lent(front)
+
+    def _copied(self, front: bytes) -> memoryview:
         if not self._arrays:
-            self._check_size(_HEADER.size + len(encoded), what)
-            return memoryview(_HEADER.pack(PAYLOAD_VERSION, len(encoded)) + encoded)
-        end = _HEADER.size + len(encoded)
-        start = _align(end)
-        size = start + self._attached
-        self._check_size(size, what)
-        memory = np.empty(size, np.uint8)
-        _HEADER.pack_into(memory.data, 0, PAYLOAD_VERSION, len(encoded))
-        memory[_HEADER.size : end] = np.frombuffer(encoded, np.uint8)
+            return memoryview(front)
+        start, end = _align(len(front)), len(front)
+        memory = np.empty(start + self._attached, np.uint8)
+        memory[:end] = np.frombuffer(front, np.uint8)
         for offset, array in self._arrays:
             offset += start
             memory[end:offset] = 0
             write_array(array, memory.data, offset)
             end = offset + array.nbytes
         return memory.data
+
+    def _lent(self, front: bytes) -> Segments:
+        own = bytearray(front)
+        start, end = _align(len(own)), len(own)
+        views: list[memoryview] = []
+        for offset, array in self._arrays:
+            own += bytes(start + offset - end)
+            lent = lend_array(array) if array.nbytes >= LEAST_LENT else None
+            if lent is None:
+                lent = np.empty(array.nbytes, np.uint8).data
+                write_array(array, lent, 0)
+            if len(lent) >= LEAST_LENT:
+                views += [memoryview(own), lent]
+                own = bytearray()
+            else:
+                own += lent
+            end = start + offset + array.nbytes
+        return Segments([*views, memoryview(own)])
+
+    def _front(self, envelope: object, what: str) -> bytes:
+        """Return what stands before the attachments, after checking the size of it all."""
+        encoded = self._encode(envelope, what)
+        if len(encoded) > _MAX_ENVELOPE:
+            raise UsageError(f"{what}: at most {_MAX_ENVELOPE} bytes of plain data can be sent, got {len(encoded)}")
+        front = _HEADER.pack(PAYLOAD_VERSION, len(encoded)) + encoded
+        self._check_size(_align(len(front)) + self._attached if self._arrays else len(front), what)
+        return front
 
     def _encode(self, value: object, what: str) -> bytes:
         self._what = what
@@ -203,8 +239,9 @@ class PayloadDecoder(Generic[T]):
         if isinstance(kind, type):
             if issubclass(kind, np.ndarray):
                 return check_array(wanted, value)
-            if issubclass(kind, np.generic) and isinstance(value, bool | int | float):
-                return kind(value)
+            if issubclass(kind, np.number | np.bool_) and isinstance(value, bool | int | float):
+                with np.errstate(over="ignore"):  # too large for the kind: infinite, and no warning about it
+                    return kind(value)
         if self._extension is not None:
             return self._extension.convert(wanted, value)
         if isinstance(kind, type) and isinstance(value, kind):

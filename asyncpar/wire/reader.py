@@ -34,6 +34,7 @@ class FrameReader:
     Whatever the bytes are, the only exception of its own is ``ProtocolError``; what the sink raises passes through.
     After either, and after ``stop``, all further bytes are ignored.
 
+    ``accept`` is offered small frames that are there as a whole (see ``WholeSink``).
     ``share`` says how many bytes of a payload come over this channel (default: all); ``ended`` is called behind every
     frame, also a dropped one.
     """
@@ -45,11 +46,13 @@ class FrameReader:
         max_length: int,
         share: Callable[[FrameHeader], int] | None = None,
         ended: Callable[[FrameHeader], None] | None = None,
+        accept: Callable[[FrameHeader, memoryview], bool] | None = None,
     ) -> None:
         self._sink = sink
         self._max_length = max_length
         self._share = share
         self._ended = ended
+        self._accept = accept
         self._staging = memoryview(bytearray(STAGING_BYTES))
         self._staged = 0
         self._header: FrameHeader | None = None
@@ -166,13 +169,23 @@ class FrameReader:
                 position += self._take(view, position)
             elif end - position < HEADER_BYTES:
                 break
-            elif self._begin_frame(view[position:]):
+            elif self._accept is not None and (taken := self._take_whole(view, position)):
+                position += taken
+            elif self._begin_frame(view, position):
                 position += HEADER_BYTES
         return position
 
-    def _begin_frame(self, view: memoryview) -> bool:
+    def _take_whole(self, view: memoryview, position: int) -> int:
+        """Hand over a frame that is all there and return its bytes; 0 if it must go the long way."""
+        header = decode_header(view, max_length=self._max_length, offset=position)
+        start = position + HEADER_BYTES
+        stop = start + header.length
+        assert self._accept is not None
+        return stop - position if stop <= len(view) and self._accept(header, view[start:stop]) else 0
+
+    def _begin_frame(self, view: memoryview, offset: int = 0) -> bool:
         """Take a header; False if its frame must wait."""
-        header = decode_header(view, max_length=self._max_length)
+        header = decode_header(view, max_length=self._max_length, offset=offset)
         target = self._sink.lend(header)
         if self._is_stopped:
             return True

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from asyncpar.wire.header import FrameHeader
 
@@ -19,4 +19,13 @@ class FrameSink(Protocol):
 
     def landed(self, header: FrameHeader) -> None:
         """The payload of the frame last lent for is complete.  Not called for dropped payloads."""
+        ...
+
+
+@runtime_checkable
+class WholeSink(Protocol):
+    """What a sink may offer besides: to take small frames whole, which is quicker."""
+
+    def accept(self, header: FrameHeader, payload: memoryview) -> bool:
+        """Take a frame and copy its payload, which is valid during the call; False to get it by ``lend`` instead."""
         ...

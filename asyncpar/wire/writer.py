@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
+from asyncpar.wire.segments import Payload, Segments, views_of
+
 _NOTHING = memoryview(b"")
 _MAX_SEGMENTS = 256
 
@@ -18,7 +20,7 @@ class OutgoingFrame:
 
     __slots__ = ("has_begun", "head", "is_dropped", "is_released", "payload", "written")
 
-    def __init__(self, head: memoryview, payload: memoryview, written: Callable[[], None] | None) -> None:
+    def __init__(self, head: memoryview, payload: Payload, written: Callable[[], None] | None) -> None:
         self.head = head
         self.payload = payload
         self.written = written
@@ -41,8 +43,8 @@ class FrameWriter:
 
     def push(
         self,
-        head: bytes | memoryview,
-        payload: bytes | bytearray | memoryview,
+        head: bytes | bytearray | memoryview,
+        payload: bytes | bytearray | Payload,
         *,
         taken: int = 0,
         written: Callable[[], None] | None = None,
@@ -53,7 +55,9 @@ class FrameWriter:
         """
         if not self.waiting_bytes:
             self._frames.clear()  # of frames that were dropped
-        frame = OutgoingFrame(memoryview(head), memoryview(payload), written)
+        if not isinstance(payload, Segments):
+            payload = memoryview(payload)
+        frame = OutgoingFrame(memoryview(head), payload, written)
         self.waiting_bytes += len(frame.head) + len(frame.payload)
         self._frames.append(frame)
         if taken:
@@ -65,8 +69,8 @@ class FrameWriter:
         """Return the bytes that must go next, about ``limit`` of them at most; empty when nothing waits."""
         segments: list[memoryview] = []
         for frame in self._frames:
-            for part in (frame.head, frame.payload):
-                if len(part) and limit > 0:
+            for part in (frame.head, *views_of(frame.payload)):
+                if len(part) and limit > 0 and len(segments) < _MAX_SEGMENTS:
                     segments.append(part[:limit])
                     limit -= len(segments[-1])
             if limit <= 0 or len(segments) >= _MAX_SEGMENTS:

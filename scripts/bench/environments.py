@@ -40,6 +40,18 @@ ENVIRONMENTS = {
     )
 }
 
+ACTOR_ENVIRONMENTS = {
+    environment.name: environment
+    for environment in (
+        Environment(name="xoscar", requirements=("xoscar", "numpy"), shown="xoscar", is_mpi=False),
+        Environment(name="ray", requirements=("ray", "numpy"), shown="ray", is_mpi=False),
+        Environment(name="monarch", requirements=("torchmonarch", "numpy"), shown="torchmonarch", is_mpi=False),
+    )
+}
+"""Libraries of actors (see ``actors.py``)."""
+
+_KNOWN = ENVIRONMENTS | ACTOR_ENVIRONMENTS
+
 
 def python_of(name: str, root: Path) -> Path:
     return root / name / "bin" / "python"
@@ -51,8 +63,11 @@ def is_installed(name: str, root: Path) -> bool:
 
 def install(name: str, root: Path) -> None:
     """Make the environment of a peer.  Raises ``JobFailedError`` with what pip said."""
-    environment = ENVIRONMENTS[name]
-    root.mkdir(parents=True, exist_ok=True)
+    environment = _KNOWN[name]
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise JobFailedError(f"{root}: {error.strerror}") from error
     run([sys.executable, "-m", "venv", str(root / name)])
     pip = [str(python_of(name, root)), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     run([*pip, *environment.requirements])
@@ -64,7 +79,7 @@ def version_of(name: str, root: Path) -> str | None:
     if not python.exists():
         return None
     ask = "import importlib.metadata as m, sys; print(m.version(sys.argv[1]))"
-    asked = subprocess.run([python, "-c", ask, ENVIRONMENTS[name].shown], capture_output=True, text=True, check=False)
+    asked = subprocess.run([python, "-c", ask, _KNOWN[name].shown], capture_output=True, text=True, check=False)
     return asked.stdout.strip() if asked.returncode == 0 else None
 
 
@@ -109,6 +124,13 @@ def measure_gloo(
             [common | {"RANK": str(rank)} for rank in range(len(prefixes))],
             limit=limit,
         )
+
+
+def measure_actors(name: str, root: Path, *, arguments: Sequence[str], limit: float) -> str:
+    """Run the measurement of an actor library to its end and return its standard output."""
+    command = [str(python_of(name, root)), str(PEERS_DIRECTORY / f"actors_{name}.py"), *arguments]
+    path = {"PYTHONPATH": str(PEERS_DIRECTORY)}  # the processes that a library starts need the rules, too
+    return run_together([command], [os.environ | path], limit=limit)
 
 
 def run(command: Sequence[str], *, limit: float | None = None) -> str:

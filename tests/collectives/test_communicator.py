@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from asyncpar.collectives.communicator import Communicator
-from asyncpar.errors import UsageError
+from asyncpar.errors import PeerCancelled, UsageError
 from tests.collectives.conftest import OpenRanks, Ranks
 
 Call = Callable[[Communicator], Any]
@@ -137,6 +137,56 @@ async def test_subgroups_of_subgroups_keep_world_ranks(open_ranks: OpenRanks) ->
         ]
         assert pair[1] is not None
         assert pair[1].name == "pair"
+
+
+async def test_subgroups_with_keys_meet_by_key_in_whatever_order_they_are_asked_for(open_ranks: OpenRanks) -> None:
+    async with open_ranks(2) as ranks:
+        one, other = ranks.communicators
+        mine = {key: one.subgroup((0, 1), key=key) for key in ("a", "b")}
+        theirs = {key: other.subgroup((0, 1), key=key) for key in ("b", "a")}
+        unkeyed = one.subgroup((0, 1))
+        assert unkeyed is not None
+        numbers = {key: {group.group for group in (mine[key], theirs[key]) if group is not None} for key in mine}
+        assert [len(both) for both in numbers.values()] == [1, 1]
+        assert len(numbers["a"] | numbers["b"] | {unkeyed.group}) == 3
+
+
+async def test_who_asks_again_for_a_key_gets_the_same_communicator(open_ranks: OpenRanks) -> None:
+    async with open_ranks(2) as ranks:
+        one = ranks.communicators[0]
+        assert one.subgroup((0, 1), key="a") is one.subgroup([0, 1], key="a")
+        assert one.subgroup((0, 1), key="a") is not one.subgroup((1, 0), key="a")
+        assert one.subgroup((1,), key="a") is None
+        with pytest.raises(UsageError, match="key: expected a name"):
+            one.subgroup((0, 1), key="")
+
+
+async def test_a_group_that_is_given_up_ends_what_waits_and_refuses_the_rest(open_ranks: OpenRanks) -> None:
+    async with open_ranks(3) as ranks:
+        pairs = [c.subgroup((0, 1)) for c in ranks.communicators[:2]]
+        assert pairs[0] is not None
+        assert pairs[1] is not None
+        waiting = [
+            asyncio.ensure_future(work)
+            for work in (pairs[0].all_reduce(np.ones(3)), pairs[0].recv(1), pairs[0].recv(), pairs[0].barrier(key="b"))
+        ]
+        await asyncio.sleep(0)
+        not_awaited = pairs[0].all_reduce(np.ones(3))
+        pairs[0].give_up(2, "rank 2 failed")
+        for work in (*waiting, not_awaited):
+            with pytest.raises(PeerCancelled, match="given up, because rank 2 failed") as caught:
+                await work
+            assert caught.value.rank == 2
+        with pytest.raises(PeerCancelled, match=r"group of ranks 0,1 was given up, because rank 2 failed"):
+            pairs[0].all_reduce(np.ones(3))
+        with pytest.raises(PeerCancelled, match="was given up"):
+            pairs[0].send(np.ones(3), 1)
+        with pytest.raises(PeerCancelled, match="was given up"):
+            pairs[0].recv(1)
+        with pytest.raises(PeerCancelled, match="rank 0 failed in it: rank 2 failed"):
+            await pairs[1].all_reduce(np.ones(3))
+        results = await on_all(ranks, lambda c: c.all_reduce(np.ones(2)))
+        assert [float(result[0]) for result in results] == [3.0] * 3
 
 
 @pytest.mark.parametrize("size", [2, 3, 4, 8])

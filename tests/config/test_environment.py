@@ -31,7 +31,7 @@ PLACE = LaunchEnvironment(
 
 
 def test_the_launchers_and_the_ranks_side_agree() -> None:
-    whole = replace(PLACE, transport="tcp", report_descriptor=7)
+    whole = replace(PLACE, certs="/certs", transport="tcp", report_descriptor=7)
     assert LaunchEnvironment.from_mapping(PLACE.to_mapping()) == PLACE
     assert LaunchEnvironment.from_mapping(whole.to_mapping()) == whole
 

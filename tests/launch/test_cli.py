@@ -91,9 +91,11 @@ def test_times_and_kinds(taken: list[LaunchOptions]) -> None:
     assert taken[2].nproc is None
 
 
-def test_the_environment_may_name_the_secret_file_and_the_transport(taken: list[LaunchOptions]) -> None:
-    invoke("job.py", env={"ASYNCPAR_SECRET_FILE": "/s", "ASYNCPAR_TRANSPORT": "grpc"})
-    assert (taken[0].secret_file, taken[0].transport) == ("/s", "grpc")
+def test_the_environment_may_name_the_secret_file_the_transport_and_the_certificates(
+    taken: list[LaunchOptions],
+) -> None:
+    invoke("job.py", env={"ASYNCPAR_SECRET_FILE": "/s", "ASYNCPAR_TRANSPORT": "grpc", "ASYNCPAR_CERTS": "/c"})
+    assert (taken[0].secret_file, taken[0].transport, taken[0].certs) == ("/s", "grpc", "/c")
 
 
 @pytest.mark.parametrize(
@@ -153,6 +155,7 @@ def test_places_that_cannot_be_used_are_mistakes(tmp_path: Path) -> None:
     for arguments, message in (
         (("--log-dir", str(job / "logs")), "--log-dir: "),
         (("--secret-file", str(tmp_path / "none")), "secret file: "),
+        (("--certs", str(tmp_path / "none")), "--certs: "),
         (("--local-addr", "203.0.113.7"), "203.0.113.7"),
         (("--nnodes", "2", "--rdzv-endpoint", "no such host:1"), "--rdzv-endpoint: the host name"),
         (("--nnodes", "2", "--rdzv-endpoint", "127.0.0.1:x"), "--rdzv-endpoint: expected host:port"),

@@ -74,6 +74,15 @@ def test_ranks_are_numbered_in_the_order_of_places_when_all_agents_are_there() -
     assert [command.assignment.group_rank for command in assigned] == [0, 1, 2]
 
 
+def test_an_agent_speaks_for_its_own_ranks_only() -> None:
+    coordinator = running()
+    assert coordinator.handle(RankEnded(1, 0, 0, failure(0)), now=1.0) == []
+    assert coordinator.handle(RankEnded(0, 0, 2, None), now=1.0) == []
+    early = machine()
+    early.handle(AgentArrived(0, hello(0)), now=0.0)
+    assert early.handle(RankEnded(0, 0, 0, failure(0)), now=1.0) == []
+
+
 def test_agents_that_do_not_fit_are_refused_alone() -> None:
     coordinator = machine()
     coordinator.handle(AgentArrived(0, hello(0)), now=0.0)

@@ -10,7 +10,6 @@ import pytest
 
 from asyncpar.errors import PeerLost, UsageError
 from asyncpar.runtime.actor import Actor, endpoint
-from asyncpar.runtime.ref import ActorRef
 from asyncpar.runtime.window import WINDOW
 
 MEBIBYTE = np.zeros(1 << 20, np.uint8)
@@ -83,6 +82,7 @@ def home(request: pytest.FixtureRequest) -> int:
 # -- cancellation ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.promise("cancel-remote")
 async def test_cancelling_an_ask_cancels_the_endpoint_and_the_actor_goes_on(open_ranks: Any, home: int) -> None:
     async with open_ranks(2) as ranks:
         gate = await spawn_gate(ranks.systems[home])
@@ -107,6 +107,7 @@ async def test_a_deadline_ends_an_ask_that_nobody_answers(open_ranks: Any, home:
         assert gate.log == [1]
 
 
+@pytest.mark.promise("cancel-remote")
 async def test_cancelling_a_call_in_the_mailbox_means_it_is_never_begun(open_ranks: Any, home: int) -> None:
     async with open_ranks(2) as ranks:
         gate = await spawn_gate(ranks.systems[home])
@@ -123,6 +124,7 @@ async def test_cancelling_a_call_in_the_mailbox_means_it_is_never_begun(open_ran
         assert gate.log == [3]
 
 
+@pytest.mark.promise("cancel-local")
 async def test_an_endpoint_that_does_not_obey_a_cancellation_harms_nobody(open_ranks: Any, home: int) -> None:
     async with open_ranks(2) as ranks:
         gate = await spawn_gate(ranks.systems[home])
@@ -151,6 +153,7 @@ async def test_a_cancellation_travels_along_a_chain_of_asks(open_ranks: Any) -> 
 # -- loss --------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.promise("lost")
 async def test_a_killed_rank_ends_the_asks_that_wait_for_it(open_ranks: Any) -> None:
     async with open_ranks(3) as ranks:
         gate = await spawn_gate(ranks.systems[1])
@@ -216,6 +219,7 @@ async def test_a_rank_that_leaves_in_good_order_ends_the_asks_that_wait_for_it(o
 # -- fast senders ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.promise("mailbox-wait", "tell")
 async def test_a_slow_actor_slows_down_those_who_await_their_tells(open_ranks: Any, home: int) -> None:
     async with open_ranks(2) as ranks:
         gate = await spawn_gate(ranks.systems[home])

@@ -127,6 +127,7 @@ class Threaded(Actor):
 
 
 @pytest.mark.parametrize("where", ["constructor", "on_start"])
+@pytest.mark.promise("start", "name")
 async def test_a_failed_start_raises_at_the_caller_and_frees_the_name(open_ranks: Any, where: str) -> None:
     async with open_ranks(1) as ranks:
         with pytest.raises(ZeroDivisionError, match=where):
@@ -141,6 +142,7 @@ async def test_an_on_start_that_cancels_itself_is_a_failed_start(open_ranks: Any
             await ranks.systems[0].spawn(Failing, "cancel", name="f")
 
 
+@pytest.mark.promise("start")
 async def test_messages_wait_until_the_actor_has_started(open_ranks: Any) -> None:
     log = Log()
     gate = asyncio.Event()
@@ -203,6 +205,7 @@ async def test_stopping_an_actor_before_it_has_started_ends_its_spawn(open_ranks
 # -- one message at a time ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.promise("sequential")
 async def test_messages_are_handled_one_at_a_time(open_ranks: Any) -> None:
     log = Log()
     gate = asyncio.Event()
@@ -282,6 +285,7 @@ async def test_an_endpoint_that_ends_its_own_caller_is_cancelled_if_it_waits(ope
     assert log == (["cancelled"] if is_patient else [])
 
 
+@pytest.mark.promise("threads")
 async def test_plain_endpoints_run_in_one_thread_that_is_not_the_loops(open_ranks: Any) -> None:
     entered, gate = threading.Event(), threading.Event()
     async with open_ranks(1) as ranks:
@@ -357,6 +361,7 @@ async def test_stop_drains_what_waits_and_refuses_what_comes_later(open_ranks: A
     assert log == ["it starts as r", "first begins", "first ends", "second begins", "second ends", "it stops"]
 
 
+@pytest.mark.promise("name")
 async def test_a_name_is_free_again_after_stop(open_ranks: Any) -> None:
     log = Log()
     async with open_ranks(2) as ranks:

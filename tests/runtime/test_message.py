@@ -178,7 +178,7 @@ async def test_only_endpoints_can_be_reached_from_the_wire(open_ranks: Any, name
         ranks.links[0].send_message(1, encode(Call(1, "echo", name, [], {})))
         answer = MessageDecoder().decode(await received.get())
         assert isinstance(answer, Failure)
-        assert (answer.call, answer.reason) == (1, message.USAGE)
+        assert (answer.call, answer.reason) == (1, message.ABSENT)
         assert answer.text == f"{name!r} is no endpoint of Echo; it has ['echo', 'open', 'total', 'wait']"
 
 

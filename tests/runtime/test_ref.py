@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import msgspec
@@ -26,7 +26,7 @@ class Nobody(Messenger):
 
     def stream(
         self, ref: ActorRef[Any], endpoint: str, arguments: tuple[Any, ...], keywords: dict[str, Any]
-    ) -> AsyncIterator[Any]:
+    ) -> AsyncGenerator[Any, None]:
         raise AssertionError("nothing is sent in these tests")
 
 
@@ -105,6 +105,6 @@ def test_damaged_references_are_protocol_errors(content: bytes) -> None:
 
 
 def test_unknown_extensions_are_protocol_errors() -> None:
-    payload = encode_payload(msgspec.msgpack.Ext(17, b""), what="x")
-    with pytest.raises(ProtocolError, match="extension type 17"):
+    payload = encode_payload(msgspec.msgpack.Ext(18, b""), what="x")
+    with pytest.raises(ProtocolError, match="extension type 18"):
         PayloadDecoder[Any](Any, extension=EXTENSION).decode(payload, what="x")

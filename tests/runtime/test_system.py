@@ -7,15 +7,17 @@ from dataclasses import dataclass
 from typing import Any
 
 import ml_dtypes
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import pytest
 
-from asyncpar.errors import ActorDown, RemoteError, UsageError
+from asyncpar.errors import ActorDown, ProtocolError, RemoteError, UsageError
+from asyncpar.runtime import message
 from asyncpar.runtime.actor import Actor, endpoint
 from asyncpar.runtime.failure import MAX_TEXT
-from asyncpar.runtime.ref import ActorRef
 from asyncpar.runtime.system import ActorSystem
+from asyncpar.wire.payload import PayloadEncoder
 
 
 @dataclass
@@ -129,6 +131,7 @@ def home(request: pytest.FixtureRequest) -> int:
     return rank
 
 
+@pytest.mark.promise("ask")
 async def test_ask_returns_the_result(open_ranks: Any, home: int) -> None:
     async with open_ranks(2) as ranks:
         await ranks.systems[home].spawn(Counter, 10, name="c")
@@ -152,6 +155,7 @@ async def test_actors_without_a_name_get_different_ones(open_ranks: Any) -> None
         assert len({ref.name for ref in refs}) == 3
 
 
+@pytest.mark.promise("fifo", "tell")
 async def test_tells_and_asks_of_one_sender_are_handled_in_order(open_ranks: Any, home: int) -> None:
     async with open_ranks(2) as ranks:
         await ranks.systems[home].spawn(Counter, name="c")
@@ -179,6 +183,7 @@ async def test_big_arrays_travel_both_ways(open_ranks: Any, home: int, dtype: An
     np.testing.assert_array_equal(result, array * np.asarray(2, dtype))
 
 
+@pytest.mark.promise("isolation")
 async def test_arguments_are_isolated_copies(open_ranks: Any, home: int) -> None:
     async with open_ranks(2) as ranks:
         await ranks.systems[home].spawn(Arrays, name="a")
@@ -216,6 +221,7 @@ async def test_references_travel_as_arguments_and_results(open_ranks: Any) -> No
         assert await itself.ask_for_me(counter, 1) == 7
 
 
+@pytest.mark.promise("remote-error")
 async def test_an_exception_arrives_with_its_type_text_and_traceback(open_ranks: Any, home: int) -> None:
     async with open_ranks(2) as ranks:
         await ranks.systems[home].spawn(Raiser, name="r")
@@ -239,6 +245,7 @@ async def test_an_exception_arrives_with_its_type_text_and_traceback(open_ranks:
         ("cancel_itself", (), "CancelledError", "CancelledError"),
     ],
 )
+@pytest.mark.promise("remote-error")
 async def test_whatever_an_endpoint_raises_its_actor_goes_on(
     open_ranks: Any, home: int, name: str, arguments: tuple[Any, ...], type_name: str, text: str
 ) -> None:
@@ -251,6 +258,7 @@ async def test_whatever_an_endpoint_raises_its_actor_goes_on(
         assert await ref.fine() == "fine"
 
 
+@pytest.mark.promise("failure", "failure-log", "down")
 async def test_a_told_failure_ends_its_actor_and_is_logged_where_it_lived(
     open_ranks: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -267,6 +275,7 @@ async def test_a_told_failure_ends_its_actor_and_is_logged_where_it_lived(
     assert record.exc_info[1].__notes__ == ["in fail of actor 'r', told by rank 0"]
 
 
+@pytest.mark.promise("dead-letter")
 async def test_told_messages_that_nobody_handles_are_dead_letters(open_ranks: Any) -> None:
     async with open_ranks(2) as ranks:
         await ranks.systems[1].spawn(Raiser, name="r")
@@ -308,6 +317,7 @@ async def test_told_messages_that_nobody_handles_are_dead_letters(open_ranks: An
     ],
 )
 @pytest.mark.parametrize("is_typed", [False, True], ids=["by name", "typed"])
+@pytest.mark.promise("checked", "no-code")
 async def test_wrong_calls_are_usage_errors_at_the_caller(
     open_ranks: Any, home: int, is_typed: bool, call: Any, text: str
 ) -> None:
@@ -348,6 +358,7 @@ async def test_names_must_be_printable_text(open_ranks: Any, name: Any) -> None:
             ranks.systems[0].ref(name)
 
 
+@pytest.mark.promise("name")
 async def test_a_taken_name_is_a_usage_error(open_ranks: Any) -> None:
     async with open_ranks(2) as ranks:
         await ranks.systems[0].spawn(Counter, name="c")
@@ -384,3 +395,15 @@ async def test_wrong_ranks_and_classes_are_usage_errors(open_ranks: Any) -> None
             await ranks.systems[0].spawn(int)
         with pytest.raises(UsageError, match="expected a subclass of Actor, got 7"):
             ranks.systems[0].ref("c", actor_class=7)
+
+
+@pytest.mark.promise("at-most-once")
+async def test_a_call_that_comes_twice_is_handled_once(open_ranks: Any) -> None:
+    async with open_ranks(2) as ranks:
+        ref = await ranks.systems[1].spawn(Counter, name="c")
+        await ranks.systems[0].ref("c", rank=1).add(1)
+        call = PayloadEncoder().finish(message.Call(99, "c", "add", [msgspec.Raw(b"\x01")], {}), what="a call")
+        ranks.systems[1]._receive(0, call, lambda: None)
+        with pytest.raises(ProtocolError, match="rank 0 sent call 99 twice"):
+            ranks.systems[1]._receive(0, call, lambda: None)
+        assert await ref.add(0) == 2

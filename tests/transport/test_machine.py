@@ -19,8 +19,9 @@ def negotiator(
     lanes: tuple[str, ...] = ("tcp", "grpc"),
     generation: int = 1,
     near: frozenset[int] = frozenset(),
+    far: tuple[str, ...] | None = None,
 ) -> Negotiator:
-    return Negotiator(job="job", generation=generation, rank=rank, size=size, lanes=lanes, near=near)
+    return Negotiator(job="job", generation=generation, rank=rank, size=size, lanes=lanes, near=near, far=far)
 
 
 def ask(other: Negotiator, proposal: Proposal, *, is_up: bool = False, lost: str | None = None) -> Answer:
@@ -81,6 +82,21 @@ def test_of_two_dials_at_once_the_one_of_the_lower_rank_wins() -> None:
     of_low, of_high = low.propose(1), high.propose(0)
     assert ask(low, of_high) == Defer()
     assert isinstance(ask(high, of_low), Accept)
+
+
+def test_ranks_of_other_hosts_are_only_given_the_lanes_that_are_meant_for_them() -> None:
+    every = ("shm", "tcp", "grpc")
+    one = negotiator(0, lanes=every, near=frozenset({0, 1}), far=("grpc",))
+    assert [one.lanes_to(rank) for rank in (1, 2)] == [every, ("grpc",)]
+    assert one.propose(2).lanes == ("grpc",)
+    one.end_dial(2)
+    stranger = negotiator(2, lanes=every)
+    answer = ask(one, stranger.propose(0))
+    assert isinstance(answer, Accept)
+    assert answer.lanes == ("grpc",)
+    refusal = ask(one, replace(stranger.propose(0), lanes=("tcp",)))
+    assert isinstance(refusal, Refuse)
+    assert refusal.reason is Reason.NO_COMMON_LANE
 
 
 def test_a_dial_that_is_over_puts_nobody_off() -> None:

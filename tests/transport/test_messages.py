@@ -193,6 +193,26 @@ def test_too_many_requests_break_the_protocol(scene: Scene, monkeypatch: pytest.
         scene.request(4, BUDGET)
 
 
+def test_grants_of_nothing_are_bounded_too(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(messages_module, "MAX_PENDING", 3)
+    for sequence in range(6):
+        scene.request(sequence, 0)
+    assert scene.grants() == [(0, 0), (1, 0), (2, 0)]
+    with pytest.raises(ProtocolError, match="more than 3 messages wait for a grant"):
+        scene.request(6, 0)
+    scene.arrive(0, 0, kind=BULK)
+    scene.releases[0]()
+    assert scene.grants() == [(3, 0)]
+
+
+def test_a_message_that_is_announced_twice_breaks_the_protocol(scene: Scene) -> None:
+    scene.request(0, 900)
+    scene.request(1, 900)
+    for sequence in (0, 1):
+        with pytest.raises(ProtocolError, match=f"message {sequence} was announced twice"):
+            scene.request(sequence, 900)
+
+
 def test_an_oversize_eager_message_breaks_the_protocol(scene: Scene) -> None:
     with pytest.raises(ProtocolError, match=f"at most {EAGER_LIMIT} bytes are allowed, got {EAGER_LIMIT + 1}"):
         scene.arrive(0, EAGER_LIMIT + 1)

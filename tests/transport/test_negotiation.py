@@ -5,20 +5,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import pytest
 
-from asyncpar.config.world import Member, World
+from asyncpar.config.world import Member
 from asyncpar.errors import PeerLost, StaleGeneration, UsageError
 from asyncpar.transport import acceptor, dialing, negotiation
 from asyncpar.transport.grpc_stream import StreamEnded, call_frames, shake_hands
 from asyncpar.transport.inbox import EAGER_LIMIT, EAGER_WINDOW
 from asyncpar.transport.links import Links
 from asyncpar.transport.negotiation import GrpcConnector
-from asyncpar.transport.rpc import Credentials, RpcServer, open_channel
+from asyncpar.transport.rpc import Credentials, open_channel
 from asyncpar.transport.stream import StreamLane
 from asyncpar.transport.striped import StripedLane
 from asyncpar.transport.tcp_connect import dial_tcp
@@ -26,99 +24,7 @@ from asyncpar.transport.unix_connect import UnixListener
 from asyncpar.transport.vigil import Vigil
 from asyncpar.wire.handshake import Handshake, LinkTerms
 from asyncpar.wire.header import Key
-
-CREDENTIALS = Credentials(b"s" * 32)
-
-
-@dataclass
-class Rank:
-    server: RpcServer
-    connector: GrpcConnector
-    links: Links
-
-    def join(self) -> None:
-        self.connector.join(self.links)
-
-    async def stop(self) -> None:
-        """Leave, as a node does."""
-        await self.links.close()
-        await self.connector.stop()
-        await self.server.stop(grace=0)
-
-
-@asynccontextmanager
-async def serving(
-    transport: str | None = None, credentials: Credentials | None = CREDENTIALS, connections: int = 1
-) -> AsyncIterator[tuple[RpcServer, GrpcConnector]]:
-    server = RpcServer(credentials)
-    connector = GrpcConnector(credentials=credentials, transport=transport, connections=connections)
-    connector.register(server)
-    await server.start()
-    try:
-        await connector.start()
-        yield server, connector
-    finally:
-        await connector.stop()
-        await server.stop(grace=0)
-
-
-@asynccontextmanager
-async def open_world(
-    *transports: str | None,
-    credentials: list[Credentials] | None = None,
-    generations: list[int] | None = None,
-    hosts: str | None = None,
-    connections: tuple[int, ...] | None = None,
-) -> AsyncIterator[list[Rank]]:
-    """One rank per transport pin, on the host of its letter in ``hosts`` (None: all on one); nobody has joined yet."""
-    async with AsyncExitStack() as stack:
-        ends = []
-        for rank, transport in enumerate(transports):
-            own = CREDENTIALS if credentials is None else credentials[rank]
-            count = 1 if connections is None else connections[rank]
-            ends.append(await stack.enter_async_context(serving(transport, own, count)))
-        places = "a" * len(ends) if hosts is None else hosts
-        members = tuple(
-            Member(rank=rank, host=f"host-{place}", host_id=place, address=server.address)
-            for rank, (place, (server, _)) in enumerate(zip(places, ends, strict=True))
-        )
-        ranks = []
-        for rank, (server, connector) in enumerate(ends):
-            generation = 0 if generations is None else generations[rank]
-            world = World(members=members, generation=generation)
-            links = await stack.enter_async_context(Links(world=world, rank=rank, connector=connector))
-            ranks.append(Rank(server, connector, links))
-        yield ranks
-
-
-async def exchange(one: Links, other: Links, *, sequence: int = 0, length: int = 100_000) -> None:
-    """Send a payload both ways at once, which makes both sides dial at once if the link is new."""
-    payload = bytes(range(256)) * (length // 256 + 1)
-    key = Key(1, sequence, 0)
-    buffers = bytearray(length), bytearray(length)
-    waiters = one.post(other.rank, key, 0, memoryview(buffers[0])), other.post(one.rank, key, 0, memoryview(buffers[1]))
-    sendings = [
-        sender.send(receiver.rank, key, 0, memoryview(payload)[:length])
-        for sender, receiver in ((one, other), (other, one))
-    ]
-    async with asyncio.timeout(20):
-        for waiter in waiters:
-            if waiter is not None:
-                await waiter
-        for sending in sendings:
-            if sending is not None:
-                await sending.done
-    assert buffers[0] == buffers[1] == payload[:length]
-
-
-async def loss(links: Links, rank: int) -> PeerLost:
-    """Try to reach ``rank`` and return the error that comes of it."""
-    async with asyncio.timeout(20):
-        waiter = links.post(rank, Key(1, 0, 0), 0, memoryview(bytearray(1)))
-        assert waiter is not None
-        with pytest.raises(PeerLost) as caught:
-            await waiter
-    return caught.value
+from tests.transport.worlds import CREDENTIALS, Rank, exchange, loss, open_world, serving
 
 
 @pytest.mark.parametrize(

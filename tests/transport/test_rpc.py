@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import os
+from typing import Any
 
 import grpc
 import pytest
@@ -38,6 +39,18 @@ async def test_calls_without_the_jobs_token_are_refused(
         call = getattr(health_pb2_grpc.HealthStub(channel), method)(health_pb2.HealthCheckRequest())
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await (call if method == "Check" else call.read())
+    await server.stop(grace=0)
+    assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
+
+
+async def test_a_stranger_is_refused_before_any_of_its_message_is_read(credentials: Credentials) -> None:
+    server = RpcServer(credentials)
+    await server.start()
+    async with open_channel(server.address, None) as channel, asyncio.timeout(5):
+        untyped: Any = channel  # the stubs do not know raw bytes
+        call = untyped.stream_unary("/grpc.health.v1.Health/Check")()  # which sends headers, and nothing more
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await call
     await server.stop(grace=0)
     assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
 

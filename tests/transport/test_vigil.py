@@ -9,7 +9,7 @@ import pytest
 from asyncpar.testing.lanes import RecordingEvents, finished, frame
 from asyncpar.transport.lane import Sending
 from asyncpar.transport.stream import SMALL_BYTES
-from asyncpar.transport.vigil import LONGEST_SECONDS, SHORTEST_SECONDS, TRY_AGAIN, Patience, Vigil
+from asyncpar.transport.vigil import LONGEST_SECONDS, SHORTEST_SECONDS, WAKING_SECONDS, Patience, Vigil
 from tests.transport.pairs import open_tcp_pair
 
 
@@ -19,21 +19,30 @@ def test_patience_halves_in_vain_and_doubles_when_it_pays() -> None:
     patience.was_in_vain()
     patience.was_in_vain()
     assert patience.seconds == LONGEST_SECONDS / 4
-    patience.paid()
+    patience.came(LONGEST_SECONDS / 2, was_awake=True)
     assert patience.seconds == LONGEST_SECONDS / 2
-    patience.paid()
-    patience.paid()
+    patience.came(0.0, was_awake=True)
+    patience.came(0.0, was_awake=True)
     assert patience.seconds == LONGEST_SECONDS
 
 
-def test_patience_never_ends_and_is_tried_in_full_now_and_then() -> None:
+def test_patience_does_not_grow_for_what_comes_too_late() -> None:
     patience = Patience()
-    tries = []
-    for _ in range(2 * TRY_AGAIN + 1):
-        tries.append(patience.seconds)
+    patience.came(1.5 * LONGEST_SECONDS, was_awake=True)
+    assert patience.seconds == LONGEST_SECONDS / 2
+    for _ in range(20):
+        patience.came(1.0, was_awake=False)
+    assert patience.seconds == SHORTEST_SECONDS
+
+
+def test_patience_that_has_ended_comes_back_when_a_sleeper_is_answered_soon() -> None:
+    patience = Patience()
+    for _ in range(20):
         patience.was_in_vain()
-    assert min(tries) == SHORTEST_SECONDS
-    assert [turn for turn, seconds in enumerate(tries) if seconds == LONGEST_SECONDS] == [0, TRY_AGAIN, 2 * TRY_AGAIN]
+    assert patience.seconds == SHORTEST_SECONDS
+    for _ in range(10):
+        patience.came(LONGEST_SECONDS + WAKING_SECONDS / 2, was_awake=False)
+    assert patience.seconds == LONGEST_SECONDS
 
 
 class Clock:
@@ -95,6 +104,23 @@ async def test_a_vigil_in_vain_makes_the_next_one_shorter_and_one_that_paid_does
     lengths = [await keep(paid=paid) for paid in (True, False, False, True, True, False)]
     units = [round(length / LONGEST_SECONDS, 3) for length in lengths]
     assert units == [1.0, 1.0, 0.5, 0.25, 0.5, 1.0]
+
+
+async def test_no_vigil_is_kept_while_nothing_comes_in_time_and_again_once_something_does() -> None:
+    clock = Clock()
+    vigil = Vigil(clock=clock)
+    vigil.is_allowed = True
+    for _ in range(20):
+        vigil.expect()
+        await turns(5)
+        clock.now += 1.0
+        await turns(2)
+        vigil.arrived()
+    vigil.expect()
+    assert not vigil._is_watching
+    vigil.arrived()
+    vigil.expect()
+    assert vigil._is_watching
 
 
 async def test_a_loop_that_was_busy_with_something_else_learns_nothing() -> None:

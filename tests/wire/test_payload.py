@@ -20,12 +20,14 @@ from asyncpar.errors import ProtocolError, UsageError
 from asyncpar.wire.payload import (
     ALIGNMENT,
     FIRST_EXTENSION,
+    LEAST_LENT,
     Extension,
     PayloadDecoder,
     PayloadEncoder,
     decode_payload,
     encode_payload,
 )
+from asyncpar.wire.segments import Segments
 
 DTYPES = [
     *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
@@ -349,3 +351,48 @@ def test_declared_lengths_take_no_memory(prefix: bytes) -> None:
 def test_deep_nesting_is_a_protocol_error() -> None:
     with pytest.raises(ProtocolError, match="not a payload"):
         decode_payload(enveloped(b"\x91" * 100_000 + b"\x01"))
+
+
+LENT = {
+    "large": np.arange(LEAST_LENT, dtype=np.float64),
+    "turned": np.arange(LEAST_LENT).reshape(4, -1).T,
+    "small": np.arange(3, dtype=np.int8),
+    "bfloat16": np.ones((3, LEAST_LENT), ml_dtypes.bfloat16),
+    "foreign": np.arange(LEAST_LENT, dtype=">i4"),
+    "empty": np.zeros((0, 5)),
+    "none": np.array(1.5),
+    "mask": np.zeros(LEAST_LENT, np.bool_),
+}
+
+
+@pytest.mark.parametrize("names", [tuple(LENT), ("large",), ("small", "large", "small"), ("turned",), ("small",)])
+def test_lent_arrays_make_the_same_payload_as_copied_ones(names: tuple[str, ...]) -> None:
+    value = [LENT[name] for name in names]
+    copied = PayloadEncoder().finish(value, what="value")
+    lent = PayloadEncoder().finish_lent(value, what="value")
+    assert bytes(lent) == bytes(copied)
+    assert len(lent) == len(copied)
+
+
+def test_only_arrays_that_lie_as_they_travel_are_lent_and_large_ones_only() -> None:
+    for name, array in LENT.items():
+        payload = PayloadEncoder().finish_lent(array, what="value")
+        before = bytes(payload)
+        kept = array.copy()
+        array[...] = 0
+        assert (bytes(payload) != before) == (name in ("large", "bfloat16")), name
+        array[...] = kept
+
+
+def test_lent_arrays_may_be_read_only_and_of_a_subclass() -> None:
+    array = np.arange(LEAST_LENT, dtype=np.float32)
+    array.flags.writeable = False
+    for value in (array, array.view(np.matrix)):
+        payload = PayloadEncoder().finish_lent(value, what="value")
+        assert isinstance(payload, Segments)
+        assert np.array_equal(decode_payload(bytes(payload)), value)
+
+
+def test_lent_payloads_keep_to_the_limit_too() -> None:
+    with pytest.raises(UsageError, match="at most 1000 bytes fit into one message"):
+        PayloadEncoder(limit=1000).finish_lent(np.zeros(LEAST_LENT), what="value")

@@ -1,0 +1,225 @@
+"""Which deadline a task has: read off the timeouts that it has entered.
+
+Theory of operation.  asyncio keeps no list of the timeouts of a task.  But a *suspended* coroutine shows what it
+refers to, the block stack included, and an ``async with asyncio.timeout(...)`` keeps its ``Timeout.__aexit__`` there
+until it is left.  So the chain of coroutines and generators that a task awaits shows every timeout that the task is in,
+in the order in which they were entered.  A task that another one awaits, directly, by ``wait_for`` or ``gather`` or as
+a child of a task group, ends with that one, so its timeouts count, too; those that were entered inside the task group
+do not.
+
+An iteration has the deadline of its loop: the timeouts that were entered before an ``async for`` end it as a whole, but
+one that is entered around a single step ends that step only.  So only those count that lie below the iterator on the
+block stack of the frame that runs the loop and alone knows the iterator.
+
+All of this reads what CPython shows for debugging.  Where it shows less, less is found, which is always safe: a
+timeout that is not seen here still cancels its task, and that travels.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import sys
+import weakref
+from collections.abc import AsyncGenerator, Coroutine, Generator, Iterable, Iterator
+from functools import partial
+from types import AsyncGeneratorType, BuiltinMethodType, CoroutineType, FunctionType, GeneratorType, MethodType
+from typing import Any, Final, TypeAlias
+
+Frame: TypeAlias = Coroutine[Any, Any, Any] | AsyncGenerator[Any, Any] | Generator[Any, Any, Any]
+Iteration: TypeAlias = "weakref.ReferenceType[AsyncGeneratorType[Any, Any]]"
+
+_FRAMES: Final = (CoroutineType, AsyncGeneratorType, GeneratorType)
+_MAX_DEPTH: Final = 1000
+_MAX_TASKS: Final = 16
+
+
+def find_deadline(task: asyncio.Task[Any], iterator: Iteration | None = None) -> float | None:
+    """Return when, in loop time, the first timeout cancels what ``task`` awaits; None if none is seen.
+
+    With ``iterator``, return when the first timeout ends the loop over it, which ``task`` runs.  ``task`` is suspended.
+    """
+    times: list[float] = []
+    if iterator is not None:
+        around = _entered_around(task, iterator)
+        if around is None:
+            return None
+        times = around
+        for awaiting, group in _who_awaits(task):
+            _collect_from(awaiting, group, times, {id(task)})
+    else:
+        _collect(task, times, set())
+    return min(times, default=None)
+
+
+def _collect(task: asyncio.Task[Any], times: list[float], seen: set[int]) -> None:
+    """Add the times of ``task`` and of those that end with it or end it."""
+    if id(task) in seen or len(seen) >= _MAX_TASKS or task.done():
+        return
+    seen.add(id(task))
+    times += _entered(task, until=None) or ()
+    for awaiting, group in _who_awaits(task):
+        _collect_from(awaiting, group, times, seen)
+
+
+def _collect_from(task: asyncio.Task[Any], group: asyncio.TaskGroup | None, times: list[float], seen: set[int]) -> None:
+    """Add the times of ``task``, which awaits another one, itself or by ``group``."""
+    if group is None:
+        _collect(task, times, seen)
+        return
+    outside = _entered(task, until=group)
+    if outside is not None and id(task) not in seen and len(seen) < _MAX_TASKS:
+        seen.add(id(task))
+        times += outside
+        for awaiting, outer in _who_awaits(task):
+            _collect_from(awaiting, outer, times, seen)
+
+
+def _entered_around(task: asyncio.Task[Any], iterator: Iteration) -> list[float] | None:
+    """Return when the timeouts around the ``async for`` over ``iterator`` fire; None if ``task`` runs no such loop."""
+    generator = iterator()
+    if generator is None:
+        return None
+    times: list[float] = []
+    for frame in _frames(task):
+        if isinstance(frame, AsyncGeneratorType):
+            times = []  # what is outside may be around one step of this generator
+        places = sum(item is generator for item in gc.get_referents(frame))
+        if places:
+            # known to: ``generator``, the argument of getrefcount, the loop, and the step that is under way
+            if places != _places_of_loop(frame) or sys.getrefcount(generator) != 2 + places + generator.ag_running:
+                return None
+            times += _times(_contexts(frame, below=generator))
+            return times
+        times += _times(_contexts(frame))
+    return None
+
+
+def _places_of_loop(frame: Frame) -> int:
+    """Return how often a loop of ``frame`` refers to its iterator: a comprehension may also get it as its argument."""
+    is_comprehension = isinstance(frame, CoroutineType) and frame.cr_code.co_varnames[:1] == (".0",)
+    return 2 if is_comprehension else 1
+
+
+def _times(contexts: Iterable[object]) -> Iterator[float]:
+    for context in contexts:
+        if isinstance(context, asyncio.Timeout) and (when := context.when()) is not None:
+            yield when
+
+
+def _entered(task: asyncio.Task[Any], until: asyncio.TaskGroup | None) -> list[float] | None:
+    """Return when the timeouts of ``task`` fire; with ``until``, of those only that were entered before it.
+
+    None if ``until`` is not found.
+    """
+    times: list[float] = []
+    for frame in _frames(task):
+        for context in _contexts(frame):
+            if until is not None and context is until:
+                return times
+            times += _times([context])
+        if until is not None and _is_leaving(frame, until):
+            return times
+        when = _wait_for_time(frame)
+        if when is not None:
+            times.append(when)
+    return times if until is None else None
+
+
+def _frames(task: asyncio.Task[Any]) -> Iterator[Frame]:
+    """Yield what ``task`` is suspended in, outermost first."""
+    found: object = task.get_coro()
+    for _ in range(_MAX_DEPTH):
+        if isinstance(found, CoroutineType):
+            yield found
+            found = found.cr_await
+        elif isinstance(found, AsyncGeneratorType):
+            yield found
+            found = found.ag_await
+        elif isinstance(found, GeneratorType):
+            yield found
+            found = found.gi_yieldfrom
+        elif found is None or isinstance(found, asyncio.Future):
+            return
+        elif (awaited := getattr(found, "cr_await", None)) is not None:  # a coroutine in compiled code, as gRPC's are
+            found = awaited
+        else:  # what stands between a coroutine and an async generator's next item, and the like
+            found = next((item for item in gc.get_referents(found) if isinstance(item, _FRAMES)), None)
+
+
+def _contexts(frame: object, below: object = None) -> Iterator[object]:
+    """Yield the asynchronous context managers that ``frame`` has entered, in order; only those before ``below``."""
+    for item in gc.get_referents(frame):
+        if below is not None and item is below:
+            return
+        if type(item) is MethodType and item.__name__ == "__aexit__":
+            yield from _unfold(item.__self__)
+
+
+def _unfold(context: object) -> Iterator[object]:
+    """Yield ``context``, or what it has entered itself, as far as contextlib's own are concerned."""
+    if isinstance(context, asyncio.Timeout):
+        yield context
+    elif isinstance(context, contextlib.AsyncExitStack):
+        for _, leave in getattr(context, "_exit_callbacks", ()):
+            if isinstance(leave, MethodType):
+                yield from _unfold(leave.__self__)
+    elif isinstance(generator := getattr(context, "gen", None), AsyncGeneratorType):  # @asynccontextmanager
+        yield from _contexts(generator)
+    else:
+        yield context
+
+
+def _is_leaving(frame: Frame, group: asyncio.TaskGroup) -> bool:
+    """Is ``frame`` the ``__aexit__`` of ``group``, waiting for its tasks?"""
+    if not isinstance(frame, CoroutineType) or frame.cr_code is not asyncio.TaskGroup.__aexit__.__code__:
+        return False
+    return any(item is group for item in gc.get_referents(frame))
+
+
+def _wait_for_time(frame: Frame) -> float | None:
+    """Return when ``frame`` ends what it waits for, if it is an ``asyncio.wait_for`` that uses no ``Timeout``."""
+    if not isinstance(frame, CoroutineType) or frame.cr_code is not asyncio.wait_for.__code__:
+        return None
+    handle: Any = None if frame.cr_frame is None else frame.cr_frame.f_locals.get("timeout_handle")
+    if handle is None or handle.cancelled():
+        return None
+    when: float = handle.when()
+    return when
+
+
+def _who_awaits(
+    future: asyncio.Future[Any], depth: int = 0
+) -> Iterator[tuple[asyncio.Task[Any], asyncio.TaskGroup | None]]:
+    """Yield the tasks whose end ends ``future``, and the task group by which they own it, if they do so by one."""
+    for callback in gc.get_referents(future) if depth < _MAX_TASKS else ():
+        owner = getattr(callback, "__self__", None) if isinstance(callback, MethodType | BuiltinMethodType) else None
+        if isinstance(owner, asyncio.Task):  # its wake-up call: it awaits ``future`` itself
+            yield owner, None
+        elif isinstance(owner, asyncio.TaskGroup):
+            parent = getattr(owner, "_parent_task", None)
+            if isinstance(parent, asyncio.Task):
+                yield parent, owner
+        else:
+            for waited_for in _outer_futures(callback):
+                yield from _who_awaits(waited_for, depth + 1)
+
+
+def _outer_futures(callback: object) -> Iterator[asyncio.Future[Any]]:
+    """Yield the futures that ``wait_for`` or ``gather`` ends by ``callback``; ``shield`` and ``wait`` have none."""
+    if isinstance(callback, partial) and getattr(callback.func, "__name__", "") == "_release_waiter":
+        candidates: tuple[Any, ...] = callback.args
+    elif isinstance(callback, FunctionType) and callback.__qualname__ == "gather.<locals>._done_callback":
+        candidates = tuple(cell.cell_contents for cell in callback.__closure__ or () if not _is_empty(cell))
+    else:
+        return
+    yield from (candidate for candidate in candidates if isinstance(candidate, asyncio.Future))
+
+
+def _is_empty(cell: Any) -> bool:
+    try:
+        cell.cell_contents  # noqa: B018
+    except ValueError:
+        return True
+    return False

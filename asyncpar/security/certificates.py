@@ -1,0 +1,35 @@
+"""What one party of a job proves itself with.  (``reading`` makes these; this module is quick to import.)"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+
+from asyncpar.errors import UsageError
+from asyncpar.security.identity import Identity, Role
+from asyncpar.security.layout import role_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Certificates:
+    """What one party proves itself with, and checks the others by: PEM, and the files it came from."""
+
+    identity: Identity
+    authority: bytes
+    certificate: bytes
+    key: bytes = field(repr=False)
+    certificate_path: Path
+    key_path: Path
+    expires: datetime
+
+
+def list_roles(directory: Path) -> list[Role]:
+    """Return whose certificates are in ``directory``, in order.  Raises ``UsageError`` if it cannot be read."""
+    try:
+        names = os.listdir(directory)
+    except OSError as error:
+        raise UsageError(f"certificates: {directory} cannot be read: {error.strerror}") from error
+    roles = [role for name in names if (role := role_of(name)) is not None]
+    return sorted(roles, key=lambda role: (role.kind, role.number or 0))

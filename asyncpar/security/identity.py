@@ -1,0 +1,109 @@
+"""Names for the parties of a job, in the two forms that a certificate carries."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+
+from asyncpar.errors import UsageError
+
+_JOB = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
+_URI = re.compile(r"asyncpar://([^/]+)/(rank|agent|coordinator)(?:/(0|[1-9][0-9]{0,8}))?")
+
+
+class RoleKind(StrEnum):
+    """What a party of a job does."""
+
+    RANK = "rank"
+    AGENT = "agent"
+    COORDINATOR = "coordinator"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Role:
+    """A rank, the agent of a host, or the coordinator with its rendezvous (which has no number)."""
+
+    kind: RoleKind
+    number: int | None = None
+
+    def __post_init__(self) -> None:
+        assert (self.number is None) == (self.kind is RoleKind.COORDINATOR), f"there is no {self.kind} {self.number}"
+
+    @property
+    def label(self) -> str:
+        """A name for files and DNS labels: ``rank-3``."""
+        return self.kind.value if self.number is None else f"{self.kind}-{self.number}"
+
+    def __str__(self) -> str:
+        match self.kind:
+            case RoleKind.RANK:
+                return f"rank {self.number}"
+            case RoleKind.AGENT:
+                return f"the agent of host {self.number}"
+        return "the coordinator"
+
+
+def rank_role(rank: int) -> Role:
+    """Return the role of ``rank``."""
+    return Role(RoleKind.RANK, rank)
+
+
+def agent_role(host: int) -> Role:
+    """Return the role of the agent of the host number ``host`` (its node rank)."""
+    return Role(RoleKind.AGENT, host)
+
+
+COORDINATOR = Role(RoleKind.COORDINATOR)
+
+
+def parse_label(label: str) -> Role | None:
+    """Return the role called ``label``, None if there is none."""
+    kind, dash, number = label.partition("-")
+    if label == RoleKind.COORDINATOR:
+        return COORDINATOR
+    if not dash or kind not in (RoleKind.RANK, RoleKind.AGENT) or not (number.isascii() and number.isdecimal()):
+        return None
+    return Role(RoleKind(kind), int(number))
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """One party of one job."""
+
+    job: str
+    role: Role
+
+    @property
+    def uri(self) -> str:
+        """What a server reads in the certificate of who calls: ``asyncpar://demo/rank/3``."""
+        tail = "" if self.role.number is None else f"/{self.role.number}"
+        return f"asyncpar://{self.job}/{self.role.kind}{tail}"
+
+    @property
+    def dns_name(self) -> str:
+        """What a client asks the certificate of a server for: ``rank-3.demo.asyncpar``.  It is never resolved."""
+        return f"{self.role.label}.{self.job}.asyncpar"
+
+    @classmethod
+    def parse(cls, uri: str) -> Identity | None:
+        """Return the identity with this ``uri``, None if it is none of ours."""
+        match = _URI.fullmatch(uri)
+        if match is None:
+            return None
+        job, kind, number = match.groups()
+        if (number is None) != (kind == RoleKind.COORDINATOR):
+            return None
+        return cls(job, Role(RoleKind(kind), None if number is None else int(number)))
+
+    def __str__(self) -> str:
+        return f"{self.role} of job {self.job!r}"
+
+
+def check_job_name(name: str) -> str:
+    """Return ``name`` if it can stand in a certificate, that is, in a DNS name; raise ``UsageError`` if not."""
+    if _JOB.fullmatch(name) is None:
+        raise UsageError(
+            f"--job: expected up to 63 lower-case letters, digits and dashes (none at the ends), got {name!r}"
+        )
+    return name

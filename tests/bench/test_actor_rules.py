@@ -1,0 +1,115 @@
+"""The rules by which actor libraries are measured, kept by a library that is a stand-in."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+from typing import Any
+
+import numpy as np
+import pytest
+
+from scripts.bench.peers.actor_rules import (
+    IN_FLIGHT,
+    LEAST_CALLS,
+    Array,
+    Subject,
+    expected,
+    measure,
+    time_array,
+    time_calls,
+    time_concurrent,
+    weigh_idle,
+)
+
+BUDGET = 0.002
+
+
+class StandIn(Subject):
+    """Answers at once, all right except for what is wrong on purpose."""
+
+    def __init__(self, *, off_by: int = 0) -> None:
+        self.off_by = off_by
+        self.arrays: set[int] = set()
+        self.idle = 0
+
+    async def ask(self, number: int) -> int:
+        return number + 1 + self.off_by
+
+    async def take(self, array: Array) -> int:
+        self.arrays.add(int(array[0]))
+        return expected(array) + self.off_by
+
+    async def ask_local(self, number: int) -> int:
+        return number + 1
+
+    async def spawn_idle(self, count: int) -> None:
+        self.idle += count
+
+
+def options(**changes: object) -> argparse.Namespace:
+    given: dict[str, object] = {"figures": "ask", "sizes": "1000", "budget": BUDGET, "idle": 7}
+    return argparse.Namespace(**(given | changes))
+
+
+async def test_every_figure_is_taken_and_shown() -> None:
+    records: list[dict[str, Any]] = []
+    subject = StandIn()
+    await measure(subject, options(figures="ask,concurrent,array,local,idle", sizes="2,1000"), records.append)
+    names = [record["figure"] for record in records]
+    assert names == ["ask", "concurrent", "array 2", "array 1000", "local", "idle"]
+    assert all(record["wrong"] == 0 for record in records)
+    assert all(record["seconds"] > 0 for record in records[:-1])
+    assert subject.idle == 7
+
+
+async def test_what_a_library_has_not_is_left_out() -> None:
+    class Remote(StandIn):
+        has_local = False
+
+    records: list[dict[str, Any]] = []
+    await measure(Remote(), options(figures="ask,local,idle"), records.append)
+    assert [record["figure"] for record in records] == ["ask"]
+
+
+@pytest.mark.parametrize("off_by", [1, -1])
+async def test_wrong_answers_are_found_out(off_by: int) -> None:
+    subject = StandIn(off_by=off_by)
+    asked = await time_calls(subject.ask, lambda number: number + 1, BUDGET)
+    assert isinstance(asked["calls"], int)
+    assert isinstance(asked["wrong"], int)
+    assert asked["wrong"] > asked["calls"] >= LEAST_CALLS
+    assert (await time_concurrent(subject, BUDGET))["wrong"] == 3
+    assert (await time_array(subject, 10, BUDGET))["wrong"] != 0
+
+
+async def test_arrays_differ_from_call_to_call() -> None:
+    subject = StandIn()
+    await time_array(subject, 100, BUDGET)
+    assert len(subject.arrays) >= LEAST_CALLS
+
+
+async def test_a_hundred_calls_are_under_way() -> None:
+    class Counting(StandIn):
+        now = most = 0
+
+        async def ask(self, number: int) -> int:
+            self.now += 1
+            self.most = max(self.most, self.now)
+            await asyncio.sleep(0)
+            self.now -= 1
+            return number + 1
+
+    subject = Counting()
+    assert await subject.ask_many(1000) == 500_500
+    assert subject.most == IN_FLIGHT
+
+
+async def test_idle_actors_are_weighed_by_what_the_process_grows() -> None:
+    class Heavy(StandIn):
+        async def spawn_idle(self, count: int) -> None:
+            self.memory = np.ones(count * 1_000_000)
+
+    record = await weigh_idle(Heavy(), 5)
+    assert isinstance(record["bytes"], int)
+    assert 35e6 < record["bytes"] < 60e6
