@@ -122,7 +122,8 @@ class Node:
         Outside of a launched job this is a world of one.  ``transport`` pins the lane kind (``tcp``, ``grpc``).
         ``serve`` is the ``host:port`` of the node's gRPC server; a world of one has none unless it is given or there
         are ``services``: functions that get the server and add servicers of the program to it.  Their calls need the
-        job's token (see ``credentials``), except those of the services named in full in ``public_services``.
+        job's token (see ``credentials``), except those of the services named in full in ``public_services``; with
+        certificates they need one of the job's, too.
         While there are actors, whatever blocks the event loop for ``blocked_after`` seconds is logged with its stack
         (0: nothing is; see ``on_blocked``).
         Raises ``UsageError`` for wrong settings and ``PeerTimeout``, naming them, when ranks do not come.

@@ -33,5 +33,9 @@ class ArenaMemory(SharedMemory):
             return False
         return True
 
+    def is_gone(self, rank: int) -> bool:
+        segment = self._arena.segments.get(rank)
+        return segment is None or segment.has_left
+
     def read(self, rank: int, offset: int, size: int) -> memoryview:
         return self._arena.segments[rank].heap_array(offset, size, np.uint8).data

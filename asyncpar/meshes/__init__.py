@@ -1,1 +1,35 @@
-"""Meshes: one actor per rank, called together, by named axes."""
+"""Meshes: one actor per rank, called together, by named axes.
+
+Lay out the ranks, start an actor on each, and call them all::
+
+    grid = node.nodes.reshape(dp=-1, tp=2)               # row-major: the last axis runs fastest
+    trainers = await grid.spawn(Trainer, settings)       # all or none
+    losses = await trainers.all(Trainer.step)(batch)     # MeshValues[float]: places to values
+    losses.at(dp=0, tp=1), losses.by_rank()
+    async for place, loss in trainers.step.as_completed(batch): ...
+    async for place, item in trainers.samples.stream(10): ...
+    trainers.log.tell("halfway")
+    row, one, any_one = trainers.slice(dp=0), trainers.at(dp=0, tp=1), trainers.choose()
+    async for place, down in trainers.watch(): ...
+    await trainers.stop()
+
+Inside such an actor ``self.group("dp")`` is the communicator over those that differ from it along ``dp`` only.
+
+What is promised
+
+- *All at once.*  A call is checked and its arguments are encoded once, then sent to all; the values come in mesh order.
+- *Failures.*  The others are waited for.  Then ``MeshError``, an ``ExceptionGroup``, has one exception for each that
+  failed, as an ask raises it, with a note that says where; ``values`` are what the others returned.  What is wrong with
+  the call itself is a ``UsageError``, and nothing was sent.  Cancelling (``asyncio.timeout`` does) cancels all.
+- *Collectives in calls that fail.*  If a call fails on some, collectives that the others wait in half a second later
+  are given up (``PeerCancelled``); whatever else they do goes on.  Such a call, and one that is cancelled, ends the
+  groups of those who were called, so that no operation meets one of an earlier call: ``self.group(...)`` gives new
+  ones.  Calls of single actors (``at``, ``choose``) and tells do not do that.
+
+Where to read
+
+- ``shape``: ranks and places; ``values``, ``errors``: what comes of a call.  All three are pure.
+- ``nodes``: ranks on which to spawn.  ``mesh_ref``, ``mesh_endpoint``, ``mesh_watch``: what callers hold; ``crew`` is
+  what they have in common, ``tally`` counts asks in flight.
+- ``calls``: rounds of calls, by way of ``arrivals``; ``notices``: what becomes of a round when one fails.
+"""

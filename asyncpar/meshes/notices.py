@@ -54,7 +54,7 @@ class Notices:
     ) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        if error is not None and self._failure is None:
+        if error is not None and self._waiting and self._failure is None:
             self._failure = self._rank, f"rank {self._rank} cancelled the call"
         if self._failure is not None:
             self._give_up(*self._failure)

@@ -96,7 +96,12 @@ class LoopWatch:
     def subscribe(self, callback: OnBlocked) -> Callable[[], None]:
         """Tell ``callback`` of every stall from now on; the function returned ends that."""
         self._subscribers.append(callback)
-        return lambda: self._subscribers.remove(callback)
+
+        def unsubscribe() -> None:
+            if callback in self._subscribers:
+                self._subscribers.remove(callback)
+
+        return unsubscribe
 
     def start(self) -> None:
         """Begin to watch, if it has not begun."""

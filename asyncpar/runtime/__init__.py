@@ -48,4 +48,9 @@ Where to read
 - ``cell``: the task and mailbox of one actor; ``thread``: its thread; ``endpoint``: signatures and the binding of
   arguments; ``failure``: exceptions as text.
 - ``message``: the envelopes (Call, Tell, Reply, Failure, Cancel, Credit); ``window``: how many messages may wait, pure.
+- ``stream_caller``: calls with streams; ``stream_served``: the same where they are served; ``stream_feeds``: what the
+  caller brings along.  ``stream_out`` and ``stream_in`` are the two ends of one stream, ``flow`` (pure) says how far
+  one may be ahead of the other, ``stream_types`` what is a stream.
+- ``deadline``: reads the timeouts off a suspended task; ``deadline_sweeper`` and ``call_deadlines`` do so for calls
+  that take long and tell the callee, which keeps to them by an ``alarm``.
 """

@@ -22,7 +22,7 @@ import contextlib
 import gc
 import sys
 import weakref
-from collections.abc import AsyncGenerator, Coroutine, Generator, Iterable, Iterator
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterable, Iterator
 from functools import partial
 from types import AsyncGeneratorType, BuiltinMethodType, CoroutineType, FunctionType, GeneratorType, MethodType
 from typing import Any, Final, TypeAlias
@@ -31,6 +31,7 @@ Frame: TypeAlias = Coroutine[Any, Any, Any] | AsyncGenerator[Any, Any] | Generat
 Iteration: TypeAlias = "weakref.ReferenceType[AsyncGeneratorType[Any, Any]]"
 
 _FRAMES: Final = (CoroutineType, AsyncGeneratorType, GeneratorType)
+_count_references: Final[Callable[[object], int] | None] = getattr(sys, "getrefcount", None)
 _MAX_DEPTH: Final = 1000
 _MAX_TASKS: Final = 16
 
@@ -79,7 +80,7 @@ def _collect_from(task: asyncio.Task[Any], group: asyncio.TaskGroup | None, time
 def _entered_around(task: asyncio.Task[Any], iterator: Iteration) -> list[float] | None:
     """Return when the timeouts around the ``async for`` over ``iterator`` fire; None if ``task`` runs no such loop."""
     generator = iterator()
-    if generator is None:
+    if generator is None or _count_references is None:
         return None
     times: list[float] = []
     for frame in _frames(task):
@@ -87,8 +88,9 @@ def _entered_around(task: asyncio.Task[Any], iterator: Iteration) -> list[float]
             times = []  # what is outside may be around one step of this generator
         places = sum(item is generator for item in gc.get_referents(frame))
         if places:
-            # known to: ``generator``, the argument of getrefcount, the loop, and the step that is under way
-            if places != _places_of_loop(frame) or sys.getrefcount(generator) != 2 + places + generator.ag_running:
+            # known to: ``generator``, the argument of the count, the loop, and the step that is under way
+            known = 2 + places + generator.ag_running
+            if places != _places_of_loop(frame) or _count_references(generator) != known:
                 return None
             times += _times(_contexts(frame, below=generator))
             return times
@@ -153,8 +155,12 @@ def _contexts(frame: object, below: object = None) -> Iterator[object]:
     for item in gc.get_referents(frame):
         if below is not None and item is below:
             return
-        if type(item) is MethodType and item.__name__ == "__aexit__":
+        if type(item) is MethodType and _is_exit(item):
             yield from _unfold(item.__self__)
+
+
+def _is_exit(method: MethodType) -> bool:
+    return isinstance(method.__func__, FunctionType) and method.__func__.__name__ == "__aexit__"
 
 
 def _unfold(context: object) -> Iterator[object]:
@@ -165,8 +171,8 @@ def _unfold(context: object) -> Iterator[object]:
         for _, leave in getattr(context, "_exit_callbacks", ()):
             if isinstance(leave, MethodType):
                 yield from _unfold(leave.__self__)
-    elif isinstance(generator := getattr(context, "gen", None), AsyncGeneratorType):  # @asynccontextmanager
-        yield from _contexts(generator)
+    elif isinstance(context, contextlib._AsyncGeneratorContextManager):
+        yield from _contexts(context.gen)
     else:
         yield context
 

@@ -91,8 +91,9 @@ class Endpoint(Generic[P, R_co]):
     def stream(self, *args: P.args, **kwargs: P.kwargs) -> AsyncGenerator[R_co, None]:
         """Send the call when iteration begins, and iterate over what the endpoint, an async generator, yields.
 
-        The generator is at most a window of items ahead of the loop.  Leaving the loop early ends it.  Raises as an ask
-        does.
+        The generator is at most a window of items ahead of the loop.  Leaving the loop early ends it; if the iterator
+        is kept in a variable, closing or dropping that does (``contextlib.aclosing`` is made for this).  Raises as an
+        ask does.
         """
         return self._messenger.stream(self._ref, self._name, args, kwargs)
 

@@ -13,7 +13,6 @@ from asyncpar.errors import AsyncparError, PeerLost, ProtocolError
 from asyncpar.runtime import message
 from asyncpar.runtime.caller import Caller
 from asyncpar.runtime.deadline import Iteration
-from asyncpar.runtime.flow import STREAM_WINDOW
 from asyncpar.runtime.line import Line
 from asyncpar.runtime.pending import Pending
 from asyncpar.runtime.post import Post
@@ -104,7 +103,7 @@ class StreamCaller:
         def grant(amount: int) -> None:
             self._post.say(pending.ref.rank, message.YieldCredit(pending.call, amount))
 
-        inlet = Inlet[Any](item, what=str(pending), granted=STREAM_WINDOW, grant=grant)
+        inlet = Inlet[Any](item, what=str(pending), grant=grant)
         pending.future.add_done_callback(partial(_end, inlet))
         return inlet
 

@@ -10,7 +10,8 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from asyncpar.errors import AsyncparError, ProtocolError, UsageError
-from asyncpar.runtime.flow import Inflow, item_cost
+from asyncpar.runtime.flow import STREAM_WINDOW, item_cost
+from asyncpar.runtime.window import ReceiveWindow
 from asyncpar.wire.payload import PayloadDecoder
 
 T = TypeVar("T")
@@ -20,15 +21,18 @@ class Inlet(AsyncIterator[T], Generic[T]):
     """One stream on its way in, for one reader.  Leaving it in the middle and reading on later is fine.
 
     Items are decoded when they are read; an array is a view on the message that carried it.  ``grant`` sends credit.
+    If the stream ``is_shut``, nothing may come before the reader has asked for an item.
     """
 
-    def __init__(self, decoder: PayloadDecoder[Any], *, what: str, granted: int, grant: Callable[[int], None]) -> None:
+    def __init__(
+        self, decoder: PayloadDecoder[Any], *, what: str, grant: Callable[[int], None], is_shut: bool = False
+    ) -> None:
         self.wrong_item: UsageError | None = None
         """What was raised last for an item of a type that the reader does not expect."""
         self._decoder = decoder
         self._what = what
-        self._flow = Inflow(granted)
-        self._is_open = granted > 0
+        self._window = ReceiveWindow(STREAM_WINDOW, is_shut=is_shut)
+        self._is_shut = is_shut
         self._grant = grant
         self._arrived: deque[tuple[msgspec.Raw, memoryview]] = deque()
         self._read = 0
@@ -40,7 +44,7 @@ class Inlet(AsyncIterator[T], Generic[T]):
         """An item arrived.  Raises ``ProtocolError`` if the producer had no credit for it or had ended the stream."""
         if self._is_ended:
             raise ProtocolError(f"{self._what}: the peer sent an item after the end")
-        self._flow.receive(item_cost(payload))
+        self._window.receive(item_cost(payload))
         self._arrived.append((value, payload))
         self._wake()
 
@@ -67,7 +71,7 @@ class Inlet(AsyncIterator[T], Generic[T]):
             await self._wait()
         value, payload = self._arrived.popleft()
         self._read += 1
-        credit = self._flow.read(item_cost(payload))
+        credit = self._window.take(item_cost(payload))
         if credit and not self._is_ended:
             self._grant(credit)
         what = f"item {self._read} of {self._what}"
@@ -83,9 +87,9 @@ class Inlet(AsyncIterator[T], Generic[T]):
             raise UsageError(f"{self._what}: a task waits for the next item already; a stream has one reader at a time")
         self._waiter = asyncio.get_running_loop().create_future()
         try:
-            if not self._is_open:
-                self._is_open = True
-                self._grant(self._flow.settle())
+            if self._is_shut:
+                self._is_shut = False
+                self._grant(self._window.settle())
             await self._waiter
         finally:
             self._waiter = None

@@ -35,7 +35,7 @@ class ServedStreams:
         def grant(amount: int) -> None:
             self._line.say(message.FeedCredit(self._call, number, amount))
 
-        inlet = self._inlets[number] = Inlet[Any](decoder, what=what, granted=0, grant=grant)
+        inlet = self._inlets[number] = Inlet[Any](decoder, what=what, grant=grant, is_shut=True)
         return inlet
 
     async def produce(self, source: AsyncIterable[Any], execution: Execution) -> None:

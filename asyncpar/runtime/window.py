@@ -117,22 +117,25 @@ class SendWindow:
 
 
 class ReceiveWindow:
-    """The receiver's end: check that the sender keeps to its window, and return credit in lumps."""
+    """The receiver's end: check that the sender keeps to its window, and return credit in lumps.
 
-    def __init__(self) -> None:
-        self._held = 0
-        self._owed = 0
+    One that ``is_shut`` lets nothing come before ``settle`` has given its first credit.
+    """
+
+    def __init__(self, size: int = WINDOW, *, is_shut: bool = False) -> None:
+        self._size = size
+        self._held = self._owed = size if is_shut else 0
 
     def receive(self, cost: int) -> None:
         """A message arrived.  Raises ``ProtocolError`` if the sender had no room for it."""
-        if self._held >= WINDOW:
-            raise ProtocolError(f"actor messages: the peer overspent its window of {WINDOW} bytes")
+        if self._held >= self._size:
+            raise ProtocolError(f"actor messages: the peer overspent its window of {self._size} bytes")
         self._held += cost
 
     def take(self, cost: int) -> int:
         """A message left the mailbox; return the credit to send now, 0 for none."""
         self._owed += cost
-        return self.settle() if self._owed >= WINDOW // 4 else 0
+        return self.settle() if self._owed >= self._size // 4 else 0
 
     def settle(self) -> int:
         """Return all credit that is owed, 0 for none."""

@@ -12,7 +12,7 @@ from asyncpar.transport.inbox import Inbox, Referee
 from asyncpar.transport.lane import Lane, Sending, fail_future
 from asyncpar.transport.messages import MessageInbox, OnMessage
 from asyncpar.transport.outbox import Outbox, SendNow, Wait, check_grant
-from asyncpar.transport.shared import READS, Exporter, Importer, SharedMemory
+from asyncpar.transport.shared import READS, Exchange, SharedMemory
 from asyncpar.wire.header import MESSAGE_GROUP, FrameHeader, FrameKind, Key
 from asyncpar.wire.memory import allocate
 from asyncpar.wire.segments import Payload
@@ -68,8 +68,10 @@ class Link:
             budget=message_budget,
             allocate=allocate,
         )
-        self._exporter = None if shared is None else Exporter(shared, self._emit)
-        self._importer = None if shared is None else self._make_importer(shared)
+        self._exchange = None
+        if shared is not None:
+            reserve, complete = self._messages.reserve_granted, self._messages.complete
+            self._exchange = Exchange(shared, peer=peer, emit=self._emit, reserve=reserve, complete=complete)
         self._waiting: dict[Key, DeferredSending] = {}
         self._control_payload = bytearray()
         self._next_message = 0
@@ -79,13 +81,13 @@ class Link:
     @property
     def bytes_sent(self) -> int:
         """Bytes that left for the peer, over the lane or through memory."""
-        shared = 0 if self._exporter is None else self._exporter.bytes_sent
+        shared = 0 if self._exchange is None else self._exchange.exporter.bytes_sent
         return shared + (0 if self._lane is None else self._lane.bytes_sent)
 
     @property
     def bytes_received(self) -> int:
         """Bytes that came from the peer, over the lane or through memory."""
-        shared = 0 if self._importer is None else self._importer.bytes_received
+        shared = 0 if self._exchange is None else self._exchange.importer.bytes_received
         return shared + (0 if self._lane is None else self._lane.bytes_received)
 
     @property
@@ -191,9 +193,8 @@ class Link:
         if self._lane is not None:
             self._lane.divert()
         self._inbox.fail(error)
-        if self._exporter is not None and self._importer is not None:
-            self._exporter.fail(error)
-            self._importer.fail()
+        if self._exchange is not None:
+            self._exchange.fail(error)
         waiting, self._waiting = self._waiting, {}
         for pending in waiting.values():
             fail_future(pending.done, error)
@@ -271,27 +272,14 @@ class Link:
         self._lane.send(self._header(kind, key, fingerprint, _U64.size), memoryview(_U64.pack(value)))
 
     def _emit_for_message(self, kind: FrameKind, key: Key, fingerprint: int, value: int) -> None:
-        if kind is FrameKind.GRANT and self._importer is not None and self._importer.can_read(value):
-            fingerprint = READS
-        self._emit(kind, key, fingerprint, value)
-
-    def _make_importer(self, shared: SharedMemory) -> Importer:
-        return Importer(
-            shared,
-            peer=self.peer,
-            emit=self._emit,
-            reserve=self._messages.reserve_granted,
-            complete=self._messages.complete,
-        )
+        reads = kind is FrameKind.GRANT and self._exchange is not None and self._exchange.importer.can_read(value)
+        self._emit(kind, key, READS if reads else fingerprint, value)
 
     def _moved(self, header: FrameHeader, offset: int) -> None:
         """A chunk of shared memory changes hands."""
-        if self._exporter is None or self._importer is None or header.group != MESSAGE_GROUP:
+        if self._exchange is None or header.group != MESSAGE_GROUP:
             raise ProtocolError(f"{header.kind.name} frame: the ranks of this link share no memory")
-        if header.kind is FrameKind.CHUNK:
-            self._importer.chunk(header.key, offset)
-        else:
-            self._exporter.freed(offset)
+        self._exchange.moved(header, offset)
 
     def _take_back(self, key: Key) -> None:
         self._waiting.pop(key, None)
@@ -320,11 +308,8 @@ class Link:
     def _send_granted(self, key: Key, pending: DeferredSending, length: int, *, reads: bool) -> Sending | None:
         check_grant(key, length, len(pending.payload))
         assert self._lane is not None
-        if reads and self._exporter is not None:
-            try:
-                return self._exporter.send(key, pending.payload)
-            except MemoryError:
-                pass  # nothing to share just now: it goes over the lane
+        if reads and self._exchange is not None and self._exchange.exporter.is_ready():
+            return self._exchange.exporter.send(key, pending.payload)
         return self._lane.send(
             self._header(FrameKind.BULK, key, pending.fingerprint, len(pending.payload)), pending.payload
         )

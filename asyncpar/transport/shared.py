@@ -52,6 +52,10 @@ class SharedMemory(ABC):
     def read(self, rank: int, offset: int, size: int) -> memoryview:
         """Return a part of the memory of ``rank``, which can be read.  Raises ``UsageError`` for a wrong place."""
 
+    @abstractmethod
+    def is_gone(self, rank: int) -> bool:
+        """Has ``rank`` left, so that what was just read from its memory may be nothing?"""
+
 
 class SharedSending(Sending):
     """A message of which not all has been copied into shared memory yet."""
@@ -97,16 +101,19 @@ class Exporter:
         self._unread: deque[int] = deque()
         self._waiting: deque[SharedSending] = deque()
 
+    def is_ready(self) -> bool:
+        """Is there memory to share?"""
+        if self._ring is None:
+            self._ring = self._memory.allocate(CHUNKS * CHUNK_BYTES)
+            if self._ring is not None:
+                self._free.extend(range(self._ring[0], self._ring[0] + CHUNKS * CHUNK_BYTES, CHUNK_BYTES))
+        return self._ring is not None
+
     def send(self, key: Key, payload: Payload) -> Sending | None:
         """Send a message that the peer granted, and reads; None if ``payload`` may be reused at once.
 
-        Raises ``MemoryError`` if there is no memory to share: then it must go another way.
+        Only when ``is_ready``.
         """
-        if self._ring is None:
-            self._ring = self._memory.allocate(CHUNKS * CHUNK_BYTES)
-            if self._ring is None:
-                raise MemoryError("no memory to share")
-            self._free.extend(range(self._ring[0], self._ring[0] + CHUNKS * CHUNK_BYTES, CHUNK_BYTES))
         sending = SharedSending(key, payload, asyncio.get_running_loop().create_future())
         self._waiting.append(sending)
         self._advance()
@@ -120,9 +127,8 @@ class Exporter:
         self._advance()
 
     def fail(self, error: PeerLost) -> None:
-        """Send nothing more: what waits ends with ``error``."""
+        """Send nothing more: what waits ends with ``error``.  The ring stays: the peer may still be reading."""
         waiting, self._waiting = self._waiting, deque()
-        self._ring = None
         for sending in waiting:
             sending.drop()
             fail_future(sending.done, error)
@@ -169,6 +175,7 @@ class Importer:
         self._complete = complete
         self._landing: tuple[FrameHeader, memoryview] | None = None
         self._position = 0
+        self._is_over = False
 
     def can_read(self, size: int) -> bool:
         """Should a message of ``size`` bytes come this way?"""
@@ -176,6 +183,8 @@ class Importer:
 
     def chunk(self, key: Key, offset: int) -> None:
         """The next bytes of message ``key`` are in the peer's memory at ``offset``."""
+        if self._is_over:
+            return
         if self._landing is None:
             self._landing, self._position = self._reserve(key), 0
         header, landing = self._landing
@@ -183,15 +192,21 @@ class Importer:
             raise ProtocolError(f"chunk: message {header.sequence} is not complete, one of {key.sequence} came")
         size = min(CHUNK_BYTES, len(landing) - self._position)
         landing[self._position : self._position + size] = self._read(offset, size)
+        if self._memory.is_gone(self._peer):  # it left before this was read: as if it had not been sent
+            self.fail()
+            return
         self._position += size
         self.bytes_received += size
-        self._emit(FrameKind.FREED, key, 0, offset)
-        if self._position == len(landing):
+        is_complete = self._position == len(landing)
+        if is_complete:
             self._landing = None
+        self._emit(FrameKind.FREED, key, 0, offset)  # the next chunk may come inside of this
+        if is_complete:
             self._complete(header, landing)
 
     def fail(self) -> None:
-        """Forget what is not complete."""
+        """Forget what is not complete, and whatever may follow."""
+        self._is_over = True
         self._landing = None
 
     def _read(self, offset: int, size: int) -> memoryview:
@@ -201,3 +216,31 @@ class Importer:
             return self._memory.read(self._peer, offset, size)
         except UsageError as error:
             raise ProtocolError(f"chunk: {error}") from error
+
+
+class Exchange:
+    """Both halves, for one link to ``peer``."""
+
+    def __init__(
+        self,
+        memory: SharedMemory,
+        *,
+        peer: int,
+        emit: Emit,
+        reserve: Callable[[Key], tuple[FrameHeader, memoryview]],
+        complete: Callable[[FrameHeader, memoryview], None],
+    ) -> None:
+        self.exporter = Exporter(memory, emit)
+        self.importer = Importer(memory, peer=peer, emit=emit, reserve=reserve, complete=complete)
+
+    def moved(self, header: FrameHeader, offset: int) -> None:
+        """A CHUNK or FREED frame came."""
+        if header.kind is FrameKind.CHUNK:
+            self.importer.chunk(header.key, offset)
+        else:
+            self.exporter.freed(offset)
+
+    def fail(self, error: PeerLost) -> None:
+        """The link is lost."""
+        self.exporter.fail(error)
+        self.importer.fail()

@@ -6,6 +6,9 @@ moment.  Every turn asks the kernel for news without sleeping, and all else that
 burns a processor, so it is only done where every rank of the host has one, and for as long as it pays: the time doubles
 when something came so soon after it was expected that an awake loop would have seen it come, and halves when nothing
 came or it came later.  This is judged whether the loop was awake or not, so a vigil that pays again is found again.
+
+Where others keep the processors busy, whoever stays awake may keep the peer itself from running.  That does not show
+from here, but it takes longer then; so both ways are tried now and then, and the quicker one is chosen.
 """
 
 from __future__ import annotations
@@ -23,6 +26,10 @@ SHORTEST_SECONDS: Final = 4e-6
 
 WAKING_SECONDS: Final = 100e-6
 """What comes to a sleeper would have come to one who is awake sooner by about this: both ends had to wake."""
+
+TRY_EVERY: Final = 256
+TRY_FOR: Final = 4
+"""Of so many arrivals so many are waited for in the other way than the one that was quicker."""
 
 _FEW_TURNS: Final = 2
 """A vigil of fewer turns says nothing: something else kept the loop busy."""
@@ -46,6 +53,24 @@ class Patience:
         self.seconds = max(self.seconds / 2, SHORTEST_SECONDS)
 
 
+class Preference:
+    """Which way of waiting is quicker here.  ``is_awake`` says how to wait for the next arrival."""
+
+    def __init__(self) -> None:
+        self.is_awake = True
+        self._gaps: dict[bool, float] = {}
+        self._arrivals = 0
+
+    def came(self, gap: float) -> None:
+        """Something came ``gap`` seconds after it was expected, waited for as ``is_awake`` says."""
+        if gap <= LONGEST_SECONDS + 3 * WAKING_SECONDS:  # else it took its time for another reason
+            before = self._gaps.get(self.is_awake, gap)
+            self._gaps[self.is_awake] = before + (gap - before) / 8
+        self._arrivals += 1
+        is_awake_quicker = self._gaps.get(True, 0.0) <= self._gaps.get(False, 1.0)
+        self.is_awake = is_awake_quicker != (self._arrivals % TRY_EVERY >= TRY_EVERY - TRY_FOR)
+
+
 class Vigil:
     """Keeps the running loop awake for a moment when a peer's answer is due.  One for all lanes of a node.
 
@@ -57,8 +82,11 @@ class Vigil:
         self._loop = asyncio.get_running_loop()
         self._clock = clock
         self._patience = Patience()
+        self._preference = Preference()
         self._since: float | None = None
-        """When something was expected last; None once it came."""
+        """When something was expected first; None once something came, or nothing for so long that this was judged."""
+        self._expected = 0.0
+        """When something was expected last."""
         self._until = 0.0
         self._turns = 0
         self._is_watching = False
@@ -67,11 +95,14 @@ class Vigil:
         """Something small may come at once."""
         if not self.is_allowed:
             return
-        if self._since is not None and not self._is_watching:
+        self._expected = now = self._clock()
+        if self._since is None:
+            self._since = now
+        elif now - self._since >= LONGEST_SECONDS:
             self._patience.was_in_vain()
-        self._since = now = self._clock()
+            self._since = now
         self._until = now + self._patience.seconds
-        if not self._is_watching and self._patience.seconds > SHORTEST_SECONDS:
+        if not self._is_watching and self._preference.is_awake and self._patience.seconds > SHORTEST_SECONDS:
             self._is_watching = True
             self._turns = 0
             self._loop.call_soon(self._watch)
@@ -79,15 +110,17 @@ class Vigil:
     def arrived(self) -> None:
         """Something came."""
         if self._since is not None:
-            self._patience.came(self._clock() - self._since, was_awake=self._is_watching)
+            gap = self._clock() - self._expected
+            self._patience.came(gap, was_awake=self._is_watching)
+            self._preference.came(gap)
             self._since = None
             self._turns = 0
 
     def _watch(self) -> None:
-        if self._clock() < self._until:
+        if self._clock() < self._until and self._preference.is_awake:
             self._turns += 1
             self._loop.call_soon(self._watch)
             return
         self._is_watching = False
-        if self._turns < _FEW_TURNS:
+        if self._turns < _FEW_TURNS and self._preference.is_awake:
             self._since = None

@@ -239,9 +239,9 @@ class PayloadDecoder(Generic[T]):
         if isinstance(kind, type):
             if issubclass(kind, np.ndarray):
                 return check_array(wanted, value)
-            if issubclass(kind, np.number | np.bool_) and isinstance(value, bool | int | float):
-                with np.errstate(over="ignore"):  # too large for the kind: infinite, and no warning about it
-                    return kind(value)
+            is_sized = issubclass(kind, np.flexible)  # a number would say how much memory to make
+            if issubclass(kind, np.generic) and not is_sized and isinstance(value, bool | int | float):
+                return _convert_number(kind, value)
         if self._extension is not None:
             return self._extension.convert(wanted, value)
         if isinstance(kind, type) and isinstance(value, kind):
@@ -272,6 +272,15 @@ def decode_payload(buffer: Buffer, type: Any = Any, *, what: str = "payload") ->
     Raises ``UsageError`` naming ``what`` if it is not of ``type``, and ``ProtocolError`` for hostile bytes.
     """
     return PayloadDecoder[Any](type).decode(buffer, what=what)
+
+
+def _convert_number(kind: Any, value: float) -> object:
+    """Return a number as the scalar ``kind``; one that is too large for a float is infinite there."""
+    try:
+        with np.errstate(over="ignore"):
+            return kind(value)
+    except (ValueError, OverflowError) as error:
+        raise TypeError(f"Expected `{type_name(kind)}`, got {value}: {error}") from error
 
 
 def _align(offset: int) -> int:

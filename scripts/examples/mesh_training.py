@@ -20,19 +20,20 @@ class Trainer(ap.Actor):
         self.rate, self.batch = rate, batch
 
     async def on_start(self) -> None:
-        self.dp, self.tp = self.group("dp"), self.group("tp")
-        width = FEATURES // self.tp.size
-        self.mine = slice(self.tp.rank * width, (self.tp.rank + 1) * width)
+        tp = self.group("tp")
+        width = FEATURES // tp.size
+        self.mine = slice(tp.rank * width, (tp.rank + 1) * width)
         self.weights = np.zeros(width)
 
     @ap.endpoint
     async def step(self, number: int) -> float:
-        samples = np.random.default_rng((number, self.dp.rank)).normal(size=(self.batch, FEATURES))
+        dp, tp = self.group("dp"), self.group("tp")  # communicators over those that differ along one axis only
+        samples = np.random.default_rng((number, dp.rank)).normal(size=(self.batch, FEATURES))
         predicted = samples[:, self.mine] @ self.weights
-        await self.tp.all_reduce(predicted)  # a sum over the slices of the weights
+        await tp.all_reduce(predicted)  # a sum over the slices of the weights
         error = predicted - samples @ TRUTH
         gradient = samples[:, self.mine].T @ error / self.batch
-        await self.dp.all_reduce(gradient, op="mean")  # a mean over everybody's samples
+        await dp.all_reduce(gradient, op="mean")  # a mean over everybody's samples
         self.weights -= self.rate * gradient
         return float(np.square(error).mean())
 

@@ -150,7 +150,7 @@ async def train(shape: Shape, every: float) -> None:
             await push(node.world, model.weights)
             took = 1e3 * (time.monotonic() - begin)
             print(f"version {version}: loss {loss:.3f}, {model.weights.nbytes} bytes in {took:.1f} ms", flush=True)
-    except ap.PeerLost as error:
+    except (ap.PeerLost, ap.PeerCancelled) as error:
         print(f"training ends: {error}", flush=True)
     finally:
         await node.stop()
@@ -177,53 +177,63 @@ class Service:
         self.shape = shape
         self.active = Model(shape, np.zeros(shape.count, np.float32))
         self._standby = Model(shape, np.zeros(shape.count, np.float32))
-        self.has_weights = asyncio.Event()
+        self.is_settled = asyncio.Event()
+        """There are weights, or there never will be."""
         self.pushes: deque[tuple[float, float]] = deque(maxlen=REMEMBERED_PUSHES)
         """Begin and end of the pushes, by ``time.monotonic``, which all processes of a host share."""
 
-    async def follow(self, world: ap.Communicator) -> None:
-        """Take what the trainer pushes, for as long as it is there."""
+    async def follow(self) -> None:
+        """Be a rank of the world, and take what the trainer pushes for as long as it is there."""
         try:
-            while True:
-                await world.broadcast_object()
-                begin = time.monotonic()
-                for piece in pieces(self._standby.weights):
-                    await world.broadcast(piece)
-                self.active, self._standby = self._standby, self.active
-                self.pushes.append((begin, time.monotonic()))
-                self.has_weights.set()
-        except ap.PeerLost as error:
-            print(f"rank {world.rank} keeps version {self.active.version}: {error}", flush=True)
+            node = await ap.Node.start()
+            try:
+                while True:
+                    await self._take_push(node.world)
+            finally:
+                await node.stop()
+        except (ap.PeerLost, ap.PeerCancelled) as error:
+            print(f"no more pushes after version {self.active.version}: {error}", flush=True)
+        finally:
+            self.is_settled.set()
+
+    async def _take_push(self, world: ap.Communicator) -> None:
+        await world.broadcast_object()
+        begin = time.monotonic()
+        for piece in pieces(self._standby.weights):
+            await world.broadcast(piece)
+        self.active, self._standby = self._standby, self.active
+        self.pushes.append((begin, time.monotonic()))
+        self.is_settled.set()
 
 
 class Question(BaseModel):
     tokens: list[int] = Field(min_length=1, max_length=1024)
 
 
-def make_app(shape: Shape) -> FastAPI:
-    """Return the application, which joins the world when it starts and leaves it when it ends."""
-    service = Service(shape)
+def make_app(service: Service) -> FastAPI:
+    """Return the application.  Its lifespan is that of a node, and it is up when the first weights are there."""
 
     @contextlib.asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
-        node = await ap.Node.start()
-        following = asyncio.create_task(service.follow(node.world))
+        following = asyncio.create_task(service.follow())
         try:
-            await service.has_weights.wait()
+            await service.is_settled.wait()
             yield
         finally:
             following.cancel()
-            await asyncio.wait({following})
-            await node.stop()
+            with contextlib.suppress(asyncio.CancelledError):
+                await following
 
     app = FastAPI(lifespan=lifespan)
 
     @app.post("/predict")
     async def predict(question: Question) -> dict[str, object]:
         model = service.active  # no await from here on: the buffers cannot change places
-        tokens = np.array(question.tokens)
-        if tokens.min() < 0 or tokens.max() >= shape.rows:
-            raise HTTPException(422, f"tokens: expected 0..{shape.rows - 1}")
+        tokens, rows = np.array(question.tokens), service.shape.rows
+        if model.version == 0:
+            raise HTTPException(503, "there are no weights")
+        if tokens.min() < 0 or tokens.max() >= rows:
+            raise HTTPException(422, f"tokens: expected 0..{rows - 1}")
         scores = model.scores(tokens)
         return {"version": model.version, "label": int(scores.argmax()), "scores": scores.tolist()}
 
@@ -244,13 +254,14 @@ class Server(uvicorn.Server):
 
 async def serve(shape: Shape, listener: socket.socket) -> None:
     """Answer requests until somebody stops this."""
-    config = uvicorn.Config(make_app(shape), lifespan="on", log_level="warning", timeout_graceful_shutdown=5)
-    server = Server(config)
+    service = Service(shape)
+    server = Server(uvicorn.Config(make_app(service), lifespan="on", log_level="warning", timeout_graceful_shutdown=5))
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     try:
         await asyncio.shield(serving)
     except asyncio.CancelledError:
         server.should_exit = True
+        service.is_settled.set()  # if it is still starting
         await serving
         raise
     raise SystemExit("the service ended by itself: see above")
@@ -282,14 +293,18 @@ async def run_rank(rank: int, options: argparse.Namespace) -> None:
         try:
             listener = socket.create_server((options.host, port))
         except OSError as error:
-            raise SystemExit(f"serve_weights: {options.host}:{port} cannot be bound: {error.strerror}") from error
+            reason = os.strerror(error.errno or 0)
+            raise SystemExit(f"serve_weights: {options.host}:{port} cannot be bound: {reason}") from error
         where = "http://{}:{}".format(*listener.getsockname())
         print(f"rank {rank} serves on {where} once it has weights", flush=True)
         work = asyncio.create_task(serve(shape, listener))
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, work.cancel)
-    with contextlib.suppress(asyncio.CancelledError):
-        await work
+    try:
+        with contextlib.suppress(asyncio.CancelledError):
+            await work
+    except ap.PeerError as error:  # another rank did not come; it says why itself
+        raise SystemExit(f"serve_weights: {error}") from None
 
 
 def main() -> None:

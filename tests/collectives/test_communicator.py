@@ -178,11 +178,11 @@ async def test_a_group_that_is_given_up_ends_what_waits_and_refuses_the_rest(ope
                 await work
             assert caught.value.rank == 2
         with pytest.raises(PeerCancelled, match=r"group of ranks 0,1 was given up, because rank 2 failed"):
-            pairs[0].all_reduce(np.ones(3))
+            await pairs[0].all_reduce(np.ones(3))
         with pytest.raises(PeerCancelled, match="was given up"):
-            pairs[0].send(np.ones(3), 1)
+            await pairs[0].send(np.ones(3), 1)
         with pytest.raises(PeerCancelled, match="was given up"):
-            pairs[0].recv(1)
+            await pairs[0].recv(1)
         with pytest.raises(PeerCancelled, match="rank 0 failed in it: rank 2 failed"):
             await pairs[1].all_reduce(np.ones(3))
         results = await on_all(ranks, lambda c: c.all_reduce(np.ones(2)))

@@ -6,7 +6,7 @@ import random
 import struct
 import tracemalloc
 from dataclasses import dataclass
-from typing import Any, get_args, get_type_hints
+from typing import Any
 
 import ml_dtypes
 import msgspec
@@ -15,8 +15,9 @@ import pytest
 from numpy.typing import NDArray
 
 from asyncpar.errors import ProtocolError, UsageError
-from asyncpar.runtime.message import Message, MessageDecoder
-from asyncpar.wire.payload import PayloadDecoder, PayloadEncoder, encode_payload
+from asyncpar.runtime.message import MessageDecoder
+from asyncpar.wire.payload import PayloadDecoder, encode_payload
+from tests.hostile.actor_messages import every_message
 from tests.hostile.inputs import bit_flips, mutated, truncations
 
 FACTOR = 100
@@ -59,34 +60,6 @@ TYPES: tuple[Any, ...] = (
     list[np.ndarray],
 )
 DECODERS = [PayloadDecoder[Any](kind) for kind in TYPES]
-
-_SAMPLES: dict[str, Any] = {
-    "int": 7,
-    "str": "some name",
-    "bool": True,
-    "float": 1.5,
-    "Raw": msgspec.Raw(msgspec.msgpack.encode([1, "two"])),
-    "list": [msgspec.Raw(b"\x01"), msgspec.Raw(b"\xa1a")],
-    "dict": {"key": msgspec.Raw(b"\x02")},
-    "NoneType": None,
-}
-
-
-def every_message() -> dict[str, bytes]:
-    """Return a payload with each message that actor systems say, its optional fields given and left out."""
-    payloads = {}
-    for kind in get_args(Message):
-        hints = get_type_hints(kind)
-        values = {name: _sample(hint) for name, hint in hints.items()}
-        payloads[kind.__name__] = bytes(PayloadEncoder().finish(kind(**values), what="x"))
-    return payloads
-
-
-def _sample(hint: Any) -> Any:
-    choices = [hint, *get_args(hint)]
-    names = [getattr(choice, "__name__", "") for choice in choices]
-    return next(_SAMPLES[name] for name in names if name in _SAMPLES)
-
 
 MESSAGES = every_message()
 
@@ -244,3 +217,16 @@ def test_extensions_of_every_type_are_refused_or_arrays(code: int) -> None:
     for content in (b"", b"\x00", bytes(10), bytes(18)):
         envelope = b"\xc7" + struct.pack("Bb", len(content), code) + content
         assert take(payload_of(envelope)) == 0 or code == -1, "only timestamps are extensions of msgpack itself"
+
+
+@pytest.mark.parametrize("kind", [np.void, np.bytes_, np.str_])
+def test_a_number_does_not_say_how_much_memory_a_scalar_takes(kind: Any) -> None:
+    with pytest.raises(UsageError, match="Expected"):
+        PayloadDecoder[Any](kind).decode(encode_payload(1 << 33, what="x"), what="x")
+
+
+def test_a_number_too_large_for_its_kind_is_infinite_or_refused() -> None:
+    large = encode_payload(1e300, what="x")
+    assert PayloadDecoder[Any](np.float16).decode(large, what="x") == np.inf
+    with pytest.raises(UsageError, match=r"x: Expected `numpy.int8`, got 1e\+300"):
+        PayloadDecoder[Any](np.int8).decode(large, what="x")

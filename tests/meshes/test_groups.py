@@ -27,6 +27,7 @@ class Member(ap.Actor):
         return group.rank, list(group.ranks), group.name
 
 
+@pytest.mark.promise("mesh-group")
 @pytest.mark.parametrize("transport", ["inproc", "tcp", "grpc"])
 async def test_actors_reduce_along_the_axes_of_their_mesh(transport: str) -> None:
     async with ap.testing.local_world(4, transport=transport) as nodes:
@@ -119,6 +120,7 @@ class Quitter(ap.Actor):
         return float(x[0])
 
 
+@pytest.mark.promise("mesh-group-end")
 def test_a_collective_that_waits_for_an_actor_that_failed_elsewhere_ends_soon() -> None:
     async def main() -> None:
         async with ap.testing.local_world(4) as nodes:
@@ -184,6 +186,7 @@ class Absentee(ap.Actor):
         return seconds
 
 
+@pytest.mark.promise("mesh-group-end")
 async def test_values_of_a_call_that_failed_never_come_up_in_a_later_one() -> None:
     async with ap.testing.local_world(2) as nodes:
         senders = await nodes[0].nodes.spawn(Sender)

@@ -86,6 +86,7 @@ async def spawn(node: ap.Node, **settings: int) -> MeshRef[Trainer]:
     return await node.nodes.reshape(dp=2, tp=2).spawn(Trainer, Settings(100, **settings), name="trainer")
 
 
+@pytest.mark.promise("mesh-call")
 @pytest.mark.parametrize("transport", ["inproc", "tcp", "grpc"])
 async def test_all_are_called_and_answer_with_their_places(transport: str) -> None:
     async with ap.testing.local_world(4, transport=transport) as nodes:
@@ -105,6 +106,7 @@ async def test_all_are_called_and_answer_with_their_places(transport: str) -> No
         assert not x.any()
 
 
+@pytest.mark.promise("mesh-failure")
 async def test_a_failure_comes_with_its_place_and_the_values_of_the_others() -> None:
     async with ap.testing.local_world(4) as nodes:
         trainers = await spawn(nodes[0])
@@ -141,6 +143,7 @@ async def _words() -> AsyncIterator[str]:
     yield "never"
 
 
+@pytest.mark.promise("mesh-stream")
 async def test_results_can_be_taken_as_they_arrive() -> None:
     async with ap.testing.local_world(4) as nodes:
         trainers = await spawn(nodes[0])
@@ -183,6 +186,7 @@ async def test_what_is_told_to_all_reaches_all_in_order() -> None:
         assert list(heard.values()) == [["one"], ["one", "two"], ["one"], ["one", "two"]]
 
 
+@pytest.mark.promise("mesh-slice")
 async def test_parts_and_single_actors_can_be_called() -> None:
     async with ap.testing.local_world(4) as nodes:
         trainers = await spawn(nodes[0])

@@ -54,6 +54,22 @@ def test_nothing_is_given_up_while_nobody_fails() -> None:
     run_virtual(main())
 
 
+def test_who_leaves_when_all_have_answered_gives_nothing_up() -> None:
+    async def main() -> None:
+        ended = Ended()
+
+        def leave() -> None:
+            with Notices(9, range(1), ended.give_up) as notices:
+                notices.answered(0)
+                raise ValueError("enough")
+
+        with pytest.raises(ValueError, match="enough"):
+            leave()
+        assert ended.all == []
+
+    run_virtual(main())
+
+
 def test_a_round_that_is_cancelled_is_given_up_once() -> None:
     async def main() -> None:
         ended = Ended()

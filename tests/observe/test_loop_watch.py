@@ -156,6 +156,7 @@ async def test_who_has_unsubscribed_is_not_told() -> None:
     unsubscribe = watch.subscribe(gone)
     watch.subscribe(reports)
     unsubscribe()
+    unsubscribe()
     watch.start()
     await a_turn()
     reports.wait(1)

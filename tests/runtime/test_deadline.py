@@ -381,3 +381,21 @@ def test_timeouts_around_one_step_are_no_deadline_of_the_iteration() -> None:
     assert loop_deadline(left_and_taken_up) is None
     assert loop_deadline(known_elsewhere) is None
     assert loop_deadline(through_a_generator) == 40
+
+
+def test_context_managers_of_users_are_not_touched(look: Look) -> None:
+    class Touchy:
+        async def __aenter__(self) -> Touchy:
+            return self
+
+        async def __aexit__(self, *_: object) -> None:
+            return None
+
+        def __getattr__(self, name: str) -> object:
+            raise AssertionError(f"touched: {name}")
+
+    async def work(wait: Wait) -> None:
+        async with asyncio.timeout(12), Touchy():
+            await wait()
+
+    assert look(work) == about(12)

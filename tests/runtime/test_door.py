@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 import asyncpar as ap
 from asyncpar._proto.asyncpar.v1 import actors_pb2
 from asyncpar._proto.asyncpar.v1.actors_pb2 import ActorCall, ActorError, ActorResult, ActorTold, Array, Value
+from asyncpar.runtime.delivery import time_left
 from asyncpar.runtime.door import Door
 from asyncpar.transport.rpc import Credentials, RpcServer
 
@@ -119,6 +120,12 @@ class Desk(ap.Actor):
             await asyncio.get_running_loop().create_future()
         finally:
             self.left.set()
+
+    @ap.endpoint
+    async def learn_time_left(self) -> float:
+        while (left := time_left()) is None:  # noqa: ASYNC110  # it travels after its call
+            await asyncio.sleep(0)
+        return left
 
     async def secret(self) -> None:
         raise AssertionError("it is no endpoint")
@@ -356,6 +363,12 @@ async def test_the_deadline_of_a_stream_ends_its_endpoint() -> None:
         code, _ = await error_of(stream.read())
         assert code is grpc.StatusCode.DEADLINE_EXCEEDED
         await client.ask("wait_until_left")
+
+
+async def test_an_endpoint_sees_the_deadline_of_its_call() -> None:
+    async with opened(2) as (client, _):
+        call = client.send(ActorCall(actor="desk", endpoint="learn_time_left", rank=1), timeout=50.0)
+        assert 20.0 < unpacked((await call).value) <= 50.0
 
 
 # -- errors ------------------------------------------------------------------------------------------------------------

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncpar.errors import ProtocolError
-from asyncpar.runtime.flow import ITEM_OVERHEAD, STREAM_WINDOW, Inflow, Outflow, item_cost
+from asyncpar.runtime.flow import ITEM_OVERHEAD, STREAM_WINDOW, Outflow, item_cost
+from asyncpar.runtime.window import ReceiveWindow
 
 SMALL = item_cost(memoryview(bytes(10)))
 HUGE = item_cost(memoryview(bytes(3 * STREAM_WINDOW)))
@@ -25,25 +26,25 @@ def test_at_most_64_small_items_are_ahead() -> None:
 
 
 def test_one_item_of_any_size_passes_and_is_alone() -> None:
-    out, inlet = Outflow(STREAM_WINDOW), Inflow(STREAM_WINDOW)
+    out, inlet = Outflow(STREAM_WINDOW), ReceiveWindow(STREAM_WINDOW)
     out.spend(HUGE)
     inlet.receive(HUGE)
     states = [out.is_open]
-    out.credit(inlet.read(HUGE))
+    out.credit(inlet.take(HUGE))
     states.append(out.is_open)
     assert states == [False, True]
 
 
 def test_credit_comes_in_lumps_of_at_least_a_quarter() -> None:
-    inlet = Inflow(STREAM_WINDOW)
+    inlet = ReceiveWindow(STREAM_WINDOW)
     for _ in range(64):
         inlet.receive(ITEM_OVERHEAD)
-    lumps = [inlet.read(ITEM_OVERHEAD) for _ in range(64)]
+    lumps = [inlet.take(ITEM_OVERHEAD) for _ in range(64)]
     assert [lump for lump in lumps if lump] == [STREAM_WINDOW // 4] * 4
 
 
 def test_a_stream_that_was_granted_nothing_waits_for_its_first_credit() -> None:
-    out, inlet = Outflow(0), Inflow(0)
+    out, inlet = Outflow(0), ReceiveWindow(STREAM_WINDOW, is_shut=True)
     states = [out.is_open]
     out.credit(inlet.settle())
     states.append(out.is_open)
@@ -52,11 +53,11 @@ def test_a_stream_that_was_granted_nothing_waits_for_its_first_credit() -> None:
 
 
 def test_an_item_without_credit_breaks_the_protocol() -> None:
-    with pytest.raises(ProtocolError, match="without credit"):
-        Inflow(0).receive(1)
-    inlet = Inflow(STREAM_WINDOW)
+    with pytest.raises(ProtocolError, match="overspent its window"):
+        ReceiveWindow(STREAM_WINDOW, is_shut=True).receive(1)
+    inlet = ReceiveWindow(STREAM_WINDOW)
     inlet.receive(STREAM_WINDOW)
-    with pytest.raises(ProtocolError, match="without credit"):
+    with pytest.raises(ProtocolError, match="overspent its window"):
         inlet.receive(1)
 
 
@@ -78,7 +79,7 @@ def test_any_schedule_keeps_order_and_bounds_and_can_be_finished(
 ) -> None:
     """Both ends and the two directions of the link between them move in any order, then to the end."""
     granted = STREAM_WINDOW if begins_open else 0
-    out, inlet = Outflow(granted), Inflow(granted)
+    out, inlet = Outflow(granted), ReceiveWindow(STREAM_WINDOW, is_shut=not begins_open)
     pending, link, arrived = deque(enumerate(sizes)), deque[tuple[int, int]](), deque[tuple[int, int]]()
     credits_ = deque[int]() if begins_open else deque([inlet.settle()])
     read: list[int] = []
@@ -95,7 +96,7 @@ def test_any_schedule_keeps_order_and_bounds_and_can_be_finished(
         elif turn == "read" and arrived:
             number, size = arrived.popleft()
             read.append(number)
-            if lump := inlet.read(size + ITEM_OVERHEAD):
+            if lump := inlet.take(size + ITEM_OVERHEAD):
                 assert lump >= STREAM_WINDOW // 4
                 credits_.append(lump)
         elif turn == "return" and credits_:

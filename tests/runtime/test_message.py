@@ -60,6 +60,12 @@ VALID = [
     Failure(1, message.RAISED, "text", "KeyError", "Traceback"),
     Cancel(1),
     Credit("echo", 5),
+    message.Deadline(1, 2.5),
+    message.Yield(1, raw("value")),
+    message.YieldCredit(1, 5),
+    message.Feed(1, 0, raw("value")),
+    message.FeedEnd(1, 0, True, "text", "KeyError", "Traceback"),
+    message.FeedCredit(1, 0, 5),
 ]
 
 

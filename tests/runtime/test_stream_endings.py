@@ -289,6 +289,7 @@ async def test_a_storm_of_cancellations_leaves_nothing(open_ranks: Any, home: in
 # -- the endpoint ends -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.promise("stream-failure")
 async def test_what_was_yielded_before_a_failure_arrives_before_it(open_ranks: Any, home: int) -> None:
     async with open_ranks(2) as ranks:
         ref, _ = await open_streamer(ranks, home)
@@ -311,6 +312,7 @@ async def test_an_endpoint_that_returns_early_closes_the_input_before_its_answer
         assert witness.events[-1] == "input closed"
 
 
+@pytest.mark.promise("stream-lazy")
 async def test_an_endpoint_that_fails_closes_the_input(open_ranks: Any, home: int) -> None:
     async with open_ranks(2) as ranks:
         ref, witness = await open_streamer(ranks, home)
@@ -340,6 +342,7 @@ async def test_a_stream_that_outlives_its_call_says_so(open_ranks: Any, home: in
 # -- the input fails ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.promise("stream-failure")
 async def test_a_failing_input_raises_at_the_endpoint_and_comes_back_as_itself(open_ranks: Any, home: int) -> None:
     async with open_ranks(2) as ranks:
         ref, witness = await open_streamer(ranks, home)

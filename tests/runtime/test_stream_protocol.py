@@ -75,8 +75,8 @@ ITEMS = call("items", wants_stream=True)
     [
         ([call("wait"), FEED], "rank 0 streams to call 1, which is not open for that"),
         ([call("wait"), message.YieldCredit(1, 5)], "rank 0 streams to call 1, which is not open for that"),
-        ([HOLD, FEED], "sent an item without credit"),
-        ([BEGIN, *[FEED] * 70], "sent an item without credit"),
+        ([HOLD, FEED], "the peer overspent its window of 1048576 bytes"),
+        ([BEGIN, *[FEED] * 70], "the peer overspent its window of 1048576 bytes"),
         ([BEGIN, message.Feed(1, 7, raw(5))], "Victim.begin() has no stream 7"),
         ([BEGIN, message.FeedEnd(1, 7)], "Victim.begin() has no stream 7"),
         ([BEGIN, FEED, message.FeedEnd(1, 0), FEED], "sent an item after the end"),
@@ -104,7 +104,7 @@ async def test_a_caller_that_breaks_the_rules_is_expelled(open_ranks: Any, envel
     [
         ("wait", [message.Yield(0, raw(1))], "which was not asked for a stream"),
         ("wait", [message.FeedCredit(0, 0, 1)], "which has no streams"),
-        ("items", [message.Yield(0, raw(1))] * 65, "sent an item without credit"),
+        ("items", [message.Yield(0, raw(1))] * 65, "the peer overspent its window of 1048576 bytes"),
         ("hold", [message.FeedCredit(0, 1, 1)], "the call has 1 streams, got credit for 1"),
         ("hold", [message.FeedCredit(0, 0, STREAM_WINDOW + 1)], "1048576 are outstanding, the peer returned 1048577"),
     ],

@@ -333,6 +333,7 @@ async def test_any_object_that_can_be_iterated_asynchronously_is_a_stream(open_r
         assert await ref.total(source.count.stream(5)) == 10
 
 
+@pytest.mark.promise("stream-lazy")
 async def test_the_caller_is_not_asked_for_items_before_the_endpoint_reads(open_ranks: Any, home: int) -> None:
     seen: list[object] = []
     async with open_ranks(2) as ranks:

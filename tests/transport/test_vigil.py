@@ -9,7 +9,16 @@ import pytest
 from asyncpar.testing.lanes import RecordingEvents, finished, frame
 from asyncpar.transport.lane import Sending
 from asyncpar.transport.stream import SMALL_BYTES
-from asyncpar.transport.vigil import LONGEST_SECONDS, SHORTEST_SECONDS, WAKING_SECONDS, Patience, Vigil
+from asyncpar.transport.vigil import (
+    LONGEST_SECONDS,
+    SHORTEST_SECONDS,
+    TRY_EVERY,
+    TRY_FOR,
+    WAKING_SECONDS,
+    Patience,
+    Preference,
+    Vigil,
+)
 from tests.transport.pairs import open_tcp_pair
 
 
@@ -43,6 +52,30 @@ def test_patience_that_has_ended_comes_back_when_a_sleeper_is_answered_soon() ->
     for _ in range(10):
         patience.came(LONGEST_SECONDS + WAKING_SECONDS / 2, was_awake=False)
     assert patience.seconds == LONGEST_SECONDS
+
+
+def test_the_quicker_way_is_preferred_and_the_other_one_tried_now_and_then() -> None:
+    preference = Preference()
+    gaps = {True: 50e-6, False: 100e-6}
+    ways = []
+    for _ in range(4 * TRY_EVERY):
+        ways.append(preference.is_awake)
+        preference.came(gaps[preference.is_awake])
+    assert ways.count(False) == 4 * TRY_FOR
+    gaps = {True: 300e-6, False: 100e-6}
+    ways = []
+    for _ in range(4 * TRY_EVERY):
+        ways.append(preference.is_awake)
+        preference.came(gaps[preference.is_awake])
+    assert TRY_FOR <= ways.count(True) < TRY_EVERY
+    assert ways[-TRY_EVERY:].count(True) == TRY_FOR
+
+
+def test_what_takes_its_time_says_nothing_about_the_way_of_waiting() -> None:
+    preference = Preference()
+    for _ in range(2 * TRY_EVERY):
+        preference.came(1.0 if preference.is_awake else 0.9)
+    assert preference.is_awake
 
 
 class Clock:
@@ -103,7 +136,7 @@ async def test_a_vigil_in_vain_makes_the_next_one_shorter_and_one_that_paid_does
 
     lengths = [await keep(paid=paid) for paid in (True, False, False, True, True, False)]
     units = [round(length / LONGEST_SECONDS, 3) for length in lengths]
-    assert units == [1.0, 1.0, 0.5, 0.25, 0.5, 1.0]
+    assert units == [1.0, 1.0, 0.5, 0.5, 1.0, 1.0]
 
 
 async def test_no_vigil_is_kept_while_nothing_comes_in_time_and_again_once_something_does() -> None:
@@ -121,6 +154,33 @@ async def test_no_vigil_is_kept_while_nothing_comes_in_time_and_again_once_somet
     vigil.arrived()
     vigil.expect()
     assert vigil._is_watching
+
+
+async def test_a_sleeper_by_preference_keeps_no_vigil_but_goes_on_learning() -> None:
+    clock = Clock()
+    vigil = Vigil(clock=clock)
+    vigil.is_allowed = True
+    vigil.expect()
+    vigil._preference.is_awake = False
+    await turns(3)
+    assert not vigil._is_watching
+    vigil.arrived()
+    assert vigil._preference.is_awake
+
+
+async def test_two_expectations_of_one_answer_are_judged_once() -> None:
+    clock = Clock()
+    vigil = Vigil(clock=clock)
+    vigil.is_allowed = True
+    vigil._patience.seconds = 10e-6
+    for _ in range(10):  # a request comes, its answer leaves 20 us later, and the next request comes soon
+        vigil.expect()
+        clock.now += 20e-6
+        await turns(2)
+        vigil.expect()
+        clock.now += 50e-6
+        vigil.arrived()
+    assert vigil._patience.seconds == LONGEST_SECONDS
 
 
 async def test_a_loop_that_was_busy_with_something_else_learns_nothing() -> None:

@@ -353,7 +353,7 @@ def test_deep_nesting_is_a_protocol_error() -> None:
         decode_payload(enveloped(b"\x91" * 100_000 + b"\x01"))
 
 
-LENT = {
+LENT: dict[str, npt.NDArray[Any]] = {
     "large": np.arange(LEAST_LENT, dtype=np.float64),
     "turned": np.arange(LEAST_LENT).reshape(4, -1).T,
     "small": np.arange(3, dtype=np.int8),
