@@ -111,7 +111,6 @@ def test_no_request_fails_while_weights_are_pushed_and_all_ranks_end_with_code_0
         code, shown = job.finish()
     assert code == 0, shown  # which is so only if every rank's is
     assert "Traceback" not in shown
-    assert "it left the world" in shown
 
 
 @pytest.mark.parametrize(("number", "expected"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
