@@ -140,7 +140,7 @@ class FrameReader:
             if self._staged < HEADER_BYTES:
                 return view
             self._staged = 0
-            if not self._begin_frame(self._staging):
+            if not self._begin_frame(self._decode(self._staging, 0)):
                 self._staged = HEADER_BYTES
                 return view
         rest = view[self._parse(view) :]
@@ -169,23 +169,21 @@ class FrameReader:
                 position += self._take(view, position)
             elif end - position < HEADER_BYTES:
                 break
-            elif self._accept is not None and (taken := self._take_whole(view, position)):
-                position += taken
-            elif self._begin_frame(view, position):
-                position += HEADER_BYTES
+            else:
+                header = self._decode(view, position)
+                start = position + HEADER_BYTES
+                stop = start + header.length
+                if self._accept is not None and stop <= end and self._accept(header, view[start:stop]):
+                    position = stop
+                elif self._begin_frame(header):
+                    position = start
         return position
 
-    def _take_whole(self, view: memoryview, position: int) -> int:
-        """Hand over a frame that is all there and return its bytes; 0 if it must go the long way."""
-        header = decode_header(view, max_length=self._max_length, offset=position)
-        start = position + HEADER_BYTES
-        stop = start + header.length
-        assert self._accept is not None
-        return stop - position if stop <= len(view) and self._accept(header, view[start:stop]) else 0
+    def _decode(self, view: memoryview, offset: int) -> FrameHeader:
+        return decode_header(view, max_length=self._max_length, offset=offset)
 
-    def _begin_frame(self, view: memoryview, offset: int = 0) -> bool:
+    def _begin_frame(self, header: FrameHeader) -> bool:
         """Take a header; False if its frame must wait."""
-        header = decode_header(view, max_length=self._max_length, offset=offset)
         target = self._sink.lend(header)
         if self._is_stopped:
             return True

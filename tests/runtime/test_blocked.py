@@ -90,6 +90,7 @@ CALLS: dict[str, Callable[[Any], Any]] = {
 }
 
 
+@pytest.mark.promise("blocked")
 @pytest.mark.parametrize("endpoint", CALLS)
 async def test_an_endpoint_that_blocks_the_loop_is_reported_by_name_with_its_stack(
     endpoint: str, caplog: pytest.LogCaptureFixture

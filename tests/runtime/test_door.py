@@ -220,6 +220,7 @@ async def error_of(answer: Any) -> tuple[grpc.StatusCode, ActorError]:
 # -- values ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.promise("language")
 async def test_an_endpoint_is_asked_with_msgpack_by_position_and_by_name() -> None:
     async with opened() as (client, _):
         assert unpacked(await client.ask("add", packed(3))) == 13
@@ -283,6 +284,7 @@ async def test_dates_bytes_and_references_have_a_plain_form() -> None:
 # -- where and how -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.promise("language")
 async def test_actors_of_other_ranks_are_reached_by_their_rank() -> None:
     async with opened(2) as (client, _):
         assert unpacked(await client.ask("add", packed(1), rank=1)) == 11
@@ -302,6 +304,7 @@ async def test_a_node_alone_that_serves_is_reached_too() -> None:
     await node.stop()
 
 
+@pytest.mark.promise("language")
 async def test_a_told_message_is_handled_and_not_answered() -> None:
     async with opened() as (client, _):
         await client.tell("note", packed("one"))
@@ -315,6 +318,7 @@ async def test_a_message_told_to_nobody_is_a_dead_letter() -> None:
         assert node.dead_letters.count == 1
 
 
+@pytest.mark.promise("language")
 async def test_a_stream_comes_item_by_item() -> None:
     async with opened() as (client, _):
         assert [unpacked(item.value) async for item in client.stream("count", packed(500))] == list(range(500))
@@ -340,6 +344,7 @@ async def test_ending_a_stream_ends_its_endpoint() -> None:
 # -- time --------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.promise("language-deadline")
 async def test_cancelling_a_call_cancels_its_endpoint() -> None:
     async with opened(2) as (client, _):
         call = client.send(ActorCall(actor="desk", endpoint="hang", rank=1))
@@ -348,6 +353,7 @@ async def test_cancelling_a_call_cancels_its_endpoint() -> None:
         await client.ask("wait_until_left", rank=1)
 
 
+@pytest.mark.promise("language-deadline")
 async def test_the_deadline_of_a_call_ends_its_endpoint() -> None:
     async with opened(2) as (client, _):
         call = client.send(ActorCall(actor="desk", endpoint="hang", rank=1), timeout=0.3)
@@ -368,12 +374,13 @@ async def test_the_deadline_of_a_stream_ends_its_endpoint() -> None:
 async def test_an_endpoint_sees_the_deadline_of_its_call() -> None:
     async with opened(2) as (client, _):
         call = client.send(ActorCall(actor="desk", endpoint="learn_time_left", rank=1), timeout=50.0)
-        assert 20.0 < unpacked((await call).value) <= 50.0
+        assert 20.0 < unpacked((await call).value) < 60.0  # gRPC rounds
 
 
 # -- errors ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.promise("language-error")
 async def test_what_an_endpoint_raises_comes_with_type_message_and_traceback() -> None:
     async with opened(2) as (client, _):
         code, error = await error_of(client.ask("fail", packed(""), rank=1))
@@ -515,6 +522,7 @@ async def test_a_call_that_runs_while_the_node_stops_is_unavailable() -> None:
         assert code is grpc.StatusCode.UNAVAILABLE
 
 
+@pytest.mark.promise("language-token")
 @pytest.mark.parametrize("spoil", [lambda token: "", lambda token: token[:-1] + "x", lambda token: "0" * 64])
 async def test_without_the_token_of_the_job_nothing_is_answered(spoil: Callable[[str], str]) -> None:
     async with opened() as (client, _):

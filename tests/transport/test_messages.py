@@ -233,3 +233,44 @@ def test_messages_that_wait_for_an_earlier_one_count_against_the_credit(scene: S
     assert scene.delivered == []
     with pytest.raises(ProtocolError, match="the peer overspent its credit"):
         scene.arrive(count + 1, EAGER_LIMIT)
+
+
+# -- whole frames ------------------------------------------------------------------------------------------------------
+
+
+def test_the_next_message_is_taken_whole_and_any_other_goes_the_long_way(scene: Scene) -> None:
+    def offer(sequence: int) -> bool:
+        return scene.inbox.accept(frame(EAGER, key_of(sequence), 1, fingerprint=0), memoryview(bytes([sequence])))
+
+    assert offer(0)
+    assert not offer(2)
+    scene.arrive(2)
+    assert not offer(1)
+    scene.arrive(1)
+    assert offer(3)
+    assert scene.delivered == [b"\0", b"\1", b"\2", b"\3"]
+    assert not offer(3)
+
+
+def test_whole_messages_spend_and_return_credit_like_others(scene: Scene) -> None:
+    payload = memoryview(bytes(EAGER_LIMIT))
+    count = EAGER_WINDOW // (EAGER_LIMIT + HEADER_BYTES)
+    for sequence in range(count):
+        assert scene.inbox.accept(frame(EAGER, key_of(sequence), EAGER_LIMIT, fingerprint=0), payload)
+    with pytest.raises(ProtocolError, match="overspent"):
+        scene.inbox.accept(frame(EAGER, key_of(count), EAGER_LIMIT, fingerprint=0), payload)
+    for release in scene.releases:
+        release()
+    assert [kind for kind, *_ in scene.emitted.take()] == [FrameKind.CREDIT] * 3
+
+
+def test_whole_messages_are_copies_that_can_be_written(scene: Scene) -> None:
+    payloads: list[memoryview] = []
+    inbox = MessageInbox(
+        deliver=lambda payload, release: payloads.append(payload), emit=scene.emitted, max_bytes=10, budget=10
+    )
+    source = bytearray(b"abc")
+    assert inbox.accept(frame(EAGER, key_of(0), 3, fingerprint=0), memoryview(source))
+    source[:] = b"xyz"
+    payloads[0][0] = 65
+    assert bytes(payloads[0]) == b"Abc"

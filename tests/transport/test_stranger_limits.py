@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
 import pytest
 
@@ -36,10 +37,8 @@ async def test_a_connection_that_never_speaks_http_is_closed_and_so_is_one_too_m
         async with asyncio.timeout(10):
             idle = [await asyncio.open_connection("127.0.0.1", server.port) for _ in range(5)]
             for reader, writer in idle:
-                try:
+                with contextlib.suppress(ConnectionResetError):
                     await reader.read()  # to the end
-                except ConnectionResetError:
-                    pass
                 writer.close()
     finally:
         await server.stop(grace=0)

@@ -339,3 +339,39 @@ def test_what_a_held_reader_leaves_over_is_given_again(
         assert len(left) == 0
     assert sink.frames == list(enumerate(payloads))
     assert sink.ended_tags == list(range(len(payloads)))
+
+
+class WholeSink(Sink):
+    """Takes whole frames with even tags at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.accepted: list[tuple[int, bytes]] = []
+
+    def accept(self, header: FrameHeader, payload: memoryview) -> bool:
+        if header.tag % 2:
+            return False
+        self.accepted.append((header.tag, bytes(payload)))
+        self.frames.append(self.accepted[-1])
+        return True
+
+
+@ways
+@settings(max_examples=80, deadline=None)
+@given(payloads=payloads, cuts=cut_lists)
+def test_frames_that_are_there_as_a_whole_are_offered_and_all_keep_their_order(  # type: ignore[no-untyped-def]
+    give, payloads: list[bytes], cuts: list[int]
+) -> None:
+    sink = WholeSink()
+    reader = FrameReader(sink, max_length=MAX_LENGTH, accept=sink.accept)
+    give(reader, b"".join(encode(tag, payload) for tag, payload in enumerate(payloads)), cuts)
+    assert sink.frames == list(enumerate(payloads))
+    assert reader.is_between_frames
+
+
+def test_small_frames_in_one_read_are_all_offered() -> None:
+    sink = WholeSink()
+    reader = FrameReader(sink, max_length=MAX_LENGTH, accept=sink.accept)
+    pour(reader, b"".join(encode(2 * tag, b"x" * tag) for tag in range(10)), [STAGING_BYTES])
+    assert sink.accepted == [(2 * tag, b"x" * tag) for tag in range(10)]
+    assert sink.lent == []
