@@ -23,7 +23,7 @@ from asyncpar.wire.segments import Payload, write_payload
 LEAST_SHARED: Final = 2 << 20
 """Smaller messages are as fast over the lane."""
 
-CHUNK_BYTES: Final = 1 << 20
+CHUNK_BYTES: Final = 2 << 20
 """Part of the protocol: equal on all ranks."""
 
 CHUNKS: Final = 4
