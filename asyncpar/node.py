@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-import platform
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
 from typing import Any, TypeVar, overload
 
 import numpy as np
@@ -19,63 +17,27 @@ from numpy.typing import DTypeLike, NDArray
 
 from asyncpar.arena.exchange import ArenaMemory
 from asyncpar.arena.formation import form_arena
-from asyncpar.arena.limits import core_quota, usable_cores
-from asyncpar.arena.settings import ArenaSettings
+from asyncpar.attachment import Attach, Attachment, attach_alone, attach_launched
 from asyncpar.collectives.arena_group import ArenaHost
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.config.environment import LaunchEnvironment
-from asyncpar.config.transport import parse_connections, parse_transport
-from asyncpar.config.world import Member, World, world_of_one
+from asyncpar.config.transport import parse_transport
+from asyncpar.config.world import World
 from asyncpar.errors import AsyncparError, UsageError
-from asyncpar.membership.alone import serve_alone
-from asyncpar.membership.client import JoinRequest, join_world
-from asyncpar.membership.credentials import read_credentials
 from asyncpar.meshes.nodes import Nodes
 from asyncpar.observe.loop_watch import BLOCKED_AFTER, LoopWatch, OnBlocked, check_blocked_after
 from asyncpar.runtime.actor import Actor
 from asyncpar.runtime.culprit import describe_culprit
 from asyncpar.runtime.dead_letters import DeadLetters
-from asyncpar.runtime.door import Door
 from asyncpar.runtime.ref import ActorRef
 from asyncpar.runtime.system import ActorSystem
 from asyncpar.runtime.watches import Watch
 from asyncpar.transport.home_loop import check_home_loop
-from asyncpar.transport.inproc import InprocConnector, InprocFabric
-from asyncpar.transport.links import Connector, Links
-from asyncpar.transport.negotiation import GrpcConnector
-from asyncpar.transport.rpc import Credentials, RpcServer
+from asyncpar.transport.links import Links
+from asyncpar.transport.rpc import Credentials
 from asyncpar.transport.serving import Register, Serving
 
 A = TypeVar("A", bound=Actor)
-_PIN = "ASYNCPAR_ALGORITHM"
-_CONNECTIONS = "ASYNCPAR_CONNECTIONS"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Attachment:
-    """How a node takes part: its world, its rank there, what opens its lanes, and whom to tell of its links.
-
-    ``pin`` pins algorithms; ``lane`` is the kind of lane that all ranks pinned, which the cost model then reckons with.
-    ``arena`` says how ranks of one host share memory (None: not at all); they prove to each other that they hold
-    ``secret``.  ``door`` lets callers in that have no node; code of actors that blocks the loop for longer than
-    ``blocked_after`` seconds is reported.
-    """
-
-    world: World
-    rank: int
-    connector: Connector
-    join: Callable[[Links], None]
-    server: RpcServer | None = None
-    pin: str | None = None
-    lane: str | None = None
-    secret: bytes = b""
-    arena: ArenaSettings | None = None
-    door: Door | None = None
-    blocked_after: float | None = None
-
-
-Attach = Callable[[AsyncExitStack], Awaitable[Attachment]]
-"""Brings a node into its world; what has to be undone at the end is pushed on the stack."""
 
 
 class Node:
@@ -134,8 +96,8 @@ class Node:
             environment = LaunchEnvironment.from_mapping(os.environ)
         limit = check_blocked_after(blocked_after)
         if environment is None:
-            return await start_node(_attach_alone(serving, limit))
-        return await start_node(_attach_launched(environment, transport, serving, limit))
+            return await start_node(attach_alone(serving, limit))
+        return await start_node(attach_launched(environment, transport, serving, limit))
 
     @property
     def rank(self) -> int:
@@ -291,121 +253,6 @@ async def _share_memory(attachment: Attachment, links: Links) -> ArenaHost | Non
         return None
     links.shared = ArenaMemory(arena)
     return ArenaHost(arena, links)
-
-
-def _attach_alone(serving: Serving, blocked_after: float | None) -> Attach:
-    """Attach to a world of one: nobody to link to."""
-
-    async def attach(stack: AsyncExitStack) -> Attachment:
-        fabric, door = InprocFabric(), Door()
-        return Attachment(
-            world=world_of_one(),
-            rank=0,
-            connector=InprocConnector(fabric),
-            join=fabric.join,
-            server=await serve_alone(stack, serving, os.environ, register=door.register),
-            pin=os.environ.get(_PIN),
-            door=door,
-            blocked_after=blocked_after,
-        )
-
-    return attach
-
-
-def _attach_launched(
-    environment: LaunchEnvironment, transport: str | None, serving: Serving, blocked_after: float | None
-) -> Attach:
-    """Attach to the world of a launched job."""
-
-    async def attach(stack: AsyncExitStack) -> Attachment:
-        credentials = read_credentials(environment)
-        pinned = transport or environment.transport
-        arena = arena_settings(os.environ, pinned)
-        door = Door()
-        server, connector = await serve_links(
-            stack, credentials, bind=environment.bind, transport=pinned, serving=serving, door=door
-        )
-        request = _join_request(environment, address=server.address, settings=_settings(pinned, arena))
-        world = await join_world(environment.rendezvous, credentials, request)
-        return Attachment(
-            world=world,
-            rank=environment.rank,
-            connector=connector,
-            join=connector.join,
-            server=server,
-            pin=os.environ.get(_PIN),
-            lane=pinned,
-            secret=credentials.secret,
-            arena=arena,
-            door=door,
-            blocked_after=blocked_after,
-        )
-
-    return attach
-
-
-def arena_settings(environment: Mapping[str, str], transport: str | None) -> ArenaSettings | None:
-    """Return how ranks of one host are to share memory; not at all, if ``transport`` pins another kind of lane."""
-    if transport not in (None, "shm"):
-        return None
-    return ArenaSettings.from_mapping(environment, machine=platform.machine(), required=transport == "shm")
-
-
-def _settings(transport: str | None, arena: ArenaSettings | None) -> str:
-    """Return what must be equal on all ranks; how they wait is a matter of each host."""
-    size = "" if arena is None else f", arena={'off' if arena.is_off else arena.bytes}"
-    return f"transport={transport or 'any'}{size}"
-
-
-def _join_request(environment: LaunchEnvironment, *, address: str, settings: str) -> JoinRequest:
-    member = Member(
-        rank=environment.rank,
-        host=environment.host,
-        host_id=environment.host_id,
-        local_rank=environment.local_rank,
-        address=address,
-    )
-    return JoinRequest(
-        member=member,
-        world_size=environment.world_size,
-        generation=environment.generation,
-        job=environment.job,
-        settings=settings,
-        timeout=environment.timeout,
-    )
-
-
-async def serve_links(
-    stack: AsyncExitStack,
-    credentials: Credentials,
-    *,
-    bind: str,
-    transport: str | None,
-    serving: Serving = Serving(),  # noqa: B008  # immutable
-    door: Door | None = None,
-) -> tuple[RpcServer, GrpcConnector]:
-    """Start a gRPC server that accepts links; ``stack`` stops it."""
-    host, port = serving.place(bind=bind)
-    if host != bind:
-        raise UsageError(f"serve: in a launched job expected the address that the launcher chose, {bind}, got {host}")
-    server = serving.open_server(credentials, bind=bind, port=port)
-    processors = min(len(usable_cores()), core_quota())
-    connector = GrpcConnector(
-        credentials=credentials,
-        transport=transport,
-        bind=bind,
-        processors=processors,
-        connections=parse_connections(os.environ.get(_CONNECTIONS)),
-    )
-    connector.register(server)
-    if door is not None:
-        door.register(server)
-    serving.register(server)
-    await server.start()
-    stack.push_async_callback(server.stop)
-    await connector.start()
-    stack.push_async_callback(connector.stop)
-    return server, connector
 
 
 @asynccontextmanager

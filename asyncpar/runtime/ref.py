@@ -67,7 +67,7 @@ class Endpoint(Generic[P, R_co]):
         self._name = name
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R_co]:
-        """Ask: send the call when awaited, and return the result.
+        """Ask: send the call when awaited, and return the result.  Arrays are lent until then: leave them as they are.
 
         Cancelling takes effect here at once and then cancels the endpoint there.
 

@@ -8,10 +8,11 @@ import secrets
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 
+from asyncpar.attachment import Attach, Attachment, arena_settings, serve_links
 from asyncpar.config.transport import IN_PROCESS_TRANSPORTS, parse_transport
 from asyncpar.config.world import Member, World
 from asyncpar.errors import UsageError
-from asyncpar.node import Attach, Attachment, Node, arena_settings, serve_links, start_node
+from asyncpar.node import Node, start_node
 from asyncpar.runtime.door import Door
 from asyncpar.testing.loop import VirtualTimeLoop
 from asyncpar.transport.inproc import InprocConnector, InprocFabric
