@@ -24,8 +24,12 @@ def run(main: Callable[[], Coroutine[Any, Any, T]] | Coroutine[Any, Any, T]) -> 
     For programs, not for use inside a running loop.  Ctrl-C and SIGTERM cancel ``main``, so that its ``finally`` blocks
     leave the world in good order; the process then ends with status 130 or 143.  Under ``asyncpar launch`` an exception
     that ends the program is reported to the agent with its traceback, and Ctrl-C, which every rank gets, ends it
-    without one.  Raises ``UsageError`` when ``main`` is something else.
+    without one.  Raises ``UsageError`` when ``main`` is something else, and where a loop runs already.
     """
+    if _is_loop_running():
+        if asyncio.iscoroutine(main):
+            main.close()
+        raise UsageError("run: an event loop runs already (in a notebook or a service); await Node.start() there")
     open_closed_streams()
     reporter = Reporter.from_environment(os.environ)
     record_failures(reporter)
@@ -39,6 +43,14 @@ def run(main: Callable[[], Coroutine[Any, Any, T]] | Coroutine[Any, Any, T]) -> 
         if reporter.is_connected:
             raise SystemExit(SIGINT_EXIT) from None
         raise
+
+
+def _is_loop_running() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:

@@ -42,6 +42,14 @@ def test_what_is_no_coroutine_is_refused(main: Any) -> None:
         ap.run(main)
 
 
+async def test_within_a_running_loop_it_says_what_to_use_there() -> None:
+    async def main() -> None: ...
+
+    for given in (main, main()):
+        with pytest.raises(ap.UsageError, match=r"run: an event loop runs already .* await Node.start"):
+            ap.run(given)
+
+
 def test_what_main_raises_is_raised() -> None:
     async def main() -> None:
         raise KeyError("gone")

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import selectors
 import sys
 import threading
@@ -22,6 +23,7 @@ import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any, Final
 
@@ -33,6 +35,7 @@ BLOCKED_AFTER: Final = 0.1
 LOOK_SECONDS: Final = 0.05
 _STEP_SECONDS: Final = 0.01
 _LONGEST: Final = 3600.0
+_PACKAGE: Final = str(Path(__file__).parents[1]) + os.sep
 _LOG: Final = logging.getLogger("asyncpar.runtime")
 
 
@@ -235,4 +238,6 @@ class Sleeper:
         task = asyncio.current_task(self._loop)
         what = describe(frame) or ("a callback" if task is None else f"task {task.get_name()!r}")
         frames = [(each, line) for each, line in traceback.walk_stack(frame) if each.f_code not in self._own]
-        return what, "".join(traceback.StackSummary.extract(reversed(frames)).format())
+        while len(frames) > 1 and frames[-1][0].f_code.co_filename.startswith(_PACKAGE):
+            frames.pop()  # how asyncpar came to call the program's code
+        return what, "".join(traceback.StackSummary.extract(reversed(frames)).format()).rstrip()

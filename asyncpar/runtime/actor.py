@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import inspect
 from abc import ABC, ABCMeta, abstractmethod
 from collections.abc import AsyncIterable, Awaitable, Callable, Coroutine
-from dataclasses import dataclass
 from typing import Any, ClassVar, Concatenate, Final, Generic, ParamSpec, Protocol, Self, TypeVar, cast, overload
 
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.errors import UsageError
+from asyncpar.runtime.declaration import EndpointMark, mark_endpoint, read_endpoints
 from asyncpar.runtime.down import Down, DownReason
 from asyncpar.runtime.mailbox import Mailbox
 from asyncpar.runtime.place import Place
@@ -20,8 +19,6 @@ A = TypeVar("A", bound="Actor")
 P = ParamSpec("P")
 R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
-
-_MARK: Final = "__asyncpar_endpoint__"
 
 
 class Keeper(ABC):
@@ -119,15 +116,7 @@ class Actor(metaclass=ActorType):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        names = frozenset(name for name in dir(cls) if is_endpoint(inspect.getattr_static(cls, name)))
-        for name in sorted(names):
-            if name.startswith("_") or name in RESERVED:
-                raise UsageError(f"endpoint: {cls.__qualname__}.{name} cannot be one; the name is private or reserved")
-        for base in cls.__mro__[1:]:
-            for name in sorted(getattr(base, "endpoints", frozenset()) - names):
-                raise UsageError(
-                    f"endpoint: {cls.__qualname__}.{name} hides an endpoint of {base.__qualname__}; mark it"
-                )
+        names = read_endpoints(cls, RESERVED)
         if not isinstance(cls.mailbox, Mailbox):
             raise UsageError(f"mailbox: {cls.__qualname__}.mailbox is no Mailbox but {cls.mailbox!r}")
         cls.endpoints = names
@@ -233,13 +222,6 @@ class _EndpointDecorator(Protocol):
     def __call__(self, function: Callable[Concatenate[Any, P], R], /) -> EndpointMethod[P, R]: ...
 
 
-@dataclass(frozen=True, slots=True)
-class EndpointMark:
-    """What ``@endpoint`` was told.  ``concurrency`` is None for an endpoint that runs alone."""
-
-    concurrency: int | None = None
-
-
 @overload
 def endpoint(function: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]], /) -> EndpointMethod[P, R]: ...
 @overload
@@ -260,31 +242,8 @@ def endpoint(function: Any = None, /, *, concurrency: int | None = None) -> Any:
 
     Raises ``UsageError`` for what cannot be an endpoint.
     """
-    if concurrency is not None and concurrency < 1:
-        raise UsageError(f"concurrency: expected at least 1, got {concurrency!r}")
     mark = EndpointMark(concurrency)
-    return (lambda function: _mark(function, mark)) if function is None else _mark(function, mark)
-
-
-def _mark(function: Any, mark: EndpointMark) -> Any:
-    if not inspect.isfunction(function):
-        raise UsageError(f"endpoint: expected a method (async def or def), got {function!r}")
-    if inspect.isgeneratorfunction(function):
-        raise UsageError(f"endpoint: {function.__qualname__} is a plain generator; expected async def for a stream")
-    setattr(function, _MARK, mark)
-    return function
-
-
-def is_endpoint(attribute: object) -> bool:
-    """Is this class attribute marked as an endpoint?"""
-    return inspect.isfunction(attribute) and isinstance(getattr(attribute, _MARK, None), EndpointMark)
-
-
-def endpoint_mark(function: Callable[..., Any]) -> EndpointMark:
-    """Return what the endpoint ``function`` was marked with."""
-    mark = getattr(function, _MARK)
-    assert isinstance(mark, EndpointMark)
-    return mark
+    return (lambda function: mark_endpoint(function, mark)) if function is None else mark_endpoint(function, mark)
 
 
 def as_reference(value: object) -> ActorRef[Any]:

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections import deque
+from typing import Final
 
 from asyncpar.runtime.delivery import Delivery
 from asyncpar.runtime.mailbox import Mailbox, WhenFull
+
+BURST: Final = 32
+"""Messages handled in a row before the event loop gets a turn, if no endpoint gave it one."""
 
 
 class Backlog:

@@ -11,7 +11,8 @@ from asyncpar.runtime import message
 from asyncpar.runtime.alarm import AlarmClock
 from asyncpar.runtime.dead_letters import DeadLetter, DeadLetters
 from asyncpar.runtime.delivery import Delivery
-from asyncpar.runtime.failure import describe_failure
+from asyncpar.runtime.error_text import error_text, sendable
+from asyncpar.runtime.failure import describe_failure, describe_unsendable
 from asyncpar.runtime.handler import Answers
 from asyncpar.runtime.line import Line
 from asyncpar.runtime.post import Post
@@ -111,16 +112,24 @@ class Callee(Answers):
         try:
             payload = encoder.finish(message.Reply(delivery.call, cast(msgspec.Raw, value)), what=what)
         except UsageError as error:
-            self._post.say(delivery.sender, describe_failure(delivery.call, error))
+            self._post.say(delivery.sender, describe_unsendable(delivery.call, self._refusal(value, what) or error))
         else:
             self._post.send_quietly(delivery.sender, payload)
+
+    def _refusal(self, value: object, what: str) -> UsageError | None:
+        """Return why ``value`` cannot be sent, in words about itself and not about the message that it stood in."""
+        try:
+            PayloadEncoder(extension=self._extension).part(value, what=what)
+        except UsageError as error:
+            return error
+        return None
 
     def raised(self, delivery: Delivery, error: BaseException) -> None:
         assert delivery.call is not None, "what a told endpoint raises is a failure of its actor"
         if not self._finish(delivery):
             return
         if delivery.streams is not None and delivery.streams.blames_caller(error):
-            self._post.say(delivery.sender, message.Failure(delivery.call, message.USAGE, str(error)))
+            self._post.say(delivery.sender, message.Failure(delivery.call, message.USAGE, error_text(error)))
         else:
             self._post.say(delivery.sender, describe_failure(delivery.call, error))
 
@@ -134,7 +143,7 @@ class Callee(Answers):
             letter = DeadLetter(delivery.sender, self._rank, delivery.actor, delivery.endpoint, text)
             self.dead_letters.add(letter)
         elif self._finish(delivery):
-            self._post.say(delivery.sender, message.Failure(delivery.call, reason, text))
+            self._post.say(delivery.sender, message.Failure(delivery.call, reason, sendable(text)))
 
     def settle(self, name: str) -> None:
         """The actor called ``name`` is gone: return what its senders are owed."""

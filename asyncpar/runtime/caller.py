@@ -155,11 +155,15 @@ class Caller:
         self._check_open(ref, verb)
         call = self.new_call()
         payload = encoder.finish(envelope(call), what=verb)
-        self._send(ref, verb, payload)
         pending = Pending(call, ref, verb, result, asyncio.get_running_loop().create_future())
-        self._pending[call] = pending
+        self._pending[call] = pending  # now: this rank itself may answer at once
         try:
+            self._send(ref, verb, payload)
             return await pending.future
+        except asyncio.CancelledError:
+            if pending.future.done() and not pending.future.cancelled():  # nobody takes the answer, which is here
+                self._post.say(ref.rank, message.Cancel(call))
+            raise
         finally:
             self.end(pending)
 
@@ -260,15 +264,24 @@ class Caller:
             raise ProtocolError(
                 f"actor credit: rank {rank} returned {credit.amount} for an actor that was sent nothing"
             )
-        released = window.credit(credit.amount)
-        if window.is_idle:
+        window.credit(credit.amount)
+        if not window.is_sending:
+            self._send_queued(rank, window)
+        if window.is_idle and self._windows.get(place) is window:
             del self._windows[place]
-        for parcel in released:
-            parcel.sending = self._post.send_quietly(rank, parcel.payload)
-            self.deadlines.sent(parcel)
-            told = self._told.pop(parcel, None)
-            if told is not None:
-                told.wake()
+
+    def _send_queued(self, rank: int, window: SendWindow) -> None:
+        """Send what may travel, in order.  A message to this rank may be refused at once, and so set free the next."""
+        window.is_sending = True
+        try:
+            while (parcel := window.next()) is not None:
+                parcel.sending = self._post.send_quietly(rank, parcel.payload)
+                self.deadlines.sent(parcel)
+                told = self._told.pop(parcel, None)
+                if told is not None:
+                    told.wake()
+        finally:
+            window.is_sending = False
 
     def peer_lost(self, rank: int, error: PeerLost) -> None:
         """End everything that waits for ``rank``."""

@@ -13,17 +13,17 @@ import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.errors import ActorDown, PeerLost, UsageError
 from asyncpar.runtime.actor import Actor, Keeper
-from asyncpar.runtime.backlog import Backlog
+from asyncpar.runtime.backlog import BURST, Backlog
 from asyncpar.runtime.delivery import CURRENT, Delivery
 from asyncpar.runtime.down import Down
 from asyncpar.runtime.ending import End, Ending
 from asyncpar.runtime.endpoint import EndpointSpec
-from asyncpar.runtime.execution import is_task_cancelled
+from asyncpar.runtime.execution import ENDS_PROGRAM, is_task_cancelled
 from asyncpar.runtime.groups import Groups
 from asyncpar.runtime.handler import Answers, CancelledItself, Handler
 from asyncpar.runtime.message import ABSENT, CLOSED, FULL, USAGE
@@ -33,8 +33,6 @@ from asyncpar.runtime.side import Side
 from asyncpar.runtime.watches import Watch
 
 T = TypeVar("T")
-BURST: Final = 32
-"""Messages handled in a row before the event loop gets a turn, if no endpoint gave it one."""
 
 
 class Household(Protocol):
@@ -56,8 +54,8 @@ class Household(Protocol):
         """Start an actor that ``cell`` owns.  Raises as ``ActorSystem.spawn``."""
         ...
 
-    def watch(self, ref: ActorRef[Any], hear: Callable[[Down], None] | None = None) -> Watch:
-        """Watch ``ref`` for the cell."""
+    def watch(self, ref: ActorRef[Any], hear: Callable[[Down], None], among: set[Watch]) -> Watch:
+        """Watch ``ref`` for the cell; until it ends, the watch is ``among`` those."""
         ...
 
 
@@ -94,14 +92,18 @@ class Cell(Keeper):
         self.watchers: set[tuple[int, int]] = set()
         """Who is to be told of the end: rank and number of each watch."""
         self.children: list[Cell] = []
+        self.listeners = 0
+        """How many will say what ``on_stop`` raises; if none does, it is logged."""
         self._birth = birth
         self._household = household
         self._handler = Handler(birth.ref.name, self.ending, answers, fail=self.fail)
         self._mailbox = Backlog(birth.actor_class.mailbox)
-        self._notices: deque[tuple[str, Callable[[], Awaitable[None]]]] | None = None
+        self._notices: deque[tuple[str, Callable[[], Awaitable[None]], Down | None]] | None = None
+        self._watches: set[Watch] = set()
         self._side: Side | None = None
         self._waker: asyncio.Future[None] | None = None
         self._last: Cell | None = None
+        self._is_over = False
 
     # -- outside ---------------------------------------------------------------------------------------------------
 
@@ -128,7 +130,7 @@ class Cell(Keeper):
 
     def notify(self, hook: str, down: Down) -> None:
         """Let the actor's ``hook`` hear of ``down`` before any message that waits."""
-        self._hear_soon(hook, lambda: getattr(self._handler.actor, hook)(down))
+        self._hear_soon(hook, lambda: getattr(self._handler.actor, hook)(down), down)
 
     def stop(self) -> None:
         """Take no more messages, handle what waits, then end."""
@@ -164,21 +166,35 @@ class Cell(Keeper):
         """Return when the task is over, however it ended; False if that takes longer than ``within`` seconds."""
         return self.task is None or not (await asyncio.wait({self.task}, timeout=within))[1]
 
+    async def wait_stopped(self) -> None:
+        """Return when the task is over, or raise what ``on_stop`` raised, which nobody else says then."""
+        self.listeners += 1
+        try:
+            await self.wait_ended()
+        except asyncio.CancelledError:
+            self.listeners -= 1
+            raise
+        if self.ending.stop_error is not None:
+            raise self.ending.stop_error
+
+    @property
+    def unheard(self) -> list[Down]:
+        """How children ended of which this actor has not heard."""
+        return [down for hook, _, down in self._notices or () if down is not None and hook == "on_child_down"]
+
     # -- the actor's side (Keeper) ---------------------------------------------------------------------------------
 
     async def spawn_child(
         self, actor: type[Actor], args: tuple[Any, ...], kwargs: dict[str, Any], *, name: str | None
     ) -> ActorRef[Any]:
-        if self.ending.is_urgent:
+        if self.ending.is_urgent or self._is_over:
             raise UsageError(f"spawn: {self.ref!r} is ending, it can have no more children")
         return await self._household.spawn_child(self, actor, args, kwargs, name=name)
 
     async def stop_child(self, ref: ActorRef[Any]) -> None:
         child = self._child(ref)
         child.stop()
-        await child.wait_ended()
-        if child.ending.stop_error is not None:
-            raise child.ending.stop_error
+        await child.wait_stopped()
 
     async def kill_child(self, ref: ActorRef[Any]) -> None:
         child = self._child(ref)
@@ -192,6 +208,7 @@ class Cell(Keeper):
         child = self._find_child(ref)
         if child is None:
             return None
+        child.listeners += 1
         if not await self._end(child, within):
             child.kill()
             await child.wait_ended()
@@ -205,7 +222,7 @@ class Cell(Keeper):
         return self.ending.has_begun
 
     def watch(self, ref: ActorRef[Any]) -> Watch:
-        return self._household.watch(ref, lambda down: self.notify("on_down", down))
+        return self._household.watch(ref, lambda down: self.notify("on_down", down), self._watches)
 
     def _child(self, ref: ActorRef[Any]) -> Cell:
         child = self._find_child(ref)
@@ -235,8 +252,11 @@ class Cell(Keeper):
                 await self._finish(has_started=is_ready)
         finally:
             self.ending.begin(End.STOP)
+            self._is_over = True
             self._refuse_waiting()
             self._handler.close()
+            for watch in list(self._watches):
+                watch.cancel()
             if self._side is not None:
                 self._side.close()
             if not self.started.done():
@@ -250,18 +270,20 @@ class Cell(Keeper):
         if self.ending.has_begun:
             return False
         try:
-            actor = self._birth.create()
-            actor._keeper = self
+            actor = await self._make()
+            object.__setattr__(actor, "_keeper", self)  # a frozen dataclass may be an actor, too
             self._handler.actor = actor
             await self._handler.execute(actor.on_start())
-        except (Exception, SystemExit) as error:  # noqa: BLE001  # user code; spawn raises it
-            self.ending.begin(End.FAIL, error)
-            return False
+        except ENDS_PROGRAM:
+            raise
         except asyncio.CancelledError as error:
             if is_task_cancelled():
                 raise
             if not self.ending.is_urgent:
                 self.ending.begin(End.FAIL, CancelledItself(f"actor {self.name!r}: on_start cancelled itself", error))
+            return False
+        except BaseException as error:  # noqa: BLE001  # user code; spawn raises it
+            self.ending.begin(End.FAIL, error)
             return False
         if self.ending.is_urgent:
             return True  # and its end begins at once
@@ -272,11 +294,16 @@ class Cell(Keeper):
             self._side.open()
         return True
 
+    async def _make(self) -> Actor:
+        """Run the constructor; in a coroutine, since a future cannot hold the ``StopIteration`` that one may raise."""
+        return self._birth.create()
+
     async def _serve(self) -> None:
         handled = 0
-        while True:
+        while not self.ending.is_urgent:
             if self._notices:
-                await self._hear(*self._notices.popleft())
+                hook, work, _ = self._notices.popleft()
+                await self._hear(hook, work)
             else:
                 delivery = await self._next()
                 if delivery is not None:
@@ -284,8 +311,6 @@ class Cell(Keeper):
                 elif not self._notices:
                     return
                 del delivery  # an idle actor keeps no message alive
-            if self.ending.is_urgent:
-                return
             handled += 1
             if handled % BURST == 0:
                 await asyncio.sleep(0)
@@ -306,13 +331,15 @@ class Cell(Keeper):
         """Run a hook of the actor, mostly to tell it of an end; if it cannot bear it, it fails."""
         try:
             await self._handler.execute(work())
-        except (Exception, SystemExit) as error:  # noqa: BLE001  # user code; the owner is told
-            self.fail(error)
+        except ENDS_PROGRAM:
+            raise
         except asyncio.CancelledError as error:
             if is_task_cancelled():
                 raise
             if not self.ending.is_urgent:
                 self.fail(CancelledItself(f"actor {self.name!r}: {hook} cancelled itself", error))
+        except BaseException as error:  # noqa: BLE001  # user code; the owner is told
+            self.fail(error)
 
     async def _finish(self, *, has_started: bool) -> None:
         """Come to the end: nothing more is handled, children end, ``on_stop`` runs."""
@@ -326,12 +353,16 @@ class Cell(Keeper):
         actor = self._handler.actor if has_started else None
         if actor is not None and self.ending.end is not End.KILL:
             await self._run_last(actor._end_children)
+        await self._end_children()
+        if actor is not None and self.ending.end is not End.KILL:
+            await self._run_last(actor.on_stop)
+            await self._end_children()  # which ``on_stop`` may have started
+
+    async def _end_children(self) -> None:
         while self.children:
             child = self.children[-1]
             child.is_dismissed = True
             await self._end(child)
-        if actor is not None and self.ending.end is not End.KILL:
-            await self._run_last(actor.on_stop)
 
     async def _end(self, child: Cell, within: float | None = None) -> bool:
         """End a child as softly as this actor itself may end; False if that takes longer than ``within`` seconds."""
@@ -346,11 +377,13 @@ class Cell(Keeper):
         """Run a hook of the actor while it is coming to its end."""
         try:
             await self._handler.execute(hook())
-        except (Exception, SystemExit) as error:  # noqa: BLE001  # user code; whoever stops the actor decides
-            self.ending.stop_error = error
+        except ENDS_PROGRAM:
+            raise
         except asyncio.CancelledError:
             if is_task_cancelled():
                 raise
+        except BaseException as error:  # noqa: BLE001  # user code; whoever stops the actor decides
+            self.ending.stop_error = error
 
     # -- inside ----------------------------------------------------------------------------------------------------
 
@@ -363,10 +396,10 @@ class Cell(Keeper):
             self._refuse_waiting()
         self._wake()
 
-    def _hear_soon(self, hook: str, work: Callable[[], Awaitable[None]]) -> None:
+    def _hear_soon(self, hook: str, work: Callable[[], Awaitable[None]], down: Down | None = None) -> None:
         if self._notices is None:
             self._notices = deque()
-        self._notices.append((hook, work))
+        self._notices.append((hook, work, down))
         self._wake()
 
     def _wake(self) -> None:

@@ -6,8 +6,8 @@ import enum
 from typing import Final
 
 from asyncpar.runtime.down import DownReason
+from asyncpar.runtime.error_text import brief
 from asyncpar.runtime.message import CLOSED, STOPPED
-from asyncpar.wire.array import type_name
 
 
 class End(enum.IntEnum):
@@ -57,7 +57,7 @@ class Ending:
         """Let the actor end by ``end``, unless it does by something stronger."""
         if self.end is None or end > self.end:
             self.end = end
-            self.error = error or self.error
+            self.error = self.error if error is None else error
 
     @property
     def reason(self) -> DownReason:
@@ -73,7 +73,7 @@ class Ending:
             case End.KILL:
                 return "the actor was killed"
             case End.FAIL:
-                return f"the actor failed: {type_name(type(self.error))}: {self.error}"
+                return f"the actor failed: {brief(self.error)}"
         return "the actor was stopped"
 
     @property

@@ -10,7 +10,9 @@ from typing import Any, get_type_hints
 import msgspec
 
 from asyncpar.errors import UsageError
-from asyncpar.runtime.actor import Actor, endpoint_mark
+from asyncpar.runtime.actor import Actor
+from asyncpar.runtime.declaration import endpoint_mark
+from asyncpar.runtime.reference_types import with_references
 from asyncpar.runtime.stream_served import ServedStreams
 from asyncpar.runtime.stream_types import StreamType, incoming, outgoing, stream_number
 from asyncpar.wire.array import Buffer
@@ -120,10 +122,15 @@ class EndpointSpec:
         return args, kwargs
 
     def _expected(self) -> str:
-        names = [
-            *(parameter.name for parameter in self.positional if parameter.name not in self.by_name),
-            *self.by_name,
-        ]
+        names = [parameter.name for parameter in self.positional]
+        only_by_name = [name for name in self.by_name if name not in names]
+        if self.rest is not None:
+            names.append(f"*{self.rest.name}")
+        elif only_by_name:
+            names.append("*")
+        names += only_by_name
+        if self.keyword_rest is not None:
+            names.append(f"**{self.keyword_rest.name}")
         return f"({', '.join(names)})" if names else "no arguments"
 
 
@@ -162,11 +169,14 @@ def _describe(
     try:
         hints = get_type_hints(function, include_extras=True)
     except (NameError, TypeError, SyntaxError) as error:
-        raise UsageError(f"endpoint {title}: its annotations cannot be resolved at run time: {error}") from error
+        raise UsageError(
+            f"endpoint {title}: its annotations cannot be resolved at run time: {error}; a type that others send must "
+            "be defined or imported at the top of the module, and not for type checkers only"
+        ) from error
 
     def decoder(annotation: Any, what: str) -> PayloadDecoder[Any]:
         try:
-            return PayloadDecoder[Any](annotation, extension=extension)
+            return PayloadDecoder[Any](with_references(annotation), extension=extension)
         except UsageError as error:
             raise UsageError(f"endpoint {title}: {what}: {error}") from error
 

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable
-from typing import TypeVar
+from typing import Final, TypeVar
 
 T = TypeVar("T")
+
+ENDS_PROGRAM: Final = (KeyboardInterrupt, GeneratorExit)
+"""What is no failure of the user code that it came through: the program ends, or its tasks are thrown away."""
 
 
 class Execution:
@@ -41,12 +44,20 @@ class Execution:
         self._task.cancel()
 
     async def run(self, work: Awaitable[T]) -> T:
-        """Return what ``work`` returns; what ``interrupt`` did to the task meanwhile is undone in the end."""
+        """Return what ``work`` returns; what ``interrupt`` did to the task meanwhile is undone in the end.
+
+        So are cancellations of the task that ``work`` itself has dealt with.
+        """
+        before = self._task.cancelling()
+        is_cancelled = False
         try:
             return await work
+        except asyncio.CancelledError:
+            is_cancelled = True
+            raise
         finally:
             self._is_over = True
-            for _ in range(self._interrupts):
+            for _ in range(self._interrupts if is_cancelled else self._task.cancelling() - before):
                 self._task.uncancel()
 
 

@@ -6,14 +6,14 @@ import traceback
 from types import TracebackType
 from typing import Final, NamedTuple
 
-from asyncpar.runtime import cell, execution, handler, message, side, stream_out, stream_served, thread
+from asyncpar.errors import UsageError
+from asyncpar.runtime import cell, execution, handler, line, message, side, stream_out, stream_served, thread
+from asyncpar.runtime.error_text import error_text, sendable
+from asyncpar.wire import payload
 from asyncpar.wire.array import type_name
 
-MAX_TEXT: Final = 64 * 1024
-"""Most characters of a message or traceback that travel."""
-
 _OWN_FILES: Final = frozenset(
-    module.__file__ for module in (cell, execution, handler, side, stream_out, stream_served, thread)
+    module.__file__ for module in (cell, execution, handler, line, payload, side, stream_out, stream_served, thread)
 )
 
 
@@ -27,9 +27,9 @@ class FailureText(NamedTuple):
 
 def describe_error(error: BaseException) -> FailureText:
     """Return ``error`` as text; its traceback begins in the user's code."""
-    error.__traceback__ = _skip_own(error.__traceback__)
+    BaseException.with_traceback(error, _skip_own(error.__traceback__))  # attributes of an exception may be frozen
     lines = traceback.format_exception(type(error), error, error.__traceback__)
-    return FailureText(_clean(_text(error)), _clean(type_name(type(error))), _clean("".join(lines)))
+    return FailureText(error_text(error), sendable(type_name(type(error))), sendable("".join(lines)))
 
 
 def describe_failure(call: int, error: BaseException) -> message.Failure:
@@ -37,21 +37,12 @@ def describe_failure(call: int, error: BaseException) -> message.Failure:
     return message.Failure(call, message.RAISED, *describe_error(error))
 
 
-def _text(error: BaseException) -> str:
-    try:
-        return str(error)
-    except Exception as failure:  # noqa: BLE001  # user code: an exception that cannot even be printed
-        return f"<its text cannot be made: {type(failure).__name__}>"
-
-
-def _clean(text: str) -> str:
-    """Make ``text`` encodable and keep it within ``MAX_TEXT``: the end of a traceback says most."""
-    if len(text) > MAX_TEXT:
-        text = "..." + text[-MAX_TEXT:]
-    return text.encode("utf-8", "backslashreplace").decode()
+def describe_unsendable(call: int, error: UsageError) -> message.Failure:
+    """Return the failure of ``call`` for a result that cannot be sent: the text says it all; the stack is ours."""
+    return message.Failure(call, message.RAISED, error_text(error), type_name(type(error)), "")
 
 
 def _skip_own(frames: TracebackType | None) -> TracebackType | None:
-    while frames is not None and frames.tb_next is not None and frames.tb_frame.f_code.co_filename in _OWN_FILES:
+    while frames is not None and frames.tb_frame.f_code.co_filename in _OWN_FILES:
         frames = frames.tb_next
     return frames

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from functools import partial
 from typing import Protocol, TypeVar
 
@@ -11,7 +12,7 @@ from asyncpar.errors import AsyncparError, ProtocolError, UsageError
 from asyncpar.runtime.actor import Actor
 from asyncpar.runtime.delivery import CURRENT, Delivery
 from asyncpar.runtime.ending import End, Ending
-from asyncpar.runtime.execution import Execution, is_task_cancelled
+from asyncpar.runtime.execution import ENDS_PROGRAM, Execution, is_task_cancelled
 from asyncpar.runtime.message import USAGE
 from asyncpar.runtime.thread import ActorThread
 
@@ -131,10 +132,8 @@ class Handler:
                 value = await execution.run(method(*args, **kwargs))
             else:
                 value = await execution.run((thread or self._own_thread()).run(partial(method, *args, **kwargs)))
-        except (Exception, SystemExit) as error:  # noqa: BLE001  # user code; its caller or its owner is told
-            self._raised(delivery, error)
-        except asyncio.CancelledError as error:
-            self._cancelled(delivery, error)
+        except BaseException as error:  # noqa: BLE001  # user code; its caller or its owner is told
+            self._broken_off(delivery, error)
         else:
             self._answers.answered(delivery, value)
         finally:
@@ -146,11 +145,21 @@ class Handler:
             if thread is None:
                 self._running = None
 
+    def _broken_off(self, delivery: Delivery, error: BaseException) -> None:
+        """An endpoint ended with ``error``."""
+        if isinstance(error, ENDS_PROGRAM):
+            raise error
+        if isinstance(error, asyncio.CancelledError):
+            self._cancelled(delivery, error)
+        else:
+            self._raised(delivery, error)
+
     def _raised(self, delivery: Delivery, error: BaseException) -> None:
         if delivery.call is not None:
             self._answers.raised(delivery, error)
             return
-        error.add_note(f"in {delivery.endpoint} of actor {self._name!r}, told by rank {delivery.sender}")
+        with suppress(AttributeError, TypeError):  # some exceptions take no notes
+            error.add_note(f"in {delivery.endpoint} of actor {self._name!r}, told by rank {delivery.sender}")
         self._fail(error)
 
     def _cancelled(self, delivery: Delivery, error: asyncio.CancelledError) -> None:

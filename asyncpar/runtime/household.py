@@ -32,6 +32,7 @@ class LocalHousehold(Household):
         self._callee = callee
         self._watches = watches
         self._post = post
+        self._watched: dict[tuple[int, int], Cell] = {}
         self._is_closing = False
         self.groups = Groups()
 
@@ -45,16 +46,18 @@ class LocalHousehold(Household):
             self._post.say(rank, message.Downed(watch.watch, reason))
         else:
             cell.watchers.add((rank, watch.watch))
+            self._watched[rank, watch.watch] = cell
 
     def unwatched(self, rank: int, number: int) -> None:
         """``rank`` does not wait for that end any more."""
-        for cell in self._roster.cells.values():
+        cell = self._watched.pop((rank, number), None)
+        if cell is not None:
             cell.watchers.discard((rank, number))
 
     def peer_lost(self, rank: int) -> None:
         """Nobody on ``rank`` watches any more."""
-        for cell in self._roster.cells.values():
-            cell.watchers = {watcher for watcher in cell.watchers if watcher[0] != rank}
+        for watcher, number in [watch for watch in self._watched if watch[0] == rank]:
+            self.unwatched(watcher, number)
 
     async def close(self) -> None:
         """End every actor, newest first and owners before their children, cancelling what it does."""
@@ -67,9 +70,6 @@ class LocalHousehold(Household):
             cell.is_dismissed = True
             cell.close()
             await cell.wait_ended()
-            if cell.ending.stop_error is not None:
-                text = "rank %d: on_stop of actor %r raised"
-                _LOG.error(text, cell.ref.rank, cell.name, exc_info=cell.ending.stop_error)
 
     # -- cells' side (Household) -----------------------------------------------------------------------------------
 
@@ -78,8 +78,10 @@ class LocalHousehold(Household):
         self._callee.settle(cell.name)
         details = () if cell.ending.error is None else describe_error(cell.ending.error)
         for rank, number in cell.watchers:
+            self._watched.pop((rank, number), None)
             self._post.say(rank, message.Downed(number, cell.ending.reason, *details))
         self._tell_owner(cell, message.Downed(0, cell.ending.reason, *details))
+        self._log_unheard(cell)
 
     def create_task(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         return self._spawner.create_task(work)
@@ -89,8 +91,18 @@ class LocalHousehold(Household):
     ) -> ActorRef[Any]:
         return await self._spawner.spawn(actor, lambda: actor(*args, **kwargs), name=name, owner=cell)
 
-    def watch(self, ref: ActorRef[Any], hear: Callable[[Down], None] | None = None) -> Watch:
-        return self._watches.begin(ref, hear)
+    def watch(self, ref: ActorRef[Any], hear: Callable[[Down], None], among: set[Watch]) -> Watch:
+        return self._watches.begin(ref, hear, among)
+
+    def _log_unheard(self, cell: Cell) -> None:
+        """Log what nobody will hear of: how children of ``cell`` failed, and what its ``on_stop`` raised."""
+        for down in cell.unheard:
+            if down.error is not None:
+                text = "rank %d: actor %r failed, and %r ended before it heard of that"
+                _LOG.error(text, cell.ref.rank, down.ref.name, cell.ref, exc_info=down.error)
+        if cell.ending.stop_error is not None and not cell.listeners:
+            text = "rank %d: on_stop of actor %r raised"
+            _LOG.error(text, cell.ref.rank, cell.name, exc_info=cell.ending.stop_error)
 
     def _tell_owner(self, cell: Cell, downed: message.Downed) -> None:
         """Let the owner hear of an end that it did not bring about itself; without one, log what went wrong."""

@@ -55,5 +55,9 @@ class Mailbox:
                 )
         elif self.limit is None:
             object.__setattr__(self, "limit", DEFAULT_LIMIT)
-        elif self.limit < 1:
+        elif not _is_count(self.limit):
             raise UsageError(f"limit: expected at least 1 message, got {self.limit!r}")
+
+
+def _is_count(limit: object) -> bool:
+    return isinstance(limit, int) and limit >= 1

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Generator
-from typing import Any, Final, Generic, ParamSpec, TypeVar, get_args, get_origin
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Generator, Iterable
+from typing import Any, Final, Generic, NoReturn, ParamSpec, TypeVar, get_args, get_origin
 
 import msgspec
 from msgspec.msgpack import Ext
 
-from asyncpar.errors import NotFound, ProtocolError
+from asyncpar.errors import NotFound, ProtocolError, UsageError
 from asyncpar.wire.array import type_name
 from asyncpar.wire.payload import FIRST_EXTENSION, Extension
 
@@ -138,8 +138,26 @@ class ActorRef(Generic[A]):
         if name.startswith("_"):
             raise NoSuchEndpoint(f"{name}: private names of an actor cannot be called from outside")
         if self.actor_class is not None and name not in getattr(self.actor_class, "endpoints", ()):
-            raise NoSuchEndpoint(f"{name}: {self.class_name} has no endpoint of this name")
+            raise NoSuchEndpoint(f"{name}: {self.class_name} has no endpoint of this name; {self._hint(name)}")
         return Endpoint(self._messenger, self, name)
+
+    def _hint(self, name: str) -> str:
+        if callable(getattr(self.actor_class, name, None)):
+            return "it is a method, but not marked with @endpoint"
+        return f"it has {', '.join(sorted(getattr(self.actor_class, 'endpoints', ()))) or 'none'}"
+
+    def __dir__(self) -> Iterable[str]:
+        """Endpoints, too: for those who press the tab key."""
+        return [*super().__dir__(), *getattr(self.actor_class, "endpoints", ())]
+
+    def __copy__(self) -> ActorRef[A]:
+        return self
+
+    def __deepcopy__(self, memo: object) -> ActorRef[A]:
+        return self
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(f"{self!r} cannot be pickled; send it to an actor, or give node.ref() its name and rank")
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, ActorRef) and (self.rank, self.name) == (other.rank, other.name)
@@ -149,6 +167,16 @@ class ActorRef(Generic[A]):
 
     def __repr__(self) -> str:
         return f"<{self.class_name or 'actor'} {self.name!r} on rank {self.rank}>"
+
+
+def _mistaken(value: object) -> str | None:
+    """Say what ``value`` is, if it is something that people send in place of a reference."""
+    if isinstance(value, Endpoint):
+        return "an endpoint"
+    kind = value if isinstance(value, type) else type(value)
+    if not isinstance(getattr(kind, "endpoints", None), frozenset):
+        return None
+    return f"the class {type_name(kind)}" if kind is value else f"an actor itself ({type_name(kind)})"
 
 
 class RefExtension(Extension):
@@ -161,6 +189,11 @@ class RefExtension(Extension):
 
     def encode(self, value: object) -> Ext | None:
         if not isinstance(value, ActorRef):
+            mistaken = _mistaken(value)
+            if mistaken is not None:
+                raise UsageError(
+                    f"{mistaken} cannot be sent; send the actor's reference: what spawn returned, or self.ref"
+                )
             return None
         return Ext(_REFERENCE, msgspec.msgpack.encode((value.rank, value.name, value.class_name)))
 

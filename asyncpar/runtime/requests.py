@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import weakref
+from collections import OrderedDict
 from collections.abc import Coroutine
-from typing import Any
+from typing import Any, Final
 
 from asyncpar.errors import ProtocolError, UsageError
 from asyncpar.runtime import message
+from asyncpar.runtime.cell import Cell
+from asyncpar.runtime.error_text import error_text
+from asyncpar.runtime.execution import ENDS_PROGRAM
 from asyncpar.runtime.failure import describe_failure
 from asyncpar.runtime.post import Post
 from asyncpar.runtime.roster import Roster
 from asyncpar.runtime.spawner import Spawner
 from asyncpar.transport.links import MAX_MESSAGE_BYTES
 from asyncpar.wire.payload import PayloadEncoder
+
+_MOST_STARTED: Final = 1000
 
 
 class Requests:
@@ -25,6 +32,8 @@ class Requests:
         self._rank = rank
         self._post = post
         self._serving: dict[tuple[int, int], asyncio.Task[None]] = {}
+        self._started: OrderedDict[tuple[int, int], weakref.ref[Cell]] = OrderedDict()
+        """Actors that were started last: a cancellation may cross the answer."""
         self._is_closed = False
 
     @property
@@ -34,17 +43,21 @@ class Requests:
 
     def spawn(self, sender: int, request: message.Spawn, payload: memoryview) -> None:
         """``sender`` wants an actor to be started."""
-        self._serve(sender, request.call, self._spawn(request, payload))
+        self._serve(sender, request.call, self._spawn(sender, request, payload))
 
     def end(self, sender: int, request: message.End) -> None:
         """``sender`` wants an actor to end."""
         self._serve(sender, request.call, self.end_actor(request.actor, is_kill=request.is_kill))
 
     def cancel(self, rank: int, call: int) -> None:
-        """The sender does not want the answer any more; a start that is not complete is undone."""
+        """The sender does not want the answer any more; a start is undone."""
         task = self._serving.pop((rank, call), None)
-        if task is not None:
-            task.cancel()
+        if task is not None and task.cancel():
+            return
+        started = self._started.pop((rank, call), None)
+        cell = None if started is None else started()
+        if cell is not None:
+            cell.stop()
 
     def peer_lost(self, rank: int) -> None:
         """Whoever asked is gone."""
@@ -76,9 +89,7 @@ class Requests:
             cell.kill()
         else:
             cell.stop()
-        await cell.wait_ended()
-        if cell.ending.stop_error is not None:
-            raise cell.ending.stop_error
+        await cell.wait_stopped()
 
     def _serve(self, sender: int, call: int, work: Coroutine[Any, Any, object]) -> None:
         place = (sender, call)
@@ -102,18 +113,25 @@ class Requests:
         try:
             value = await work
         except UsageError as error:
-            self._post.say(sender, message.Failure(call, message.USAGE, str(error)))
-        except (Exception, SystemExit) as error:  # noqa: BLE001  # user code; whoever asked is told
-            self._post.say(sender, describe_failure(call, error))
+            self._post.say(sender, message.Failure(call, message.USAGE, error_text(error)))
         except asyncio.CancelledError:
             work.close()
             if self._is_closed:
                 self._post.say(sender, message.Failure(call, message.CLOSED, "the node was closed"))
+        except ENDS_PROGRAM:
+            raise
+        except BaseException as error:  # noqa: BLE001  # user code; whoever asked is told
+            self._post.say(sender, describe_failure(call, error))
         else:
             encoder = PayloadEncoder(limit=MAX_MESSAGE_BYTES)
             reply = message.Reply(call, encoder.part(value, what="the answer"))
             self._post.send_quietly(sender, encoder.finish(reply, what="the answer"))
 
-    async def _spawn(self, request: message.Spawn, payload: memoryview) -> str:
+    async def _spawn(self, sender: int, request: message.Spawn, payload: memoryview) -> str:
         ref = await self._spawner.spawn_for(request, payload)
+        cell = self._roster.cells.get(ref.name)
+        if cell is not None:
+            self._started[sender, request.call] = weakref.ref(cell)
+            if len(self._started) > _MOST_STARTED:
+                self._started.popitem(last=False)
         return ref.name

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections import OrderedDict
 from typing import Any, Final
 
@@ -24,8 +25,11 @@ class Roster:
     def new_name(self, name: str | None, actor_class: type[Any]) -> str:
         """Return ``name``, or a new one for an actor of ``actor_class``.  Raises ``UsageError`` if it is taken."""
         if name is None:
-            self._names += 1
-            return f"{actor_class.__name__}-{self._names}"
+            while True:
+                self._names += 1
+                own_name = f"{actor_class.__name__}-{self._names}"
+                if own_name not in self.cells:  # somebody may have been given it
+                    return own_name
         check_name(name)
         if name in self.cells:
             raise UsageError(f"name: {name!r} is taken by another actor on rank {self._rank}")
@@ -51,5 +55,5 @@ class Roster:
 def check_name(name: object) -> str:
     """Return ``name`` if it can be one.  Raises ``UsageError``."""
     if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME or not name.isprintable():
-        raise UsageError(f"name: expected 1 to {MAX_NAME} printable characters, got {name!r}")
+        raise UsageError(f"name: expected 1 to {MAX_NAME} printable characters, got {reprlib.repr(name)}")
     return name

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
-from asyncpar.runtime.backlog import Backlog
+from asyncpar.runtime.backlog import BURST, Backlog
 from asyncpar.runtime.delivery import Delivery
 from asyncpar.runtime.mailbox import Mailbox
 from asyncpar.runtime.thread import ActorThread
@@ -77,12 +77,16 @@ class SideLane:
             worker.add_done_callback(self._done)
 
     async def _run(self) -> None:
+        handled = 0
         while (delivery := self._backlog.pop()) is not None:
             self._running.add(delivery)
             try:
                 await self._handle(delivery, self._thread)
             finally:
                 self._running.discard(delivery)
+            handled += 1
+            if handled % BURST == 0:
+                await asyncio.sleep(0)
 
     def _done(self, worker: asyncio.Task[None]) -> None:
         self._workers.discard(worker)

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from asyncpar.errors import ProtocolError
 from asyncpar.runtime import message
-from asyncpar.runtime.execution import is_task_cancelled
+from asyncpar.runtime.execution import ENDS_PROGRAM, is_task_cancelled
 from asyncpar.runtime.failure import describe_error
 from asyncpar.runtime.line import Line
 from asyncpar.runtime.stream_out import Outlet, close_iterator
@@ -63,18 +63,22 @@ class Feed:
             self._has_begun = True
             try:
                 await close_iterator(self._source)
-            except (Exception, SystemExit):  # noqa: BLE001  # user code; the call is over
+            except (asyncio.CancelledError, *ENDS_PROGRAM):
+                raise
+            except BaseException:  # noqa: BLE001  # user code; the call is over
                 _LOG.exception("closing %s raised", self._what)
 
     async def _run(self) -> None:
         self._has_begun = True
         try:
             await self.outlet.drain(self._source)
-        except (Exception, SystemExit) as error:  # noqa: BLE001  # user code; the caller raises it
-            self._failed(error)
+        except ENDS_PROGRAM:
+            raise
         except asyncio.CancelledError as error:
             if self._is_stopped or is_task_cancelled():
                 raise
+            self._failed(error)
+        except BaseException as error:  # noqa: BLE001  # user code; the caller raises it
             self._failed(error)
         else:
             self._line.say(message.FeedEnd(self._call, self._number))

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import operator
 from collections.abc import AsyncGenerator, Callable, Coroutine
-from types import TracebackType
-from typing import Any, Self, TypeVar, cast, overload
+from types import CoroutineType, TracebackType
+from typing import Any, Self, SupportsIndex, TypeVar, cast, overload
 
 from asyncpar.errors import PeerLost, UsageError
 from asyncpar.observe.loop_watch import LoopWatch
@@ -226,9 +227,11 @@ class ActorSystem(Messenger):
         """Stop every actor, newest first; then end every ask that still waits.  Idempotent."""
         self._is_open = False
         self._requests.close()
-        await self._household.close()
-        self._watches.close()
-        self._caller.close()
+        try:
+            await self._household.close()
+        finally:  # also if this is cancelled: whoever waits must get to know
+            self._watches.close()
+            self._caller.close()
 
     def encode_once(
         self,
@@ -261,8 +264,12 @@ class ActorSystem(Messenger):
             self._check_not_itself(ref, endpoint)
         result = self._untyped if spec is None else spec.result
         if (spec is None or spec.has_streams) and find_stream(arguments, keywords) is not None:
-            return self._streams.ask(ref, endpoint, arguments, keywords, result)
-        return self._caller.ask(ref, endpoint, arguments, keywords, result)
+            work = self._streams.ask(ref, endpoint, arguments, keywords, result)
+        else:
+            work = self._caller.ask(ref, endpoint, arguments, keywords, result)
+        named = cast("CoroutineType[Any, Any, Any]", work)
+        named.__qualname__ = endpoint if spec is None else spec.title  # for "was never awaited"
+        return work
 
     def tell(self, ref: ActorRef[Any], endpoint: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Told:
         spec = self._check_call(ref, endpoint, arguments, keywords, is_told=True)
@@ -343,7 +350,7 @@ class ActorSystem(Messenger):
             raise UsageError(f"{title}: the actor system of rank {self.rank} is not open")
         check_home_loop(self._loop, title)
 
-    def _reference(self, name: str, rank: int, actor_class: type[Any] | None) -> ActorRef[Any]:
-        if not 0 <= rank < self._world_size:
-            raise UsageError(f"rank: expected 0..{self._world_size - 1}, got {rank}")
-        return ActorRef(self, name=check_name(name), rank=rank, actor_class=actor_class)
+    def _reference(self, name: str, rank: object, actor_class: type[Any] | None) -> ActorRef[Any]:
+        if not isinstance(rank, SupportsIndex) or not 0 <= operator.index(rank) < self._world_size:
+            raise UsageError(f"rank: expected 0..{self._world_size - 1}, got {rank!r}")
+        return ActorRef(self, name=check_name(name), rank=operator.index(rank), actor_class=actor_class)

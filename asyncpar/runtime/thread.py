@@ -8,6 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from typing import TypeVar
 
+from asyncpar.runtime.execution import ENDS_PROGRAM
+
 T = TypeVar("T")
 
 
@@ -49,5 +51,7 @@ def _outcome(work: Callable[[], T]) -> tuple[T | None, BaseException | None]:
     """Run ``work`` and return (value, None) or (None, error): some exceptions cannot pass through a future."""
     try:
         return work(), None
-    except (Exception, SystemExit) as error:  # noqa: BLE001  # raised again in the actor's task
+    except ENDS_PROGRAM:
+        raise
+    except BaseException as error:  # noqa: BLE001  # raised again in the actor's task
         return None, error

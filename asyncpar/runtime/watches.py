@@ -18,11 +18,12 @@ from asyncpar.transport.links import Links
 class Watch:
     """A watch that was begun: ``down = await watch``.  Awaiting it is optional where a hook hears the ``Down``."""
 
-    __slots__ = ("_cancel", "_down", "_waiter")
+    __slots__ = ("_cancel", "_down", "_is_cancelled", "_waiter")
 
     def __init__(self, cancel: Callable[[], None]) -> None:
         self._cancel = cancel
         self._down: Down | None = None
+        self._is_cancelled = False
         self._waiter: asyncio.Future[None] | None = None
 
     @property
@@ -33,15 +34,16 @@ class Watch:
     def cancel(self) -> None:
         """Watch no longer: no ``Down`` will come.  Whoever awaits the watch is cancelled."""
         self._cancel()
+        self._is_cancelled = True
         if self._waiter is not None:
             self._waiter.cancel()
 
     def __await__(self) -> Generator[Any, None, Down]:
         while self._down is None:
+            if self._is_cancelled:
+                raise asyncio.CancelledError("the watch was cancelled")
             if self._waiter is None:
                 self._waiter = asyncio.get_running_loop().create_future()
-            if self._waiter.cancelled():
-                raise asyncio.CancelledError("the watch was cancelled")
             yield from asyncio.shield(self._waiter).__await__()
         return self._down
 
@@ -57,6 +59,7 @@ class _Watching:
     ref: ActorRef[Any]
     watch: Watch
     hear: Callable[[Down], None] | None
+    among: set[Watch] | None
 
 
 class Watches:
@@ -68,21 +71,29 @@ class Watches:
         self._post = post
         self._watching: dict[int, _Watching] = {}
         self._next = 0
+        self._closed: PeerLost | None = None
 
     def __len__(self) -> int:
         return len(self._watching)
 
-    def begin(self, ref: ActorRef[Any], hear: Callable[[Down], None] | None = None) -> Watch:
-        """Watch ``ref``; ``hear`` is called with the ``Down``."""
+    def begin(
+        self, ref: ActorRef[Any], hear: Callable[[Down], None] | None = None, among: set[Watch] | None = None
+    ) -> Watch:
+        """Watch ``ref``; ``hear`` is called with the ``Down``.  Until it ends, the watch is ``among`` those."""
         number = self._next
         self._next += 1
         watch = Watch(lambda: self._cancel(number))
-        watching = _Watching(ref, watch, hear)
+        watching = _Watching(ref, watch, hear, among)
+        if self._closed is not None:
+            _end(watching, Down(ref, DownReason.CLOSED, self._closed))
+            return watch
         lost = self._lost.get(ref.rank)
         if lost is not None:
             _end(watching, Down(ref, DownReason.LOST, lost))
             return watch
         self._watching[number] = watching
+        if among is not None:
+            among.add(watch)
         self._post.say(ref.rank, message.Watch(number, ref.name))
         return watch
 
@@ -102,7 +113,8 @@ class Watches:
 
     def close(self) -> None:
         """This node closes: nothing more will be heard of anybody."""
-        self._end_all(DownReason.CLOSED, PeerLost("this node is closed", rank=self._rank, cause="closed"))
+        self._closed = PeerLost("this node is closed", rank=self._rank, cause="closed")
+        self._end_all(DownReason.CLOSED, self._closed)
 
     def _end_all(
         self, reason: DownReason, error: PeerLost, which: Callable[[ActorRef[Any]], bool] = lambda _: True
@@ -114,10 +126,17 @@ class Watches:
     def _cancel(self, number: int) -> None:
         watching = self._watching.pop(number, None)
         if watching is not None:
+            _leave(watching)
             self._post.say(watching.ref.rank, message.Unwatch(number))
 
 
+def _leave(watching: _Watching) -> None:
+    if watching.among is not None:
+        watching.among.discard(watching.watch)
+
+
 def _end(watching: _Watching, down: Down) -> None:
+    _leave(watching)
     watching.watch.end(down)
     if watching.hear is not None:
         watching.hear(down)

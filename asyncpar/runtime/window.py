@@ -14,7 +14,7 @@ The module decides only.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Final
 
@@ -52,7 +52,9 @@ class SendWindow:
     """The sender's end: decide which parcels for one actor may travel."""
 
     def __init__(self) -> None:
-        self._queue: deque[Parcel] = deque()
+        self.is_sending = False
+        """Is somebody in the middle of sending what ``next`` gives?"""
+        self._queue: OrderedDict[Parcel, None] = OrderedDict()
         self._queued_bytes = 0
         self._travelling = 0
 
@@ -71,7 +73,7 @@ class SendWindow:
         if not self._queue and self._travelling < WINDOW:
             self._release(parcel)
             return True
-        self._queue.append(parcel)
+        self._queue[parcel] = None
         self._queued_bytes += len(parcel.payload)
         return False
 
@@ -79,22 +81,24 @@ class SendWindow:
         """Take ``parcel`` out of the queue; False if it has left."""
         if parcel.is_sent or parcel not in self._queue:
             return False
-        self._queue.remove(parcel)
+        del self._queue[parcel]
         self._queued_bytes -= len(parcel.payload)
         return True
 
-    def credit(self, amount: int) -> list[Parcel]:
-        """The actor took messages that cost ``amount``; return the parcels that may travel now, in order."""
+    def credit(self, amount: int) -> None:
+        """The actor took messages that cost ``amount``: see ``next``.  Raises ``ProtocolError`` for too many."""
         if amount > self._travelling:
             raise ProtocolError(f"actor credit: {self._travelling} are outstanding, the peer returned {amount}")
         self._travelling -= amount
-        released: list[Parcel] = []
-        while self._queue and self._travelling < WINDOW:
-            parcel = self._queue.popleft()
-            self._queued_bytes -= len(parcel.payload)
-            self._release(parcel)
-            released.append(parcel)
-        return released
+
+    def next(self) -> Parcel | None:
+        """Return the first parcel of the queue if it may travel now."""
+        if not self._queue or self._travelling >= WINDOW:
+            return None
+        parcel, _ = self._queue.popitem(last=False)
+        self._queued_bytes -= len(parcel.payload)
+        self._release(parcel)
+        return parcel
 
     def clear(self) -> list[Parcel]:
         """Forget everything: the peer is lost.  Return the parcels that never left."""

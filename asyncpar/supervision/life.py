@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from asyncpar.errors import RemoteError
+from asyncpar.runtime.error_text import error_text
 from asyncpar.runtime.ref import ActorRef
 from asyncpar.supervision.child import Child, ChildState, ChildStatus
 from asyncpar.supervision.machine import Standing, SupervisorMachine
@@ -61,7 +62,7 @@ def describe(failure: BaseException) -> str:
     """Return type and text of ``failure``, without traceback."""
     if isinstance(failure, RemoteError):
         return f"{failure.type_name}: {failure.message}"
-    return f"{type(failure).__name__}: {failure}"
+    return f"{type(failure).__name__}: {error_text(failure)}"
 
 
 def _state(machine: SupervisorMachine, child: str) -> ChildState:

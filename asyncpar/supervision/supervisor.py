@@ -12,6 +12,7 @@ from typing import Final, TypeVar
 from asyncpar.errors import ActorDown, RestartsExceeded, UsageError
 from asyncpar.runtime.actor import Actor, endpoint
 from asyncpar.runtime.down import Down, DownReason
+from asyncpar.runtime.execution import ENDS_PROGRAM
 from asyncpar.supervision.child import Child, ChildStatus, check_children
 from asyncpar.supervision.events import (
     Command,
@@ -193,7 +194,9 @@ class Supervisor(Actor):
         life.starts += 1
         try:
             life.ref = await self._kept().spawn_child(child.actor_class, child.args, dict(child.kwargs), name=life.name)
-        except (Exception, SystemExit) as error:  # noqa: BLE001  # user code; the machine decides what follows
+        except (asyncio.CancelledError, *ENDS_PROGRAM):
+            raise
+        except BaseException as error:  # noqa: BLE001  # user code; the machine decides what follows
             life.failure = error
             if life.starts > 1:  # at first, spawning the supervisor raises it
                 _LOG.warning("%r: child %r did not start again", self.ref, life.name, exc_info=error)

@@ -3,8 +3,8 @@
 Reading is asyncio's ``BufferedProtocol``, whose buffers come from the frame reader.  Writing bypasses the transport: a
 frame goes out in one vectored ``writev`` on a duplicate of the socket's descriptor, at once if nothing waits before it;
 what the kernel does not take is queued, uncopied, and continued when the descriptor is writable.  Small messages are
-many: the first in a turn of the loop goes at once, the others of that turn together at its end.  (The duplicate is
-needed because an event loop does not watch a descriptor that belongs to one of its transports.)
+many: those of one turn of the loop go together (see ``turn_gatherer``).  (The duplicate is needed because an event loop
+does not watch a descriptor that belongs to one of its transports.)
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from asyncpar.transport.connection import Connection, PartEvents
 from asyncpar.transport.lane import LENT_KINDS, MAX_FRAME_BYTES, LaneEvents
 from asyncpar.transport.queue import QueuedSending, SendQueue
 from asyncpar.transport.sockets import PULSE_SECONDS, Pulse
+from asyncpar.transport.turn_gatherer import TurnGatherer
 from asyncpar.transport.vigil import Vigil
 from asyncpar.wire.header import HEADER_BYTES, MESSAGE_GROUP, FrameHeader, FrameKind, encode_header
 from asyncpar.wire.reader import FrameReader
@@ -30,10 +31,6 @@ WRITE_BYTES = 1024 * 1024
 
 SMALL_BYTES = 128 * 1024
 """What is sent or comes in a piece of at most this size is answered soon, perhaps."""
-
-GATHERED_BYTES = 1500
-"""Messages of one turn of the loop travel together up to about this many bytes: ten or so, which makes the system call
-cheap.  More would let the peer wait, who could be working on the first of them already."""
 
 MAX_SEGMENTS = 256
 """Most pieces per system call, which takes 1024."""
@@ -68,8 +65,7 @@ class StreamLane(Connection, asyncio.BufferedProtocol):
         self._queue = SendQueue()
         self._writer = self._queue.writer
         self._is_watching = False
-        self._gathered = bytearray()
-        self._is_gathering = False
+        self._gatherer = TurnGatherer(self._send_gathered)
         self._reader: FrameReader | None = None
         self._events: LaneEvents | None = None
         self._discard: memoryview | None = None
@@ -105,17 +101,18 @@ class StreamLane(Connection, asyncio.BufferedProtocol):
         head = encode_header(header)
         size = HEADER_BYTES + len(payload)
         self._bytes_sent += size
-        if header.group == MESSAGE_GROUP and header.kind is FrameKind.EAGER and self._gather(head, payload):
+        may_wait = header.group == MESSAGE_GROUP and header.kind is FrameKind.EAGER
+        if may_wait and not self._writer and self._broken is None and self._gatherer.add(head, payload):
             return None
-        if self._gathered:
-            self._flush()
+        if self._gatherer.waiting:
+            self._gatherer.flush()
         written = 0
         if not self._writer and self._broken is None:
+            if size <= SMALL_BYTES:
+                self._vigil.expect()  # before the call, in which the peer may run already
             first = payload if size <= WRITE_BYTES else payload[:WRITE_BYTES]
             written = self._write([head, *views_of(first)[:MAX_SEGMENTS]])
             if written == size:
-                if size <= SMALL_BYTES:
-                    self._vigil.expect()
                 return None
         sending = self._queue.push(header, head, payload, taken=written)
         self._await_room()
@@ -152,7 +149,7 @@ class StreamLane(Connection, asyncio.BufferedProtocol):
         self._events = None
         if self._reader is not None:
             self._reader.stop()
-        self._flush()
+        self._gatherer.flush()
         self._flushed = self._loop.create_future()
         try:
             async with asyncio.timeout(FLUSH_SECONDS):
@@ -219,37 +216,14 @@ class StreamLane(Connection, asyncio.BufferedProtocol):
             self._break(f"the connection broke: {_describe(error)}")
             return 0
 
-    def _gather(self, head: bytes, payload: Payload) -> bool:
-        """Take a message along with others of the same turn of the loop; False if it is the first and goes at once."""
-        if not self._is_gathering:
-            self._is_gathering = True
-            self._loop.call_soon(self._end_turn)
-            return False
-        if self._writer or self._broken is not None or len(payload) > GATHERED_BYTES:
-            return False
-        self._gathered += head
-        for view in views_of(payload):
-            self._gathered += view
-        if len(self._gathered) > GATHERED_BYTES:
-            self._flush()
-        return True
-
-    def _end_turn(self) -> None:
-        self._is_gathering = False
-        if self._gathered:
-            self._flush()
-
-    def _flush(self) -> None:
-        """Hand over what was gathered, or queue it."""
-        gathered, self._gathered = self._gathered, bytearray()
+    def _send_gathered(self, frames: bytearray) -> None:
         if not self._is_open or self._broken is not None:
             return
-        written = 0 if self._writer else self._write([gathered])
-        if written < len(gathered):
-            self._queue.push_owned(gathered, taken=written)
+        self._vigil.expect()
+        written = 0 if self._writer else self._write([frames])
+        if written < len(frames):
+            self._queue.push_owned(frames, taken=written)
             self._await_room()
-        else:
-            self._vigil.expect()
 
     def _await_room(self) -> None:
         """Something is queued: continue as soon as the descriptor is writable."""

@@ -20,6 +20,7 @@ is built from plain data stays within a constant factor of the bytes that came. 
 from __future__ import annotations
 
 import struct
+import traceback
 from abc import ABC, abstractmethod
 from typing import Any, Final, Generic, TypeVar, get_origin, overload
 
@@ -61,7 +62,10 @@ class Extension(ABC):
 
     @abstractmethod
     def encode(self, value: object) -> Ext | None:
-        """Return ``value`` as an extension with a code from ``FIRST_EXTENSION`` on; None if it is of another kind."""
+        """Return ``value`` as an extension with a code from ``FIRST_EXTENSION`` on; None if it is of another kind.
+
+        Raises ``UsageError`` for what is mistaken for such a value, saying what can be sent instead.
+        """
 
     @abstractmethod
     def decode(self, code: int, content: memoryview) -> object:
@@ -151,8 +155,9 @@ class PayloadEncoder:
             return msgspec.msgpack.encode(value, enc_hook=self._lower)
         except UsageError:
             raise
-        except (TypeError, ValueError, OverflowError, RecursionError) as error:
-            raise UsageError(f"{what}: a value of type {type_name(type(value))} cannot be sent: {error}") from error
+        except Exception as error:  # also what user code raises that is asked for an attribute
+            text = f"{what}: a value of type {type_name(type(value))} cannot be sent: {_say(error)}"
+            raise UsageError(text) from error
 
     def _lower(self, value: object) -> object:
         """Turn what msgpack does not know into what it knows."""
@@ -160,7 +165,10 @@ class PayloadEncoder:
             return self._attach(value)
         if isinstance(value, np.generic) and value.dtype.kind != "c" and is_sendable(value.dtype):
             return value.item()
-        lowered = None if self._extension is None else self._extension.encode(value)
+        try:
+            lowered = None if self._extension is None else self._extension.encode(value)
+        except UsageError as error:
+            raise UsageError(f"{self._what}: {error}") from None
         if lowered is None:
             raise UsageError(
                 f"{self._what}: a value of type {type_name(type(value))} cannot be sent; expected plain data (numbers, "
@@ -223,6 +231,8 @@ class PayloadDecoder(Generic[T]):
             raise UsageError(f"{what}: {error}") from error
         except (ValueError, TypeError, OverflowError, RecursionError, MemoryError) as error:
             raise ProtocolError(f"{what}: not a payload: {error}") from error
+        except Exception as error:  # user code: a value that checks itself in its ``__post_init__``
+            raise UsageError(f"{what}: {_say(error)}") from error
         finally:
             self._payload = b""
         return value
@@ -281,6 +291,11 @@ def _convert_number(kind: Any, value: float) -> object:
             return kind(value)
     except (ValueError, OverflowError) as error:
         raise TypeError(f"Expected `{type_name(kind)}`, got {value}: {error}") from error
+
+
+def _say(error: Exception) -> str:
+    """Return what ``error`` says, even if it cannot say it."""
+    return "".join(traceback.format_exception_only(error)).strip()
 
 
 def _align(offset: int) -> int:

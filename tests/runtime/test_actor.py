@@ -126,7 +126,7 @@ async def test_every_kind_of_parameter_is_bound(open_ranks: Any, args: Any, kwar
 @pytest.mark.parametrize(
     ("args", "kwargs", "text"),
     [
-        ((), {"c": 1}, r"Signatures.mixed\(\) misses 'a'; it takes \(a, b, c, d\)"),
+        ((), {"c": 1}, r"Signatures.mixed\(\) misses 'a'; it takes \(a, b, \*rest, c, d, \*\*others\)"),
         ((1,), {}, r"misses 'c'"),
         ((1, "x", "3"), {"c": 1}, r"argument 'rest' of Signatures.mixed\(\): Expected `int`, got `str`"),
         ((1,), {"c": 1, "e": 5}, r"argument 'others' of Signatures.mixed\(\): Expected `str`, got `int`"),

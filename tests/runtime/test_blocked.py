@@ -103,6 +103,7 @@ async def test_an_endpoint_that_blocks_the_loop_is_reported_by_name_with_its_sta
     assert (first.rank, first.what, first.is_over) == (0, f"actor 'culprit', endpoint {endpoint}", False)
     assert first.seconds >= 0.1
     assert f"in {endpoint}\n    self.reports.wait(1)" in first.stack
+    assert first.stack.startswith(f'  File "{__file__}"')
     assert (second.what, second.is_over) == (first.what, True)
     assert caplog.records[0].name == "asyncpar.runtime"
     assert f"actor 'culprit', endpoint {endpoint} has blocked the event loop for 0.1" in caplog.messages[0]

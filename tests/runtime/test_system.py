@@ -15,7 +15,7 @@ import pytest
 from asyncpar.errors import ActorDown, ProtocolError, RemoteError, UsageError
 from asyncpar.runtime import message
 from asyncpar.runtime.actor import Actor, endpoint
-from asyncpar.runtime.failure import MAX_TEXT
+from asyncpar.runtime.error_text import MAX_TEXT
 from asyncpar.runtime.system import ActorSystem
 from asyncpar.wire.payload import PayloadEncoder
 
@@ -302,10 +302,10 @@ async def test_told_messages_that_nobody_handles_are_dead_letters(open_ranks: An
     ("call", "text"),
     [
         (lambda ref: ref.add("3"), r"argument 'n' of Counter.add\(\): Expected `int`, got `str`"),
-        (lambda ref: ref.add(), r"Counter.add\(\) misses 'n'; it takes \(n, times\)"),
-        (lambda ref: ref.add(1, 2), r"Counter.add\(\) takes \(n, times\), got 2 positional arguments"),
+        (lambda ref: ref.add(), r"Counter.add\(\) misses 'n'; it takes \(n, \*, times\)"),
+        (lambda ref: ref.add(1, 2), r"Counter.add\(\) takes \(n, \*, times\), got 2 positional arguments"),
         (lambda ref: ref.add(1, n=2), r"Counter.add\(\) got argument 'n' twice"),
-        (lambda ref: ref.add(1, m=2), r"Counter.add\(\) takes \(n, times\), got an unknown argument 'm'"),
+        (lambda ref: ref.add(1, m=2), r"Counter.add\(\) takes \(n, \*, times\), got an unknown argument 'm'"),
         (lambda ref: ref.add(1, times=None), r"argument 'times' of Counter.add\(\): Expected `int`, got `None`"),
         (lambda ref: ref.history(1), r"Counter.history\(\) takes no arguments, got 1"),
         (lambda ref: ref.add(object()), r"argument 1 of add\(\): a value of type object cannot be sent"),

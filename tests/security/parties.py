@@ -14,9 +14,9 @@ from asyncpar.security.layout import AUTHORITY_FILE, certificate_file, key_file
 JOB = "demo"
 
 
-def make_directory(path: Path, *, ranks: int = 2, job: str = JOB) -> Path:
+def make_directory(path: Path, *, ranks: int = 2, job: str = JOB, now: datetime | None = None) -> Path:
     """Return the new directory ``path`` with the certificates of a job on one host."""
-    issue_certificates(path, CertificateOrder(job=job, ranks_per_host=(ranks,)), now=datetime.now(UTC))
+    issue_certificates(path, CertificateOrder(job=job, ranks_per_host=(ranks,)), now=now or datetime.now(UTC))
     return path
 
 

@@ -17,12 +17,12 @@ from asyncpar.security.identity import COORDINATOR, Identity, agent_role, rank_r
 from asyncpar.security.reading import read_certificates
 from tests.security.parties import JOB, make_directory
 
-NOW = datetime.now(UTC)
+NOW = datetime(2030, 1, 1, tzinfo=UTC)
 
 
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
-    return make_directory(tmp_path / "certs")
+    return make_directory(tmp_path / "certs", now=NOW)
 
 
 def test_what_was_issued_can_be_read(home: Path) -> None:
@@ -70,7 +70,7 @@ def test_a_key_that_others_can_read_is_refused(home: Path) -> None:
 
 
 def test_certificates_of_two_runs_do_not_mix(home: Path, tmp_path: Path) -> None:
-    other = make_directory(tmp_path / "other")
+    other = make_directory(tmp_path / "other", now=NOW)
     (home / "ca.crt").write_bytes((other / "ca.crt").read_bytes())
     with pytest.raises(UsageError, match="two runs of `asyncpar certs init`"):
         read_certificates(home, rank_role(0), now=NOW)

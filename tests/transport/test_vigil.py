@@ -7,16 +7,14 @@ import asyncio
 import pytest
 
 from asyncpar.testing.lanes import RecordingEvents, finished, frame
+from asyncpar.transport.contention import LOOK_SECONDS, Contention
 from asyncpar.transport.lane import Sending
 from asyncpar.transport.stream import SMALL_BYTES
 from asyncpar.transport.vigil import (
     LONGEST_SECONDS,
     SHORTEST_SECONDS,
-    TRY_EVERY,
-    TRY_FOR,
     WAKING_SECONDS,
     Patience,
-    Preference,
     Vigil,
 )
 from tests.transport.pairs import open_tcp_pair
@@ -54,30 +52,6 @@ def test_patience_that_has_ended_comes_back_when_a_sleeper_is_answered_soon() ->
     assert patience.seconds == LONGEST_SECONDS
 
 
-def test_the_quicker_way_is_preferred_and_the_other_one_tried_now_and_then() -> None:
-    preference = Preference()
-    gaps = {True: 50e-6, False: 100e-6}
-    ways = []
-    for _ in range(4 * TRY_EVERY):
-        ways.append(preference.is_awake)
-        preference.came(gaps[preference.is_awake])
-    assert ways.count(False) == 4 * TRY_FOR
-    gaps = {True: 300e-6, False: 100e-6}
-    ways = []
-    for _ in range(4 * TRY_EVERY):
-        ways.append(preference.is_awake)
-        preference.came(gaps[preference.is_awake])
-    assert TRY_FOR <= ways.count(True) < TRY_EVERY
-    assert ways[-TRY_EVERY:].count(True) == TRY_FOR
-
-
-def test_what_takes_its_time_says_nothing_about_the_way_of_waiting() -> None:
-    preference = Preference()
-    for _ in range(2 * TRY_EVERY):
-        preference.came(1.0 if preference.is_awake else 0.9)
-    assert preference.is_awake
-
-
 class Clock:
     """Time that passes as it is told, and counts how often it was asked."""
 
@@ -97,7 +71,7 @@ async def turns(count: int) -> None:
 
 async def test_a_vigil_turns_the_loop_until_its_time_is_over() -> None:
     clock = Clock()
-    vigil = Vigil(clock=clock)
+    vigil = Vigil(clock=clock, contention=Contention(lambda: None))
     vigil.is_allowed = True
     vigil.expect()
     await turns(10)
@@ -111,7 +85,7 @@ async def test_a_vigil_turns_the_loop_until_its_time_is_over() -> None:
 
 async def test_a_vigil_that_is_not_allowed_does_nothing() -> None:
     clock = Clock()
-    vigil = Vigil(clock=clock)
+    vigil = Vigil(clock=clock, contention=Contention(lambda: None))
     vigil.expect()
     await turns(10)
     assert clock.reads == 0
@@ -119,7 +93,7 @@ async def test_a_vigil_that_is_not_allowed_does_nothing() -> None:
 
 async def test_a_vigil_in_vain_makes_the_next_one_shorter_and_one_that_paid_does_not() -> None:
     clock = Clock()
-    vigil = Vigil(clock=clock)
+    vigil = Vigil(clock=clock, contention=Contention(lambda: None))
     vigil.is_allowed = True
 
     async def keep(*, paid: bool) -> float:
@@ -141,7 +115,7 @@ async def test_a_vigil_in_vain_makes_the_next_one_shorter_and_one_that_paid_does
 
 async def test_no_vigil_is_kept_while_nothing_comes_in_time_and_again_once_something_does() -> None:
     clock = Clock()
-    vigil = Vigil(clock=clock)
+    vigil = Vigil(clock=clock, contention=Contention(lambda: None))
     vigil.is_allowed = True
     for _ in range(20):
         vigil.expect()
@@ -156,21 +130,25 @@ async def test_no_vigil_is_kept_while_nothing_comes_in_time_and_again_once_somet
     assert vigil._is_watching
 
 
-async def test_a_sleeper_by_preference_keeps_no_vigil_but_goes_on_learning() -> None:
+async def test_nobody_stays_awake_while_others_wait_for_the_processors() -> None:
     clock = Clock()
-    vigil = Vigil(clock=clock)
+    waiting = iter([0.0, 0.0, 1.0])
+    vigil = Vigil(clock=clock, contention=Contention(lambda: next(waiting)))
     vigil.is_allowed = True
-    vigil.expect()
-    vigil._preference.is_awake = False
-    await turns(3)
-    assert not vigil._is_watching
-    vigil.arrived()
-    assert vigil._preference.is_awake
+    kept = []
+    for _ in range(4):
+        clock.now += LOOK_SECONDS
+        vigil.expect()
+        kept.append(vigil._is_watching)
+        clock.now = vigil._until
+        await turns(2)
+        vigil.arrived()
+    assert kept == [True, True, False, False]
 
 
 async def test_two_expectations_of_one_answer_are_judged_once() -> None:
     clock = Clock()
-    vigil = Vigil(clock=clock)
+    vigil = Vigil(clock=clock, contention=Contention(lambda: None))
     vigil.is_allowed = True
     vigil._patience.seconds = 10e-6
     for _ in range(10):  # a request comes, its answer leaves 20 us later, and the next request comes soon
@@ -185,7 +163,7 @@ async def test_two_expectations_of_one_answer_are_judged_once() -> None:
 
 async def test_a_loop_that_was_busy_with_something_else_learns_nothing() -> None:
     clock = Clock()
-    vigil = Vigil(clock=clock)
+    vigil = Vigil(clock=clock, contention=Contention(lambda: None))
     vigil.is_allowed = True
     for _ in range(3):
         vigil.expect()
@@ -198,7 +176,7 @@ async def test_a_loop_that_was_busy_with_something_else_learns_nothing() -> None
 async def test_lanes_keep_the_vigil_after_what_is_small_and_after_nothing_else() -> None:
     async with open_tcp_pair() as (one, other):
         clock = Clock()
-        one._vigil = Vigil(clock=clock)
+        one._vigil = Vigil(clock=clock, contention=Contention(lambda: None))
         one._vigil.is_allowed = True
         events = RecordingEvents()
         one.start(events)

@@ -1,0 +1,84 @@
+"""What may stand in the body of an actor class: endpoints and their marks, hooks, and what people write by mistake.
+
+Everything here runs when a class is defined, so that a mistake is shown at the line that made it.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Any, Final
+
+from asyncpar.errors import UsageError
+
+HOOKS: Final = ("on_start", "on_stop", "on_down", "on_child_down")
+_MARK: Final = "__asyncpar_endpoint__"
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointMark:
+    """What ``@endpoint`` was told.  ``concurrency`` is None for an endpoint that runs alone."""
+
+    concurrency: int | None = None
+
+    def __post_init__(self) -> None:
+        given: object = self.concurrency
+        if given is not None and (not isinstance(given, int) or isinstance(given, bool) or given < 1):
+            raise UsageError(f"concurrency: expected at least 1, got {given!r}")
+
+
+def mark_endpoint(function: Any, mark: EndpointMark) -> Any:
+    """Return ``function``, marked as an endpoint.  Raises ``UsageError`` for what cannot be one."""
+    if not inspect.isfunction(function):
+        raise UsageError(f"endpoint: expected a method (async def or def), got {function!r}")
+    if inspect.isgeneratorfunction(function):
+        raise UsageError(f"endpoint: {function.__qualname__} is a plain generator; expected async def for a stream")
+    first = next(iter(inspect.signature(function).parameters.values()), None)
+    if first is None or first.kind in (first.KEYWORD_ONLY, first.VAR_KEYWORD):
+        raise UsageError(f"endpoint: {function.__qualname__} cannot be a method: expected self as its first parameter")
+    setattr(function, _MARK, mark)
+    return function
+
+
+def is_endpoint(attribute: object) -> bool:
+    """Is this class attribute marked as an endpoint?"""
+    return inspect.isfunction(attribute) and isinstance(getattr(attribute, _MARK, None), EndpointMark)
+
+
+def endpoint_mark(function: Callable[..., Any]) -> EndpointMark:
+    """Return what the endpoint ``function`` was marked with."""
+    mark = getattr(function, _MARK)
+    assert isinstance(mark, EndpointMark)
+    return mark
+
+
+def read_endpoints(actor_class: type[Any], reserved: Collection[str]) -> frozenset[str]:
+    """Return the names of the endpoints of a class that is being defined.
+
+    Raises ``UsageError``, naming what to change, for what cannot work.
+    """
+    names = frozenset(name for name in dir(actor_class) if is_endpoint(inspect.getattr_static(actor_class, name)))
+    title = actor_class.__qualname__
+    for name in sorted(names):
+        if name.startswith("_") or name in reserved:
+            raise UsageError(f"endpoint: {title}.{name} cannot be one; the name is private or reserved")
+    for base in actor_class.__mro__[1:]:
+        for name in sorted(getattr(base, "endpoints", frozenset()) - names):
+            raise UsageError(f"endpoint: {title}.{name} hides an endpoint of {base.__qualname__}; mark it")
+    for name, attribute in vars(actor_class).items():
+        _check_attribute(f"{title}.{name}", name, attribute)
+    return names
+
+
+def _check_attribute(title: str, name: str, attribute: object) -> None:
+    inner = attribute.fget if isinstance(attribute, property) else getattr(attribute, "__func__", None)
+    if is_endpoint(inner):
+        raise UsageError(f"endpoint: expected a method (async def or def), {title} is a {type(attribute).__name__}")
+    if not inspect.isfunction(attribute):
+        return
+    is_async = inspect.iscoroutinefunction(inspect.unwrap(attribute))
+    if name in HOOKS and not is_async:
+        raise UsageError(f"{name}: expected async def, {title} is none")
+    if name == "__init__" and is_async:
+        raise UsageError(f"__init__: expected def, {title} is async; what must be awaited belongs into on_start")
