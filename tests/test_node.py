@@ -78,7 +78,7 @@ async def test_actors_of_a_known_class_give_typed_results_and_can_be_stopped() -
         total: int = await here.ref("adder", 1, actor_class=Adder).add(2)
         assert total == 2
         await there.stop_actor(ref)
-        with pytest.raises(ap.ActorDown, match="adder.*the actor was stopped"):
+        with pytest.raises(ap.ActorDown, match=r"adder.*the actor was stopped"):
             await here.ref("adder", 1).add(1)
 
 

@@ -124,8 +124,8 @@ async def test_what_is_no_function_is_no_service() -> None:
         await ap.Node.start(services=["tests.Echo"])  # type: ignore[list-item]
 
 
-@pytest.mark.parametrize("address", ["here", "127.0.0.1", "127.0.0.1:70000", ""])
-async def test_an_address_that_is_none_is_refused(address: str) -> None:
+@pytest.mark.parametrize("address", ["here", "127.0.0.1", "127.0.0.1:70000", "", 8000])
+async def test_an_address_that_is_none_is_refused(address: Any) -> None:
     with pytest.raises(ap.UsageError, match="serve: expected host:port"):
         await ap.Node.start(serve=address)
 

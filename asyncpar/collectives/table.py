@@ -104,6 +104,9 @@ class OperationTable:
             for operation in group.pending():
                 if operation.has_started:
                     operation.fail(error)
+        if self._timer is not None:  # it would keep everything of this node alive until it fires
+            self._timer.cancel()
+            self._timer = None
 
     def suspect(self, operation: Operation, rank: int) -> None:
         """``rank`` calls something else than ``operation``: show it, and learn what."""

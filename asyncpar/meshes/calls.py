@@ -33,7 +33,7 @@ class _Outcomes(Generic[R]):
         """Run ``call`` and note how it came out."""
         try:
             self.found[rank] = await call
-        except AsyncparError as error:
+        except Exception as error:  # noqa: BLE001  # of an actor on this rank it may be what ``on_stop`` raised
             self.failures[rank] = error
         self._notices.answered(rank, self.failures.get(rank))
 

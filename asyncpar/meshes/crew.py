@@ -7,6 +7,7 @@ from typing import Any
 
 from asyncpar.meshes.notices import Notices
 from asyncpar.meshes.tally import Tally
+from asyncpar.runtime.error_text import sendable
 from asyncpar.runtime.message import Abandon
 from asyncpar.runtime.ref import ActorRef
 from asyncpar.runtime.system import ActorSystem
@@ -34,4 +35,4 @@ class Crew:
         """Let all groups with any of ``ranks`` begin anew, everywhere."""
         self._attempt += 1
         for rank in self.actors:
-            self.system.abandon(rank, Abandon(self._mesh, self._attempt, ranks, failed, text))
+            self.system.abandon(rank, Abandon(self._mesh, self._attempt, ranks, failed, sendable(text)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Self
 
 from asyncpar.errors import AsyncparError
@@ -37,6 +38,7 @@ def mesh_error(
     """Return the error for the ranks in ``failures``, in mesh order; each failure is noted with its place."""
     failed = [rank for rank in shape.ranks if rank in failures]
     for rank in failed:
-        failures[rank].add_note(f"from rank {rank} at {shape.coordinates(rank)} of a {shape}")
+        with suppress(AttributeError, TypeError):  # some exceptions take no notes
+            failures[rank].add_note(f"from rank {rank} at {shape.coordinates(rank)} of a {shape}")
     message = f"{what} failed on {len(failed)} of {len(shape)} ranks"
     return MeshError(message, [failures[rank] for rank in failed], MeshValues(shape, found))

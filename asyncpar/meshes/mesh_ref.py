@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import inspect
+from collections.abc import Iterable
 from typing import Any, Generic, ParamSpec, TypeVar, cast
 
+from asyncpar.errors import UsageError
 from asyncpar.meshes import calls
 from asyncpar.meshes.crew import Crew
 from asyncpar.meshes.mesh_endpoint import MeshEndpoint
@@ -98,7 +100,9 @@ class MeshRef(Generic[A]):
 
         It reaches endpoints whose names mean something else here, too.
         """
-        function = cast(Callable[..., Any], endpoint)  # which is what it is at run time
+        function = cast(object, endpoint)
+        if not inspect.isfunction(function):  # which is what it is at run time
+            raise UsageError(f"endpoint: expected one as the class has it (Trainer.step), got {function!r}")
         return cast(MeshEndpoint[P, R], self._endpoint(function.__name__))
 
     # -- lives -------------------------------------------------------------------------------------------------------

@@ -16,7 +16,8 @@ class MeshWatch(AsyncIterator[tuple[Coordinates, Down]]):
 
     def __init__(self, system: ActorSystem, shape: MeshShape, refs: Iterable[ActorRef[object]]) -> None:
         self._shape = shape
-        self._downs: asyncio.Queue[Down] = asyncio.Queue()
+        self._downs: asyncio.Queue[Down | None] = asyncio.Queue()
+        """Holds None after the last one, for those who wait."""
         self._left = len(shape)
         self._watches = [system.watch(ref, self._downs.put_nowait) for ref in refs]
 
@@ -24,11 +25,18 @@ class MeshWatch(AsyncIterator[tuple[Coordinates, Down]]):
         """Watch no longer.  What has ended already is still reported."""
         for watch in self._watches:
             watch.cancel()
-        self._left = self._downs.qsize()
+        if self._left:
+            self._left = self._downs.qsize()
+            self._downs.put_nowait(None)
 
     async def __anext__(self) -> tuple[Coordinates, Down]:
         if not self._left:
             raise StopAsyncIteration
         down = await self._downs.get()
+        if down is None:
+            self._downs.put_nowait(None)  # for others who wait
+            raise StopAsyncIteration
         self._left -= 1
+        if not self._left:
+            self._downs.put_nowait(None)
         return self._shape.coordinates(down.ref.rank), down

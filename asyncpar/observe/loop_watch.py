@@ -136,7 +136,7 @@ class LoopWatch:
         """See whether the loop goes on, and wait until it does; False if there is nothing more to watch."""
         self._is_answered = False
         try:
-            loop.call_soon_threadsafe(self._answer)
+            loop.call_soon_threadsafe(self._answer, sleeper)
         except RuntimeError:  # the loop is closed
             return False
         seen, since = sleeper.activity(), sleeper.time()
@@ -153,8 +153,9 @@ class LoopWatch:
         self._news.clear()
         return not self._is_stopping
 
-    def _answer(self) -> None:
-        """The loop's side: it goes on."""
+    def _answer(self, sleeper: Sleeper) -> None:
+        """The loop's side: it goes on, perhaps started anew by someone else (to clean up, say)."""
+        sleeper.learn()
         self._is_answered = True
         self._news.set()
 

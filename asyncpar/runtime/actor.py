@@ -235,8 +235,9 @@ def endpoint(*, concurrency: int | None = None) -> _EndpointDecorator: ...
 def endpoint(function: Any = None, /, *, concurrency: int | None = None) -> Any:
     """Mark a method of an actor as one that others may call: ``@endpoint`` or ``@endpoint(concurrency=8)``.
 
-    ``async def`` runs on the loop, plain ``def`` in a thread, and an async generator is a stream of items.  Called on
-    ``self`` it is a plain method.  Arguments from others are checked against its annotations.
+    ``async def`` runs on the loop, plain ``def`` in a thread (from which others cannot be asked or told), and an async
+    generator is a stream of items.  Called on ``self`` it is a plain method.  Arguments from others are checked against
+    its annotations.
 
     With ``concurrency`` up to that many calls of this endpoint run at once, beside whatever else the actor does.
 

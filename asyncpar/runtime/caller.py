@@ -13,7 +13,7 @@ from asyncpar.runtime import message
 from asyncpar.runtime.arguments import EncodedArguments
 from asyncpar.runtime.call_deadlines import CallDeadlines
 from asyncpar.runtime.delivery import CURRENT, time_left
-from asyncpar.runtime.pending import Pending, error_of, lost_during
+from asyncpar.runtime.pending import Pending, ResultOf, error_of, lost_during
 from asyncpar.runtime.post import Post
 from asyncpar.runtime.ref import ActorRef, Told
 from asyncpar.runtime.window import Parcel, SendWindow
@@ -36,7 +36,7 @@ class _Told(Told):
     def __await__(self) -> Generator[Any, None, None]:
         while not self.parcel.is_sent:
             if self.error is not None:
-                raise self.error
+                raise self.error.with_traceback(None)
             if self.waiter is None or self.waiter.done():
                 self.waiter = asyncio.get_running_loop().create_future()
             yield from asyncio.shield(self.waiter).__await__()
@@ -101,9 +101,8 @@ class Caller:
         finish = encoder.finish if wants_stream or ref.rank == self._rank else encoder.finish_lent
         try:
             parcel = Parcel(finish(envelope, what=f"the call of {endpoint}"))
-        except UsageError:
-            self.encode(endpoint, arguments, keywords)  # says which argument it is
-            raise
+        except UsageError as error:
+            raise (self._refusal(endpoint, arguments, keywords) or error) from None
         origin, loop = CURRENT.get(), asyncio.get_running_loop()
         pending = self._pending[call] = Pending(call, ref, endpoint, result, loop.create_future(), parcel, origin)
         if origin is not None:
@@ -189,6 +188,14 @@ class Caller:
         }
         return encoder, encoded, named
 
+    def _refusal(self, endpoint: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> UsageError | None:
+        """Say which argument it is that cannot be sent."""
+        try:
+            self.encode(endpoint, arguments, keywords)
+        except UsageError as error:
+            return error.with_traceback(None)
+        return None
+
     def _put(self, ref: ActorRef[Any], endpoint: str, parcel: Parcel) -> bool:
         """Send ``parcel`` or queue it; True if it was sent."""
         place = (ref.rank, ref.name)
@@ -242,7 +249,7 @@ class Caller:
         if pending is None:
             return
         try:
-            value = pending.result.decode_part(reply.value, payload, what=f"the result of {pending}")
+            value = pending.result.decode_part(reply.value, payload, what=ResultOf(pending))
         except (UsageError, ProtocolError) as error:
             pending.future.set_exception(error)
         else:

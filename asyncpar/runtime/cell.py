@@ -99,7 +99,7 @@ class Cell(Keeper):
         self._handler = Handler(birth.ref.name, self.ending, answers, fail=self.fail)
         self._mailbox = Backlog(birth.actor_class.mailbox)
         self._notices: deque[tuple[str, Callable[[], Awaitable[None]], Down | None]] | None = None
-        self._watches: set[Watch] = set()
+        self._watches: set[Watch] | None = None
         self._side: Side | None = None
         self._waker: asyncio.Future[None] | None = None
         self._last: Cell | None = None
@@ -222,6 +222,8 @@ class Cell(Keeper):
         return self.ending.has_begun
 
     def watch(self, ref: ActorRef[Any]) -> Watch:
+        if self._watches is None:
+            self._watches = set()
         return self._household.watch(ref, lambda down: self.notify("on_down", down), self._watches)
 
     def _child(self, ref: ActorRef[Any]) -> Cell:
@@ -255,7 +257,7 @@ class Cell(Keeper):
             self._is_over = True
             self._refuse_waiting()
             self._handler.close()
-            for watch in list(self._watches):
+            for watch in list(self._watches or ()):
                 watch.cancel()
             if self._side is not None:
                 self._side.close()
@@ -285,6 +287,7 @@ class Cell(Keeper):
         except BaseException as error:  # noqa: BLE001  # user code; spawn raises it
             self.ending.begin(End.FAIL, error)
             return False
+        CURRENT.set(None)  # from here on it does not belong to the call in which it was spawned
         if self.ending.is_urgent:
             return True  # and its end begins at once
         self.has_served = True

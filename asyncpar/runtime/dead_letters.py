@@ -42,9 +42,13 @@ class DeadLetters:
         self.recent: deque[DeadLetter] = deque(maxlen=MOST_RECENT)
         """The last hundred, oldest first."""
         self._observers: list[Callable[[DeadLetter], None]] = []
+        self._is_showing = False
 
     def subscribe(self, observer: Callable[[DeadLetter], None]) -> Callable[[], None]:
-        """Call ``observer`` with each dead letter from now on, on the node's loop; return what ends that."""
+        """Call ``observer`` with each dead letter from now on, on the node's loop; return what ends that.
+
+        Not with those that an observer causes itself: it would never come to an end.
+        """
         if not callable(observer):
             raise UsageError(f"observer: expected a function of one dead letter, got {observer!r}")
         self._observers.append(observer)
@@ -60,8 +64,17 @@ class DeadLetters:
         self.count += 1
         self.recent.append(letter)
         _LOG.warning("%s", letter)
-        for observer in list(self._observers):
-            try:
-                observer(letter)
-            except Exception:  # noqa: BLE001  # user code: it must not harm the sender of the message
-                _LOG.exception("an observer of dead letters raised")
+        if self._is_showing:
+            return
+        self._is_showing = True
+        try:
+            for observer in list(self._observers):
+                self._show(letter, observer)
+        finally:
+            self._is_showing = False
+
+    def _show(self, letter: DeadLetter, observer: Callable[[DeadLetter], None]) -> None:
+        try:
+            observer(letter)
+        except Exception:  # noqa: BLE001  # user code: it must not harm the sender of the message
+            _LOG.exception("an observer of dead letters raised")

@@ -60,6 +60,12 @@ class Delivery:
         if self.execution is not None:
             self.execution.interrupt()
 
+    def forget(self) -> None:
+        """It was handled: tasks that its endpoint left behind have no deadline, and keep no arguments alive."""
+        self.execution = None
+        self.deadline = None
+        self.arguments, self.keywords, self.payload = [], {}, memoryview(b"")
+
 
 CURRENT: Final[ContextVar[Delivery | None]] = ContextVar("asyncpar delivery", default=None)
 """The message whose endpoint is running."""

@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 import traceback
+from pathlib import Path
 from types import TracebackType
 from typing import Final, NamedTuple
 
 from asyncpar.errors import UsageError
-from asyncpar.runtime import cell, execution, handler, line, message, side, stream_out, stream_served, thread
+from asyncpar.runtime import message
 from asyncpar.runtime.error_text import error_text, sendable
 from asyncpar.wire import payload
 from asyncpar.wire.array import type_name
 
-_OWN_FILES: Final = frozenset(
-    module.__file__ for module in (cell, execution, handler, line, payload, side, stream_out, stream_served, thread)
-)
+_OWN: Final = [
+    "cell",
+    "execution",
+    "handler",
+    "line",
+    "requests",
+    "side",
+    "spawner",
+    "stream_out",
+    "stream_served",
+    "thread",
+]
+_OWN_FILES: Final = frozenset({payload.__file__, *(str(Path(__file__).with_name(f"{name}.py")) for name in _OWN)})
 
 
 class FailureText(NamedTuple):
@@ -27,9 +38,14 @@ class FailureText(NamedTuple):
 
 def describe_error(error: BaseException) -> FailureText:
     """Return ``error`` as text; its traceback begins in the user's code."""
-    BaseException.with_traceback(error, _skip_own(error.__traceback__))  # attributes of an exception may be frozen
+    begin_in_user_code(error)
     lines = traceback.format_exception(type(error), error, error.__traceback__)
     return FailureText(error_text(error), sendable(type_name(type(error))), sendable("".join(lines)))
+
+
+def begin_in_user_code(error: BaseException) -> None:
+    """Take what called the user's code from the traceback of ``error``."""
+    BaseException.with_traceback(error, _skip_own(error.__traceback__))  # attributes of an exception may be frozen
 
 
 def describe_failure(call: int, error: BaseException) -> message.Failure:

@@ -138,8 +138,7 @@ class Handler:
             self._answers.answered(delivery, value)
         finally:
             CURRENT.reset(token)
-            delivery.execution = None
-            delivery.deadline = None  # tasks that the endpoint left behind have none
+            delivery.forget()
             if delivery.streams is not None:
                 delivery.streams.close()
             if thread is None:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import Any, Final
 
 from asyncpar.runtime import message
 from asyncpar.runtime.actor import Actor
 from asyncpar.runtime.callee import Callee
 from asyncpar.runtime.cell import Cell, Household
 from asyncpar.runtime.down import Down, DownReason
-from asyncpar.runtime.failure import describe_error
+from asyncpar.runtime.failure import begin_in_user_code, describe_error
 from asyncpar.runtime.groups import Groups
 from asyncpar.runtime.post import Post
 from asyncpar.runtime.ref import ActorRef
@@ -21,6 +21,14 @@ from asyncpar.runtime.spawner import Spawner
 from asyncpar.runtime.watches import Watch, Watches, decode_down
 
 _LOG = logging.getLogger(__name__)
+
+PATIENCE: Final = 5.0
+"""Seconds after which a node that closes says for which actor it waits."""
+
+_UNENDING: Final = (
+    "it was cancelled and has not ended; a plain def endpoint has to return by itself, and nobody may swallow "
+    "CancelledError"
+)
 
 
 class LocalHousehold(Household):
@@ -69,7 +77,8 @@ class LocalHousehold(Household):
                 cell = cell.owner  # which knows in which order to end its children
             cell.is_dismissed = True
             cell.close()
-            await cell.wait_ended()
+            while not await cell.wait_ended(PATIENCE):
+                _LOG.warning("rank %d: the node waits for actor %r: %s", cell.ref.rank, cell.name, _UNENDING)
 
     # -- cells' side (Household) -----------------------------------------------------------------------------------
 
@@ -77,7 +86,7 @@ class LocalHousehold(Household):
         self._roster.remove(cell)
         self._callee.settle(cell.name)
         details = () if cell.ending.error is None else describe_error(cell.ending.error)
-        for rank, number in cell.watchers:
+        for rank, number in list(cell.watchers):  # who hears of it may watch, or watch no longer
             self._watched.pop((rank, number), None)
             self._post.say(rank, message.Downed(number, cell.ending.reason, *details))
         self._tell_owner(cell, message.Downed(0, cell.ending.reason, *details))
@@ -102,6 +111,7 @@ class LocalHousehold(Household):
                 _LOG.error(text, cell.ref.rank, down.ref.name, cell.ref, exc_info=down.error)
         if cell.ending.stop_error is not None and not cell.listeners:
             text = "rank %d: on_stop of actor %r raised"
+            begin_in_user_code(cell.ending.stop_error)
             _LOG.error(text, cell.ref.rank, cell.name, exc_info=cell.ending.stop_error)
 
     def _tell_owner(self, cell: Cell, downed: message.Downed) -> None:

@@ -19,6 +19,7 @@ from asyncpar.wire.payload import PayloadDecoder
 CallId: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
 Amount: TypeAlias = Annotated[int, msgspec.Meta(gt=0, le=1 << 62)]
 Number: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=255)]
+Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
 Seconds: TypeAlias = Annotated[float, msgspec.Meta(ge=0)]
 
 USAGE: Final = "usage"
@@ -192,9 +193,9 @@ class Abandon(msgspec.Struct, frozen=True, array_like=True, tag=30):
     """
 
     mesh: str
-    attempt: Number
+    attempt: Count
     ranks: list[int]
-    failed: Number
+    failed: Count
     text: str
 
 

@@ -48,6 +48,18 @@ class Pending:
         return f"{self.endpoint} of {self.ref!r}"
 
 
+class ResultOf:
+    """The name of a result, which is put together only when somebody reads it."""
+
+    __slots__ = ("_pending",)
+
+    def __init__(self, pending: Pending) -> None:
+        self._pending = pending
+
+    def __str__(self) -> str:
+        return f"the result of {self._pending}"
+
+
 def lost_during(error: PeerLost, operation: str) -> PeerLost:
     """Return ``error`` for one operation that it ended."""
     text = f"{operation}: {error}"

@@ -29,7 +29,7 @@ class Post:
             assert isinstance(payload, memoryview), "what stays on its rank is copied"
             self._deliver(rank, payload)
             return None
-        sending = self._links.send_message(rank, payload)
+        sending = self._links.link(rank).send_message(payload)
         if sending is not None:
             sending.done.add_done_callback(_look_at)
         return sending

@@ -11,6 +11,7 @@ from typing import Any, Final
 from asyncpar.errors import ProtocolError, UsageError
 from asyncpar.runtime import message
 from asyncpar.runtime.cell import Cell
+from asyncpar.runtime.delivery import CURRENT
 from asyncpar.runtime.error_text import error_text
 from asyncpar.runtime.execution import ENDS_PROGRAM
 from asyncpar.runtime.failure import describe_failure
@@ -110,6 +111,7 @@ class Requests:
         task.add_done_callback(over)
 
     async def _answer(self, sender: int, call: int, work: Coroutine[Any, Any, object]) -> None:
+        CURRENT.set(None)  # whatever opened the link by which the request came is none of its concern
         try:
             value = await work
         except UsageError as error:

@@ -104,8 +104,9 @@ class Watches:
             return  # cancelled meanwhile
         if watching.ref.rank != rank:
             raise ProtocolError(f"actor message: rank {rank} ends watch {downed.watch}, which is not on it")
+        down = decode_down(watching.ref, downed)
         del self._watching[downed.watch]
-        _end(watching, decode_down(watching.ref, downed))
+        _end(watching, down)
 
     def peer_lost(self, rank: int, error: PeerLost) -> None:
         """Whatever lived on ``rank`` is gone."""

@@ -13,15 +13,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-LOOK_SECONDS: Final = 0.02
-MOST_LOOK_SECONDS: Final = 0.1
+LOOK_SECONDS: Final = 0.05
+MOST_LOOK_SECONDS: Final = 0.25
 """A longer time between two looks says nothing: most of it this process was not burning."""
 
-MOST_WAITING: Final = 0.25
+MOST_WAITING: Final = 0.5
 """Share of the time in which somebody may wait for a processor."""
 
-LEAST_REST_SECONDS: Final = 0.25
-MOST_REST_SECONDS: Final = 4.0
+LEAST_REST_SECONDS: Final = 0.1
+MOST_REST_SECONDS: Final = 2.0
 
 _TOTAL = re.compile(rb"some .*total=(\d+)")
 _PRESSURE = Path("/proc/pressure/cpu")
@@ -60,6 +60,7 @@ class Contention:
         if waited - before <= MOST_WAITING * passed:
             self._rest = max(self._rest - passed, LEAST_REST_SECONDS)
             return False
+        self._waited = None  # how it is while nothing is burnt does not count
         self._rest_until = now + self._rest
         self._rest = min(2 * self._rest, MOST_REST_SECONDS)
         return True

@@ -118,7 +118,7 @@ class Link:
         if self._inbox.take_early(key, fingerprint, buffer):
             return None
         if self.error is not None:
-            raise self.error
+            raise self.error.with_traceback(None)  # it is raised again and again, and must not hold all those frames
         waiter: asyncio.Future[None] = self._loop.create_future()
         self._inbox.post(key, fingerprint, buffer, waiter)
         return waiter
@@ -131,7 +131,7 @@ class Link:
     def send(self, key: Key, fingerprint: int, payload: Payload) -> Sending | None:
         """Send ``payload`` (bytes, format ``B``) to the receive that the peer posts for ``key``."""
         if self.error is not None:
-            raise self.error
+            raise self.error.with_traceback(None)  # it is raised again and again, and must not hold all those frames
         if self._lane is None:
             return self._send_later(key, fingerprint, payload)
         expected = self._outbox.grant_fingerprint(key)

@@ -75,7 +75,7 @@ class Serving:
     @staticmethod
     def _split(address: str) -> tuple[str, int]:
         try:
-            return split_address(address)
+            return split_address(str(address))
         except UsageError as error:
             raise UsageError(f"serve: expected host:port, such as 127.0.0.1:0, got {address!r}") from error
 

@@ -113,4 +113,4 @@ def decode_header(data: bytes | bytearray | memoryview, *, max_length: int, offs
         raise ProtocolError(f"frame kind: expected one of {sorted(_KINDS)}, got {kind}")
     if length > max_length:
         raise ProtocolError(f"frame length: at most {max_length} bytes are allowed, the peer declared {length}")
-    return FrameHeader(known, generation, group, sequence, tag, fingerprint, length)
+    return tuple.__new__(FrameHeader, (known, generation, group, sequence, tag, fingerprint, length))  # half the time

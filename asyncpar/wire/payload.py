@@ -215,11 +215,14 @@ class PayloadDecoder(Generic[T]):
         end = _HEADER.size + _envelope_length(payload)
         return self._run(memoryview(payload)[_HEADER.size : end], payload, what)
 
-    def decode_part(self, part: msgspec.Raw, payload: Buffer, *, what: str) -> T:
-        """Return the value of a part that was decoded, as ``msgspec.Raw``, from the envelope of ``payload``."""
+    def decode_part(self, part: msgspec.Raw, payload: Buffer, *, what: object) -> T:
+        """Return the value of a part that was decoded, as ``msgspec.Raw``, from the envelope of ``payload``.
+
+        ``what`` is turned into text only if it is needed.
+        """
         return self._run(part, payload, what)
 
-    def _run(self, encoded: memoryview | msgspec.Raw, payload: Buffer, what: str) -> T:
+    def _run(self, encoded: memoryview | msgspec.Raw, payload: Buffer, what: object) -> T:
         self._payload = payload
         try:
             value: T = self._decoder.decode(encoded)

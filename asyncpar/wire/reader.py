@@ -140,7 +140,7 @@ class FrameReader:
             if self._staged < HEADER_BYTES:
                 return view
             self._staged = 0
-            if not self._begin_frame(self._decode(self._staging, 0)):
+            if not self._begin_frame(decode_header(self._staging, max_length=self._max_length)):
                 self._staged = HEADER_BYTES
                 return view
         rest = view[self._parse(view) :]
@@ -170,7 +170,7 @@ class FrameReader:
             elif end - position < HEADER_BYTES:
                 break
             else:
-                header = self._decode(view, position)
+                header = decode_header(view, max_length=self._max_length, offset=position)
                 start = position + HEADER_BYTES
                 stop = start + header.length
                 if self._accept is not None and stop <= end and self._accept(header, view[start:stop]):
@@ -178,9 +178,6 @@ class FrameReader:
                 elif self._begin_frame(header):
                     position = start
         return position
-
-    def _decode(self, view: memoryview, offset: int) -> FrameHeader:
-        return decode_header(view, max_length=self._max_length, offset=offset)
 
     def _begin_frame(self, header: FrameHeader) -> bool:
         """Take a header; False if its frame must wait."""

@@ -107,7 +107,7 @@ def _verdict(what: str, wanted: str, reached: str, *, is_reached: bool) -> Verdi
 
 
 def figure_table(figures: Figures) -> list[str]:
-    """Return a markdown table with a column per side and a ratio to each peer."""
+    """Return a markdown table with a column per side and a ratio to each peer; nothing if there are no figures."""
     peers = [side for side in figures.sides if side != OURS]
     titles = ["", *(TITLES[side] for side in figures.sides), *(f"asyncpar against {TITLES[side]}" for side in peers)]
     rows = [titles]
@@ -119,7 +119,7 @@ def figure_table(figures: Figures) -> list[str]:
         if figure in ("ask", "local"):
             tails = [_micros(figures.median(figure, side, "p99")) for side in figures.sides]
             rows.append([f"{_title(figures, figure)}, 99 %", *tails, *("" for _ in peers)])
-    return markdown(rows)
+    return markdown(rows) if len(rows) > 1 else []
 
 
 def soak_table(figures: Figures) -> list[str]:

@@ -130,8 +130,8 @@ def describe(arguments: argparse.Namespace, versions: dict[str, str]) -> str:
 def write_out(arguments: argparse.Namespace, versions: dict[str, str], figures: Figures, failures: list[str]) -> None:
     """Show the tables and write the file."""
     verdicts = judge(figures)
-    lines = [describe(arguments, versions), "", *figure_table(figures)]
-    for table in (soak_table(figures), verdict_table(verdicts) if verdicts else []):
+    lines = [describe(arguments, versions)]
+    for table in (figure_table(figures), soak_table(figures), verdict_table(verdicts) if verdicts else []):
         lines += ["", *table] if table else []
     sys.stdout.write("\n".join(lines) + "\n")
     if arguments.json is not None:

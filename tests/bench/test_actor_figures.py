@@ -67,6 +67,7 @@ def test_memory_is_flat_if_neither_side_grows() -> None:
     growing = soak((100_000_000, 90_000_000), (100_000_000, 95_000_000), (100_000_000, 99_000_000))
     assert [one.is_reached for one in judge(growing)] == [False]
     assert "3,000" in "\n".join(soak_table(flat))
+    assert figure_table(flat) == []
     assert "99.0 MB" in "\n".join(soak_table(growing))
 
 

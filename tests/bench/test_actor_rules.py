@@ -66,7 +66,7 @@ async def test_every_figure_is_taken_and_shown() -> None:
 
 async def test_what_a_library_has_not_is_left_out() -> None:
     class Remote(StandIn):
-        has_local = False
+        has_local = has_idle = False
 
     records: list[dict[str, Any]] = []
     await measure(Remote(), options(figures="ask,local,idle"), records.append)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
+from dataclasses import dataclass
 
 import pytest
 
@@ -60,6 +61,30 @@ async def test_a_failure_leaves_the_others_alone_and_their_values_in_the_error()
     with pytest.raises(MeshError, match="step failed on 1 of 2 ranks") as caught:
         await call
     assert caught.value.values.by_rank() == {1: "b"}
+
+
+@dataclass(frozen=True)
+class FrozenError(Exception):
+    """An exception that takes no notes."""
+
+    code: int
+
+
+async def stop_badly(error: Exception) -> str:
+    raise error
+
+
+@pytest.mark.parametrize("error", [LookupError("nothing to stop"), FrozenError(3)], ids=["plain", "frozen"])
+async def test_what_user_code_of_this_rank_raises_is_a_failure_like_others(error: Exception) -> None:
+    late = asyncio.Event()
+    call = asyncio.ensure_future(collect("stop", PAIR, {0: stop_badly(error), 1: give("b", late)}, quiet()))
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert not call.done()
+    late.set()
+    with pytest.raises(MeshError, match="stop failed on 1 of 2 ranks") as caught:
+        await call
+    assert caught.value.exceptions == (error,)
 
 
 async def test_cancelling_a_call_cancels_it_everywhere() -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
 import asyncpar as ap
-from asyncpar.errors import NotFound
+from asyncpar.errors import NotFound, UsageError
 from asyncpar.meshes.errors import MeshError
 from asyncpar.meshes.mesh_ref import MeshRef
 from asyncpar.meshes.shape import NoSuchPlace
@@ -218,6 +219,13 @@ async def test_endpoints_with_names_of_the_mesh_are_reached_by_all() -> None:
     async with ap.testing.local_world(2) as nodes:
         trainers = await nodes[0].nodes.spawn(Trainer, Settings(0))
         assert list((await trainers.all(Trainer.choose)(7)).values()) == [7, 7]
+
+
+async def test_all_takes_an_endpoint_and_not_its_name() -> None:
+    async with ap.testing.local_world(1) as nodes:
+        trainers: Any = await nodes[0].nodes.spawn(Trainer, Settings(0))
+        with pytest.raises(UsageError, match=r"endpoint: expected one as the class has it .*, got 'step'"):
+            trainers.all("step")
 
 
 async def test_all_start_or_none() -> None:

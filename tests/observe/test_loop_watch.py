@@ -7,14 +7,14 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Any
 
 import pytest
 import uvloop
 
 from asyncpar.errors import UsageError
-from asyncpar.observe.loop_watch import Blocked, LoopWatch, check_blocked_after
+from asyncpar.observe.loop_watch import Blocked, LoopWatch, Sleeper, check_blocked_after
 
 LIMIT = 30.0
 LOOPS: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {
@@ -192,3 +192,25 @@ def test_none_and_zero_mean_no_watch(given: object, meant: float | None) -> None
 def test_what_is_no_time_is_refused(wrong: object) -> None:
     with pytest.raises(UsageError, match="blocked_after: expected up to 3600 seconds, or 0 for no watch, got"):
         check_blocked_after(wrong)
+
+
+def test_a_loop_that_someone_else_runs_anew_is_known_when_it_sleeps() -> None:
+    watch = LoopWatch(rank=0, describe=lambda frame: None)
+    with closing(uvloop.new_event_loop()) as loop:
+        sleeper = Sleeper(threading.get_ident(), loop)
+
+        def wait_asleep() -> bool:
+            end = time.monotonic() + LIMIT
+            while sleeper.is_awake() and time.monotonic() < end:
+                time.sleep(0.001)
+            return not sleeper.is_awake()
+
+        async def look(answer: Callable[[], None]) -> bool:
+            loop.call_soon(answer)
+            return await asyncio.to_thread(wait_asleep)
+
+        def clean_up() -> object:
+            return loop.run_until_complete(look(lambda: watch._answer(sleeper)))
+
+        assert loop.run_until_complete(look(sleeper.learn))
+        assert clean_up()

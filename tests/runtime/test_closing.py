@@ -9,6 +9,7 @@ import pytest
 from asyncpar.errors import ActorDown, PeerLost
 from asyncpar.runtime.actor import Actor, endpoint
 from asyncpar.runtime.system import ActorSystem
+from asyncpar.testing.loop import run_virtual
 from tests.runtime.conftest import OpenRanks
 
 
@@ -84,3 +85,32 @@ async def test_a_child_that_its_owner_waits_for_is_closed_with_it(open_ranks: Op
     assert ends == ["second", "first", "owner"]
     with pytest.raises((ActorDown, PeerLost)):
         await hanging
+
+
+class Stubborn(Actor):
+    """Does not let itself be cancelled for a while."""
+
+    @endpoint
+    async def persist(self, seconds: float) -> None:
+        loop = asyncio.get_running_loop()
+        end = loop.time() + seconds
+        while loop.time() < end:
+            try:
+                await asyncio.sleep(end - loop.time())
+            except asyncio.CancelledError:
+                continue
+
+
+def test_a_node_that_waits_for_an_actor_says_so(open_ranks: OpenRanks, caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        async with open_ranks(1) as ranks:
+            ref = await ranks.systems[0].spawn(Stubborn, name="stubborn")
+            asking = asyncio.create_task(ref.persist(13.0))
+            await asyncio.sleep(1.0)
+            await ranks.systems[0].close()
+            await asking  # it did what it was asked after all
+
+    run_virtual(main())
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == 2, "after 5 and 10 of 12 seconds"
+    assert said[0].startswith("rank 0: the node waits for actor 'stubborn': it was cancelled and has not ended")

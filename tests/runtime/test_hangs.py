@@ -3,73 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-import gc
-import logging
 import sys
 import time
-import weakref
 from typing import ClassVar
 
 import pytest
 
-from asyncpar.errors import ActorDown, PeerLost
+from asyncpar.errors import PeerLost
 from asyncpar.runtime.actor import Actor, endpoint
 from asyncpar.runtime.backlog import BURST
 from asyncpar.runtime.dead_letters import DeadLetter
-from asyncpar.runtime.down import Down, DownReason
 from asyncpar.runtime.mailbox import Mailbox
-from asyncpar.runtime.watches import Watch
 from asyncpar.runtime.window import OVERHEAD, WINDOW, Parcel, SendWindow
 from tests.runtime.conftest import OpenRanks
+from tests.runtime.plain_actors import Plain, turns
 
 MEBIBYTE = 1 << 20
 
 
-class Plain(Actor):
-    """Waits, counts, and starts children."""
-
-    def __init__(self, seen: list[str] | None = None) -> None:
-        self.seen = [] if seen is None else seen
-        self.gate = asyncio.Event()
-
-    @endpoint
-    async def wait(self) -> None:
-        await self.gate.wait()
-
-    @endpoint(concurrency=1)
-    async def open(self) -> None:
-        self.gate.set()
-
-    @endpoint
-    async def note(self, text: str) -> None:
-        self.seen.append(text)
-
-    @endpoint
-    async def fail(self) -> None:
-        raise ValueError("it failed")
-
-    @endpoint
-    async def name_of(self) -> str:
-        return self.name
-
-
-class Careless(Plain):
-    """Its ``on_stop`` raises."""
-
-    async def on_stop(self) -> None:
-        raise LookupError("nothing to stop")
-
-    @endpoint
-    async def leave(self) -> None:
-        self.stop_self()
-
-
-async def turns(count: int) -> None:
-    for _ in range(count):
-        await asyncio.sleep(0)
-
-
-# -- names -----------------------------------------------------------------------------------------------------------
+# -- names -------------------------------------------------------------------------------------------------------------
 
 
 async def test_a_name_of_its_own_is_none_that_another_actor_was_given(open_ranks: OpenRanks) -> None:
@@ -81,7 +33,7 @@ async def test_a_name_of_its_own_is_none_that_another_actor_was_given(open_ranks
         assert len(set(names)) == 3
 
 
-# -- the event loop --------------------------------------------------------------------------------------------------
+# -- the event loop ----------------------------------------------------------------------------------------------------
 
 
 class Again(Actor):
@@ -122,12 +74,12 @@ def test_dropping_many_queued_parcels_takes_no_quadratic_time() -> None:
     for parcel in reversed(parcels):
         assert window.drop(parcel)
     assert time.process_time() - begin < 1.0
-    assert window.credit(WINDOW + OVERHEAD) is None
+    window.credit(WINDOW + OVERHEAD)
     assert window.next() is None
     assert window.is_idle
 
 
-# -- credit ----------------------------------------------------------------------------------------------------------
+# -- credit ------------------------------------------------------------------------------------------------------------
 
 
 class Latest(Actor):
@@ -190,175 +142,24 @@ async def test_the_end_of_an_actor_with_a_long_queue_takes_no_deep_stack(open_ra
     assert max(depths) - min(depths) < 40
 
 
-# -- ends ------------------------------------------------------------------------------------------------------------
-
-
-class Bereaved(Actor):
-    """Its hook takes for ever."""
-
-    def __init__(self) -> None:
-        self.heard = 0
-
-    @endpoint
-    async def nothing(self) -> None:
-        pass
-
-    async def on_down(self, down: Down) -> None:
-        self.heard += 1
-        await asyncio.get_running_loop().create_future()
-
-    @endpoint
-    async def follow(self, other: Plain) -> None:
-        self.watch(other)
-
-
-async def test_no_hook_begins_after_a_kill(open_ranks: OpenRanks) -> None:
-    async with open_ranks(1) as ranks, asyncio.timeout(10):
+async def test_an_observer_of_dead_letters_that_tells_again_does_not_hear_itself(open_ranks: OpenRanks) -> None:
+    async with open_ranks(1) as ranks:
         (system,) = ranks.systems
-        ref, other = await system.spawn(Bereaved), await system.spawn(Plain)
-        await ref.follow(other)
-        cell = system._roster.cells["Bereaved-1"]
-        for _ in range(BURST):  # the last one of a burst is followed by a turn for others
-            ref.nothing.tell()
-        await turns(1)
-        cell.notify("on_down", Down(other, DownReason.STOPPED))  # type: ignore[arg-type]
-        await system.kill(ref)
+        nobody = system.ref("nobody")
+        heard: list[DeadLetter] = []
+
+        def tell_again(letter: DeadLetter) -> None:
+            heard.append(letter)
+            nobody.note.tell("again")
+
+        system.dead_letters.subscribe(tell_again)
+        for _ in range(2):
+            nobody.note.tell("once")
+        assert (len(heard), system.dead_letters.count) == (2, 4)
+        assert not system._caller._windows, "credit was lost"
 
 
-class LateParent(Plain):
-    """Starts children when it is late for that."""
-
-    later: asyncio.Task[Plain] | None = None
-
-    async def on_stop(self) -> None:
-        await self.spawn(Plain, name="born in on_stop")
-
-    @endpoint
-    async def spawn_later(self) -> None:
-        LateParent.later = asyncio.create_task(self._spawn_later())
-
-    async def _spawn_later(self) -> Plain:
-        await asyncio.sleep(0.05)
-        return await self.spawn(Plain, name="born after its owner's end")
-
-
-async def test_a_child_that_on_stop_starts_ends_with_its_owner(open_ranks: OpenRanks) -> None:
-    async with open_ranks(1) as ranks, asyncio.timeout(10):
-        (system,) = ranks.systems
-        await system.stop(await system.spawn(LateParent))
-        with pytest.raises(ActorDown):
-            await system.ref("born in on_stop").name_of()
-
-
-async def test_an_actor_that_has_ended_has_no_more_children(open_ranks: OpenRanks) -> None:
-    async with open_ranks(1) as ranks, asyncio.timeout(10):
-        (system,) = ranks.systems
-        ref = await system.spawn(LateParent)
-        await ref.spawn_later()
-        await system.stop(ref)
-        assert LateParent.later is not None
-        with pytest.raises(Exception, match="is ending, it can have no more children"):
-            await LateParent.later
-
-
-class Family(Actor):
-    def __init__(self, kind: type[Plain] = Plain) -> None:
-        self.kind = kind
-
-    async def on_start(self) -> None:
-        self.first = await self.spawn(self.kind, name="first")
-        self.second = await self.spawn(self.kind, name="second")
-
-    @endpoint
-    async def fail_both(self) -> None:
-        self.first.fail.tell()
-        self.second.fail.tell()
-        await asyncio.sleep(0.01)
-
-    @endpoint
-    async def nothing(self) -> None:
-        pass
-
-
-async def test_no_failure_of_a_child_is_lost_when_its_owner_fails_with_another_one(
-    open_ranks: OpenRanks, caplog: pytest.LogCaptureFixture
-) -> None:
-    async with open_ranks(1) as ranks, asyncio.timeout(10):
-        (system,) = ranks.systems
-        ref = await system.spawn(Family, name="family")
-        watch = system.watch(ref)
-        await ref.fail_both()
-        assert (await watch).reason is DownReason.FAILED
-    errors = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
-    assert [text.split(" failed")[0] for text in errors] == ["rank 0: actor 'family'", "rank 0: actor 'second'"]
-
-
-async def test_what_on_stop_raises_is_logged_if_nobody_waits_for_it(
-    open_ranks: OpenRanks, caplog: pytest.LogCaptureFixture
-) -> None:
-    async with open_ranks(1) as ranks, asyncio.timeout(10):
-        (system,) = ranks.systems
-        await system.stop(await system.spawn(Family, Careless))
-        alone = await system.spawn(Careless, name="alone")
-        watch = system.watch(alone)
-        await alone.leave()
-        await watch
-        with pytest.raises(LookupError):
-            await system.stop(await system.spawn(Careless, name="waited for"))
-    errors = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
-    assert [sum(f"'{name}'" in text for text in errors) for name in ("first", "second", "alone", "waited for")] == [
-        1,
-        1,
-        1,
-        0,
-    ]
-
-
-# -- watches ---------------------------------------------------------------------------------------------------------
-
-
-async def _wait_for(watch: Watch) -> Down:
-    return await watch
-
-
-async def test_awaiting_a_watch_that_was_cancelled_raises_at_once(open_ranks: OpenRanks) -> None:
-    async with open_ranks(1) as ranks, asyncio.timeout(10):
-        (system,) = ranks.systems
-        watch = system.watch(await system.spawn(Plain))
-        watch.cancel()
-        waiting = asyncio.ensure_future(_wait_for(watch))
-        await turns(2)
-        assert waiting.cancelled()
-
-
-async def test_an_actor_that_has_ended_watches_nobody(open_ranks: OpenRanks) -> None:
-    async with open_ranks(2) as ranks, asyncio.timeout(10):
-        here, there = ranks.systems
-        other = await there.spawn(Plain, name="other")
-        ref = await here.spawn(Bereaved)
-        await ref.follow(other)
-        cell = weakref.ref(here._roster.cells["Bereaved-1"])
-        await here.stop(ref)
-        await here.ref("other", rank=1).note("the unwatch has arrived before this")
-        assert len(here._watches) == 0
-        assert not there._roster.cells["other"].watchers
-        del ref
-        gc.collect()
-        assert cell() is None
-
-
-async def test_a_watch_that_begins_after_the_end_of_its_node_ends_at_once(open_ranks: OpenRanks) -> None:
-    async with open_ranks(2) as ranks, asyncio.timeout(10):
-        here, there = ranks.systems
-        await there.spawn(Plain, name="other")
-        keeper = here._household
-        await here.close()
-        watch = keeper.watch(here.ref("other", rank=1), lambda _: None, set())
-        assert watch.down is not None
-        assert watch.down.reason is DownReason.CLOSED
-
-
-# -- requests --------------------------------------------------------------------------------------------------------
+# -- requests ----------------------------------------------------------------------------------------------------------
 
 
 async def test_a_remote_spawn_that_is_cancelled_at_any_step_leaves_nobody_behind(open_ranks: OpenRanks) -> None:

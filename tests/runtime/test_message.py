@@ -66,6 +66,7 @@ VALID = [
     message.Feed(1, 0, raw("value")),
     message.FeedEnd(1, 0, True, "text", "KeyError", "Traceback"),
     message.FeedCredit(1, 0, 5),
+    message.Abandon("trainers", 1000, [0, 300], 300, "rank 300 failed for the thousandth time"),
 ]
 
 

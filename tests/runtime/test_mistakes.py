@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import traceback
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -30,6 +31,11 @@ class Giver(Actor):
         yield object()
 
     async def forgotten(self) -> None: ...
+
+
+class Starting(Actor):
+    async def on_start(self) -> None:
+        raise OSError("no database")
 
 
 async def test_a_method_that_is_not_marked_says_so(open_ranks: Any) -> None:
@@ -69,6 +75,21 @@ async def test_an_item_that_cannot_be_sent_is_named_without_a_stack_of_ours(open
         with pytest.raises(RemoteError, match="a value of type object cannot be sent") as caught:
             await anext(ref.items.stream())
         assert "payload.py" not in caught.value.remote_traceback
+
+
+async def test_an_argument_that_cannot_be_sent_is_named_once(open_ranks: Any) -> None:
+    async with open_ranks(1) as ranks:
+        ref = await ranks.systems[0].spawn(Giver)
+        with pytest.raises(UsageError, match=r"argument 1 of echo\(\): a value of type function") as caught:
+            await ref.echo(lambda: 1)
+        assert "another exception" not in "".join(traceback.format_exception(caught.value))
+
+
+async def test_an_actor_that_does_not_start_elsewhere_says_where_it_raised(open_ranks: Any) -> None:
+    async with open_ranks(2) as ranks:
+        with pytest.raises(RemoteError, match="no database") as caught:
+            await ranks.systems[0].spawn_on(1, Starting)
+        assert caught.value.remote_traceback.splitlines()[1].startswith(f'  File "{__file__}"')
 
 
 async def test_actors_their_classes_and_endpoints_are_not_sent(open_ranks: Any) -> None:

@@ -40,6 +40,8 @@ class Subject(ABC):
 
     has_local = True
     """Can actors live in the caller's process?"""
+    has_idle = True
+    """Can many?"""
 
     @abstractmethod
     async def ask(self, number: int) -> int:
@@ -54,7 +56,10 @@ class Subject(ABC):
         numbers = iter(range(count))
 
         async def work() -> int:
-            return sum([await self.ask(number) for number in numbers])
+            total = 0
+            for number in numbers:
+                total += await self.ask(number)
+            return total
 
         return sum(await asyncio.gather(*(work() for _ in range(IN_FLIGHT))))
 
@@ -142,7 +147,7 @@ async def measure(subject: Subject, options: argparse.Namespace, show: Callable[
                 show({"figure": f"array {size}"} | await time_array(subject, size, budget))
         elif figure == "local" and subject.has_local:
             show({"figure": figure} | await time_calls(subject.ask_local, lambda number: number + 1, budget))
-        elif figure == "idle" and subject.has_local:
+        elif figure == "idle" and subject.has_idle:
             show({"figure": figure} | await weigh_idle(subject, options.idle))
 
 

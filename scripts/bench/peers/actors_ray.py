@@ -24,7 +24,7 @@ class Echo:
 
 
 class Ray(Subject):
-    has_local = False
+    has_local = has_idle = False
 
     def __init__(self, actor: Any) -> None:
         self._actor = actor
