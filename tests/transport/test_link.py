@@ -11,6 +11,7 @@ from asyncpar.transport.inbox import EAGER_LIMIT
 from asyncpar.transport.lane import Lane, LaneEvents, Sending
 from asyncpar.transport.link import Link
 from asyncpar.wire.header import FrameHeader, FrameKind, Key
+from asyncpar.wire.segments import Payload
 from tests.transport.conversation import Judge, frame
 
 LARGE = EAGER_LIMIT + 1
@@ -28,7 +29,7 @@ class PlayedLane(Lane):
     def start(self, events: LaneEvents) -> None:
         self.events = events
 
-    def send(self, header: FrameHeader, payload: memoryview) -> Sending | None:
+    def send(self, header: FrameHeader, payload: Payload) -> Sending | None:
         self.sent.append(header)
         if len(self.sent) == self.breaks_at and self.events is not None:
             self.events.lost("the cable is cut")
