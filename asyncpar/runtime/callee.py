@@ -8,8 +8,8 @@ import msgspec
 
 from asyncpar.errors import AsyncparError, PeerCancelled, PeerLost, PeerTimeout, ProtocolError, UsageError
 from asyncpar.runtime import message
-from asyncpar.runtime.alarm import AlarmClock
 from asyncpar.runtime.dead_letters import DeadLetter, DeadLetters
+from asyncpar.runtime.deadlines.alarm import AlarmClock
 from asyncpar.runtime.delivery import Delivery
 from asyncpar.runtime.error_text import error_text, sendable
 from asyncpar.runtime.failure import describe_failure, describe_unsendable
@@ -17,7 +17,7 @@ from asyncpar.runtime.handler import Answers
 from asyncpar.runtime.line import Line
 from asyncpar.runtime.post import Post
 from asyncpar.runtime.roster import Roster
-from asyncpar.runtime.stream_served import ServedStreams
+from asyncpar.runtime.streams.served import ServedStreams
 from asyncpar.runtime.window import ReceiveWindow
 from asyncpar.transport.links import MAX_MESSAGE_BYTES
 from asyncpar.wire.payload import Extension, PayloadEncoder

@@ -11,7 +11,7 @@ import msgspec
 from asyncpar.errors import PeerLost, ProtocolError, UsageError
 from asyncpar.runtime import message
 from asyncpar.runtime.arguments import EncodedArguments
-from asyncpar.runtime.call_deadlines import CallDeadlines
+from asyncpar.runtime.deadlines.calls import CallDeadlines
 from asyncpar.runtime.delivery import CURRENT, time_left
 from asyncpar.runtime.pending import Pending, ResultOf, error_of, lost_during
 from asyncpar.runtime.post import Post

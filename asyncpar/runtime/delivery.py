@@ -12,7 +12,7 @@ import msgspec
 from asyncpar.errors import AsyncparError
 from asyncpar.runtime.endpoint import EndpointSpec
 from asyncpar.runtime.execution import Execution
-from asyncpar.runtime.stream_served import ServedStreams
+from asyncpar.runtime.streams.served import ServedStreams
 from asyncpar.runtime.window import message_cost
 
 

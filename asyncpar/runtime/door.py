@@ -19,7 +19,7 @@ from asyncpar._proto.asyncpar.v1 import actors_pb2, actors_pb2_grpc
 from asyncpar.errors import AsyncparError, MailboxFull, NotFound, PeerError, PeerTimeout, RemoteError, UsageError
 from asyncpar.runtime.door_values import ResultTooLarge, make_value, read_value
 from asyncpar.runtime.ref import ActorRef, NoSuchEndpoint
-from asyncpar.runtime.stream_out import close_iterator
+from asyncpar.runtime.streams.producing import close_iterator
 from asyncpar.runtime.system import ActorSystem
 from asyncpar.transport.rpc import RpcServer
 from asyncpar.wire.array import type_name

@@ -13,8 +13,8 @@ from asyncpar.errors import UsageError
 from asyncpar.runtime.actor import Actor
 from asyncpar.runtime.declaration import endpoint_mark
 from asyncpar.runtime.reference_types import with_references
-from asyncpar.runtime.stream_served import ServedStreams
-from asyncpar.runtime.stream_types import StreamType, incoming, outgoing, stream_number
+from asyncpar.runtime.streams.annotations import StreamType, incoming, outgoing, stream_number
+from asyncpar.runtime.streams.served import ServedStreams
 from asyncpar.wire.array import Buffer
 from asyncpar.wire.payload import Extension, PayloadDecoder
 

@@ -21,11 +21,11 @@ _OWN: Final = [
     "requests",
     "side",
     "spawner",
-    "stream_out",
-    "stream_served",
+    "streams/producing",
+    "streams/served",
     "thread",
 ]
-_OWN_FILES: Final = frozenset({payload.__file__, *(str(Path(__file__).with_name(f"{name}.py")) for name in _OWN)})
+_OWN_FILES: Final = frozenset({payload.__file__, *(str(Path(__file__).parent / f"{name}.py") for name in _OWN)})
 
 
 class FailureText(NamedTuple):

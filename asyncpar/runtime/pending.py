@@ -19,8 +19,8 @@ from asyncpar.errors import (
 from asyncpar.runtime import message
 from asyncpar.runtime.delivery import Delivery
 from asyncpar.runtime.ref import ActorRef
-from asyncpar.runtime.stream_feeds import Feeds
-from asyncpar.runtime.stream_in import Inlet
+from asyncpar.runtime.streams.feeds import Feeds
+from asyncpar.runtime.streams.reading import Inlet
 from asyncpar.runtime.window import Parcel
 from asyncpar.wire.payload import PayloadDecoder
 

@@ -12,14 +12,14 @@ from typing import Any
 from asyncpar.errors import AsyncparError, PeerLost, ProtocolError
 from asyncpar.runtime import message
 from asyncpar.runtime.caller import Caller
-from asyncpar.runtime.deadline import Iteration
+from asyncpar.runtime.deadlines.discovery import Iteration
 from asyncpar.runtime.line import Line
 from asyncpar.runtime.pending import Pending
 from asyncpar.runtime.post import Post
 from asyncpar.runtime.ref import ActorRef
-from asyncpar.runtime.stream_feeds import CreateTask, Feed, Feeds
-from asyncpar.runtime.stream_in import Inlet
-from asyncpar.runtime.stream_types import take_streams
+from asyncpar.runtime.streams.annotations import take_streams
+from asyncpar.runtime.streams.feeds import CreateTask, Feed, Feeds
+from asyncpar.runtime.streams.reading import Inlet
 from asyncpar.wire.payload import Extension, PayloadDecoder
 
 

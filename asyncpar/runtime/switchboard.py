@@ -15,7 +15,7 @@ from asyncpar.runtime.delivery import Delivery
 from asyncpar.runtime.household import LocalHousehold
 from asyncpar.runtime.requests import Requests
 from asyncpar.runtime.stream_caller import StreamCaller
-from asyncpar.runtime.stream_served import ServedStreams
+from asyncpar.runtime.streams.served import ServedStreams
 from asyncpar.runtime.watches import Watches
 
 Handler = Callable[[int, Any, memoryview], None]

@@ -30,7 +30,7 @@ from asyncpar.runtime.requests import Requests
 from asyncpar.runtime.roster import Roster, check_name
 from asyncpar.runtime.spawner import Spawner, check_actor_class
 from asyncpar.runtime.stream_caller import StreamCaller
-from asyncpar.runtime.stream_types import find_stream
+from asyncpar.runtime.streams.annotations import find_stream
 from asyncpar.runtime.switchboard import Switchboard
 from asyncpar.runtime.watches import Watch, Watches
 from asyncpar.transport.home_loop import check_home_loop, is_home_loop

@@ -7,8 +7,8 @@ import math
 from collections.abc import Iterable, Mapping
 
 from asyncpar.runtime import message
-from asyncpar.runtime.deadline import Iteration
-from asyncpar.runtime.deadline_sweeper import DeadlineSweeper
+from asyncpar.runtime.deadlines.discovery import Iteration
+from asyncpar.runtime.deadlines.sweeper import DeadlineSweeper
 from asyncpar.runtime.pending import Pending
 from asyncpar.runtime.post import Post
 from asyncpar.runtime.window import Parcel

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Final
 
-from asyncpar.runtime.alarm import AlarmClock
-from asyncpar.runtime.deadline import Iteration, find_deadline
+from asyncpar.runtime.deadlines.alarm import AlarmClock
+from asyncpar.runtime.deadlines.discovery import Iteration, find_deadline
 
 PERIOD: Final = 0.005
 """Seconds after which an ask takes long: it is looked at once when it is one to two of them old."""

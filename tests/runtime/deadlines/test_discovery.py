@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import uvloop
 
-from asyncpar.runtime.deadline import find_deadline
+from asyncpar.runtime.deadlines.discovery import find_deadline
 from asyncpar.testing.loop import VirtualTimeLoop, run_virtual
 
 Work = Callable[[], Coroutine[Any, Any, object]]

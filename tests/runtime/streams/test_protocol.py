@@ -12,7 +12,7 @@ import pytest
 from asyncpar.errors import PeerLost
 from asyncpar.runtime import message
 from asyncpar.runtime.actor import Actor, endpoint
-from asyncpar.runtime.flow import ITEM_OVERHEAD, STREAM_WINDOW
+from asyncpar.runtime.streams.flow import ITEM_OVERHEAD, STREAM_WINDOW
 from asyncpar.wire.payload import PayloadEncoder
 
 

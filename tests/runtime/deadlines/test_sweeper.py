@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from asyncpar.runtime.alarm import AlarmClock
-from asyncpar.runtime.deadline_sweeper import LOOKS, PERIOD, DeadlineSweeper
+from asyncpar.runtime.deadlines.alarm import AlarmClock
+from asyncpar.runtime.deadlines.sweeper import LOOKS, PERIOD, DeadlineSweeper
 from asyncpar.testing.loop import run_virtual
 
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncpar.errors import ProtocolError
-from asyncpar.runtime.flow import ITEM_OVERHEAD, STREAM_WINDOW, Outflow, item_cost
+from asyncpar.runtime.streams.flow import ITEM_OVERHEAD, STREAM_WINDOW, Outflow, item_cost
 from asyncpar.runtime.window import ReceiveWindow
 
 SMALL = item_cost(memoryview(bytes(10)))

@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from asyncpar.errors import AsyncparError, ProtocolError, UsageError
-from asyncpar.runtime.flow import STREAM_WINDOW, item_cost
+from asyncpar.runtime.streams.flow import STREAM_WINDOW, item_cost
 from asyncpar.runtime.window import ReceiveWindow
 from asyncpar.wire.payload import PayloadDecoder
 

@@ -7,7 +7,7 @@ import inspect
 from collections.abc import AsyncIterable, Callable
 from typing import Any
 
-from asyncpar.runtime.flow import Outflow, item_cost
+from asyncpar.runtime.streams.flow import Outflow, item_cost
 
 
 class Outlet:

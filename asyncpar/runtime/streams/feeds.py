@@ -13,7 +13,7 @@ from asyncpar.runtime import message
 from asyncpar.runtime.execution import ENDS_PROGRAM, is_task_cancelled
 from asyncpar.runtime.failure import describe_error
 from asyncpar.runtime.line import Line
-from asyncpar.runtime.stream_out import Outlet, close_iterator
+from asyncpar.runtime.streams.producing import Outlet, close_iterator
 
 _LOG = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ import pytest
 
 from asyncpar.errors import UsageError
 from asyncpar.runtime.actor import Actor, endpoint
-from asyncpar.runtime.stream_types import (
+from asyncpar.runtime.streams.annotations import (
     MAX_STREAMS,
     StreamType,
     find_stream,
