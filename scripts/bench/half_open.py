@@ -63,6 +63,7 @@ async def work(size: int, directory: Path) -> None:
                 samples.append((began, time.monotonic() - began))
             goes_on[0] = not (directory / _STOP).exists()
             await node.world.broadcast(goes_on)
+        await node.world.barrier()  # nobody leaves before the slowest has heard of the end
         if node.rank == 0:
             (directory / "samples").write_text(json.dumps(samples))
 
