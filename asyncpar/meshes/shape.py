@@ -7,7 +7,7 @@ import math
 import operator
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import Final, SupportsIndex, TypeAlias
 
 from asyncpar.config.rank_order import RankOrder
 from asyncpar.errors import UsageError
@@ -186,12 +186,9 @@ class MeshShape:
 
 
 def _checked_number(name: str, value: object) -> int:
-    try:
-        if not isinstance(value, bool):
-            return operator.index(value)  # type: ignore[arg-type]  # whatever can be an index: numpy's integers, too
-    except TypeError:
-        pass
-    raise UsageError(f"{name}: expected an integer, got {value!r}")
+    if isinstance(value, bool) or not isinstance(value, SupportsIndex):  # numpy's integers are good, too
+        raise UsageError(f"{name}: expected an integer, got {value!r}")
+    return operator.index(value)
 
 
 def _checked_place(axis: str, value: object, size: int) -> int:
