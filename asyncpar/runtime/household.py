@@ -9,8 +9,9 @@ from typing import Any, Final
 
 from asyncpar.runtime import message
 from asyncpar.runtime.actor import Actor
+from asyncpar.runtime.birth import Household
 from asyncpar.runtime.callee import Callee
-from asyncpar.runtime.cell import Cell, Household
+from asyncpar.runtime.cell import Cell
 from asyncpar.runtime.down import Down, DownReason
 from asyncpar.runtime.failure import begin_in_user_code, describe_error
 from asyncpar.runtime.groups import Groups
@@ -31,7 +32,7 @@ _UNENDING: Final = (
 )
 
 
-class LocalHousehold(Household):
+class LocalHousehold(Household[Cell]):
     """Tells of ends: watchers by message, owners by notice, and the log where nobody else would hear of a failure."""
 
     def __init__(self, roster: Roster, spawner: Spawner, callee: Callee, watches: Watches, post: Post) -> None:

@@ -9,7 +9,8 @@ from typing import Any
 from asyncpar.errors import UsageError
 from asyncpar.runtime import message
 from asyncpar.runtime.actor import Actor
-from asyncpar.runtime.cell import Birth, Cell, Household
+from asyncpar.runtime.birth import Birth, Household
+from asyncpar.runtime.cell import Cell
 from asyncpar.runtime.endpoint import EndpointSpec, describe_constructor, describe_endpoints
 from asyncpar.runtime.handler import Answers
 from asyncpar.runtime.lookup import find_actor_class
@@ -33,7 +34,7 @@ class Spawner:
         answers: Answers,
         on_spawn: Callable[[], None] = lambda: None,
     ) -> None:
-        self.household: Household | None = None
+        self.household: Household[Cell] | None = None
         """Where the cells live; set once, before the first is made."""
         self._answers = answers
         self._on_spawn = on_spawn
@@ -58,7 +59,7 @@ class Spawner:
         ref = ActorRef(
             self._messenger, name=self._roster.new_name(name, actor_class), rank=self._rank, actor_class=actor_class
         )
-        birth = Birth(
+        birth: Birth[Cell] = Birth(
             ref=ref,
             actor_class=actor_class,
             create=create,
