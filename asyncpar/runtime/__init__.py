@@ -31,8 +31,8 @@ Where to read, in this order
 - ``system``: ``ActorSystem``, which joins the halves; ``switchboard``: who hears which message; ``post``: the way out.
 - Calling: ``caller``, ``pending``, ``line`` and ``window`` (pure: how much may wait for an actor), ``arguments``.
 - Being called: ``callee``; ``roster``, ``spawner``, ``lookup``, ``requests`` (of other ranks), ``household`` (who owns
-  whom, who hears of an end); ``birth``, ``cell``: the life of one actor, with its ``backlog``, its ``ending`` and its ``side``
-  lanes; ``handler``: runs its code, by ``execution`` and in ``thread``; ``endpoint``: signatures and the binding of
+  whom, who hears of an end); ``birth``, ``cell``: the life of one actor, with its ``backlog``, its
+  ``ending`` and its ``side`` lanes; ``handler``: runs its code, by ``execution`` and in ``thread``; ``endpoint``: signatures and the binding of
   arguments; ``delivery``: the message that is handled.
 - ``failure``, ``error_text``: exceptions as text; ``culprit``: whose code blocks the loop.
 - ``watches``: exactly one ``Down``.  ``place``, ``groups``: actors on a mesh and their communicators.
