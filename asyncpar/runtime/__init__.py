@@ -32,8 +32,8 @@ Where to read, in this order
 - Calling: ``caller``, ``pending``, ``line`` and ``window`` (pure: how much may wait for an actor), ``arguments``.
 - Being called: ``callee``; ``roster``, ``spawner``, ``lookup``, ``requests`` (of other ranks), ``household`` (who owns
   whom, who hears of an end); ``birth``, ``cell``: the life of one actor, with its ``backlog``, its
-  ``ending`` and its ``side`` lanes; ``handler``: runs its code, by ``execution`` and in ``thread``; ``endpoint``: signatures and the binding of
-  arguments; ``delivery``: the message that is handled.
+  ``ending`` and its ``side`` lanes; ``handler``: runs its code, by ``execution`` and in ``thread``; ``endpoint``:
+  signatures and the binding of arguments; ``delivery``: the message that is handled.
 - ``failure``, ``error_text``: exceptions as text; ``culprit``: whose code blocks the loop.
 - ``watches``: exactly one ``Down``.  ``place``, ``groups``: actors on a mesh and their communicators.
 - ``streams``, ``stream_caller``: streams of a call, in both directions.
