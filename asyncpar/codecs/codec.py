@@ -1,4 +1,4 @@
-"""The interface of codecs.
+"""The interfaces of codecs.
 
 A codec has no state of its own: what the encoded form misses is handed back to the caller, who adds it to the next
 values (error feedback, Seide et al. 2014; Karimireddy et al. 2019).  Whoever keeps it decides what it belongs to.
@@ -7,7 +7,8 @@ values (error feedback, Seide et al. 2014; Karimireddy et al. 2019).  Whoever ke
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TypeAlias
+from collections.abc import Sequence
+from typing import Any, Self, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,10 +27,18 @@ class Codec(ABC):
     """
 
     name: str
-    """Short name, as used in options."""
+    """How it is written in options, arguments included: ``int8``, ``topk:0.01``, ``topk:0.01+int8``."""
 
-    is_summable: bool
-    """Is the element-wise float32 sum of two encoded forms the encoded form of the sum?"""
+    sum_dtype: np.dtype[Any] | None = None
+    """As vectors of which dtype encoded forms may be summed: the sum decodes to the sum, but for rounding.
+
+    None: they may not.
+    """
+
+    @property
+    def is_summable(self) -> bool:
+        """May encoded forms be summed, by an all-reduce say, without being decoded?"""
+        return self.sum_dtype is not None
 
     @abstractmethod
     def encoded_bytes(self, count: int) -> int:
@@ -38,6 +47,14 @@ class Codec(ABC):
     @abstractmethod
     def error_bound(self, values: Values) -> float:
         """Return a bound on the absolute difference between any of ``values`` and its decoded form."""
+
+    @abstractmethod
+    def contraction(self, count: int) -> float:
+        """Return a delta > 0 with ``|x - decoded|^2 <= (1 - delta) |x|^2`` for all vectors ``x`` of ``count`` values.
+
+        Codecs that draw at random promise it for the mean over draws.  Error feedback keeps what is not sent yet within
+        ``2 / delta`` times the largest norm of the gradients (Karimireddy et al. 2019, lemma 3).
+        """
 
     @abstractmethod
     def encode(self, values: Values, out: Bytes, *, residual: Values | None = None, lost: Values | None = None) -> None:
@@ -55,6 +72,73 @@ class Codec(ABC):
         ``encoded`` is not trusted: raises ``ProtocolError``, with ``out`` untouched, unless it is exactly as long as
         ``out`` calls for and everything in it is in range.
         """
+
+    def decode_add(self, encoded: Bytes, out: Values) -> None:
+        """Add the values of ``encoded`` to ``out``; otherwise as ``decode``.  May overflow to infinity."""
+        decoded = np.empty_like(out)
+        self.decode(encoded, decoded)
+        with np.errstate(over="ignore", invalid="ignore"):
+            np.add(out, decoded, out=out)
+
+    def at(self, *place: int) -> Self:  # noqa: ARG002
+        """Return the codec as it is to be used in one ``place``, such as a step and a bucket, of all ranks.
+
+        Codecs that draw at random draw the same numbers for the same place, other ones for another.
+        """
+        return self
+
+
+class RoundEncoder(ABC):
+    """The memory and the state of a ``RoundCodec`` for arrays of fixed shapes, laid out one after another.
+
+    For each step: ``start``; then for each round, let the ranks replace ``messages[index]`` by its mean over ranks and
+    call ``advance(index)``; then ``finish``.  All ranks come to the same bits if the means are the same bits.  A step
+    that is given up before ``finish`` leaves no trace.
+    """
+
+    messages: tuple[Values, ...]
+    """What is sent in each round, a vector each; the first is filled by ``start``, the next by ``advance``."""
+
+    @abstractmethod
+    def start(self, values: Values, *, residual: Values | None = None) -> None:
+        """Take ``values + residual`` (which stay alone until ``finish``) and fill the first message.
+
+        Raises ``NonFiniteValue`` for NaN or infinity.
+        """
+
+    @abstractmethod
+    def advance(self, index: int) -> None:
+        """Take the mean in ``messages[index]``; fill the next message, if there is one."""
+
+    @abstractmethod
+    def finish(self, out: Values, *, lost: Values | None = None) -> None:
+        """Write the approximate mean of ``values + residual`` over ranks into ``out``.
+
+        ``lost`` becomes this rank's ``values + residual`` minus ``out``, and may be the array ``residual``.
+        """
+
+    @abstractmethod
+    def commit(self) -> None:
+        """Keep the state that the last step came to, for a warm start of the next."""
+
+    @abstractmethod
+    def state(self) -> list[Values | None]:
+        """Return a copy of the state of each array, flat, equal on all ranks; None for arrays that have none."""
+
+    @abstractmethod
+    def restore(self, state: Sequence[Values | None]) -> None:
+        """Go on from ``state``; None, and arrays of another size, start afresh."""
+
+
+class RoundCodec(ABC):
+    """Approximates the mean over ranks in rounds of float32 messages that may be summed, such as PowerSGD."""
+
+    name: str
+    """How it is written in options, arguments included: ``powersgd:4``."""
+
+    @abstractmethod
+    def encoder(self, shapes: Sequence[tuple[int, ...]]) -> RoundEncoder:
+        """Return an encoder for arrays of ``shapes``, in that order, in its first state, equal on all ranks."""
 
 
 def check_encode(

@@ -12,13 +12,16 @@ class Identity(Codec):
     """Little-endian float32 as it stands.  Exact, and summable."""
 
     name = "none"
-    is_summable = True
+    sum_dtype = np.dtype("<f4")
 
     def encoded_bytes(self, count: int) -> int:
         return 4 * count
 
     def error_bound(self, values: Values) -> float:  # noqa: ARG002
         return 0.0
+
+    def contraction(self, count: int) -> float:  # noqa: ARG002
+        return 1.0
 
     def encode(self, values: Values, out: Bytes, *, residual: Values | None = None, lost: Values | None = None) -> None:
         check_encode(self, values, out, residual=residual, lost=lost)

@@ -34,7 +34,6 @@ class Int8(Codec):
     """One signed byte per value and one scale per 1,024: 3.98 times smaller than float32.  Not summable."""
 
     name = "int8"
-    is_summable = False
 
     def encoded_bytes(self, count: int) -> int:
         return count + 4 * _count_blocks(count)
@@ -44,6 +43,9 @@ class Int8(Codec):
         rounding = 0.5 * largest / _LEVELS * (1.0 + 2.0**-14)
         clipping = max(0.0, largest - _LEVELS * float(_LARGEST_SCALE))
         return max(rounding + clipping, _LEVELS * float(_SMALLEST_SCALE))
+
+    def contraction(self, count: int) -> float:  # noqa: ARG002
+        return 1.0 - BLOCK / (2.0 * _LEVELS) ** 2 * (1.0 + 2.0**-12)
 
     def encode(self, values: Values, out: Bytes, *, residual: Values | None = None, lost: Values | None = None) -> None:
         check_encode(self, values, out, residual=residual, lost=lost)
