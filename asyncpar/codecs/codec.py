@@ -35,6 +35,13 @@ class Codec(ABC):
     None: they may not.
     """
 
+    def __eq__(self, other: object) -> bool:
+        """Codecs of one kind with the same arguments are equal."""
+        return type(self) is type(other) and vars(self) == vars(other)
+
+    def __hash__(self) -> int:
+        return hash((type(self), self.name))
+
     @property
     def is_summable(self) -> bool:
         """May encoded forms be summed, by an all-reduce say, without being decoded?"""
@@ -52,8 +59,9 @@ class Codec(ABC):
     def contraction(self, count: int) -> float:
         """Return a delta > 0 with ``|x - decoded|^2 <= (1 - delta) |x|^2`` for all vectors ``x`` of ``count`` values.
 
-        Codecs that draw at random promise it for the mean over draws.  Error feedback keeps what is not sent yet within
-        ``2 / delta`` times the largest norm of the gradients (Karimireddy et al. 2019, lemma 3).
+        A format that does not reach everywhere says within which magnitudes it holds.  Codecs that draw at random
+        promise it for the mean over draws.  Error feedback keeps what is not sent yet within ``2 / delta`` times the
+        largest norm of the gradients (Karimireddy et al. 2019, lemma 3).
         """
 
     @abstractmethod
@@ -75,6 +83,7 @@ class Codec(ABC):
 
     def decode_add(self, encoded: Bytes, out: Values) -> None:
         """Add the values of ``encoded`` to ``out``; otherwise as ``decode``.  May overflow to infinity."""
+        check_decode(self, encoded, out)
         decoded = np.empty_like(out)
         self.decode(encoded, decoded)
         with np.errstate(over="ignore", invalid="ignore"):
@@ -114,7 +123,8 @@ class RoundEncoder(ABC):
     def finish(self, out: Values, *, lost: Values | None = None) -> None:
         """Write the approximate mean of ``values + residual`` over ranks into ``out``.
 
-        ``lost`` becomes this rank's ``values + residual`` minus ``out``, and may be the array ``residual``.
+        ``lost`` becomes what this rank's messages miss of its ``values + residual``, and may be the array ``residual``:
+        the means over ranks of ``lost`` and of ``out`` add up to that of ``values + residual``.
         """
 
     @abstractmethod
@@ -135,6 +145,13 @@ class RoundCodec(ABC):
 
     name: str
     """How it is written in options, arguments included: ``powersgd:4``."""
+
+    def __eq__(self, other: object) -> bool:
+        """Codecs of one kind with the same arguments are equal."""
+        return type(self) is type(other) and vars(self) == vars(other)
+
+    def __hash__(self) -> int:
+        return hash((type(self), self.name))
 
     @abstractmethod
     def encoder(self, shapes: Sequence[tuple[int, ...]]) -> RoundEncoder:

@@ -8,8 +8,6 @@ Layout of ``n`` encoded values, ``b = ceil(n / 1024)`` blocks, no padding::
 Value ``i`` decodes to ``scale[i // 1024] * byte[i]`` in float32.  The scale of a block is its largest magnitude over
 127, so the error of each value is at most half a scale, but for rounding in the last place.  A block whose scale would
 be subnormal is sent as zeros.  -128 is never written, and is refused nowhere: it decodes like any other byte.
-
-The work goes through the arrays once, in pieces that stay in the cache: plain numpy then runs near the speed of memory.
 """
 
 from __future__ import annotations
@@ -17,13 +15,21 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from asyncpar.codecs.blocks import (
+    corrected,
+    count_blocks,
+    inverse,
+    largest_magnitudes,
+    plan_pieces,
+    row_buffers,
+    scratch,
+)
 from asyncpar.codecs.codec import Bytes, Codec, Values, check_decode, check_encode
-from asyncpar.errors import NonFiniteValue, ProtocolError
+from asyncpar.errors import ProtocolError
 
 BLOCK = 1024
 """Values that share a scale."""
 
-_PIECE = 64 * BLOCK
 _LEVELS = 127.0
 _SMALLEST_SCALE = np.finfo(np.float32).tiny
 _LARGEST_SCALE = np.float32(np.finfo(np.float32).max / 128.0)
@@ -36,7 +42,7 @@ class Int8(Codec):
     name = "int8"
 
     def encoded_bytes(self, count: int) -> int:
-        return count + 4 * _count_blocks(count)
+        return count + 4 * count_blocks(count, BLOCK)
 
     def error_bound(self, values: Values) -> float:
         largest = float(np.abs(values).max(initial=0.0))
@@ -50,70 +56,62 @@ class Int8(Codec):
     def encode(self, values: Values, out: Bytes, *, residual: Values | None = None, lost: Values | None = None) -> None:
         check_encode(self, values, out, residual=residual, lost=lost)
         scales, levels = _split(out, values.size)
-        corrected = np.empty(min(_PIECE, values.size), np.float32)
-        scratch = np.empty_like(corrected)
-        for start in range(0, values.size, _PIECE):
-            stop = min(start + _PIECE, values.size)
-            x = corrected[: stop - start] if lost is None else lost[start:stop]
-            if residual is None:
-                x[:] = values[start:stop]
-            else:
-                with np.errstate(over="ignore", invalid="ignore"):  # found when the block's magnitude is taken
-                    np.add(values[start:stop], residual[start:stop], out=x)
-            _encode_piece(x, scales[start // BLOCK :], levels[start:stop], scratch=scratch[: stop - start])
-            if lost is not None:
-                x -= scratch[: stop - start]
+        room, steps = scratch(values.size), scratch(values.size)
+        with row_buffers(BLOCK):
+            for piece in plan_pieces(values.size, BLOCK):
+                x = corrected(values, residual, lost, piece.values, room).reshape(piece.shape)
+                part = steps[: piece.size].reshape(piece.shape)
+                scales[piece.blocks] = _quantize(x, part)
+                np.copyto(levels[piece.values], part.reshape(-1), casting="unsafe")
+                if lost is not None:
+                    _dequantize(part, scales[piece.blocks])
+                    x -= part
 
     def decode(self, encoded: Bytes, out: Values) -> None:
+        scales, levels = self._check(encoded, out)
+        with row_buffers(BLOCK):
+            for piece in plan_pieces(out.size, BLOCK):
+                np.copyto(out[piece.values], levels[piece.values])
+                _dequantize(out[piece.values].reshape(piece.shape), scales[piece.blocks])
+
+    def decode_add(self, encoded: Bytes, out: Values) -> None:
+        scales, levels = self._check(encoded, out)
+        decoded = scratch(out.size)
+        with row_buffers(BLOCK), np.errstate(over="ignore", invalid="ignore"):
+            for piece in plan_pieces(out.size, BLOCK):
+                part = decoded[: piece.size]
+                np.copyto(part, levels[piece.values])
+                _dequantize(part.reshape(piece.shape), scales[piece.blocks])
+                out[piece.values] += part
+
+    def _check(self, encoded: Bytes, out: Values) -> tuple[NDArray[np.float32], NDArray[np.int8]]:
+        """Return the scales and levels of ``encoded``, which fit ``out`` and are in range."""
         check_decode(self, encoded, out)
         scales, levels = _split(encoded, out.size)
         if not ((scales >= 0.0) & (scales <= _LARGEST_SCALE)).all():  # also refuses NaN
             raise ProtocolError(f"{self.name}: expected scales in 0..{_LARGEST_SCALE:.3g}, got others")
-        for start in range(0, out.size, _PIECE):
-            stop = min(start + _PIECE, out.size)
-            for rows, part in _block_rows(stop - start):
-                blocks = slice(start // BLOCK + rows.start, start // BLOCK + rows.stop)
-                shape = (rows.stop - rows.start, -1)
-                piece = slice(start + part.start, start + part.stop)
-                np.multiply(levels[piece].reshape(shape), scales[blocks, np.newaxis], out=out[piece].reshape(shape))
+        return scales, levels
 
 
-def _encode_piece(x: Values, scales: NDArray[np.float32], levels: NDArray[np.int8], *, scratch: Values) -> None:
-    """Encode a few whole blocks, the last of which may be short; leave their decoded values in ``scratch``."""
-    for rows, part in _block_rows(x.size):
-        shape = (rows.stop - rows.start, -1)
-        block, steps = x[part].reshape(shape), scratch[part].reshape(shape)
-        np.abs(block, out=steps)
-        scale = steps.max(axis=1)
-        if not np.isfinite(scale).all():
-            raise NonFiniteValue("values: expected finite numbers, got NaN or infinity")
-        scale /= np.float32(_LEVELS)
-        np.minimum(scale, _LARGEST_SCALE, out=scale)
-        scale[scale < _SMALLEST_SCALE] = 0.0
-        scales[rows] = scale
-        inverse = np.divide(np.float32(1.0), scale, out=np.zeros_like(scale), where=scale > 0.0)
-        np.multiply(block, inverse[:, np.newaxis], out=steps)
-        np.rint(steps, out=steps)
-        if (scale == _LARGEST_SCALE).any():
-            np.clip(steps, -_LEVELS, _LEVELS, out=steps)
-        np.copyto(levels[part].reshape(shape), steps, casting="unsafe")
-        steps *= scale[:, np.newaxis]
+def _quantize(x: Values, steps: Values) -> NDArray[np.float32]:
+    """Write the levels of some blocks, a row each, into ``steps``, and return their scales."""
+    scale = largest_magnitudes(x, steps)
+    scale /= np.float32(_LEVELS)
+    np.minimum(scale, _LARGEST_SCALE, out=scale)
+    scale[scale < _SMALLEST_SCALE] = 0.0
+    np.multiply(x, inverse(scale)[:, np.newaxis], out=steps)
+    np.rint(steps, out=steps)
+    if (scale == _LARGEST_SCALE).any():
+        np.clip(steps, -_LEVELS, _LEVELS, out=steps)
+    return scale
 
 
-def _block_rows(size: int) -> list[tuple[slice, slice]]:
-    """Return (blocks, values) of the whole blocks, and of the short last one, where they exist."""
-    whole = size // BLOCK
-    parts = [(slice(0, whole), slice(0, whole * BLOCK))] if whole else []
-    if size % BLOCK:
-        parts.append((slice(whole, whole + 1), slice(whole * BLOCK, size)))
-    return parts
-
-
-def _count_blocks(count: int) -> int:
-    return -(-count // BLOCK)
+def _dequantize(steps: Values, scales: NDArray[np.float32]) -> None:
+    """Multiply each row of ``steps`` by its scale."""
+    np.multiply(steps, scales[:, np.newaxis], out=steps)
 
 
 def _split(encoded: Bytes, count: int) -> tuple[NDArray[np.float32], NDArray[np.int8]]:
     """Return views of the scales and of the signed bytes."""
-    scales = 4 * _count_blocks(count)
+    scales = 4 * count_blocks(count, BLOCK)
     return encoded[:scales].view("<f4"), encoded[scales:].view(np.int8)

@@ -107,6 +107,17 @@ class Communicator(ArrayOperations):
         return self._engine.ranks
 
     @property
+    def local_rank(self) -> int:
+        """This process's number among the ranks of its host, as whoever started it says."""
+        links = self._engine.table.links
+        return links.world.members[links.rank].local_rank
+
+    @property
+    def hosts(self) -> tuple[tuple[int, ...], ...]:
+        """The ranks of this group by host, in this group's numbering, hosts in order of their first rank."""
+        return self._engine.hosts
+
+    @property
     def group(self) -> int:
         """The group's number on the wire."""
         return self._engine.group.number
@@ -142,6 +153,10 @@ class Communicator(ArrayOperations):
         """Return the names that ``operation`` takes as ``algorithm`` in this group."""
         arena = (ARENA,) if self._engine.arena is not None else ()
         return (*KNOWN.get(operation, ()), *arena)
+
+    def is_pinned(self, operation: str) -> bool:
+        """Has the user pinned algorithms of ``operation``?"""
+        return operation in self._engine.policy.pin.ranges
 
     def algorithm_table(self) -> str:
         """Return which algorithm is used for which operation and size, with the estimates behind it."""

@@ -1,9 +1,11 @@
 """Gradient synchronization: buckets in backward order, packed, encoded, reduced, decoded and unpacked.
 
-Read ``plan.py``, then ``phases.py``, then ``flow.py`` and ``step.py``; ``synchronizer.py`` puts them together.
+Read ``plan.py``, then ``phases.py``, ``schemes/scheme.py`` and ``schemes/owners.py``, then ``flow.py``, ``step.py`` and
+``passage.py``; ``synchronizer.py`` puts them together, and ``keeper.py`` is what it keeps between steps.
 """
 
-from asyncpar.gradsync.config import GradientBucketingConfig, GradientCompressionConfig
+from asyncpar.gradsync.config import GradientBucketingConfig, GradientCompressionConfig, NonFinitePolicy
+from asyncpar.gradsync.outcome import StepOutcome
 from asyncpar.gradsync.plan import Bucket, BucketPlan, GradientSpec, Slot, plan_buckets
 from asyncpar.gradsync.statistics import SyncStatistics
 from asyncpar.gradsync.step import SyncStep
@@ -16,7 +18,9 @@ __all__ = [
     "GradientCompressionConfig",
     "GradientSpec",
     "GradientSynchronizer",
+    "NonFinitePolicy",
     "Slot",
+    "StepOutcome",
     "SyncStatistics",
     "SyncStep",
     "plan_buckets",

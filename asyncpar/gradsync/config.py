@@ -4,10 +4,33 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from enum import StrEnum
+from types import MappingProxyType
+from typing import TypeAlias
 
+from asyncpar.codecs import Codec, RoundCodec
+from asyncpar.codecs.naming import parse_codec
 from asyncpar.errors import UsageError
 
-_TOP_K_FRACTION = 0.1
+AUTO = "auto"
+"""The codec that stands for a choice by measured speeds, the same on all ranks."""
+
+_VALUE_CODECS = MappingProxyType({1: "sign", 4: "int4", 8: "int8", 16: "bf16", 32: "none"})
+
+AnyCodec: TypeAlias = Codec | RoundCodec
+
+
+class NonFinitePolicy(StrEnum):
+    """What all ranks do about a step in which a gradient of some rank is NaN or infinite.
+
+    ABORT: raise ``NonFiniteValue``.  SKIP_STEP: leave gradients as they are and say so in the step's outcome.  DROP:
+    leave the ranks with such gradients out of the bucket's mean; where that leaves nobody, or where finite gradients
+    have an infinite sum, raise as ABORT does.
+    """
+
+    ABORT = "abort"
+    SKIP_STEP = "skip_step"
+    DROP = "drop"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,11 +40,16 @@ class GradientBucketingConfig:
     ``bucket_size_mb`` (MiB) is the most that a bucket of several gradients holds; the first bucket holds at most 1 MiB,
     so that communication starts early.  Should that make more than ``max_buckets``, buckets grow until it does not.
     ``overlap_communication`` off means: one bucket after another, when all gradients are final.
+
+    With ``gradient_as_bucket_view`` gradients lie in the buckets and are not copied: every step makes each parameter's
+    ``grad`` another array, so do not keep the old one.  It takes gradients of the bucket's own dtype, which with a
+    codec is float32.
     """
 
     bucket_size_mb: float = 25.0
     max_buckets: int = 16
     overlap_communication: bool = True
+    gradient_as_bucket_view: bool = False
 
     def __post_init__(self) -> None:
         if not (self.bucket_size_mb > 0.0 and math.isfinite(self.bucket_size_mb)):
@@ -34,21 +62,59 @@ class GradientBucketingConfig:
 class GradientCompressionConfig:
     """Lossy compression, off unless asked for.
 
-    With ``enable_compression`` each value is sent as an integer of ``quantization_bits`` (8, see ``codecs.Int8``), and
-    with ``error_feedback`` what rounding lost is added to the next step's gradient.  Top-k selection is not offered in
-    this version, so ``compression_ratio``, the fraction that it would keep, must be left alone.
+    With ``enable_compression`` the fraction ``compression_ratio`` of largest values is sent (1: all of them), each in
+    ``quantization_bits``: 32 (as it is), 16 (bfloat16), 8, 4 or 1 (sign).  ``codec`` says it otherwise, and enables
+    compression, too: a name that ``codecs.parse_codec`` knows, ``"auto"``, or a codec.  With ``error_feedback`` what
+    is lost is added to the next step's gradient.
     """
 
     enable_compression: bool = False
-    compression_ratio: float = _TOP_K_FRACTION
+    compression_ratio: float = 0.1
     error_feedback: bool = True
     quantization_bits: int = 8
+    codec: str | AnyCodec | None = None
 
     def __post_init__(self) -> None:
-        if self.quantization_bits != 8:
-            raise UsageError(f"quantization_bits: expected 8, the only width so far, got {self.quantization_bits}")
-        if self.compression_ratio != _TOP_K_FRACTION:
-            raise UsageError(
-                f"compression_ratio: top-k selection is not available yet, expected the default {_TOP_K_FRACTION}, "
-                f"got {self.compression_ratio}"
-            )
+        if self.quantization_bits not in _VALUE_CODECS:
+            widths = ", ".join(map(str, _VALUE_CODECS))
+            raise UsageError(f"quantization_bits: expected one of {widths}, got {self.quantization_bits}")
+        if not 0.0 < self.compression_ratio <= 1.0:
+            raise UsageError(f"compression_ratio: expected 0 < ratio <= 1, got {self.compression_ratio}")
+        if isinstance(self.codec, str) and self.codec != AUTO:
+            parse_codec(self.codec)
+
+    @property
+    def is_enabled(self) -> bool:
+        """Does it ask for a codec at all?"""
+        return self.enable_compression or self.codec is not None
+
+    @property
+    def is_automatic(self) -> bool:
+        """Is the codec to be chosen by measurement?"""
+        return self.codec == AUTO
+
+    def make_codec(self) -> AnyCodec:
+        """Return the codec it asks for; not for ``"auto"``."""
+        if isinstance(self.codec, str):
+            return parse_codec(self.codec)
+        if self.codec is not None:
+            return self.codec
+        return parse_codec(self.codec_name)
+
+    @property
+    def codec_name(self) -> str:
+        """The name of the codec: ``"none"`` without compression."""
+        if isinstance(self.codec, str):
+            return self.codec
+        if self.codec is not None:
+            return self.codec.name
+        if not self.enable_compression:
+            return "none"
+        values = _VALUE_CODECS[self.quantization_bits]
+        if self.compression_ratio == 1.0:
+            return values
+        selection = f"topk:{self.compression_ratio:g}"
+        return selection if values == "none" else f"{selection}+{values}"
+
+    def __str__(self) -> str:
+        return f"codec {self.codec_name}, error feedback {'on' if self.error_feedback else 'off'}"

@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVarTuple
+from typing import Any
 
 from asyncpar.collectives.communicator import Communicator
-from asyncpar.errors import AsyncparError
 from asyncpar.gradsync import phases
-from asyncpar.gradsync.buffers import BucketBuffers
-
-Args = TypeVarTuple("Args")
+from asyncpar.gradsync.config import NonFinitePolicy
+from asyncpar.gradsync.groups import SyncGroups
+from asyncpar.gradsync.keys import BucketKeys
+from asyncpar.gradsync.obligation import Obligation
+from asyncpar.gradsync.outcome import BucketOutcome
+from asyncpar.gradsync.phases import Packing
+from asyncpar.gradsync.schemes import Leg, Place, Scheme
 
 INLINE_BYTES = 1 << 18
-"""Up to here a phase is over in less time than handing it to a thread would take."""
+"""Up to here work is over in less time than handing it to a thread would take."""
 
 
 class ThreadTurns:
-    """Who may use a thread: ``sending`` phases come before a bucket's first message, ``receiving`` ones after it.
+    """Who may use a thread: ``sending`` work comes before a bucket's first message, ``receiving`` work after it.
 
     Of each kind a few run at a time, in the order in which they asked.  Buckets that are ready together would otherwise
     all be encoded together, and the wire would be idle until the first of them is done, which is almost when the last
@@ -32,84 +34,129 @@ class ThreadTurns:
         self.receiving = asyncio.Semaphore(threads)
 
 
-@dataclass(slots=True, kw_only=True)
-class BucketFlow:
-    """One bucket in one step.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlowSettings:
+    """What the flows of a step share.
 
-    ``turns`` are shared by the flows of a step.  ``key`` is the same on all ranks.  Whatever happens, a flow that was
-    run or given up has begun each of its collectives exactly once; so the uses of a key agree between ranks even after
-    a step that failed on some.
+    ``step`` is its number, part of the keys that are used only when something is not finite.
     """
 
-    buffers: BucketBuffers
-    parameters: phases.Parameters
-    communicator: Communicator
-    key: str
+    groups: SyncGroups
+    packing: Packing
+    policy: NonFinitePolicy
     turns: ThreadTurns
-    algorithm: str | None = None
-    begun: int = 0
-    """How many collectives of this flow have begun."""
+    step: int
+
+
+class BucketFlow:
+    """One bucket in one step.  Gradients are read and not written.
+
+    When a mean is not finite, which all replicas find alike, they tell each other who brought what.
+    """
+
+    def __init__(self, scheme: Scheme, *, keys: BucketKeys, place: Place, settings: FlowSettings) -> None:
+        self.scheme = scheme
+        self.name = keys.replicas
+        self._settings = settings
+        self._is_over = False
+        self._legs = self._make_legs(keys, place)
+        rare = f"{keys.replicas}/step/{settings.step}"
+        replicas: Communicator = settings.groups.replicas
+        self._own: list[str] = []
+        self._report = Obligation(lambda: replicas.all_gather_object(self._own, key=f"{rare}/finite", wanted=list[str]))
+        drops = settings.policy is NonFinitePolicy.DROP and replicas.size > 1
+        self._again = list(scheme.legs(f"{rare}/again", place)) if drops else []
+        self.outcome = BucketOutcome(contributors=replicas.size)
 
     async def run(self) -> None:
         """Reduce the bucket over all ranks.
 
-        Afterwards ``buffers.flat`` holds the mean, or with a codec that is not summable the sum; gradients are not
-        written to.
+        Afterwards ``scheme.result`` holds what became of it, unless ``outcome`` says that it cannot be had.
         """
-        buffers, turns = self.buffers, self.turns
-        if buffers.codec.is_summable:
-            await self._off_loop(turns.sending, phases.pack, buffers, self.parameters)
-            await self._begin(self._reduce)
-            await self._off_loop(turns.receiving, phases.check_finite, buffers)
-            return
-        await self._off_loop(turns.sending, phases.pack_and_encode, buffers, self.parameters)
-        await self._begin(self._exchange_shards)
-        await self._off_loop(turns.receiving, phases.sum_owned, buffers, self.communicator.rank)
-        await self._begin(self._gather_sums)
-        await self._off_loop(turns.receiving, phases.decode, buffers)
+        await self._walk(self._legs, self._pack)
+        if not self.scheme.is_finite:
+            await self._explain()
+        self._is_over = True
+
+    @property
+    def obligations(self) -> Iterator[Obligation[Any]]:
+        """What this rank owes the others, as far as it can know."""
+        yield from (leg.exchange for leg in self._legs)
+        if not self._is_over:
+            yield self._report
+            yield from (leg.exchange for leg in self._again)
 
     async def give_up(self) -> None:
-        """Tell ranks that wait, or will wait, for this bucket that it will not come.  Waits for nobody.
+        """Tell ranks that wait, or will wait, for this bucket that it will not come.  Waits for nobody."""
+        self.scheme.spoil()
+        for obligation in list(self.obligations):
+            await obligation.give_up()
 
-        Collectives that have not begun are begun and cancelled, which aborts them everywhere; should one be over before
-        that, what it carried is marked as spoiled.
-        """
-        phases.spoil(self.buffers)
-        summable = self.buffers.codec.is_summable
-        collectives = [self._reduce] if summable else [self._exchange_shards, self._gather_sums]
-        for collective in collectives[self.begun :]:
-            with suppress(TimeoutError, AsyncparError):
-                async with asyncio.timeout(0):
-                    await self._begin(collective)
+    def _make_legs(self, keys: BucketKeys, place: Place) -> list[Leg]:
+        """Return the legs of all phases, but for the packing before the first."""
+        scheme, groups = self.scheme, self._settings.groups
+        earlier = [
+            phases.tensor_parallel_phase(scheme, groups, keys.slices),
+            phases.pipeline_phase(scheme, groups, keys.ends),
+        ]
+        before = [Leg(None, exchange) for exchange in earlier if exchange is not None]
+        return [*before, *phases.data_parallel_phase(scheme, keys.replicas, place)]
 
-    async def _begin(self, collective: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        self.begun += 1
-        await collective()
+    def _pack(self) -> None:
+        phases.pack(self.scheme, self._settings.packing)
 
-    async def _reduce(self) -> None:
-        await self.communicator.all_reduce(self.buffers.flat, op="mean", algorithm=self.algorithm, key=self.key)
+    async def _walk(self, legs: Sequence[Leg], before: Callable[[], None]) -> None:
+        """Take the legs, ``before`` in one go with the work of the first, and settle behind the last."""
+        works: list[Callable[[], None]] = [before]
+        turn = self._settings.turns.sending
+        for leg in legs:
+            works += [] if leg.work is None else [leg.work]
+            await self._off_loop(turn, works)
+            await leg.exchange.run()
+            works, turn = [], self._settings.turns.receiving
+        await self._off_loop(turn, [*works, self.scheme.settle])
 
-    async def _exchange_shards(self) -> None:
-        buffers = self.buffers
-        await self.communicator.all_to_all(buffers.outgoing, out=buffers.incoming, key=f"{self.key}/shards")
+    async def _explain(self) -> None:
+        """Find out whose values are not finite; go on without them if that is wanted."""
+        await self._off_loop(self._settings.turns.receiving, [self._find_own])
+        every = await self._report.run()
+        ranks = self._settings.groups.replicas.ranks
+        culprits = {rank: tuple(names) for rank, names in zip(ranks, every, strict=True) if names}
+        contributors = len(every) - len(culprits)
+        if self._again and culprits and contributors:
+            await self._walk(self._again, self._pack_zeros if self._own else self._pack)
+            if self.scheme.is_finite:
+                self.outcome = BucketOutcome(culprits=culprits, contributors=contributors)
+                return
+        self.outcome = BucketOutcome(culprits=culprits, contributors=len(every), lost=str(self.scheme.bucket))
 
-    async def _gather_sums(self) -> None:
-        buffers = self.buffers
-        await self.communicator.all_gather(buffers.reduced, out=buffers.incoming, key=f"{self.key}/sums")
+    def _find_own(self) -> None:
+        self._pack()
+        self._own = phases.find_non_finite(self.scheme.bucket, self.scheme.payload)
 
-    async def _off_loop(self, turn: asyncio.Semaphore, phase: Callable[[*Args], None], *args: *Args) -> None:
-        """Run a phase, in a thread when it would hold up the loop.
+    def _pack_zeros(self) -> None:
+        self.scheme.payload.fill(0.0)
+
+    async def _off_loop(self, turn: asyncio.Semaphore, works: Sequence[Callable[[], None]]) -> None:
+        """Do ``works``, in a thread when they would hold up the loop.
 
         A cancelled caller still waits for the thread (milliseconds), because the next step uses the same buffers.
         """
-        if self.buffers.flat.nbytes <= INLINE_BYTES:
-            phase(*args)
+        if not works:
+            return
+        if self.scheme.flat.nbytes <= INLINE_BYTES:
+            _do(works)
             return
         async with turn:
-            running = asyncio.get_running_loop().run_in_executor(None, phase, *args)
+            running = asyncio.get_running_loop().run_in_executor(None, _do, works)
             try:
                 await asyncio.shield(running)
             except asyncio.CancelledError:
                 await asyncio.wait({running})
                 running.exception()
                 raise
+
+
+def _do(works: Sequence[Callable[[], None]]) -> None:
+    for work in works:
+        work()

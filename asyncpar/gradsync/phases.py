@@ -1,156 +1,113 @@
-"""The phases that a bucket goes through, but for the collectives in between: plain functions over its buffers.
+"""The phases of a step, in their order, as named functions over one bucket.
 
-pack, encode, (exchange,) sum_owned, (exchange,) decode, unpack.  A summable codec needs pack and unpack only.
-
-A codec whose encoded form cannot be summed is reduced by owners.  Each rank encodes every shard for its owner; the
-owner decodes and adds them in float32 in the order of ranks, and encodes the sum; everyone, the owner too, takes the
-decoded sum, so all ranks hold the same bits.  What the first encoding loses goes into the residual of the rank that
-lost it, and what the second loses into the residual of the owner, who adds it to the same sum in the next step.  So one
-residual per parameter and rank is all the state there is, whichever bucket or shard a parameter is in.
-
-A rank that fails still tells the others: it spoils what it has not sent yet, so that nobody takes it for gradients.
+1. ``pack``: gradients, with what micro-steps have accumulated, go into the bucket.
+2. ``tensor_parallel_phase``: the bucket of parameters that every tensor-parallel rank holds whole is averaged, or
+   summed, over these ranks.  Slices are never added.
+3. ``pipeline_phase``: the bucket of a tied tensor is summed over the first and the last stage; others take no part.
+4. ``data_parallel_phase``: the bucket is encoded, reduced over replicas, and decoded, as its scheme does it.
+5. ``unpack``: the mean goes back into the gradients, once all buckets of all ranks have come through.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Protocol
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncpar.errors import NonFiniteValue, PeerCancelled
-from asyncpar.gradsync.buffers import STATUS_BYTES, BucketBuffers
-
-_FINE = 0
-_NON_FINITE = 1
-_GIVEN_UP = 2
-
-
-class HasGradient(Protocol):
-    """Anything with a name and a gradient array, such as ``nn.Parameter``."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def grad(self) -> NDArray[np.floating[Any]]: ...
+from asyncpar.config.placement import Replication
+from asyncpar.errors import UsageError
+from asyncpar.gradsync.groups import SyncGroups
+from asyncpar.gradsync.model import HasGradient, Parameters
+from asyncpar.gradsync.obligation import Obligation
+from asyncpar.gradsync.plan import Bucket, Slot
+from asyncpar.gradsync.schemes import Leg, Place, Scheme
 
 
-Parameters = Mapping[str, HasGradient]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Packing:
+    """Where gradients come from: ``(grad + accumulated) / micro_steps``.
 
-
-def pack(buffers: BucketBuffers, parameters: Parameters) -> None:
-    """Copy the gradients into the bucket."""
-    with np.errstate(over="ignore"):  # float64 beyond float32 becomes infinite, and is found by encode
-        for slot in buffers.bucket.slots:
-            gradient = parameters[slot.name].grad
-            np.copyto(buffers.flat[slot.start : slot.stop].reshape(gradient.shape), gradient, casting="same_kind")
-
-
-def encode(buffers: BucketBuffers) -> None:
-    """Fill the outgoing rows.  Values that are not finite make a row that says so, for every rank alike."""
-    try:
-        for rank in range(buffers.size):
-            _encode_shard(buffers, rank)
-    except NonFiniteValue:
-        _set_status(buffers.outgoing, _NON_FINITE)
-    else:
-        _set_status(buffers.outgoing, _FINE)
-
-
-def pack_and_encode(buffers: BucketBuffers, parameters: Parameters) -> None:
-    """Do both, which is all that comes before the first exchange."""
-    pack(buffers, parameters)
-    encode(buffers)
-
-
-def _encode_shard(buffers: BucketBuffers, rank: int) -> None:
-    residual, lost = buffers.residual, buffers.lost
-    buffers.codec.encode(
-        buffers.shard(buffers.flat, rank),
-        buffers.body(buffers.outgoing[rank]),
-        residual=None if residual is None else buffers.shard(residual, rank),
-        lost=None if lost is None else buffers.shard(lost, rank),
-    )
-
-
-def sum_owned(buffers: BucketBuffers, rank: int) -> None:
-    """Add the incoming rows in the order of ranks and encode the sum.
-
-    Raises ``NonFiniteValue`` that names the ranks whose gradients are not finite.  Every rank raises it, as a rank's
-    rows for all owners have the same status.
+    With ``as_views`` they lie in the bucket already, and nothing is copied.
     """
-    _check_status(buffers)
-    buffers.codec.decode(buffers.body(buffers.incoming[0]), buffers.total)
-    for row in buffers.incoming[1:]:
-        buffers.codec.decode(buffers.body(row), buffers.scratch)
-        with np.errstate(over="ignore", invalid="ignore"):  # found when the sum is encoded
-            buffers.total += buffers.scratch
-    lost = None if buffers.lost is None else buffers.scratch
-    try:
-        buffers.codec.encode(buffers.total, buffers.body(buffers.reduced), lost=lost)
-    except NonFiniteValue:  # the sum of finite values overflowed; all ranks learn it from the status
-        _set_status(buffers.reduced[np.newaxis], _NON_FINITE)
-        return
-    _set_status(buffers.reduced[np.newaxis], _FINE)
-    if buffers.lost is not None:
-        owned = buffers.shard(buffers.lost, rank)
-        owned += buffers.scratch
+
+    parameters: Parameters
+    accumulated: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    micro_steps: int = 1
+    as_views: bool = False
 
 
-def decode(buffers: BucketBuffers) -> None:
-    """Write the sums of all owners, which are in the incoming rows, into the bucket; nothing is lost after that."""
-    _check_status(buffers)
-    for rank in range(buffers.size):
-        buffers.codec.decode(buffers.body(buffers.incoming[rank]), buffers.shard(buffers.flat, rank))
-    buffers.measure_lost()
+def pack(scheme: Scheme, packing: Packing) -> None:
+    """Copy the gradients into the bucket, unless they lie there."""
+    with np.errstate(over="ignore"):  # float64 beyond float32 becomes infinite, and is found by whoever encodes it
+        for slot in scheme.bucket.slots:
+            place = scheme.flat[slot.start : slot.stop].reshape(slot.shape)
+            gradient = packing.parameters[slot.name].grad
+            if not (packing.as_views and gradient.ctypes.data == place.ctypes.data):
+                np.copyto(place, gradient, casting="same_kind")
+            if packing.micro_steps > 1:
+                place += packing.accumulated[slot.name]
+                place /= packing.micro_steps
 
 
-def check_finite(buffers: BucketBuffers) -> None:
-    """Raise ``NonFiniteValue`` that names the parameters, if the reduced bucket holds NaN or infinity.
-
-    All ranks hold the same bits, so all raise or none.
-    """
-    payload = buffers.payload
-    if np.isfinite(payload.min()) and np.isfinite(payload.max()):
-        return
-    names = [slot.name for slot in buffers.bucket.slots if not np.isfinite(payload[slot.start : slot.stop]).all()]
-    raise NonFiniteValue(f"gradients: expected finite means over ranks, got NaN or infinity in {', '.join(names)}")
+def tensor_parallel_phase(scheme: Scheme, groups: SyncGroups, key: str) -> Obligation[Any] | None:
+    """Return the reduction over tensor-parallel ranks; None where the bucket or the configuration has none."""
+    replicated, slices = scheme.bucket.placement.replicated, groups.slices
+    if slices is None or replicated is None:
+        return None
+    op = "mean" if replicated is Replication.WHOLE else "sum"
+    return Obligation(lambda: slices.all_reduce(scheme.payload, op=op, key=key))
 
 
-def unpack(buffers: BucketBuffers, parameters: Parameters, *, factor: float) -> None:
-    """Write the bucket times ``factor`` back into the gradients."""
-    for slot in buffers.bucket.slots:
+def pipeline_phase(scheme: Scheme, groups: SyncGroups, key: str) -> Obligation[Any] | None:
+    """Return the sum of a tied tensor over the first and the last stage; None where there is nothing to add."""
+    tied, ends = scheme.bucket.placement.tied, groups.ends
+    if ends is None or tied is None:
+        return None
+    return Obligation(lambda: ends.all_reduce(scheme.payload, key=key))
+
+
+def data_parallel_phase(scheme: Scheme, key: str, place: Place) -> Sequence[Leg]:
+    """Return the legs over replicas."""
+    return scheme.legs(key, place)
+
+
+def unpack(scheme: Scheme, parameters: Parameters, *, factor: float) -> None:
+    """Write the reduced bucket times ``factor`` back into the gradients."""
+    for slot in scheme.bucket.slots:
         gradient = parameters[slot.name].grad
-        reduced = buffers.flat[slot.start : slot.stop].reshape(gradient.shape)
+        reduced = scheme.result[slot.start : slot.stop].reshape(slot.shape)
         if factor == 1.0:
             np.copyto(gradient, reduced, casting="same_kind")
         else:
             np.multiply(reduced, np.asarray(factor, reduced.dtype), out=gradient, casting="same_kind")
 
 
-def spoil(buffers: BucketBuffers) -> None:
-    """Make sure that what this bucket would send cannot pass for gradients."""
-    buffers.payload.fill(np.nan)
-    if not buffers.codec.is_summable:
-        _set_status(buffers.outgoing, _GIVEN_UP)
-        _set_status(buffers.reduced[np.newaxis], _GIVEN_UP)
+def unpack_as_views(scheme: Scheme, parameters: Parameters, *, factor: float) -> None:
+    """Make the gradients views of the reduced bucket, after it was multiplied by ``factor``."""
+    if factor != 1.0:
+        scheme.result *= np.asarray(factor, scheme.result.dtype)
+    for slot in scheme.bucket.slots:
+        bind(parameters[slot.name], slot, scheme.result)
+    scheme.swap()
 
 
-def _set_status(rows: NDArray[np.uint8], status: int) -> None:
-    rows[:, :STATUS_BYTES] = 0
-    rows[:, 0] = status
+def bind(parameter: HasGradient, slot: Slot, flat: NDArray[Any]) -> None:
+    """Make ``parameter.grad`` the part of ``flat`` that ``slot`` says."""
+    view = flat[slot.start : slot.stop].reshape(slot.shape)
+    if view.dtype != parameter.grad.dtype:
+        raise UsageError(
+            f"gradient_as_bucket_view: expected gradients of {view.dtype}, which is what the bucket holds, "
+            f"got {parameter.grad.dtype} of {parameter.name}"
+        )
+    try:
+        cast(Any, parameter).grad = view
+    except AttributeError as error:
+        raise UsageError(f"gradient_as_bucket_view: expected a grad that can be set on {parameter.name}") from error
 
 
-def _check_status(buffers: BucketBuffers) -> None:
-    bucket = buffers.bucket
-    where = f"bucket {bucket.index} ({bucket.slots[0].name} to {bucket.slots[-1].name})"
-    statuses = buffers.incoming[:, 0].tolist()
-    if _GIVEN_UP in statuses:
-        culprit = statuses.index(_GIVEN_UP)
-        raise PeerCancelled(f"rank {culprit} gave up the step before it sent {where}", rank=culprit)
-    culprits = [rank for rank, status in enumerate(statuses) if status != _FINE]
-    if culprits:
-        who = ", ".join(f"rank {rank}" for rank in culprits)
-        raise NonFiniteValue(f"gradients: expected finite numbers, got NaN or infinity from {who} in {where}")
+def find_non_finite(bucket: Bucket, packed: NDArray[Any]) -> list[str]:
+    """Return the names of the parameters whose values in ``packed`` are not all finite."""
+    return [slot.name for slot in bucket.slots if not np.isfinite(packed[slot.start : slot.stop]).all()]

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from asyncpar.config.placement import UNPLACED, Placement
 from asyncpar.errors import UsageError
 
 FIRST_BUCKET_BYTES = 1 << 20
@@ -16,18 +17,25 @@ _GROWTH = 1.1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GradientSpec:
-    """Name, shape and dtype of one gradient."""
+    """Name, shape, dtype and placement of one gradient."""
 
     name: str
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
+    placement: Placement = UNPLACED
 
     @property
     def count(self) -> int:
         return int(np.prod(self.shape, dtype=np.int64))
 
     def __str__(self) -> str:
-        return f"{self.name} {self.dtype}{list(self.shape)}"
+        text = f"{self.name} {self.dtype}{list(self.shape)}"
+        return text if self.placement == UNPLACED else f"{text} {self.placement}"
+
+    @property
+    def kind(self) -> tuple[object, ...]:
+        """Gradients of one kind may share a bucket.  Each tied tensor has one of its own, the same on both stages."""
+        return (self.dtype, self.placement, self.name if self.placement.tied is not None else "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,14 +45,16 @@ class Slot:
     name: str
     start: int
     stop: int
+    shape: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bucket:
-    """Gradients of one dtype that are reduced together, in backward order, without gaps."""
+    """Gradients of one kind that are reduced together, in backward order, without gaps."""
 
     index: int
     dtype: np.dtype[Any]
+    placement: Placement = UNPLACED
     slots: tuple[Slot, ...]
 
     @property
@@ -55,6 +65,18 @@ class Bucket:
     @property
     def nbytes(self) -> int:
         return self.count * self.dtype.itemsize
+
+    @property
+    def shapes(self) -> tuple[tuple[int, ...], ...]:
+        return tuple(slot.shape for slot in self.slots)
+
+    @property
+    def shared_name(self) -> str:
+        """A name that is the same on all ranks that hold the same values of this bucket."""
+        return self.placement.tied or self.slots[0].name
+
+    def __str__(self) -> str:
+        return f"bucket {self.index} ({self.slots[0].name} to {self.slots[-1].name})"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,19 +90,29 @@ class BucketPlan:
     def nbytes(self) -> int:
         return sum(bucket.nbytes for bucket in self.buckets)
 
+    @property
+    def order(self) -> tuple[str, ...]:
+        """All names, bucket after bucket."""
+        return tuple(slot.name for bucket in self.buckets for slot in bucket.slots)
 
-def plan_buckets(specs: Sequence[GradientSpec], *, bucket_bytes: int, max_buckets: int) -> BucketPlan:
+
+def plan_buckets(
+    specs: Sequence[GradientSpec], *, bucket_bytes: int, max_buckets: int, order: Sequence[str] | None = None
+) -> BucketPlan:
     """Assign every gradient to exactly one bucket, in reverse registration order.
 
-    A bucket is closed when one more gradient would take it past ``bucket_bytes`` (1 MiB for the first); a gradient that
-    is larger stands alone.  Each dtype has buckets of its own.  When that gives more than ``max_buckets``, the limit
-    grows until it does not, and the first bucket is no longer special.  Empty gradients are left out.
+    With ``order``, in that order of names instead, and those it leaves out behind.  A bucket is closed when one more
+    gradient would take it past ``bucket_bytes`` (1 MiB for the first); a gradient that is larger stands alone.  Each
+    dtype and each placement has buckets of its own, and each tied tensor one.  When that gives more than
+    ``max_buckets``, the limit grows until it does not, and the first bucket is no longer special.  Empty gradients are
+    left out.
     """
     _check_specs(specs)
-    backward = [spec for spec in reversed(specs) if spec.count]
-    dtypes = {spec.dtype for spec in backward}
-    if len(dtypes) > max_buckets:
-        raise UsageError(f"max_buckets: expected at least {len(dtypes)}, one for each dtype, got {max_buckets}")
+    backward = [spec for spec in _in_order(specs, order) if spec.count]
+    kinds = {spec.kind for spec in backward}
+    if len(kinds) > max_buckets:
+        what = "one for each dtype, placement and tied tensor"
+        raise UsageError(f"max_buckets: expected at least {len(kinds)}, {what}, got {max_buckets}")
     contents = _fill(backward, first_bytes=min(FIRST_BUCKET_BYTES, bucket_bytes), bucket_bytes=bucket_bytes)
     limit = bucket_bytes
     while len(contents) > max_buckets:
@@ -93,16 +125,16 @@ def plan_buckets(specs: Sequence[GradientSpec], *, bucket_bytes: int, max_bucket
 def _fill(specs: Sequence[GradientSpec], *, first_bytes: int, bucket_bytes: int) -> list[list[GradientSpec]]:
     """Return the gradients of each bucket, buckets in order of their first gradient."""
     contents: list[list[GradientSpec]] = []
-    current: dict[np.dtype[Any], tuple[list[GradientSpec], int, int]] = {}
+    current: dict[tuple[object, ...], tuple[list[GradientSpec], int, int]] = {}
     for spec in specs:
         size = spec.count * spec.dtype.itemsize
-        content, used, limit = current.get(spec.dtype, ([], 0, 0))
+        content, used, limit = current.get(spec.kind, ([], 0, 0))
         if not content or used + size > limit:
             content, used = [], 0
             limit = bucket_bytes if contents else first_bytes
             contents.append(content)
         content.append(spec)
-        current[spec.dtype] = (content, used + size, limit)
+        current[spec.kind] = (content, used + size, limit)
     return contents
 
 
@@ -110,9 +142,17 @@ def _place(index: int, specs: Sequence[GradientSpec]) -> Bucket:
     slots: list[Slot] = []
     start = 0
     for spec in specs:
-        slots.append(Slot(name=spec.name, start=start, stop=start + spec.count))
+        slots.append(Slot(name=spec.name, start=start, stop=start + spec.count, shape=spec.shape))
         start += spec.count
-    return Bucket(index=index, dtype=specs[0].dtype, slots=tuple(slots))
+    return Bucket(index=index, dtype=specs[0].dtype, placement=specs[0].placement, slots=tuple(slots))
+
+
+def _in_order(specs: Sequence[GradientSpec], order: Sequence[str] | None) -> list[GradientSpec]:
+    backward = list(reversed(specs))
+    if order is None:
+        return backward
+    place = {name: index for index, name in enumerate(order)}
+    return sorted(backward, key=lambda spec: place.get(spec.name, len(place)))
 
 
 def _check_specs(specs: Sequence[GradientSpec]) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from asyncpar.gradsync.traffic import SyncTraffic
+
 
 @dataclass(slots=True, kw_only=True)
 class SyncStatistics:
@@ -11,8 +13,10 @@ class SyncStatistics:
 
     ``total_sync_time`` counts time in which at least one bucket was under way, ``total_bucket_sync_time`` sums over
     buckets.  ``total_exposed_time`` is the part that the caller had to wait for after its last gradient.
-    ``bytes_on_wire`` is the payload that this rank's communicator sent during steps, ``bytes_uncompressed`` what the
-    algorithms of least traffic would have sent of uncompressed gradients, 2 (ranks - 1) / ranks of their size.
+    ``bytes_on_wire`` is the payload that this rank's communicators sent during steps, in ``messages_sent`` messages and
+    ``communication_rounds`` rounds; ``bytes_uncompressed`` what the algorithms of least traffic would have sent of
+    uncompressed gradients, 2 (ranks - 1) / ranks of their size.  ``total_skipped_steps`` counts steps that were skipped
+    because of gradients that were not finite, and that are in no other figure.
     ``communication_efficiency`` is ``bytes_on_wire`` over what the communicator's lanes could have sent in that time.
     ``residual_norm`` is that of the error feedback after the last step.
     """
@@ -26,6 +30,9 @@ class SyncStatistics:
     communication_efficiency: float = 0.0
     bytes_on_wire: int = 0
     bytes_uncompressed: int = 0
+    messages_sent: int = 0
+    communication_rounds: int = 0
+    total_skipped_steps: int = 0
     residual_norm: float = 0.0
 
     @property
@@ -48,10 +55,10 @@ class SyncStatistics:
 
 @dataclass(slots=True)
 class StepRecord:
-    """What happened in one step: intervals in which buckets were under way, and bytes."""
+    """What happened in one step: intervals in which buckets were under way, and traffic."""
 
     intervals: list[tuple[float, float]] = field(default_factory=list)
-    bytes_on_wire: int = 0
+    traffic: SyncTraffic = field(default_factory=SyncTraffic)
     bytes_uncompressed: int = 0
     last_gradient_at: float = 0.0
     """When the caller had nothing left to do but wait."""
@@ -66,7 +73,9 @@ class StepRecord:
         )
         statistics.total_buckets_synced += len(self.intervals)
         statistics.total_bucket_sync_time += sum(stop - start for start, stop in self.intervals)
-        statistics.bytes_on_wire += self.bytes_on_wire
+        statistics.bytes_on_wire += self.traffic.payload_bytes
+        statistics.messages_sent += self.traffic.messages
+        statistics.communication_rounds += self.traffic.steps
         statistics.bytes_uncompressed += self.bytes_uncompressed
         statistics.residual_norm = residual_norm
         statistics.update_average_sync_time()

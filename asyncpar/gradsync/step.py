@@ -7,6 +7,7 @@ import threading
 
 from asyncpar.errors import UsageError
 from asyncpar.gradsync.flow import BucketFlow
+from asyncpar.gradsync.outcome import StepOutcome
 from asyncpar.gradsync.plan import BucketPlan
 from asyncpar.gradsync.statistics import StepRecord
 
@@ -16,6 +17,9 @@ class SyncStep:
 
     def __init__(self, plan: BucketPlan, *, overlap: bool) -> None:
         self.record = StepRecord()
+        self.outcome = StepOutcome()
+        self.observed: list[str] = []
+        """Names in the order in which they were reported."""
         self._loop = asyncio.get_running_loop()
         self._lock = threading.Lock()
         self._known = {spec.name for spec in plan.specs}
@@ -41,6 +45,7 @@ class SyncStep:
             if name not in self._unreported:
                 raise UsageError(f"name: the gradient of {name!r} was already reported, or the step's block was left")
             self._unreported.remove(name)
+            self.observed.append(name)
             index = self._bucket_of.get(name)
             if index is None:  # a gradient without values is in no bucket
                 return
@@ -63,7 +68,7 @@ class SyncStep:
 
     async def carry(self, flow: BucketFlow) -> None:
         """Run ``flow`` when its bucket is complete; without overlap, when its turn has come."""
-        await self._complete[flow.buffers.bucket.index].wait()
+        await self._complete[flow.scheme.bucket.index].wait()
         async with self._turns:
             start = self._loop.time()
             await flow.run()

@@ -6,49 +6,43 @@ import asyncio
 import dataclasses
 import math
 import os
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
-from types import MappingProxyType
-from typing import Protocol
+import zlib
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from asyncpar.codecs import Identity, Int8, Values
+from asyncpar.codecs import Values
 from asyncpar.collectives.communicator import Communicator
-from asyncpar.config.parallel import CommunicationStrategy, RankMapping, ThreeDParallelismConfig
-from asyncpar.errors import PeerCancelled, UsageError
+from asyncpar.config.parallel import RankMapping, ThreeDParallelismConfig
+from asyncpar.errors import NonFiniteValue, UsageError
 from asyncpar.gradsync import phases
-from asyncpar.gradsync.agreement import Agreement, Disagreement, digest_of
-from asyncpar.gradsync.buffers import BucketBuffers
-from asyncpar.gradsync.config import GradientBucketingConfig, GradientCompressionConfig
-from asyncpar.gradsync.flow import BucketFlow, ThreadTurns
-from asyncpar.gradsync.phases import HasGradient
-from asyncpar.gradsync.plan import Bucket, BucketPlan, GradientSpec, plan_buckets
+from asyncpar.gradsync.accumulation import Accumulation
+from asyncpar.gradsync.agreement import Agreement, Disagreement
+from asyncpar.gradsync.config import GradientBucketingConfig, GradientCompressionConfig, NonFinitePolicy
+from asyncpar.gradsync.flow import BucketFlow, FlowSettings, ThreadTurns
+from asyncpar.gradsync.groups import make_groups
+from asyncpar.gradsync.keeper import KeeperSettings, LayoutKeeper
+from asyncpar.gradsync.keys import ENDS, REPLICAS, SLICES, Keys
+from asyncpar.gradsync.layout import Layout
+from asyncpar.gradsync.model import HasGradient, ModelShards, Parameters, parameters_by_name
+from asyncpar.gradsync.outcome import StepOutcome
+from asyncpar.gradsync.passage import Passage, first_error, make_ending
+from asyncpar.gradsync.schemes import Alone, Exact
 from asyncpar.gradsync.statistics import SyncStatistics
 from asyncpar.gradsync.step import SyncStep
-
-
-class ModelShards(Protocol):
-    """Anything that lists its parameters in registration order, such as ``nn.Stage``."""
-
-    def parameters(self) -> Iterable[HasGradient]: ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Layout:
-    """The buckets in force: their plan, their description for other ranks, and, unless alone, their memory."""
-
-    plan: BucketPlan
-    lines: tuple[str, ...]
-    buffers: tuple[BucketBuffers, ...]
+from asyncpar.gradsync.traffic import SyncTraffic
 
 
 class GradientSynchronizer:
     """Makes the gradients of all replicas equal to their mean.
 
-    ``communicator`` joins the data-parallel replicas; ``name`` tells apart synchronizers that share one.  All ranks run
-    the same steps in the same order.  In this version ``tp_size`` and ``pp_size`` must be 1.
+    ``communicator`` joins all ranks of ``config``; ``name`` tells apart synchronizers that share one.  All ranks run
+    the same steps in the same order.  Parameters with a ``placement`` are also reduced over tensor-parallel ranks,
+    where they are replicated, and over the first and the last stage, where they are tied, in that order and before
+    the replicas.  ``when_not_finite`` says what NaN and infinity lead to.
     """
 
     def __init__(
@@ -59,24 +53,30 @@ class GradientSynchronizer:
         communicator: Communicator,
         bucketing: GradientBucketingConfig | None = None,
         compression: GradientCompressionConfig | None = None,
+        when_not_finite: NonFinitePolicy = NonFinitePolicy.ABORT,
         name: str = "gradients",
     ) -> None:
-        _check_place(config, rank_mapping, communicator)
-        self._communicator = communicator
+        self._groups = make_groups(config, rank_mapping, communicator)
         self._bucketing = bucketing or GradientBucketingConfig()
-        self._compression = compression or GradientCompressionConfig()
-        self._algorithm = _ALGORITHMS[config.comm_strategy]
-        self._name = name
-        self._is_stepping = False
-        self._layout: _Layout | None = None
-        self._disagreements = 0
-        self._residuals: dict[str, Values] = {}
+        self._policy = NonFinitePolicy(when_not_finite)
+        if self._policy is NonFinitePolicy.DROP and config.world_size != config.dp_size:
+            raise UsageError("when_not_finite: drop is for data parallelism alone, use skip_step or abort")
+        settings = KeeperSettings(
+            groups=self._groups, bucketing=self._bucketing, strategy=config.comm_strategy, policy=self._policy
+        )
+        self._keeper = LayoutKeeper(settings, compression or GradientCompressionConfig())
+        self._accumulation = Accumulation()
         self._statistics = SyncStatistics()
+        self._is_stepping = False
+        self._keys = Keys(name)
 
-    async def synchronize_gradients(self, model_shards: ModelShards) -> None:
-        """Replace every gradient by its mean over all replicas.  See ``step``."""
-        async with self.step(model_shards.parameters()):
+    # -- steps -------------------------------------------------------------------------------------------------------
+
+    async def synchronize_gradients(self, model_shards: ModelShards) -> StepOutcome:
+        """Replace every gradient by its mean over all replicas, and return what became of the step.  See ``step``."""
+        async with self.step(model_shards.parameters()) as step:
             pass
+        return step.outcome
 
     @asynccontextmanager
     async def step(self, parameters: Iterable[HasGradient]) -> AsyncIterator[SyncStep]:
@@ -87,42 +87,49 @@ class GradientSynchronizer:
         on any rank, raises on every rank and leaves gradients and residuals as they were.  When a bucket fails, the
         block is cancelled at once; a worker thread that computes in it goes on to its end, unheard.
 
-        Raises ``UsageError`` when ranks differ in their parameters or settings, ``NonFiniteValue`` on every rank when
-        a gradient is NaN or infinite on any, and ``PeerError``.
+        Raises ``UsageError`` when ranks differ in their parameters or settings, or a gradient has another shape or
+        dtype than in earlier steps, ``NonFiniteValue`` (see ``NonFinitePolicy``) that names ranks and parameters, and
+        ``PeerError``.  After the first step buckets follow the order in which gradients became final in it.
         """
-        if self._is_stepping:
-            raise UsageError("step: the previous step of this synchronizer is still under way")
+        self._check_idle("step")
         self._is_stepping = True
         try:
-            by_name = _by_name(parameters)
-            layout = self._prepare(by_name)
+            self._keys.steps += 1
+            by_name, layout = await self._prepare(parameters)
             step = SyncStep(layout.plan, overlap=self._bucketing.overlap_communication)
-            sent_before = self._communicator.traffic.payload_bytes
-            agreement, flows = self._make_flows(layout, by_name)
+            before = SyncTraffic.read(self._groups.all)
+            passage = self._make_passage(layout, by_name)
             try:
-                with _first_error():
+                with first_error():
                     async with asyncio.TaskGroup() as tasks:
-                        if self._communicator.size > 1:
-                            tasks.create_task(agreement.run(), name=f"{self._name}/agreement")
-                        for flow in flows:
-                            tasks.create_task(step.carry(flow), name=flow.key)
+                        passage.begin(step, tasks)
                         yield step
                         step.finish()
-            except Disagreement:
-                self._layout, self._disagreements = None, self._disagreements + 1
+                await passage.end(step)
+            except BaseException as error:
                 step.close()
+                await passage.give_up()
+                self._note(error)
                 raise
-            except BaseException:
-                step.close()
-                if self._communicator.size > 1:
-                    await agreement.give_up()
-                for flow in flows:
-                    await flow.give_up()
-                raise
-            self._count_bytes(step, layout, sent_before=sent_before)
-            self._commit(step, layout, by_name)
+            self._judge(step.outcome)
+            if not step.outcome.is_skipped:
+                self._count(step, layout, before)
+                self._commit(step, passage, by_name)
         finally:
             self._is_stepping = False
+
+    def accumulate(self, model_shards: ModelShards) -> None:
+        """Keep the gradients of a micro-step and zero them; the next step takes the mean over micro-steps, too.
+
+        Call it after each micro-step but the last, whose gradients the step itself takes: ``k`` micro-steps weigh
+        ``1 / k`` each.  The buffers are of the gradients' shapes and dtypes.
+        """
+        self._check_idle("accumulate")
+        if self._bucketing.gradient_as_bucket_view:
+            raise UsageError("accumulate: gradients that are views of buckets add up where they are; do not zero them")
+        self._accumulation.add(tuple(model_shards.parameters()))
+
+    # -- state -------------------------------------------------------------------------------------------------------
 
     def get_sync_stats(self) -> SyncStatistics:
         """Return a copy of the statistics so far."""
@@ -134,154 +141,153 @@ class GradientSynchronizer:
         Residuals are kept if the new setting uses error feedback, else dropped.
         """
         self._check_idle("update_compression_config")
-        self._residuals = self.residuals()
-        self._compression = compression
-        self._layout = None
+        self._keeper.change(compression)
 
     def clear_buffers(self) -> None:
-        """Free all buffers and forget the residuals; the next step makes new ones.  To be called on all ranks."""
+        """Free all buffers and forget residuals, accumulated gradients and the state of codecs.
+
+        The next step makes new ones.  To be called on all ranks.
+        """
         self._check_idle("clear_buffers")
-        self._layout, self._residuals = None, {}
+        self._keeper.clear()
+        self._accumulation.clear()
 
     def residuals(self) -> dict[str, Values]:
         """Return a copy of each parameter's residual, flat, by name; empty without error feedback."""
-        if self._layout is None:
-            return dict(self._residuals)
-        every = (pair for buffers in self._layout.buffers for pair in buffers.residuals())
-        return {name: residual.copy() for name, residual in every}
+        return self._keeper.residuals()
 
     def restore_residuals(self, residuals: Mapping[str, Values]) -> None:
         """Go on with ``residuals`` of an earlier run of this rank; to be called on all ranks, before a step."""
         self._check_idle("restore_residuals")
-        self._residuals = {name: np.array(residual, np.float32).reshape(-1) for name, residual in residuals.items()}
-        self._layout = None
+        self._keeper.restore_residuals(residuals)
+
+    def state(self) -> dict[str, NDArray[Any]]:
+        """Return a copy of all that error feedback and codecs keep on this rank, float32 vectors by name.
+
+        For checkpoints; it belongs to parameters, not to buckets, so it survives another plan.
+        """
+        return self._keeper.state()
+
+    def restore(self, state: Mapping[str, NDArray[Any]]) -> None:
+        """Go on with the ``state`` of an earlier run of this rank; to be called on all ranks, before a step."""
+        self._check_idle("restore")
+        self._keeper.restore(state)
 
     # -- inside ------------------------------------------------------------------------------------------------------
 
-    def _prepare(self, by_name: Mapping[str, HasGradient]) -> _Layout:
-        """Return the layout for these gradients; if they are new, plan it and allocate its buffers."""
-        specs = tuple(_spec_of(parameter) for parameter in by_name.values())
-        if self._layout is not None and self._layout.plan.specs == specs:
-            return self._layout
-        plan = plan_buckets(
-            specs,
-            bucket_bytes=int(self._bucketing.bucket_size_mb * (1 << 20)),
-            max_buckets=self._bucketing.max_buckets,
-        )
-        residuals = self.residuals()
-        self._layout, self._residuals = None, residuals  # its memory can be used for the new one
-        self._layout = _Layout(
-            plan=plan,
-            lines=(repr(self._bucketing), repr(self._compression), *map(str, specs)),
-            buffers=tuple(map(self._make_buffers, plan.buckets)) if self._communicator.size > 1 else (),
-        )
-        self._residuals = {}
-        for buffers in self._layout.buffers:
-            for name, residual in buffers.residuals():
-                if name in residuals and residuals[name].size == residual.size:
-                    residual[:] = residuals[name]
-        return self._layout
+    async def _prepare(self, parameters: Iterable[HasGradient]) -> tuple[dict[str, HasGradient], Layout]:
+        """Return the parameters and the layout for them.
 
-    def _make_buffers(self, bucket: Bucket) -> BucketBuffers:
-        is_lossy = self._compression.enable_compression
-        return BucketBuffers(
-            bucket,
-            size=self._communicator.size,
-            codec=Int8() if is_lossy else Identity(),
-            has_feedback=is_lossy and self._compression.error_feedback,
-            empty=self._communicator.empty,
-        )
-
-    def _make_flows(self, layout: _Layout, by_name: Mapping[str, HasGradient]) -> tuple[Agreement, list[BucketFlow]]:
-        """Return what has to run in a step; no flows when there is nothing to synchronize.
-
-        Buckets of different layouts never meet: their keys differ.  Keys begin anew after a disagreement, as ranks had
-        used different ones in it.
+        What is wrong on this rank alone is told to the others, which then raise, too.
         """
-        prefix = f"{self._name}/{self._disagreements}"
-        turns = ThreadTurns(threads=max(1, (os.cpu_count() or 1) // 2))
-        agreement = Agreement(self._communicator, layout.lines, key=f"{prefix}/agreement")
+        try:
+            resolved = await self._keeper.resolve()
+            by_name = parameters_by_name(parameters)
+            self._accumulation.check(by_name)
+            return by_name, self._keeper.lay_out(by_name, resolved)
+        except UsageError as error:
+            await self._refuse(error)
+            raise
+
+    async def _refuse(self, error: UsageError) -> None:
+        """Tell the other ranks that this one cannot take the step."""
+        line = f"an error: {error}"
+        agreements = self._agreements((line,), line, (line,), (line,))
+        outcomes = await asyncio.gather(*(agreement.run() for agreement in agreements), return_exceptions=True)
+        for outcome in outcomes:
+            if isinstance(outcome, BaseException) and not isinstance(outcome, Disagreement):
+                error.add_note(f"the other ranks could not be told: {outcome}")
+            self._note(outcome)
+        ending = make_ending(self._groups, self._keys, np.zeros(1, np.uint8))
+        if ending is not None:
+            await ending.give_up()
+
+    def _note(self, error: BaseException | None) -> None:
+        """Start over after a disagreement, as all ranks of the group do."""
+        if isinstance(error, Disagreement):
+            self._keys.count_disagreement(error.group)
+            self._keeper.start_over()
+
+    def _agreements(
+        self, lines: Sequence[str], digest: str, replicated: Sequence[str], tied: Sequence[str]
+    ) -> list[Agreement]:
+        """Return the comparisons of a step with all that this rank will reduce with."""
+        groups, keys = self._groups, self._keys
+        step = f"step {keys.steps} of {self._accumulation.micro_steps + 1} micro-steps"
+        compared = [
+            (groups.replicas, (step, *lines), f"{step} {digest}", REPLICAS),
+            (groups.slices, (step, *replicated), None, SLICES),
+            (groups.ends, (step, *tied), None, ENDS),
+        ]
+        return [
+            Agreement(communicator, own, digest=short, group=group, key=f"{keys.of(group)}/agreement")
+            for communicator, own, short, group in compared
+            if communicator is not None and communicator.size > 1
+        ]
+
+    def _make_passage(self, layout: Layout, by_name: Parameters) -> Passage:
+        """Return what has to run in this step."""
+        settings = FlowSettings(
+            groups=self._groups,
+            packing=phases.Packing(
+                parameters=by_name,
+                accumulated=self._accumulation.sums,
+                micro_steps=self._accumulation.micro_steps + 1,
+                as_views=self._bucketing.gradient_as_bucket_view,
+            ),
+            policy=self._policy,
+            turns=ThreadTurns(threads=max(1, (os.cpu_count() or 1) // 2)),
+            step=self._keys.steps,
+        )
         flows = [
             BucketFlow(
-                buffers=buffers,
-                parameters=by_name,
-                communicator=self._communicator,
-                key=f"{prefix}/{digest_of(layout.lines).hex()}/bucket/{buffers.bucket.index}",
-                turns=turns,
-                algorithm=self._algorithm,
+                scheme,
+                keys=self._keys.bucket(scheme.bucket, layout.digest),
+                place=(self._keys.steps, zlib.crc32(scheme.bucket.shared_name.encode())),
+                settings=settings,
             )
-            for buffers in layout.buffers
+            for scheme in layout.schemes
         ]
-        return agreement, flows
-
-    def _commit(self, step: SyncStep, layout: _Layout, by_name: Mapping[str, HasGradient]) -> None:
-        """Write back: nothing can fail from here on."""
-        squares = 0.0
-        for buffers in layout.buffers:
-            factor = 1.0 if buffers.codec.is_summable else 1.0 / self._communicator.size
-            phases.unpack(buffers, by_name, factor=factor)
-            buffers.keep_lost()
-            squares += buffers.residual_square
-        step.record.add_to(
-            self._statistics, lane_bandwidth=self._communicator.bandwidth, residual_norm=math.sqrt(squares)
+        return Passage(
+            self._agreements(layout.lines, layout.digest, layout.replicated, layout.tied),
+            flows,
+            self._groups,
+            keys=self._keys,
+            observes=self._bucketing.overlap_communication and not self._keeper.is_observed,
         )
 
-    def _count_bytes(self, step: SyncStep, layout: _Layout, *, sent_before: int) -> None:
-        """Record what the communicator sent in this step, and what it would have sent without a codec."""
-        sent, size = self._communicator.traffic.payload_bytes - sent_before, self._communicator.size
-        step.record.bytes_on_wire = sent
-        is_lossy = self._compression.enable_compression
-        step.record.bytes_uncompressed = 2 * (size - 1) * layout.plan.nbytes // size if is_lossy else sent
+    def _judge(self, outcome: StepOutcome) -> None:
+        """Raise ``NonFiniteValue``, or skip the step, when some mean cannot be had."""
+        if not outcome.text:
+            return
+        if self._policy is not NonFinitePolicy.SKIP_STEP:
+            raise NonFiniteValue(f"gradients: expected finite numbers, but {outcome.text}")
+        outcome.is_skipped = True
+        self._statistics.total_skipped_steps += 1
+        self._accumulation.clear()
+
+    def _commit(self, step: SyncStep, passage: Passage, by_name: Parameters) -> None:
+        """Write back: nothing can fail from here on."""
+        write = phases.unpack_as_views if self._bucketing.gradient_as_bucket_view else phases.unpack
+        squares = 0.0
+        for flow in passage.flows:
+            write(flow.scheme, by_name, factor=flow.scheme.factor(flow.outcome.contributors))
+            flow.scheme.commit()
+            squares += flow.scheme.residual_square
+        self._accumulation.clear()
+        bandwidth = self._groups.replicas.bandwidth
+        step.record.add_to(self._statistics, lane_bandwidth=bandwidth, residual_norm=math.sqrt(squares))
+        if passage.order is not None:
+            self._keeper.observe(passage.order)
+
+    def _count(self, step: SyncStep, layout: Layout, before: SyncTraffic) -> None:
+        """Record what was sent in this step, and what all-reduces of least traffic would have sent without a codec."""
+        size = self._groups.replicas.size
+        step.record.traffic = SyncTraffic.read(self._groups.all).since(before)
+        is_exact = all(isinstance(scheme, (Exact, Alone)) for scheme in layout.schemes)
+        sent = step.record.traffic.payload_bytes
+        step.record.bytes_uncompressed = sent if is_exact else 2 * (size - 1) * layout.plan.nbytes // size
 
     def _check_idle(self, what: str) -> None:
         if self._is_stepping:
             raise UsageError(f"{what}: a step is under way")
-
-
-_ALGORITHMS: Mapping[CommunicationStrategy, str | None] = MappingProxyType(
-    {
-        CommunicationStrategy.ALL_REDUCE: None,
-        CommunicationStrategy.ADAPTIVE: None,
-        CommunicationStrategy.RING_ALL_REDUCE: "ring",
-        CommunicationStrategy.TREE_ALL_REDUCE: "tree",
-        CommunicationStrategy.HIERARCHICAL_ALL_REDUCE: "hierarchical",
-    }
-)
-
-
-@contextmanager
-def _first_error() -> Iterator[None]:
-    """Raise the cause out of a task group's exceptions: that of this rank rather than a peer's cancelling."""
-    try:
-        yield
-    except BaseExceptionGroup as group:
-        errors = sorted(group.exceptions, key=lambda error: isinstance(error, PeerCancelled))
-        raise errors[0] from errors[0].__cause__
-
-
-def _check_place(config: ThreeDParallelismConfig, mapping: RankMapping, communicator: Communicator) -> None:
-    if config.tp_size != 1 or config.pp_size != 1:
-        raise UsageError(
-            "config: gradient synchronization is data parallel only in this version, expected tp_size = pp_size = 1, "
-            f"got tp_size = {config.tp_size}, pp_size = {config.pp_size}"
-        )
-    if communicator.size != config.dp_size:
-        raise UsageError(f"communicator: expected {config.dp_size} ranks (dp_size), got {communicator.size}")
-    if communicator.rank != mapping.dp_rank:
-        raise UsageError(
-            f"rank_mapping: expected dp_rank {communicator.rank} (the communicator's rank), got {mapping.dp_rank}"
-        )
-
-
-def _by_name(parameters: Iterable[HasGradient]) -> dict[str, HasGradient]:
-    """Return parameters by name, in registration order."""
-    by_name: dict[str, HasGradient] = {}
-    for parameter in parameters:
-        if parameter.name in by_name:
-            raise UsageError(f"parameters: two are named {parameter.name!r}; names must be unique")
-        by_name[parameter.name] = parameter
-    return by_name
-
-
-def _spec_of(parameter: HasGradient) -> GradientSpec:
-    return GradientSpec(name=parameter.name, shape=parameter.grad.shape, dtype=parameter.grad.dtype)

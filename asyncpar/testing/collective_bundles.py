@@ -12,7 +12,16 @@ import numpy as np
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.collectives.reduction import Array
 from asyncpar.errors import OperationMismatch
-from asyncpar.testing.collective_worlds import DTYPES, CommunicatorSuite, combined, errors_on_all, noise, on_all, values
+from asyncpar.testing.collective_worlds import (
+    DTYPES,
+    CommunicatorSuite,
+    combined,
+    errors_on_all,
+    noise,
+    on_all,
+    ranked,
+    values,
+)
 
 
 class Bundles(CommunicatorSuite):
@@ -25,8 +34,8 @@ class Bundles(CommunicatorSuite):
                     bundles = [_mixed(rank) for rank in range(size)]
                     expected = [combined(op, arrays) for arrays in zip(*map(_mixed, range(size)), strict=True)]
                     results = await on_all(communicators, lambda c: c.all_reduce_many(bundles[c.rank], op))
-                    for bundle, result in zip(bundles, results, strict=True):
-                        assert all(mine is given for mine, given in zip(result, bundle, strict=True))
+                    for rank, result in ranked(communicators, results):
+                        assert all(mine is given for mine, given in zip(result, bundles[rank], strict=True))
                         for array, right in zip(result, expected, strict=True):
                             np.testing.assert_array_equal(array, right, f"{op}, {size} ranks, {array.dtype}")
 
@@ -38,8 +47,8 @@ class Bundles(CommunicatorSuite):
                     bundles = [[values(rank, length, np.float32) for length in lengths] for rank in range(size)]
                     expected = [sum(arrays) for arrays in zip(*bundles, strict=True)]
                     await on_all(communicators, lambda c: c.all_reduce_many(bundles[c.rank], algorithm=algorithm))
-                    for bundle in bundles:
-                        for array, right in zip(bundle, expected, strict=True):
+                    for communicator in communicators:
+                        for array, right in zip(bundles[communicator.rank], expected, strict=True):
                             np.testing.assert_array_equal(array, right, algorithm)
 
     async def test_all_reduce_many_gives_all_ranks_the_same_bits_again_and_again(self) -> None:
@@ -47,18 +56,19 @@ class Bundles(CommunicatorSuite):
             async with self.connect(size) as communicators:
                 for algorithm in communicators[0].algorithms("all_reduce"):
 
-                    async def run(communicator: Communicator) -> bytes:
+                    async def run(communicator: Communicator) -> list[bytes]:
                         arrays = np.split(noise(communicator.rank, 4099), [100, 1000, 1001, 3000])
                         reduced = await communicator.all_reduce_many(arrays, "mean", algorithm=algorithm)
-                        return np.concatenate(reduced).tobytes()
+                        return await communicator.all_gather_object(np.concatenate(reduced).tobytes(), wanted=bytes)
 
-                    assert len({*await on_all(communicators, run), *await on_all(communicators, run)}) == 1
+                    results = [*await on_all(communicators, run), *await on_all(communicators, run)]
+                    assert len({bits for result in results for bits in result}) == 1
 
     async def test_all_reduce_many_of_nothing_is_nothing(self) -> None:
         async with self.connect(3) as communicators:
-            assert await on_all(communicators, lambda c: c.all_reduce_many([])) == [[], [], []]
+            assert await on_all(communicators, lambda c: c.all_reduce_many([])) == [[]] * len(communicators)
             empty = await on_all(communicators, lambda c: c.all_reduce_many([np.zeros((0, 3))], "prod"))
-            assert [[array.shape for array in arrays] for arrays in empty] == [[(0, 3)]] * 3
+            assert [[array.shape for array in arrays] for arrays in empty] == [[(0, 3)]] * len(communicators)
 
     async def test_all_reduce_many_meets_by_key_in_any_order(self) -> None:
         async with self.connect(3) as communicators:
@@ -74,7 +84,8 @@ class Bundles(CommunicatorSuite):
                 results = dict(zip(names, await asyncio.gather(*calls), strict=True))
                 return {name: [float(array[-1]) for array in arrays] for name, arrays in results.items()}
 
-            assert await on_all(communicators, run) == [{"a": [3.0] * 2, "b": [30.0] * 2, "c": [300.0] * 2}] * 3
+            expected = {"a": [3.0] * 2, "b": [30.0] * 2, "c": [300.0] * 2}
+            assert await on_all(communicators, run) == [expected] * len(communicators)
 
     async def test_all_reduce_many_of_other_shapes_is_a_mismatch_that_names_both(self) -> None:
         async with self.connect(2) as communicators:

@@ -11,7 +11,7 @@ import numpy as np
 
 from asyncpar.collectives.algorithms.catalog import KNOWN
 from asyncpar.collectives.communicator import Communicator
-from asyncpar.testing.collective_worlds import DTYPES, CommunicatorSuite, on_all, values
+from asyncpar.testing.collective_worlds import DTYPES, CommunicatorSuite, on_all, ranked, values
 
 _COUNTS = (0, 1, 10, 40_000)
 
@@ -75,9 +75,10 @@ class Moves(CommunicatorSuite):
                             np.testing.assert_array_equal(back, x, f"{algorithm}, {size} ranks, {count}")
                             return everything
 
-                        everything = (await on_all(communicators, there_and_back))[root]
                         expected = np.stack([values(rank, count) for rank in range(size)])
-                        np.testing.assert_array_equal(everything, expected)
+                        for rank, everything in ranked(communicators, await on_all(communicators, there_and_back)):
+                            if rank == root:
+                                np.testing.assert_array_equal(everything, expected)
 
     async def test_all_to_all_transposes(self) -> None:
         for size in self.sizes:
@@ -88,7 +89,7 @@ class Moves(CommunicatorSuite):
                         results = await on_all(
                             communicators, lambda c: c.all_to_all(matrix[c.rank], algorithm=algorithm)
                         )
-                        for rank, result in enumerate(results):
+                        for rank, result in ranked(communicators, results):
                             np.testing.assert_array_equal(result, matrix[:, rank], f"{algorithm}, {size} ranks")
 
     async def test_all_to_all_v_moves_unequal_parts(self) -> None:
@@ -97,7 +98,7 @@ class Moves(CommunicatorSuite):
                 counts = [[(source + 2 * dest) % 4 for dest in range(size)] for source in range(size)]
                 rows = [values(source, (sum(counts[source]), 2)) for source in range(size)]
                 results = await on_all(communicators, lambda c: c.all_to_all_v(rows[c.rank], counts[c.rank]))
-                for dest, (received, sizes) in enumerate(results):
+                for dest, (received, sizes) in ranked(communicators, results):
                     assert sizes == [counts[source][dest] for source in range(size)]
                     starts = [sum(counts[source][:dest]) for source in range(size)]
                     parts = [rows[source][starts[source] :][: counts[source][dest]] for source in range(size)]
@@ -113,7 +114,7 @@ class Moves(CommunicatorSuite):
         async with self.connect(3) as communicators:
             outs = [np.zeros((4, 3, 5)).transpose(1, 0, 2) for _ in range(3)]
             results = await on_all(communicators, lambda c: c.all_gather(values(c.rank, (5, 4)).T, out=outs[c.rank]))
-            for rank, result in enumerate(results):
+            for rank, result in ranked(communicators, results):
                 assert result is outs[rank]
                 np.testing.assert_array_equal(result, np.stack([values(rank, (5, 4)).T for rank in range(3)]))
             arrays = [values(rank, (6, 6))[::2, ::3] for rank in range(3)]
@@ -133,7 +134,7 @@ class Moves(CommunicatorSuite):
                         await communicator.barrier(algorithm=algorithm)
                         return len(arrived)
 
-                    assert await on_all(communicators, meet) == [size] * size
+                    assert await on_all(communicators, meet) == [len(communicators)] * len(communicators)
 
     async def test_an_empty_array_still_synchronizes(self) -> None:
         async with self.connect(3) as communicators:
@@ -146,7 +147,7 @@ class Moves(CommunicatorSuite):
                 await communicator.all_reduce(np.empty(0))
                 return len(arrived)
 
-            assert await on_all(communicators, meet) == [3, 3, 3]
+            assert await on_all(communicators, meet) == [len(communicators)] * len(communicators)
 
     async def test_values_are_moved_in_their_object_forms(self) -> None:
         def value(rank: int) -> dict[str, Any]:
@@ -164,7 +165,9 @@ class Moves(CommunicatorSuite):
                 ):
                     np.testing.assert_equal(one, value(root))
                 collected = await on_all(communicators, lambda c: c.gather_object(value(c.rank), root=root))
-                np.testing.assert_equal(collected[root], [value(rank) for rank in range(size)])
-                scattered = await on_all(communicators, lambda c: c.scatter_object(collected[c.rank], root=root))
-                for rank, one in enumerate(scattered):
+                gathered = dict(ranked(communicators, collected))
+                for rank, at_rank in gathered.items():
+                    np.testing.assert_equal(at_rank, [value(r) for r in range(size)] if rank == root else None)
+                scattered = await on_all(communicators, lambda c: c.scatter_object(gathered[c.rank], root=root))
+                for rank, one in ranked(communicators, scattered):
                     np.testing.assert_equal(one, value(rank))

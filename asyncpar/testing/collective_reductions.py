@@ -8,7 +8,7 @@ import numpy as np
 
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.collectives.reduction import Array, possible_operations
-from asyncpar.testing.collective_worlds import DTYPES, CommunicatorSuite, combined, noise, on_all, values
+from asyncpar.testing.collective_worlds import DTYPES, CommunicatorSuite, combined, noise, on_all, ranked, values
 
 
 class Reductions(CommunicatorSuite):
@@ -24,8 +24,8 @@ class Reductions(CommunicatorSuite):
                         results = await on_all(
                             communicators, lambda c: c.all_reduce(arrays[c.rank], algorithm=algorithm)
                         )
-                        for mine, result in zip(arrays, results, strict=True):
-                            assert result is mine
+                        for rank, result in ranked(communicators, results):
+                            assert result is arrays[rank]
                             np.testing.assert_array_equal(result, expected, f"{algorithm}, {size} ranks, {count}")
 
     async def test_all_reduce_cuts_long_arrays_into_pieces(self) -> None:
@@ -70,22 +70,27 @@ class Reductions(CommunicatorSuite):
             async with self.connect(size) as communicators:
                 for algorithm in communicators[0].algorithms("all_reduce"):
 
-                    async def run(communicator: Communicator) -> bytes:
+                    async def run(communicator: Communicator) -> list[bytes]:
                         array = noise(communicator.rank, 4099)
-                        return bytes((await communicator.all_reduce(array, algorithm=algorithm)).data)
+                        reduced = await communicator.all_reduce(array, algorithm=algorithm)
+                        return await communicator.all_gather_object(bytes(reduced.data), wanted=bytes)
 
-                    assert len({*await on_all(communicators, run), *await on_all(communicators, run)}) == 1
+                    results = [*await on_all(communicators, run), *await on_all(communicators, run)]
+                    assert len({bits for result in results for bits in result}) == 1
 
     async def test_mean_divides_once(self) -> None:
         async with self.connect(4) as communicators:
             expected = np.mean([noise(rank, 300_000) for rank in range(4)], axis=0)
             for result in await on_all(communicators, lambda c: c.all_reduce(noise(c.rank, 300_000), "mean")):
                 np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-6)
-            halves = await on_all(communicators, lambda c: c.reduce_scatter(noise(c.rank, 300_000), "mean"))
-            np.testing.assert_allclose(np.concatenate(halves), expected, rtol=1e-5, atol=1e-6)
-            at_root = await on_all(communicators, lambda c: c.reduce(noise(c.rank, 300_000), "mean", root=2))
-            assert at_root[2] is not None
-            np.testing.assert_allclose(at_root[2], expected, rtol=1e-5, atol=1e-6)
+            parts = await on_all(communicators, lambda c: c.reduce_scatter(noise(c.rank, 300_000), "mean"))
+            for rank, part in ranked(communicators, parts):
+                np.testing.assert_allclose(part, expected[rank * 75_000 :][:75_000], rtol=1e-5, atol=1e-6)
+            results = await on_all(communicators, lambda c: c.reduce(noise(c.rank, 300_000), "mean", root=2))
+            for rank, at_root in ranked(communicators, results):
+                assert (at_root is not None) == (rank == 2)
+                if at_root is not None:
+                    np.testing.assert_allclose(at_root, expected, rtol=1e-5, atol=1e-6)
 
     async def test_arrays_of_any_layout_are_reduced(self) -> None:
         async with self.connect(3) as communicators:
@@ -100,7 +105,7 @@ class Reductions(CommunicatorSuite):
             kept = [values(rank, (4, 5)) for rank in range(3)]
             outs = [np.full((4, 5), -1.0) for _ in range(3)]
             results = await on_all(communicators, lambda c: c.all_reduce(kept[c.rank], out=outs[c.rank]))
-            for rank, result in enumerate(results):
+            for rank, result in ranked(communicators, results):
                 assert result is outs[rank]
                 np.testing.assert_array_equal(result, sum(values(rank, (4, 5)) for rank in range(3)))
                 np.testing.assert_array_equal(kept[rank], values(rank, (4, 5)))
@@ -115,8 +120,10 @@ class Reductions(CommunicatorSuite):
                             communicators, lambda c: c.reduce(arrays[c.rank], root=root, algorithm=algorithm)
                         )
                         expected = combined("sum", [values(rank, count) for rank in range(size)])
-                        np.testing.assert_array_equal(results[root], expected, f"{algorithm}, {size} ranks, {count}")
-                        assert [rank for rank, result in enumerate(results) if result is not None] == [root]
+                        for rank, result in ranked(communicators, results):
+                            assert (result is not None) == (rank == root)
+                            if result is not None:
+                                np.testing.assert_array_equal(result, expected, f"{algorithm}, {size} ranks, {count}")
                         for rank, array in enumerate(arrays):
                             np.testing.assert_array_equal(array, values(rank, count))
 
@@ -131,7 +138,7 @@ class Reductions(CommunicatorSuite):
                             communicators, lambda c: c.reduce_scatter(arrays[c.rank], algorithm=algorithm)
                         )
                         step = -(-rows // size)
-                        for rank, mine in enumerate(slices):
+                        for rank, mine in ranked(communicators, slices):
                             np.testing.assert_array_equal(
                                 mine, expected[rank * step : (rank + 1) * step], f"{algorithm}, {size} ranks, {rows}"
                             )

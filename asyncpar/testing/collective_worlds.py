@@ -41,18 +41,26 @@ class CommunicatorSuite(ABC):
 
     @abstractmethod
     def connect(self, size: int) -> AbstractAsyncContextManager[Sequence[Communicator]]:
-        """Return the communicators of a fresh world of ``size`` ranks, in the order of ranks."""
+        """Return the communicators of a fresh world of ``size`` ranks, in the order of ranks.
+
+        Of all ranks, or of those in this process, of which there is at least one; then every process runs the suite.
+        """
 
 
 async def on_all(communicators: Sequence[Communicator], operation: Callable[[Communicator], Awaitable[T]]) -> list[T]:
-    """Run ``operation`` on every rank at once and return the results in the order of ranks."""
+    """Run ``operation`` on every rank of this process at once and return the results in the order of ranks."""
     return list(await asyncio.gather(*(operation(communicator) for communicator in communicators)))
+
+
+def ranked(communicators: Sequence[Communicator], results: Sequence[T]) -> list[tuple[int, T]]:
+    """Return ``results``, which are in the order of ``communicators``, each with its rank."""
+    return list(zip((communicator.rank for communicator in communicators), results, strict=True))
 
 
 async def errors_on_all(
     communicators: Sequence[Communicator], operation: Callable[[Communicator], Coroutine[Any, Any, Any]]
 ) -> list[BaseException]:
-    """Run ``operation`` on every rank at once; return the errors, of which every rank must raise one."""
+    """Run ``operation`` on every rank of this process at once; return the errors, one of each of them."""
     running = (operation(communicator) for communicator in communicators)
     outcomes = await asyncio.gather(*running, return_exceptions=True)
     errors = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]

@@ -5,7 +5,7 @@ Subclass ``CommunicatorConformance`` in a test module, say how to make a world, 
     class TestMyBackend(CommunicatorConformance):
         @asynccontextmanager
         async def connect(self, size):
-            yield [...]  # one communicator per rank
+            yield [...]  # one communicator per rank, or per rank of this process
 
 The suite needs pytest (and its asyncio mode) for nothing but running it.
 """
@@ -16,9 +16,9 @@ from asyncpar.testing.collective_bundles import Bundles
 from asyncpar.testing.collective_moves import Moves
 from asyncpar.testing.collective_reductions import Reductions
 from asyncpar.testing.collective_rules import Rules
-from asyncpar.testing.collective_worlds import CommunicatorSuite, errors_on_all, on_all, values
+from asyncpar.testing.collective_worlds import CommunicatorSuite, errors_on_all, on_all, ranked, values
 
-__all__ = ["CommunicatorConformance", "CommunicatorSuite", "errors_on_all", "on_all", "values"]
+__all__ = ["CommunicatorConformance", "CommunicatorSuite", "errors_on_all", "on_all", "ranked", "values"]
 
 
 class CommunicatorConformance(Reductions, Bundles, Moves, Rules):

@@ -4,20 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from typing import Any, cast
+from functools import partial
+from typing import cast
 
 import numpy as np
 import pytest
 
-from asyncpar.codecs import Identity
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.config.parallel import RankMapping, ThreeDParallelismConfig
-from asyncpar.gradsync import GradientCompressionConfig, GradientSpec, GradientSynchronizer, plan_buckets
-from asyncpar.gradsync.buffers import BucketBuffers
-from asyncpar.gradsync.flow import INLINE_BYTES, BucketFlow, ThreadTurns
+from asyncpar.gradsync import (
+    GradientCompressionConfig,
+    GradientSpec,
+    GradientSynchronizer,
+    NonFinitePolicy,
+    plan_buckets,
+)
+from asyncpar.gradsync.flow import INLINE_BYTES, BucketFlow, FlowSettings, ThreadTurns
+from asyncpar.gradsync.groups import SyncGroups
+from asyncpar.gradsync.keys import BucketKeys
+from asyncpar.gradsync.phases import Packing
+from asyncpar.gradsync.schemes import Alone
 from asyncpar.nn import Array, Parameter
 from asyncpar.node import Node
 from asyncpar.testing.world import local_world
+from tests.gradsync.schemes.test_owners import Seat
 
 LARGE = INLINE_BYTES  # values of four bytes: four times what is done inline
 
@@ -36,7 +46,7 @@ async def test_large_buckets_become_the_mean_too(lossy: bool) -> None:
             config,
             RankMapping(config, node.rank),
             communicator=node.world,
-            compression=GradientCompressionConfig(enable_compression=lossy),
+            compression=GradientCompressionConfig(codec="int8" if lossy else None),
         )
         parameter = make_parameter(node.rank)
         async with synchronizer.step([parameter]):
@@ -51,25 +61,33 @@ async def test_large_buckets_become_the_mean_too(lossy: bool) -> None:
         np.testing.assert_array_equal(other, results[0])
 
 
-async def test_a_cancelled_phase_is_waited_for() -> None:
+def make_flow(index: int, turns: ThreadTurns) -> BucketFlow:
     spec = GradientSpec(name="large", shape=(LARGE,), dtype=np.dtype(np.float32))
     (bucket,) = plan_buckets([spec], bucket_bytes=1, max_buckets=1).buckets
-    flow = BucketFlow(
-        buffers=BucketBuffers(bucket, size=2, codec=Identity(), has_feedback=False),
-        parameters={},
-        communicator=cast(Communicator, None),
-        key="bucket",
-        turns=ThreadTurns(threads=1),
+    alone = cast(Communicator, Seat(rank=0, size=1))
+    settings = FlowSettings(
+        groups=SyncGroups(everyone=alone, replicas=alone),
+        packing=Packing(parameters={}),
+        policy=NonFinitePolicy.ABORT,
+        turns=turns,
+        step=1,
     )
+    keys = BucketKeys(replicas=str(index), slices="", ends="")
+    return BucketFlow(Alone(bucket), keys=keys, place=(0, 0), settings=settings)
+
+
+async def test_a_cancelled_phase_is_waited_for() -> None:
+    turns = ThreadTurns(threads=1)
+    flow = make_flow(0, turns)
     has_begun, may_end = asyncio.Event(), threading.Event()
     loop = asyncio.get_running_loop()
 
-    def phase(*_: Any) -> None:
+    def phase() -> None:
         loop.call_soon_threadsafe(has_begun.set)
         may_end.wait()
 
     async with asyncio.TaskGroup() as tasks:
-        running = tasks.create_task(flow._off_loop(flow.turns.sending, phase))
+        running = tasks.create_task(flow._off_loop(turns.sending, [phase]))
         await has_begun.wait()
         running.cancel()
         for _ in range(5):
@@ -81,33 +99,22 @@ async def test_a_cancelled_phase_is_waited_for() -> None:
 
 async def test_phases_of_large_buckets_take_turns_in_order() -> None:
     """Buckets that are ready together go one after the other: the first must not wait for all to be encoded."""
-    spec = GradientSpec(name="large", shape=(LARGE,), dtype=np.dtype(np.float32))
-    (bucket,) = plan_buckets([spec], bucket_bytes=1, max_buckets=1).buckets
     turns = ThreadTurns(threads=1)
-    flows = [
-        BucketFlow(
-            buffers=BucketBuffers(bucket, size=2, codec=Identity(), has_feedback=False),
-            parameters={},
-            communicator=cast(Communicator, None),
-            key=str(index),
-            turns=turns,
-        )
-        for index in range(4)
-    ]
+    flows = [make_flow(index, turns) for index in range(4)]
     loop = asyncio.get_running_loop()
     begun: asyncio.Queue[str] = asyncio.Queue()
     may_end = threading.Semaphore(0)
 
-    def phase(key: str) -> None:
-        loop.call_soon_threadsafe(begun.put_nowait, key)
+    def phase(name: str) -> None:
+        loop.call_soon_threadsafe(begun.put_nowait, name)
         may_end.acquire()
 
     async with asyncio.TaskGroup() as tasks:
         for flow in flows:
-            tasks.create_task(flow._off_loop(turns.sending, phase, flow.key))
+            tasks.create_task(flow._off_loop(turns.sending, [partial(phase, flow.name)]))
         try:
             for flow in flows:
-                assert await begun.get() == flow.key
+                assert await begun.get() == flow.name
                 await loop.run_in_executor(None, str)  # a thread is free for another phase
                 assert begun.empty()
                 may_end.release()

@@ -63,7 +63,9 @@ def test_dtypes_do_not_share_buckets() -> None:
 
 
 def test_fewer_buckets_than_dtypes_are_refused() -> None:
-    with pytest.raises(UsageError, match="max_buckets: expected at least 2, one for each dtype, got 1"):
+    with pytest.raises(
+        UsageError, match="max_buckets: expected at least 2, one for each dtype, placement and tied tensor, got 1"
+    ):
         plan_buckets([spec("a", 4), spec("b", 4, dtype="float64")], bucket_bytes=MIB, max_buckets=1)
 
 

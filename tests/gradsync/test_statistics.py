@@ -6,6 +6,7 @@ import pytest
 
 from asyncpar.gradsync import SyncStatistics
 from asyncpar.gradsync.statistics import StepRecord, merge_intervals
+from asyncpar.gradsync.traffic import SyncTraffic
 
 
 def test_intervals_are_merged_where_they_touch() -> None:
@@ -35,7 +36,9 @@ def test_what_comes_after_the_last_gradient_is_exposed() -> None:
 def test_averages_and_ratios_are_over_all_steps() -> None:
     statistics = SyncStatistics()
     for sent, plain, seconds in ((100, 400, 1.0), (100, 380, 3.0)):
-        record = StepRecord(intervals=[(0.0, seconds)], bytes_on_wire=sent, bytes_uncompressed=plain)
+        record = StepRecord(
+            intervals=[(0.0, seconds)], traffic=SyncTraffic(payload_bytes=sent), bytes_uncompressed=plain
+        )
         record.add_to(statistics, lane_bandwidth=100.0, residual_norm=seconds)
     assert statistics.average_sync_time_ms == 2000.0
     assert statistics.compression_ratio_achieved == pytest.approx(3.9)

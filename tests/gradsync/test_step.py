@@ -29,13 +29,13 @@ SECONDS_PER_BUCKET = 1.0
 
 @dataclass(frozen=True)
 class NoTraffic:
-    payload_bytes: int = 0
+    operations: tuple[()] = ()
 
 
 class SlowCommunicator:
     """Stands in for one of two ranks that hold the same gradients: a reduction takes one virtual second."""
 
-    rank, size, traffic, bandwidth = 0, 2, NoTraffic(), 1.0
+    rank, size, ranks, traffic, bandwidth, hosts = 0, 2, (0, 1), NoTraffic(), 1.0, ((0, 1),)
 
     def __init__(self) -> None:
         self.started: list[float] = []
@@ -47,6 +47,18 @@ class SlowCommunicator:
 
     async def all_gather(self, x: Array, **_: Any) -> Array:
         return np.stack([x, x])
+
+    async def broadcast_object(self, value: object, **_: Any) -> object:
+        return value
+
+    async def all_gather_object(self, value: object, **_: Any) -> list[object]:
+        return [value, value]
+
+    def algorithms(self, _: str) -> tuple[str, ...]:
+        return ()
+
+    def is_pinned(self, _: str) -> bool:
+        return False
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> Array:
         return np.empty(shape, dtype)
@@ -161,9 +173,9 @@ def test_steps_of_one_synchronizer_do_not_nest() -> None:
     run_virtual(main())
 
 
-def test_more_than_data_parallel_is_refused() -> None:
+def test_a_world_of_another_size_is_refused() -> None:
     config = ThreeDParallelismConfig(dp_size=2, tp_size=2)
-    with pytest.raises(UsageError, match="data parallel only in this version, expected tp_size = pp_size = 1"):
+    with pytest.raises(UsageError, match=r"expected 4 ranks \(dp_size \* tp_size \* pp_size\), got 2"):
         GradientSynchronizer(config, RankMapping(config, 0), communicator=cast(Communicator, SlowCommunicator()))
 
 
@@ -177,13 +189,26 @@ def test_a_communicator_of_another_group_is_refused(dp_size: int, rank: int, mes
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
-        ({"quantization_bits": 4}, "quantization_bits: expected 8"),
-        ({"compression_ratio": 0.5}, "compression_ratio: top-k selection is not available yet"),
+        ({"quantization_bits": 0}, "quantization_bits: expected one of 1, 4, 8, 16, 32, got 0"),
+        ({"compression_ratio": 1.5}, "compression_ratio: expected 0 < ratio <= 1, got 1.5"),
+        ({"compression_ratio": 0.0}, "compression_ratio: expected 0 < ratio <= 1, got 0.0"),
+        ({"codec": "int9"}, "int9"),
     ],
 )
-def test_compression_that_is_not_offered_is_refused(setting: dict[str, Any], message: str) -> None:
+def test_compression_out_of_range_is_refused(setting: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         GradientCompressionConfig(**setting)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "bits", "name"),
+    [(0.1, 8, "topk:0.1+int8"), (1.0, 8, "int8"), (0.01, 32, "topk:0.01"), (1.0, 1, "sign"), (1.0, 32, "none")],
+)
+def test_ratio_and_bits_together_are_a_codec(ratio: float, bits: int, name: str) -> None:
+    compression = GradientCompressionConfig(enable_compression=True, compression_ratio=ratio, quantization_bits=bits)
+    assert compression.codec_name == name
+    assert compression.make_codec().name == name
+    assert GradientCompressionConfig(compression_ratio=ratio, quantization_bits=bits).codec_name == "none"
 
 
 @pytest.mark.parametrize("setting", [{"bucket_size_mb": 0.0}, {"max_buckets": 0}])
@@ -202,7 +227,7 @@ async def test_bytes_on_the_wire_are_counted_exactly(compression: bool) -> None:
             config,
             RankMapping(config, node.rank),
             communicator=node.world,
-            compression=GradientCompressionConfig(enable_compression=compression),
+            compression=GradientCompressionConfig(codec="int8" if compression else None),
         )
         parameter = Parameter("p", np.zeros(count, np.float32))
         parameter.grad[:] = np.random.default_rng(node.rank).normal(size=count)

@@ -1,0 +1,92 @@
+"""The groups of ranks that reduce gradients with each other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from asyncpar.collectives.communicator import Communicator
+from asyncpar.config.parallel import ProcessGroupIds, RankMapping, ThreeDParallelismConfig
+from asyncpar.errors import UsageError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SyncGroups:
+    """``everyone`` joins all ranks of the configuration, ``replicas`` those with this rank's slice of this stage.
+
+    ``slices`` joins the tensor-parallel ranks of this replica and stage, ``ends`` the first and the last stage of this
+    rank's pipeline; None where there is nobody else, and ``ends`` also on the stages in between.
+    """
+
+    everyone: Communicator
+    replicas: Communicator
+    slices: Communicator | None = None
+    ends: Communicator | None = None
+
+    @property
+    def all(self) -> tuple[Communicator, ...]:
+        """Each group once."""
+        groups = [self.everyone, self.replicas, self.slices, self.ends]
+        return tuple(dict.fromkeys(group for group in groups if group is not None))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostGroups:
+    """``inside`` joins the replicas of this host, ``between`` the first ones of all hosts: None on the others."""
+
+    inside: Communicator
+    between: Communicator | None
+    hosts: int
+
+
+def make_groups(config: ThreeDParallelismConfig, mapping: RankMapping, communicator: Communicator) -> SyncGroups:
+    """Return the groups of a rank.  Nothing is sent.
+
+    Raises ``UsageError`` unless ``communicator`` joins exactly the ranks of ``config``, in their order.
+    """
+    if communicator.size != config.world_size:
+        sizes = "dp_size" if config.world_size == config.dp_size else "dp_size * tp_size * pp_size"
+        raise UsageError(f"communicator: expected {config.world_size} ranks ({sizes}), got {communicator.size}")
+    if communicator.rank != mapping.global_rank:
+        raise UsageError(
+            f"rank_mapping: expected global_rank {communicator.rank} (the communicator's rank), "
+            f"got {mapping.global_rank}"
+        )
+    if config.world_size == config.dp_size:
+        return SyncGroups(everyone=communicator, replicas=communicator)
+    ids, dp, tp, pp = ProcessGroupIds(config), mapping.dp_rank, mapping.tp_rank, mapping.pp_rank
+    pipeline, stages = mapping.pp_group_ranks(), config.pp_size
+    is_end = stages > 1 and (mapping.is_pp_head() or mapping.is_pp_tail())
+    return SyncGroups(
+        everyone=communicator,
+        replicas=_member(communicator, mapping.dp_group_ranks(), ids.get_dp_group_id(tp, pp)),
+        slices=_member(communicator, mapping.tp_group_ranks(), ids.get_tp_group_id(dp, pp))
+        if config.tp_size > 1
+        else None,
+        ends=_member(communicator, (pipeline[0], pipeline[-1]), f"{ids.get_pp_group_id(dp, tp)}_ends")
+        if is_end
+        else None,
+    )
+
+
+def split_by_host(replicas: Communicator) -> HostGroups | None:
+    """Return the groups for a reduction inside hosts first; None where that is no use.
+
+    That is, where all ranks share a host, or none shares its host with another.
+    """
+    hosts = replicas.hosts
+    if len(hosts) == 1 or len(hosts) == replicas.size:
+        return None
+    own = next(host for host in hosts if replicas.rank in host)
+    firsts = tuple(host[0] for host in hosts)
+    return HostGroups(
+        inside=_member(replicas, own, f"host_{own[0]}"),
+        between=replicas.subgroup(firsts, key="first_of_hosts") if replicas.rank in firsts else None,
+        hosts=len(hosts),
+    )
+
+
+def _member(communicator: Communicator, ranks: Sequence[int], key: str) -> Communicator:
+    group = communicator.subgroup(ranks, key=key)
+    assert group is not None, "this rank is one of them"
+    return group

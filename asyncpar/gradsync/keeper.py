@@ -1,0 +1,208 @@
+"""Keeps the layout between steps, and carries over what belongs to parameters when there is a new one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from asyncpar.codecs import Values
+from asyncpar.config.parallel import CommunicationStrategy
+from asyncpar.errors import UsageError
+from asyncpar.gradsync import phases
+from asyncpar.gradsync.choice import Resolved, resolve
+from asyncpar.gradsync.config import GradientBucketingConfig, GradientCompressionConfig, NonFinitePolicy
+from asyncpar.gradsync.groups import SyncGroups
+from asyncpar.gradsync.layout import Layout, SchemeMaker, make_layout
+from asyncpar.gradsync.model import Parameters, spec_of
+from asyncpar.gradsync.plan import GradientSpec, plan_buckets
+from asyncpar.gradsync.strategies import algorithm_of
+
+_RESIDUAL = "residual/"
+_CODEC = "codec/"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeeperSettings:
+    """What a synchronizer is told once."""
+
+    groups: SyncGroups
+    bucketing: GradientBucketingConfig
+    strategy: CommunicationStrategy
+    policy: NonFinitePolicy
+
+
+@dataclass(slots=True)
+class _Kept:
+    """What waits for the next layout: residuals and the state of codecs, float32 vectors by parameter's name."""
+
+    residuals: dict[str, Values] = field(default_factory=dict)
+    codec_state: dict[str, Values] = field(default_factory=dict)
+
+
+class LayoutKeeper:
+    """``compression`` may be changed between steps, by ``change``; all ranks do so alike."""
+
+    def __init__(self, settings: KeeperSettings, compression: GradientCompressionConfig) -> None:
+        self._settings = settings
+        self._layout: Layout | None = None
+        self._resolved: Resolved | None = None
+        self._kept = _Kept()
+        self._specs: dict[str, GradientSpec] = {}
+        self._order: tuple[str, ...] | None = None
+        self.compression = compression
+        self.is_observed = False
+        """Has the order in which gradients become final been looked at?"""
+        self._check_views()
+
+    @property
+    def layout(self) -> Layout | None:
+        """The layout of the last step; None when the next one makes another."""
+        return self._layout
+
+    async def resolve(self) -> Resolved:
+        """Find out which codec is in force, which takes an exchange between ranks where it is ``"auto"``."""
+        if self._resolved is None:
+            is_hierarchical = self._settings.strategy is CommunicationStrategy.HIERARCHICAL_ALL_REDUCE
+            self._resolved = await resolve(self.compression, self._settings.groups, is_hierarchical=is_hierarchical)
+            self._check_views()
+        return self._resolved
+
+    def lay_out(self, by_name: Parameters, resolved: Resolved) -> Layout:
+        """Return the layout for these gradients; if they are new, plan it and allocate its buffers.
+
+        Raises ``UsageError`` for a gradient whose shape or dtype is not that of earlier steps.
+        """
+        specs = tuple(spec_of(parameter) for parameter in by_name.values())
+        if self._layout is not None and self._layout.plan.specs == specs:
+            return self._layout
+        self._check_same(specs)
+        self.drop()  # its memory can be used for the new one
+        layout = self._make(specs, resolved)
+        layout.restore(self._kept.residuals, self._kept.codec_state)
+        if self._settings.bucketing.gradient_as_bucket_view:
+            bind_views(layout, by_name)
+        self._layout, self._kept = layout, _Kept()
+        self._specs = {spec.name: spec for spec in specs}
+        return layout
+
+    def observe(self, order: Sequence[str]) -> None:
+        """Let the next layout follow ``order``, in which gradients became final, if that is another than planned."""
+        self.is_observed = True
+        assert self._layout is not None, "a step is just over"
+        plan = self._layout.plan
+        if order and plan.order != self._plan(plan.specs, tuple(order)).order:
+            self._order = tuple(order)
+            self.drop()
+
+    def change(self, compression: GradientCompressionConfig) -> None:
+        """Use ``compression`` from now on."""
+        self.drop()
+        self.compression, self._resolved = compression, None
+        self._check_views()
+
+    def drop(self) -> None:
+        """Free the buffers, but keep what belongs to parameters."""
+        if self._layout is not None:
+            residuals = {name: residual.copy() for name, residual in self._layout.residuals()}
+            self._kept = _Kept(residuals, self._layout.codec_state())
+            self._layout = None
+
+    def start_over(self) -> None:
+        """Forget all that ranks may disagree about: the layout, the observed order, and what was measured."""
+        self.drop()
+        self._specs, self._order, self.is_observed, self._resolved = {}, None, False, None
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self.start_over()
+        self._kept = _Kept()
+
+    def residuals(self) -> dict[str, Values]:
+        """Return a copy of each parameter's residual, flat, by name."""
+        kept = self._kept.residuals.items() if self._layout is None else self._layout.residuals()
+        return {name: residual.copy() for name, residual in kept}
+
+    def restore_residuals(self, residuals: Mapping[str, Values]) -> None:
+        """Go on from other residuals."""
+        self.drop()
+        self._kept.residuals = {name: _flat_copy(values) for name, values in residuals.items()}
+
+    def state(self) -> dict[str, NDArray[Any]]:
+        """Return a copy of residuals and codec state as one mapping."""
+        codec = self._kept.codec_state if self._layout is None else self._layout.codec_state()
+        residuals = {f"{_RESIDUAL}{name}": values for name, values in self.residuals().items()}
+        return residuals | {f"{_CODEC}{name}": values.copy() for name, values in codec.items()}
+
+    def restore(self, state: Mapping[str, NDArray[Any]]) -> None:
+        """Take back what ``state`` returned."""
+        self.drop()
+        self._kept = _Kept()
+        for key, values in state.items():
+            if key.startswith(_RESIDUAL):
+                self._kept.residuals[key.removeprefix(_RESIDUAL)] = _flat_copy(values)
+            elif key.startswith(_CODEC):
+                self._kept.codec_state[key.removeprefix(_CODEC)] = _flat_copy(values)
+            else:
+                raise UsageError(f"state: expected names that begin with {_RESIDUAL} or {_CODEC}, got {key!r}")
+
+    # -- inside ------------------------------------------------------------------------------------------------------
+
+    def _plan(self, specs: Sequence[GradientSpec], order: tuple[str, ...] | None) -> Any:
+        bucketing = self._settings.bucketing
+        return plan_buckets(
+            specs,
+            bucket_bytes=int(bucketing.bucket_size_mb * (1 << 20)),
+            max_buckets=bucketing.max_buckets,
+            order=order,
+        )
+
+    def _make(self, specs: Sequence[GradientSpec], resolved: Resolved) -> Layout:
+        settings, replicas = self._settings, self._settings.groups.replicas
+        maker = SchemeMaker(
+            replicas=replicas,
+            hosts=resolved.hosts,
+            codec=resolved.codec,
+            has_feedback=self.compression.error_feedback,
+            algorithm=algorithm_of(settings.strategy, replicas),
+            as_views=settings.bucketing.gradient_as_bucket_view,
+        )
+        agreed = (str(settings.bucketing), str(self.compression), f"when not finite: {settings.policy}")
+        return make_layout(self._plan(specs, self._order), agreed, maker.make, is_observed=self._order is not None)
+
+    def _check_same(self, specs: Sequence[GradientSpec]) -> None:
+        for spec in specs:
+            before = self._specs.get(spec.name)
+            if before is not None and before != spec:
+                raise UsageError(
+                    f"parameter {spec.name}: expected a gradient as in earlier steps, {before}, got {spec}; "
+                    "call clear_buffers first where that is meant"
+                )
+
+    def _check_views(self) -> None:
+        """Raise ``UsageError`` where gradients cannot lie in buckets: something would reduce them in place."""
+        settings = self._settings
+        if not settings.bucketing.gradient_as_bucket_view:
+            return
+        groups = settings.groups
+        if groups.everyone.size != groups.replicas.size:
+            raise UsageError("gradient_as_bucket_view: not with tensor or pipeline parallelism")
+        if settings.policy is NonFinitePolicy.DROP:
+            raise UsageError("gradient_as_bucket_view: not with when_not_finite = drop")
+        if self._resolved is not None and self._resolved.hosts is not None:
+            raise UsageError("gradient_as_bucket_view: not with a codec between hosts only")
+
+
+def bind_views(layout: Layout, by_name: Parameters) -> None:
+    """Move the gradients into the buckets."""
+    for scheme in layout.schemes:
+        phases.pack(scheme, phases.Packing(parameters=by_name))
+        for slot in scheme.bucket.slots:
+            phases.bind(by_name[slot.name], slot, scheme.flat)
+
+
+def _flat_copy(values: NDArray[Any]) -> Values:
+    return np.array(values, np.float32).reshape(-1)

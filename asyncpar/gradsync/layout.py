@@ -1,0 +1,117 @@
+"""The buckets in force, and their memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from asyncpar.codecs import Identity, RoundCodec, Values
+from asyncpar.collectives.communicator import Communicator
+from asyncpar.gradsync.agreement import digest_of
+from asyncpar.gradsync.config import AnyCodec
+from asyncpar.gradsync.groups import HostGroups
+from asyncpar.gradsync.plan import Bucket, BucketPlan
+from asyncpar.gradsync.schemes import PAIR, Alone, Exact, Hosted, Memory, Owners, Pair, Rounds, Scheme, Summed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """The plan, its description for other ranks, and a scheme for each bucket.
+
+    ``is_observed``: the plan follows the order in which gradients became final.
+    """
+
+    plan: BucketPlan
+    lines: tuple[str, ...]
+    schemes: tuple[Scheme, ...]
+    is_observed: bool
+    digest: str
+
+    @property
+    def replicated(self) -> tuple[str, ...]:
+        """What tensor-parallel ranks must agree upon."""
+        return tuple(map(str, [bucket for bucket in self.plan.buckets if bucket.placement.replicated is not None]))
+
+    @property
+    def tied(self) -> tuple[str, ...]:
+        """What the first and the last stage must agree upon."""
+        buckets = [bucket for bucket in self.plan.buckets if bucket.placement.tied is not None]
+        return tuple(sorted(f"{bucket.placement} {bucket.dtype} {bucket.shapes}" for bucket in buckets))
+
+    def residuals(self) -> Iterator[tuple[str, Values]]:
+        """Yield a view of each parameter's residual, flat, by name."""
+        for scheme in self.schemes:
+            yield from scheme.residuals()
+
+    def codec_state(self) -> dict[str, Values]:
+        """Return what codecs keep of each parameter, by name."""
+        return {name: kept for scheme in self.schemes for name, kept in scheme.state()}
+
+    def restore(self, residuals: Mapping[str, Values], state: Mapping[str, Values]) -> None:
+        """Fill in what an earlier layout kept, as far as it fits."""
+        for name, residual in self.residuals():
+            if name in residuals and residuals[name].size == residual.size:
+                residual[:] = residuals[name]
+        for scheme in self.schemes:
+            scheme.restore(state)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchemeMaker:
+    """Makes the schemes of a layout.
+
+    ``hosts`` None: all replicas reduce with each other; else inside hosts first, uncompressed.
+    """
+
+    replicas: Communicator
+    hosts: HostGroups | None
+    codec: AnyCodec
+    has_feedback: bool
+    algorithm: str | None
+    as_views: bool
+
+    def make(self, bucket: Bucket) -> Scheme:
+        """Return the scheme of a bucket."""
+        memory = Memory(empty=self.replicas.empty, keeps_input=self.as_views)
+        if self.replicas.size == 1:
+            return Alone(bucket, keeps_input=self.as_views)
+        if self.hosts is None:
+            return self._flat(bucket, self.replicas, self.algorithm, memory)
+        is_exact = isinstance(self.codec, Identity)
+        between = self.hosts.between
+        return Hosted(
+            bucket,
+            self.hosts.inside,
+            None if between is None else self._flat(bucket, between, None, memory),
+            hosts=self.hosts.hosts,
+            is_mean=is_exact or isinstance(self.codec, RoundCodec),
+            dtype=bucket.dtype if is_exact else np.dtype(np.float32),
+            memory=memory,
+        )
+
+    def _flat(self, bucket: Bucket, communicator: Communicator, algorithm: str | None, memory: Memory) -> Scheme:
+        """Return the scheme over ``communicator``, which depends on what the codec can do."""
+        codec = self.codec
+        if isinstance(codec, Identity):
+            return Exact(bucket, communicator, algorithm=algorithm, memory=memory)
+        lossy: dict[str, Any] = {"has_feedback": self.has_feedback, "memory": memory}
+        if isinstance(codec, RoundCodec):
+            return Rounds(bucket, communicator, codec, algorithm=algorithm, **lossy)
+        if codec.is_summable:
+            return Summed(bucket, communicator, codec, algorithm=algorithm, **lossy)
+        if communicator.size == PAIR:
+            return Pair(bucket, communicator, codec, **lossy)
+        return Owners(bucket, communicator, codec, **lossy)
+
+
+def make_layout(
+    plan: BucketPlan, settings: tuple[str, ...], make_scheme: Callable[[Bucket], Scheme], *, is_observed: bool
+) -> Layout:
+    """Return the layout of ``plan``; ``settings`` are what ranks must agree upon besides."""
+    order = (f"buckets in the order {', '.join(plan.order)}",) if is_observed else ()
+    lines = (*settings, *map(str, plan.specs), *order)
+    schemes = tuple(make_scheme(bucket) for bucket in plan.buckets)
+    return Layout(plan=plan, lines=lines, schemes=schemes, is_observed=is_observed, digest=digest_of(lines).hex())

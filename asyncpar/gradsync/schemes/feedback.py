@@ -1,0 +1,45 @@
+"""What codecs failed to send, kept for the next step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from asyncpar.codecs import Values
+from asyncpar.gradsync.plan import Bucket
+
+
+class Feedback:
+    """``residual`` is what earlier steps failed to send; ``lost`` becomes the next residual when the step succeeds.
+
+    Both are float32 vectors of ``count`` values, those of the bucket first; None where nothing is kept.
+    """
+
+    def __init__(self, bucket: Bucket, *, count: int, is_kept: bool) -> None:
+        self._bucket = bucket
+        self.square = 0.0
+        self._lost_square = 0.0
+        self.residual: Values | None = np.zeros(count, np.float32) if is_kept else None
+        self.lost: Values | None = np.zeros(count, np.float32) if is_kept else None
+
+    def measure(self) -> None:
+        """Take the norm of what this step lost, which is complete."""
+        if self.lost is not None:
+            self._lost_square = float(np.vdot(self.lost, self.lost))
+
+    def commit(self) -> None:
+        """Make what this step lost the residual of the next."""
+        self.residual, self.lost = self.lost, self.residual
+        self.square = self._lost_square
+
+    def by_name(self) -> Iterator[tuple[str, Values]]:
+        """Yield a view of each parameter's residual, flat, by name."""
+        if self.residual is not None:
+            for slot in self._bucket.slots:
+                yield slot.name, self.residual[slot.start : slot.stop]
+
+
+def part(array: Values | None, place: slice) -> Values | None:
+    """Return ``array[place]``; None of None."""
+    return None if array is None else array[place]

@@ -1,0 +1,112 @@
+"""The interface of schemes.
+
+A scheme owns the memory of one bucket, and knows what it takes to reduce it: legs, each some work that needs no other
+rank and then one collective, and what is left to do after the last.  Work runs in threads, collectives on the loop;
+whoever runs a scheme waits for the one before it begins the other.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from asyncpar.codecs import Values
+from asyncpar.gradsync.obligation import Obligation
+from asyncpar.gradsync.plan import Bucket
+
+Place: TypeAlias = tuple[int, ...]
+"""Numbers of a step and a bucket, equal on all ranks, from which codecs draw."""
+
+
+@dataclass(frozen=True, slots=True)
+class Leg:
+    """Work, then a collective."""
+
+    work: Callable[[], None] | None
+    exchange: Obligation[Any]
+
+
+class Scheme(ABC):
+    """Reduces one bucket over replicas, in every step anew.
+
+    ``flat`` takes the bucket's gradients before the first leg.  After ``settle``, ``result``, which may be ``flat``,
+    holds their sum or mean: the mean over ``contributors`` ranks is ``result * factor(contributors)``.  Both begin with
+    the values of the bucket; what comes behind them is padding.  With ``keeps_input`` nothing but ``pack`` ever writes
+    to ``flat``, and ``result`` is another array (unless there is nobody to reduce with).
+
+    Values that are not finite on some rank make ``is_finite`` false after ``settle`` on all of them; nothing raises.
+    """
+
+    is_finite = True
+    residual_square = 0.0
+    """Square of the norm of what earlier steps failed to send."""
+
+    def __init__(self, bucket: Bucket, *, size: int, keeps_input: bool = False) -> None:
+        self.bucket = bucket
+        self.size = size
+        self.keeps_input = keeps_input
+        self.flat: NDArray[Any] = np.zeros(0)
+        self.result: NDArray[Any] = self.flat
+
+    @property
+    def payload(self) -> NDArray[np.floating[Any]]:
+        """The values of ``flat`` that belong to gradients, without the padding."""
+        return self.flat[: self.bucket.count]
+
+    @property
+    def reduced(self) -> NDArray[np.floating[Any]]:
+        """The values of ``result`` that belong to gradients."""
+        return self.result[: self.bucket.count]
+
+    def factor(self, contributors: int) -> float:
+        """Return what makes ``result`` the mean over ``contributors`` ranks, where the others gave zeros."""
+        return (self.size if self.is_mean else 1) / contributors
+
+    @property
+    @abstractmethod
+    def is_mean(self) -> bool:
+        """Is ``result`` the mean over all ranks, and not the sum?"""
+
+    @abstractmethod
+    def legs(self, key: str, place: Place) -> Sequence[Leg]:
+        """Return the legs of a step, whose collectives meet by names that begin with ``key``."""
+
+    @abstractmethod
+    def settle(self) -> None:
+        """Make ``result`` of what the last collective brought.
+
+        Raises ``PeerCancelled`` when a rank gave the step up, ``ProtocolError`` when what came cannot be decoded.
+        """
+
+    def spoil(self) -> None:
+        """Make sure that what this rank may still send cannot pass for gradients."""
+        if not self.keeps_input:
+            self.payload.fill(np.nan)  # the padding stays zero
+
+    def commit(self) -> None:  # noqa: B027
+        """Keep what the step lost for the next one, and other state: the step is done."""
+
+    def swap(self) -> None:
+        """Let ``result`` be the ``flat`` of the next step, and the other way round."""
+        self.flat, self.result = self.result, self.flat
+
+    def residuals(self) -> Iterator[tuple[str, Values]]:
+        """Yield a view of each parameter's residual, flat, by name."""
+        yield from ()
+
+    def state(self) -> Iterator[tuple[str, Values]]:
+        """Yield a copy of what the codec keeps of each parameter, flat, by name."""
+        yield from ()
+
+    def restore(self, state: Mapping[str, Values]) -> None:  # noqa: B027
+        """Go on from what ``state`` of an earlier scheme yielded, as far as it fits."""
+
+
+def all_finite(values: NDArray[np.floating[Any]]) -> bool:
+    """Are all ``values`` finite?  Twice as fast as asking for each."""
+    return values.size == 0 or bool(np.isfinite(values.min()) and np.isfinite(values.max()))

@@ -1,0 +1,41 @@
+"""Which all-reduce a communication strategy stands for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from asyncpar.collectives.communicator import Communicator
+from asyncpar.config.parallel import CommunicationStrategy
+
+ARENA = "arena"
+HALVING = "halving"
+
+_FIXED: Mapping[CommunicationStrategy, str] = MappingProxyType(
+    {
+        CommunicationStrategy.RING_ALL_REDUCE: "ring",
+        CommunicationStrategy.TREE_ALL_REDUCE: "tree",
+        CommunicationStrategy.HIERARCHICAL_ALL_REDUCE: "hierarchical",
+    }
+)
+
+
+def algorithm_of(strategy: CommunicationStrategy, communicator: Communicator) -> str | None:
+    """Return the algorithm of ``strategy`` for whole gradients; None lets the cost model choose for each bucket.
+
+    ALL_REDUCE is one algorithm whatever the size, that of least traffic where ranks are as they are: shared memory
+    where they have it in common, hosts first where some share one, else recursive halving and doubling for powers of
+    two and the ring for other numbers of ranks; or what is pinned.
+    """
+    if strategy is CommunicationStrategy.ADAPTIVE:
+        return None
+    if strategy is not CommunicationStrategy.ALL_REDUCE:
+        return _FIXED[strategy]
+    if communicator.is_pinned("all_reduce"):
+        return None
+    if ARENA in communicator.algorithms("all_reduce"):
+        return ARENA
+    if 1 < len(communicator.hosts) < communicator.size:
+        return _FIXED[CommunicationStrategy.HIERARCHICAL_ALL_REDUCE]
+    is_power_of_two = communicator.size & (communicator.size - 1) == 0
+    return HALVING if is_power_of_two else _FIXED[CommunicationStrategy.RING_ALL_REDUCE]

@@ -1,0 +1,225 @@
+"""Models in pieces on real in-process worlds, and what one process would make of their gradients."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+
+from asyncpar.config.parallel import RankMapping, ThreeDParallelismConfig
+from asyncpar.config.placement import Replication
+from asyncpar.gradsync import (
+    GradientBucketingConfig,
+    GradientCompressionConfig,
+    GradientSynchronizer,
+)
+from asyncpar.nn import Array
+from asyncpar.node import Node
+from asyncpar.shards import LayerShard, LayerType, ModelShards, ShardParameter, ShardStrategy
+from asyncpar.testing.world import local_world
+
+T = TypeVar("T")
+
+PATIENCE = 30.0
+"""Seconds after which a test takes ranks for hung."""
+
+SMALL_BUCKETS = GradientBucketingConfig(bucket_size_mb=0.0005, max_buckets=64)
+
+CODECS = ("none", "bf16", "fp16", "int8", "int4", "sign", "topk:0.1", "topk:0.1+int8", "randomk:0.25", "powersgd:2")
+"""One of each kind, and a chain."""
+
+
+@dataclass(frozen=True)
+class StageModel:
+    """One stage of a model as the synchronizer takes it."""
+
+    shards: ModelShards
+    stage: int
+
+    def parameters(self) -> Iterator[ShardParameter]:
+        return self.shards.parameters(self.stage)
+
+    def gradients(self) -> dict[str, Array]:
+        """Return copies by name."""
+        return {parameter.name: parameter.grad.copy() for parameter in self.parameters()}
+
+    def fill(self, value: Callable[[ShardParameter], Any]) -> None:
+        """Give each gradient the value that a function has for its parameter."""
+        for parameter in self.parameters():
+            parameter.grad[...] = value(parameter)
+
+
+def make_stage(stage: int, stages: int, *, dtype: str = "float32") -> StageModel:
+    """Return a stage with a norm, an MLP with a down projection, and a row-parallel map with a bias.
+
+    The first and the last stage have a tied embedding.  Shapes are those of one tensor-parallel rank.
+    """
+    first = 4 * stage
+    layers = [
+        LayerShard(layer_id=first, layer_type=LayerType.LINEAR, weight=np.ones(6, dtype), bias=np.ones(6, dtype)),
+        LayerShard(
+            layer_id=first + 1,
+            layer_type=LayerType.MLP,
+            weight=np.ones((6, 8), dtype),
+            bias=np.ones(8, dtype),
+            down_projection_weight=np.ones((8, 6), dtype),
+        ),
+        LayerShard(
+            layer_id=first + 2,
+            layer_type=LayerType.LINEAR,
+            weight=np.ones((5, 6), dtype),
+            bias=np.ones(6, dtype),
+            strategy=ShardStrategy.ROW_PARALLEL,
+        ),
+        LayerShard(
+            layer_id=first + 3,
+            layer_type=LayerType.LINEAR,
+            weight=np.ones(7, dtype),
+            replication=Replication.PARTIAL,
+        ),
+    ]
+    if stages > 1 and stage in (0, stages - 1):
+        table = np.ones((9, 6), dtype)
+        tied = LayerShard(layer_id=900 + stage, layer_type=LayerType.EMBEDDING, weight=table, is_tied=True)
+        layers.insert(0 if stage == 0 else len(layers), tied)
+    return StageModel(ModelShards([layers if each == stage else [] for each in range(stages)]), stage)
+
+
+def draw(parameter: ShardParameter, *place: int) -> Array:
+    """Return the gradient of a parameter at a place (dp, tp, pp rank, step): the same wherever it is asked for."""
+    return np.random.default_rng((*place, *parameter.name.encode())).normal(size=parameter.grad.shape)
+
+
+def expected_gradients(config: ThreeDParallelismConfig, mapping: RankMapping, *, step: int = 0) -> dict[str, Array]:
+    """Return what one process has for the parameters of a rank when each rank draws its gradients.
+
+    Slices and tied tensors get the mean over replicas of their sum over both stages; what is replicated also the mean
+    or the sum over tensor-parallel ranks.
+    """
+    last = config.pp_size - 1
+    stages = {stage: make_stage(stage, config.pp_size) for stage in {mapping.pp_rank, 0, last}}
+    tied = [(stage, p) for stage, model in stages.items() for p in model.parameters() if p.placement.tied is not None]
+    expected = {}
+    for parameter in stages[mapping.pp_rank].parameters():
+        sources = tied if parameter.placement.tied is not None else [(mapping.pp_rank, parameter)]
+        replicated = parameter.placement.replicated
+        slices = range(config.tp_size) if replicated is not None else [mapping.tp_rank]
+        total = sum(
+            draw(source, dp, tp, stage, step)
+            for dp in range(config.dp_size)
+            for tp in slices
+            for stage, source in sources
+        )
+        divisor = config.dp_size * (config.tp_size if replicated is Replication.WHOLE else 1)
+        expected[parameter.name] = np.asarray(total) / divisor
+    return expected
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rank:
+    """One rank of a 3D-parallel world."""
+
+    node: Node
+    mapping: RankMapping
+    model: StageModel
+    synchronizer: GradientSynchronizer
+
+    def draw(self, step: int = 0) -> None:
+        """Fill in the gradients of a step."""
+        place = (self.mapping.dp_rank, self.mapping.tp_rank, self.mapping.pp_rank, step)
+        self.model.fill(lambda parameter: draw(parameter, *place))
+
+    async def synchronize(self) -> None:
+        await self.synchronizer.synchronize_gradients(self.model)
+
+    def expected(self, step: int = 0) -> dict[str, Array]:
+        return expected_gradients(self.mapping.config, self.mapping, step=step)
+
+
+def compressed(codec: str | None, **settings: Any) -> GradientCompressionConfig:
+    """Return the settings for a codec by name."""
+    return GradientCompressionConfig(codec=codec, **settings)
+
+
+@asynccontextmanager
+async def parallel_world(
+    dp: int,
+    tp: int = 1,
+    pp: int = 1,
+    *,
+    wrap: Callable[[Any], Any] = lambda communicator: communicator,
+    transport: str = "inproc",
+    hosts: Sequence[str] | None = None,
+    parallelism: Mapping[str, Any] | None = None,
+    **settings: Any,
+) -> AsyncIterator[list[Rank]]:
+    """Yield the ranks of a world of ``dp * tp * pp``, with gradients drawn; ``settings`` go to the synchronizers."""
+    config = ThreeDParallelismConfig(dp_size=dp, tp_size=tp, pp_size=pp, **(parallelism or {}))
+    async with local_world(config.world_size, transport=transport, hosts=hosts) as nodes, asyncio.timeout(PATIENCE):
+        ranks = []
+        for node in nodes:
+            mapping = RankMapping(config, node.rank)
+            synchronizer = GradientSynchronizer(
+                config, mapping, communicator=wrap(node.world), **{"bucketing": SMALL_BUCKETS, **settings}
+            )
+            model = make_stage(mapping.pp_rank, config.pp_size)
+            ranks.append(Rank(node=node, mapping=mapping, model=model, synchronizer=synchronizer))
+            ranks[-1].draw()
+        yield ranks
+
+
+async def on_all(ranks: Sequence[Rank], main: Callable[[Rank], Awaitable[T]]) -> list[T]:
+    """Run ``main`` on every rank at once; results are in the order of ranks, the first error ends all."""
+    async with asyncio.TaskGroup() as tasks:
+        running = [tasks.create_task(_awaited(main(rank))) for rank in ranks]
+    return [task.result() for task in running]
+
+
+async def on_all_failing(ranks: Sequence[Rank], main: Callable[[Rank], Awaitable[object]]) -> list[BaseException]:
+    """Run ``main`` on every rank at once and return the error of each."""
+    results = await asyncio.gather(*(main(rank) for rank in ranks), return_exceptions=True)
+    for rank, result in enumerate(results):
+        assert isinstance(result, BaseException), f"rank {rank} went on as if nothing were wrong"
+    return [result for result in results if isinstance(result, BaseException)]
+
+
+async def synchronize_all(ranks: Sequence[Rank]) -> None:
+    """One step on all ranks."""
+    await on_all(ranks, lambda rank: rank.synchronize())
+
+
+async def draw_and_synchronize(ranks: Sequence[Rank], step: int = 0) -> None:
+    """One step on all ranks with the gradients of ``step``."""
+    for rank in ranks:
+        rank.draw(step)
+    await synchronize_all(ranks)
+
+
+def assert_right(rank: Rank, *, step: int = 0, tolerance: float = 1e-6) -> None:
+    """Assert that the gradients are those of one process."""
+    for name, expected in rank.expected(step).items():
+        got = rank.model.gradients()[name]
+        np.testing.assert_allclose(
+            got, expected, rtol=tolerance, atol=tolerance, err_msg=f"rank {rank.node.rank} {name}"
+        )
+
+
+def assert_copies_equal(ranks: Sequence[Rank]) -> None:
+    """Assert that replicas, copies on tensor-parallel ranks, and both ends of a tie hold the same bits."""
+    held: dict[tuple[object, ...], tuple[int, Array]] = {}
+    for rank in ranks:
+        for parameter in rank.model.parameters():
+            placement, mapping = parameter.placement, rank.mapping
+            place = () if placement.replicated is not None else (mapping.tp_rank,)
+            what = (placement.tied,) if placement.tied is not None else (mapping.pp_rank, parameter.name)
+            first, value = held.setdefault((*what, *place), (rank.node.rank, parameter.grad))
+            message = f"{parameter.name} on ranks {first} and {rank.node.rank}"
+            np.testing.assert_array_equal(parameter.grad, value, err_msg=message)
+
+
+async def _awaited(awaitable: Awaitable[T]) -> T:
+    return await awaitable
