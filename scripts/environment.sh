@@ -1,5 +1,5 @@
 # Sourced by the other scripts: makes the virtual environment inside the checkout and keeps it current.
-# Usage: ensure_environment EXTRAS   (the environment is $VENV, its Python $PYTHON)
+# Usage: ensure_environment EXTRAS [PACKAGE...]   (the environment is $VENV, its Python $PYTHON)
 set -euo pipefail
 ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 VENV="${ASYNCPAR_VENV:-$ROOT/.venv}"
@@ -18,16 +18,17 @@ find_python() {
     return 1
 }
 
-# The stamp holds what was installed: a changed pyproject.toml or other extras install again.
+# The stamp holds what was installed: a changed pyproject.toml, other extras or packages install again.
 ensure_environment() {
     local extras="$1" stamp="$VENV/.asyncpar-$1" wanted python
-    wanted="$(cksum <"$ROOT/pyproject.toml") $ROOT"
+    shift
+    wanted="$(cksum <"$ROOT/pyproject.toml") $ROOT${*:+ $*}"
     if [ -x "$PYTHON" ] && [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$wanted" ]; then
         return
     fi
     python="$(find_python)"
     echo "setting up $VENV (once)" >&2
     [ -x "$PYTHON" ] || "$python" -m venv "$VENV"
-    "$PYTHON" -m pip install --quiet --disable-pip-version-check --editable "$ROOT[$extras]" >&2
+    "$PYTHON" -m pip install --quiet --disable-pip-version-check --editable "$ROOT[$extras]" "$@" >&2
     echo "$wanted" >"$stamp"
 }

@@ -22,6 +22,7 @@ PIECE = 1 << 18
 """Values worked on at once: a MiB of float32.  With smaller ones, the calls take more than the cache saves."""
 
 _INFINITY_BITS = 0x7F800000
+_SIGN_BIT = 0x80000000
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +84,12 @@ def corrected(values: Values, residual: Values | None, lost: Values | None, part
     return total
 
 
+def is_finite(x: Values) -> bool:
+    """Is all of ``x`` finite?  As integers, infinity and NaN are the largest, without and with the sign."""
+    positive, negative = x.view("<i4").max(initial=0), x.view("<u4").max(initial=0)
+    return bool(positive < _INFINITY_BITS and negative < _SIGN_BIT | _INFINITY_BITS)
+
+
 def largest_magnitudes(x: Values, room: Values) -> Values:
     """Return the largest magnitude in each row of ``x``; ``room`` is as large as ``x``.
 
@@ -90,11 +97,13 @@ def largest_magnitudes(x: Values, room: Values) -> Values:
     """
     np.abs(x, out=room)
     bits = np.maximum.reduceat(room.reshape(-1).view(np.int32), np.arange(0, x.size, x.shape[1]))
-    if (bits >= _INFINITY_BITS).any():
+    if bits.max(initial=0) >= _INFINITY_BITS:
         raise NonFiniteValue("values: expected finite numbers, got NaN or infinity")
     return bits.view(np.float32)
 
 
 def inverse(scales: NDArray[np.float32]) -> NDArray[np.float32]:
     """Return one over each scale, zero for zero."""
+    if scales.min(initial=1.0) > 0.0:
+        return np.float32(1.0) / scales
     return np.divide(np.float32(1.0), scales, out=np.zeros_like(scales), where=scales > 0.0)

@@ -28,8 +28,9 @@ _Words = NDArray[np.uint16]
 _SIGN = np.uint16(0x8000)
 
 
-def _to_bfloat(x: Values, out: _Words, scratch: Values) -> None:  # noqa: ARG001
+def _to_bfloat(x: Values, out: _Words, scratch: Values) -> Values | None:  # noqa: ARG001
     np.copyto(out.view(ml_dtypes.bfloat16), x, casting="unsafe")
+    return None
 
 
 def _from_bfloat(words: _Words, out: Values) -> None:
@@ -49,7 +50,8 @@ class _Format:
     """Of normal numbers, at most."""
     absolute_error: float
     """Of subnormal numbers, at most."""
-    write: Callable[[Values, _Words, Values], None]
+    write: Callable[[Values, _Words, Values], Values | None]
+    """Writes values as words, with three rows of scratch, and returns the values written if they are at hand."""
     read: Callable[[_Words, Values], None]
 
 
@@ -107,16 +109,18 @@ class Cast(Codec):
     def encode(self, values: Values, out: Bytes, *, residual: Values | None = None, lost: Values | None = None) -> None:
         check_encode(self, values, out, residual=residual, lost=lost)
         words = out.view("<u2")
-        room, spare = scratch(values.size), np.empty((2, min(PIECE, values.size)), np.float32)
+        room, spare = scratch(values.size), np.empty((3, min(PIECE, values.size)), np.float32)
         for piece in plan_pieces(values.size, PIECE):
             x = corrected(values, residual, lost, piece.values, room)
             written = words[piece.values]
-            self._format.write(x, written, spare[:, : piece.size])
+            decoded = self._format.write(x, written, spare[:, : piece.size])
             if self._reaches_infinity(written):
                 self._clip(x, written)
+                decoded = None
             if lost is not None:
-                decoded = spare[0, : piece.size]
-                self._format.read(written, decoded)
+                if decoded is None:
+                    decoded = spare[0, : piece.size]
+                    self._format.read(written, decoded)
                 x -= decoded
 
     def decode(self, encoded: Bytes, out: Values) -> None:

@@ -17,11 +17,11 @@ from asyncpar.codecs.codec import Values
 
 _Words = NDArray[np.uint16]
 
-_OVERFLOW = np.float32(65520.0)
-"""The least magnitude that rounds to infinity."""
-
 _EXPONENT = np.int32(0x7F800000)
 _SMALLEST_EXPONENT = np.int32((127 - 14) << 23)
+_TOO_LARGE = np.int32((127 + 16) << 23)
+"""The exponent of 2^16, which binary16 has not; what rounds up to 2^16 becomes infinity by itself."""
+
 _TO_MAGIC = np.int32((13 << 23) + (1 << 22))
 _REBIAS = np.float32(2.0**-112)
 _UNBIAS = np.float32(2.0**112)
@@ -30,31 +30,32 @@ _SIGN = np.uint32(0x8000)
 _SHIFT = np.uint32(13)
 
 
-def to_half(x: Values, out: _Words, scratch: Values) -> None:
+def to_half(x: Values, out: _Words, scratch: Values) -> Values | None:
     """Write the bits of binary16 nearest to ``x`` into ``out``, ties to even; infinity for what is beyond its range.
 
-    ``scratch`` is two rows of ``x.size``.
+    ``scratch`` is three rows of ``x.size``.  Returns the values written, in one of them, if they are at hand.
     """
-    rounded, magic = scratch
-    np.abs(x, out=rounded)
-    if not rounded.max(initial=0.0) < _OVERFLOW or not _has_subnormals():  # NaN is not less
-        with np.errstate(over="ignore", under="ignore", invalid="ignore"):
-            np.copyto(out.view(np.float16), x, casting="unsafe")
-        return
+    rounded: Values
+    rounded, magic, small = scratch
     power = magic.view(np.int32)
     np.bitwise_and(x.view(np.int32), _EXPONENT, out=power)
+    if power.max(initial=0) >= _TOO_LARGE or not _has_subnormals():
+        with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+            np.copyto(out.view(np.float16), x, casting="unsafe")
+        return None
     np.clip(power, _SMALLEST_EXPONENT, _EXPONENT, out=power)
     power += _TO_MAGIC
     np.add(x, magic, out=rounded)
     rounded -= magic
     with np.errstate(under="ignore"):
-        rounded *= _REBIAS
-    bits, sign = rounded.view(np.uint32), magic.view(np.uint32)
+        np.multiply(rounded, _REBIAS, out=small)
+    bits, sign = small.view(np.uint32), magic.view(np.uint32)
     bits >>= _SHIFT
     np.right_shift(x.view(np.uint32), np.uint32(16), out=sign)
     sign &= _SIGN
     bits |= sign
     np.copyto(out, bits, casting="unsafe")
+    return rounded
 
 
 def from_half(words: _Words, out: Values) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from asyncpar.codecs.blocks import PIECE, corrected, is_finite, plan_pieces
 from asyncpar.codecs.codec import Bytes, Codec, Values, check_decode, check_encode
 from asyncpar.errors import NonFiniteValue, ProtocolError
 
@@ -26,19 +27,23 @@ class Identity(Codec):
     def encode(self, values: Values, out: Bytes, *, residual: Values | None = None, lost: Values | None = None) -> None:
         check_encode(self, values, out, residual=residual, lost=lost)
         written = out.view("<f4")
-        if residual is None:
-            written[:] = values
-        else:
-            with np.errstate(over="ignore", invalid="ignore"):
-                np.add(values, residual, out=written)
-        if not np.isfinite(written).all():
-            raise NonFiniteValue("values: expected finite numbers, got NaN or infinity")
+        for piece in plan_pieces(values.size, PIECE):
+            if not is_finite(corrected(values, residual, written, piece.values, written)):
+                raise NonFiniteValue("values: expected finite numbers, got NaN or infinity")
         if lost is not None:
             lost.fill(0.0)
 
     def decode(self, encoded: Bytes, out: Values) -> None:
+        out[:] = self._check(encoded, out)
+
+    def decode_add(self, encoded: Bytes, out: Values) -> None:
+        with np.errstate(over="ignore"):
+            out += self._check(encoded, out)
+
+    def _check(self, encoded: Bytes, out: Values) -> Values:
+        """Return the values of ``encoded``, which fit ``out`` and are finite."""
         check_decode(self, encoded, out)
         values = encoded.view("<f4")
-        if not np.isfinite(values).all():
+        if not all(is_finite(values[piece.values]) for piece in plan_pieces(out.size, PIECE)):
             raise ProtocolError(f"{self.name}: expected finite numbers, got NaN or infinity")
-        out[:] = values
+        return values

@@ -16,6 +16,8 @@ A block whose scale would be subnormal is sent as zeros.  Level -8 is never writ
 
 from __future__ import annotations
 
+from typing import Any, TypeAlias
+
 import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +25,8 @@ from numpy.typing import NDArray
 from asyncpar.codecs.blocks import PIECE, Piece, corrected, count_blocks, largest_magnitudes, plan_pieces, scratch
 from asyncpar.codecs.codec import Bytes, Codec, Values, check_decode, check_encode
 from asyncpar.errors import ProtocolError
+
+_Words: TypeAlias = NDArray[np.uint16]
 
 BLOCK = 128
 """Values that share a scale."""
@@ -65,35 +69,37 @@ class Int4(Codec):
         check_encode(self, values, out, residual=residual, lost=lost)
         scales, pairs = _split(out, values.size)
         room, steps, divisors = scratch(values.size), scratch(values.size), scratch(values.size)
-        levels = np.empty(min(PIECE, values.size + 1), np.uint8)
+        words, shifted = _scratch_words(values.size)
         for piece in plan_pieces(values.size, BLOCK):
             x = corrected(values, residual, lost, piece.values, room)
             step, divisor = steps[: piece.size], divisors[: piece.size]
             scale = _choose_scales(x.reshape(piece.shape), step.reshape(piece.shape))
-            scales[piece.blocks] = scale.astype(ml_dtypes.bfloat16).view(np.uint16)
-            np.copyto(divisor.reshape(piece.shape), np.where(scale > 0.0, scale, np.float32(1.0))[:, np.newaxis])
+            scales[piece.blocks] = scale.view(np.uint16)
+            _spread_divisors(scale, divisor.reshape(piece.shape))
             np.divide(x, divisor, out=step)
             np.rint(step, out=step)
             if (scale == _LARGEST_SCALE).any():
                 np.clip(step, -_LEVELS, _LEVELS, out=step)
-            _pack(step, levels, pairs[_bytes_of(piece)])
+            _pack(step, pairs[_bytes_of(piece)], words, shifted)
             if lost is not None:
                 step *= divisor
                 x -= step
 
     def decode(self, encoded: Bytes, out: Values) -> None:
         scales, pairs = self._check(encoded, out)
-        factors, words = scratch(out.size), _room_for_words(out.size)
+        factors, words = scratch(out.size), _scratch_words(out.size)
         for piece in plan_pieces(out.size, BLOCK):
-            _decode_piece(scales[piece.blocks], pairs[_bytes_of(piece)], piece, out[piece.values], factors, words)
+            _unpack(pairs[_bytes_of(piece)], out[piece.values], *words)
+            _scale(out[piece.values], scales[piece.blocks], piece, factors)
 
     def decode_add(self, encoded: Bytes, out: Values) -> None:
         scales, pairs = self._check(encoded, out)
-        room, factors, words = scratch(out.size), scratch(out.size), _room_for_words(out.size)
+        room, factors, words = scratch(out.size), scratch(out.size), _scratch_words(out.size)
         with np.errstate(over="ignore"):
             for piece in plan_pieces(out.size, BLOCK):
                 decoded = room[: piece.size]
-                _decode_piece(scales[piece.blocks], pairs[_bytes_of(piece)], piece, decoded, factors, words)
+                _unpack(pairs[_bytes_of(piece)], decoded, *words)
+                _scale(decoded, scales[piece.blocks], piece, factors)
                 out[piece.values] += decoded
 
     def _check(self, encoded: Bytes, out: Values) -> tuple[NDArray[np.float32], Bytes]:
@@ -108,43 +114,56 @@ class Int4(Codec):
         return scales, pairs
 
 
-def _choose_scales(x: Values, room: Values) -> NDArray[np.float32]:
-    """Return the scale of each row of ``x``, as bfloat16 has it."""
+def _choose_scales(x: Values, room: Values) -> NDArray[Any]:
+    """Return the scale of each row of ``x`` in bfloat16."""
     scale = largest_magnitudes(x, room)
     scale /= np.float32(_REACH)
     np.minimum(scale, _LARGEST_SCALE, out=scale)
     scale[scale < _SMALLEST_SCALE] = 0.0
-    return scale.astype(ml_dtypes.bfloat16).astype(np.float32)
+    return scale.astype(ml_dtypes.bfloat16)
 
 
-def _pack(steps: Values, levels: Bytes, out: Bytes) -> None:
+def _spread_divisors(scales: NDArray[Any], out: Values) -> None:
+    """Fill each row of ``out`` with its scale, or 1 for 0: what is divided by it then rounds to 0."""
+    divisors = scales.astype(np.float32)
+    divisors[divisors == 0.0] = 1.0
+    np.copyto(out, divisors[:, np.newaxis])
+
+
+def _pack(steps: Values, out: Bytes, words: _Words, shifted: _Words) -> None:
     """Write levels, given as floats, into ``out``, two per byte."""
-    steps_stored = levels[: 2 * out.size]
-    np.copyto(steps_stored[: steps.size].view(np.int8), steps, casting="unsafe")
-    steps_stored += np.uint8(_OFFSET)
-    steps_stored[steps.size :] = 0
-    words = steps_stored.view("<u2")
-    np.copyto(out, words | words >> 4, casting="unsafe")  # the low byte
+    words, shifted = words[: out.size], shifted[: out.size]
+    stored = words.view(np.int8)
+    np.copyto(stored[: steps.size], steps, casting="unsafe")
+    stored += np.int8(_OFFSET)
+    stored[steps.size :] = 0
+    np.right_shift(words, np.uint16(4), out=shifted)
+    words |= shifted
+    np.copyto(out, words, casting="unsafe")  # the low byte
 
 
-def _decode_piece(
-    scales: NDArray[np.float32], pairs: Bytes, piece: Piece, out: Values, factors: Values, words: NDArray[np.uint16]
-) -> None:
-    """Write the values of ``pairs`` into ``out``."""
-    spread = words[: pairs.size]
-    np.copyto(spread, pairs)
-    spread |= spread << 4
-    spread &= np.uint16(0x0F0F)
-    levels = spread.view(np.int8)
+def _unpack(pairs: Bytes, out: Values, words: _Words, shifted: _Words) -> None:
+    """Write levels, as floats, into ``out``."""
+    words, shifted = words[: pairs.size], shifted[: pairs.size]
+    np.copyto(words, pairs)
+    np.left_shift(words, np.uint16(4), out=shifted)
+    words |= shifted
+    words &= np.uint16(0x0F0F)
+    levels = words.view(np.int8)
     levels -= np.int8(_OFFSET)
     np.copyto(out, levels[: out.size])
-    factor = factors[: out.size]
+
+
+def _scale(levels: Values, scales: NDArray[np.float32], piece: Piece, factors: Values) -> None:
+    """Multiply ``levels`` by the scales of their blocks."""
+    factor = factors[: piece.size]
     np.copyto(factor.reshape(piece.shape), scales[:, np.newaxis])
-    out *= factor
+    levels *= factor
 
 
-def _room_for_words(count: int) -> NDArray[np.uint16]:
-    return np.empty(count_blocks(min(PIECE, count), 2), "<u2")
+def _scratch_words(count: int) -> _Words:
+    """Return two rows of room for the levels of the largest piece, two per word, the first in the low byte."""
+    return np.empty((2, count_blocks(min(PIECE, count), 2)), "<u2")
 
 
 def _bytes_of(piece: Piece) -> slice:
@@ -152,7 +171,7 @@ def _bytes_of(piece: Piece) -> slice:
     return slice(piece.values.start // 2, count_blocks(piece.values.stop, 2))
 
 
-def _split(encoded: Bytes, count: int) -> tuple[NDArray[np.uint16], Bytes]:
+def _split(encoded: Bytes, count: int) -> tuple[_Words, Bytes]:
     """Return views of the scales, as words, and of the pairs."""
     scales = 2 * count_blocks(count, BLOCK)
     return encoded[:scales].view("<u2"), encoded[scales:]

@@ -31,6 +31,9 @@ BLOCK = 1024
 """Values that share a scale."""
 
 _LEVELS = 127.0
+_WORST_OF_LARGEST = 1.0 / 128.0
+"""How much of its largest value a block may lose: where it is clipped."""
+
 _SMALLEST_SCALE = np.finfo(np.float32).tiny
 _LARGEST_SCALE = np.float32(np.finfo(np.float32).max / 128.0)
 """No byte times this scale is infinite.  Magnitudes within 1 % of the largest float32 are clipped for it."""
@@ -50,8 +53,10 @@ class Int8(Codec):
         clipping = max(0.0, largest - _LEVELS * float(_LARGEST_SCALE))
         return max(rounding + clipping, _LEVELS * float(_SMALLEST_SCALE))
 
-    def contraction(self, count: int) -> float:  # noqa: ARG002
-        return 1.0 - BLOCK / (2.0 * _LEVELS) ** 2 * (1.0 + 2.0**-12)
+    def contraction(self, count: int) -> float:
+        """In the worst case all but the largest value are half a step: the farthest from any level for their size."""
+        others = max(min(count, BLOCK) - 1, 0)
+        return (1.0 - _WORST_OF_LARGEST**2) / (1.0 + others / (2.0 * _LEVELS) ** 2 * (1.0 + 2.0**-12))
 
     def encode(self, values: Values, out: Bytes, *, residual: Values | None = None, lost: Values | None = None) -> None:
         check_encode(self, values, out, residual=residual, lost=lost)
@@ -97,11 +102,14 @@ def _quantize(x: Values, steps: Values) -> NDArray[np.float32]:
     """Write the levels of some blocks, a row each, into ``steps``, and return their scales."""
     scale = largest_magnitudes(x, steps)
     scale /= np.float32(_LEVELS)
-    np.minimum(scale, _LARGEST_SCALE, out=scale)
-    scale[scale < _SMALLEST_SCALE] = 0.0
+    is_clipped = scale.max() > _LARGEST_SCALE
+    if is_clipped:
+        np.minimum(scale, _LARGEST_SCALE, out=scale)
+    if scale.min() < _SMALLEST_SCALE:
+        scale[scale < _SMALLEST_SCALE] = 0.0
     np.multiply(x, inverse(scale)[:, np.newaxis], out=steps)
     np.rint(steps, out=steps)
-    if (scale == _LARGEST_SCALE).any():
+    if is_clipped:
         np.clip(steps, -_LEVELS, _LEVELS, out=steps)
     return scale
 

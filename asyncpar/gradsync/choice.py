@@ -2,31 +2,74 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, replace
 
-from asyncpar.codecs import Identity, Int8
+from asyncpar.codecs import Identity, parse_codec
 from asyncpar.gradsync.config import AnyCodec, GradientCompressionConfig
 from asyncpar.gradsync.groups import HostGroups, SyncGroups, split_by_host
+from asyncpar.gradsync.measurement import measure
+from asyncpar.gradsync.prediction import Measured, slowest
+
+_NOMINAL_COUNT = 6_250_000
+"""Values, 25 MB of them, by which stages and slices choose, which hold different parameters but must choose alike."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resolved:
-    """The codec in force, and the groups of hosts where only what travels between them is encoded."""
+    """The codec in force, and the groups of hosts where only what travels between them is encoded.
+
+    With ``measured`` the codec depends on how many values there are, see ``settled``: on ``nominal`` ones, if that is
+    given.  ``count`` is by how many it was chosen.
+    """
 
     codec: AnyCodec
     hosts: HostGroups | None = None
+    measured: Measured | None = None
+    nominal: int | None = None
+    count: int = 0
+
+    def settled(self, count: int) -> Resolved:
+        """Return what it comes to for ``count`` values."""
+        if self.measured is None:
+            return self
+        chosen = count if self.nominal is None else self.nominal
+        codec = parse_codec(self.measured.choose(chosen))
+        return replace(self, codec=codec, hosts=None if codec == Identity() else self.hosts, count=chosen)
+
+    def table(self) -> str:
+        """Return what was measured, predicted and picked; empty where nothing was to be picked."""
+        return "" if self.measured is None or not self.count else self.measured.table(self.count)
 
 
-async def resolve(compression: GradientCompressionConfig, groups: SyncGroups, *, is_hierarchical: bool) -> Resolved:
+async def resolve(
+    compression: GradientCompressionConfig, groups: SyncGroups, *, is_hierarchical: bool, key: str
+) -> Resolved:
     """Return what ``compression`` comes to; the same on all replicas.
 
-    A codec with the hierarchical strategy encodes between hosts only, and so does ``"auto"``.
+    A codec with the hierarchical strategy encodes between hosts only, and so does ``"auto"``, which inside a host is no
+    codec.
     """
     hosts = split_by_host(groups.replicas)
     if compression.is_automatic:
-        codec: AnyCodec = Identity() if len(groups.replicas.hosts) == 1 else Int8()
-        return Resolved(codec=codec, hosts=None if isinstance(codec, Identity) else hosts)
+        measured = await _measure(groups, key)
+        is_alike = groups.everyone.size != groups.replicas.size
+        return Resolved(codec=Identity(), hosts=hosts, measured=measured, nominal=_NOMINAL_COUNT if is_alike else None)
     if not compression.is_enabled:
         return Resolved(codec=Identity())
     codec = compression.make_codec()
     return Resolved(codec=codec, hosts=hosts if is_hierarchical and not isinstance(codec, Identity) else None)
+
+
+async def _measure(groups: SyncGroups, key: str) -> Measured | None:
+    """Return what to choose by: the same on all ranks of all groups; None where all replicas share a host.
+
+    All groups must choose alike, or copies of one parameter on different stages and slices would drift apart.
+    """
+    replicas, everyone = groups.replicas, groups.everyone
+    own = None if len(replicas.hosts) == 1 else await measure(replicas, key=key, clock=time.perf_counter)
+    if everyone.size == replicas.size:
+        return own
+    every = await everyone.all_gather_object(own, key=f"{key}/alike", wanted=Measured | None)
+    known = [measured for measured in every if measured is not None]
+    return slowest(known) if known else None

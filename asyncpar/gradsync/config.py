@@ -82,6 +82,8 @@ class GradientCompressionConfig:
             raise UsageError(f"compression_ratio: expected 0 < ratio <= 1, got {self.compression_ratio}")
         if isinstance(self.codec, str) and self.codec != AUTO:
             parse_codec(self.codec)
+        if not isinstance(self.codec, str | Codec | RoundCodec | None):
+            raise UsageError(f"codec: expected the name of one, or a codec, got {self.codec!r}")
 
     @property
     def is_enabled(self) -> bool:

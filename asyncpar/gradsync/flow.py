@@ -38,13 +38,15 @@ class ThreadTurns:
 class FlowSettings:
     """What the flows of a step share.
 
-    ``step`` is its number, part of the keys that are used only when something is not finite.
+    Nothing is exchanged before ``agreed`` is set.  ``step`` is the number of the step, part of the keys that are used
+    only when something is not finite.
     """
 
     groups: SyncGroups
     packing: Packing
     policy: NonFinitePolicy
     turns: ThreadTurns
+    agreed: asyncio.Event
     step: int
 
 
@@ -112,6 +114,7 @@ class BucketFlow:
         for leg in legs:
             works += [] if leg.work is None else [leg.work]
             await self._off_loop(turn, works)
+            await self._settings.agreed.wait()
             await leg.exchange.run()
             works, turn = [], self._settings.turns.receiving
         await self._off_loop(turn, [*works, self.scheme.settle])

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.config.parallel import ProcessGroupIds, RankMapping, ThreeDParallelismConfig
 from asyncpar.errors import UsageError
+from asyncpar.gradsync.agreement import Partitions
+
+EVERYONE, REPLICAS, SLICES, ENDS = "everyone", "dp", "tp", "pp"
+"""Kinds of groups."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,6 +26,13 @@ class SyncGroups:
     replicas: Communicator
     slices: Communicator | None = None
     ends: Communicator | None = None
+    partitions: Partitions = field(default_factory=dict)
+    """All groups of each kind in which ranks must agree, also those without this rank."""
+
+    @property
+    def is_data_parallel_only(self) -> bool:
+        """Are all ranks replicas?"""
+        return self.everyone.size == self.replicas.size
 
     @property
     def all(self) -> tuple[Communicator, ...]:
@@ -53,11 +64,19 @@ def make_groups(config: ThreeDParallelismConfig, mapping: RankMapping, communica
             f"got {mapping.global_rank}"
         )
     if config.world_size == config.dp_size:
-        return SyncGroups(everyone=communicator, replicas=communicator)
+        partitions: Partitions = {REPLICAS: (range(communicator.size),)}
+        return SyncGroups(everyone=communicator, replicas=communicator, partitions=partitions)
     ids, dp, tp, pp = ProcessGroupIds(config), mapping.dp_rank, mapping.tp_rank, mapping.pp_rank
     pipeline, stages = mapping.pp_group_ranks(), config.pp_size
     is_end = stages > 1 and (mapping.is_pp_head() or mapping.is_pp_tail())
+    pipelines = config.rank_order().groups("pp")
     return SyncGroups(
+        partitions={
+            EVERYONE: (range(communicator.size),),
+            REPLICAS: config.rank_order().groups("dp"),
+            SLICES: config.rank_order().groups("tp"),
+            ENDS: [(ranks[0], ranks[-1]) for ranks in pipelines],
+        },
         everyone=communicator,
         replicas=_member(communicator, mapping.dp_group_ranks(), ids.get_dp_group_id(tp, pp)),
         slices=_member(communicator, mapping.tp_group_ranks(), ids.get_tp_group_id(dp, pp))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -63,11 +63,17 @@ class LayoutKeeper:
         """The layout of the last step; None when the next one makes another."""
         return self._layout
 
-    async def resolve(self) -> Resolved:
+    @property
+    def codec_table(self) -> str:
+        """What ``"auto"`` went by and picked; empty where it had nothing to pick from."""
+        return "" if self._resolved is None else self._resolved.table()
+
+    async def resolve(self, key: str) -> Resolved:
         """Find out which codec is in force, which takes an exchange between ranks where it is ``"auto"``."""
         if self._resolved is None:
             is_hierarchical = self._settings.strategy is CommunicationStrategy.HIERARCHICAL_ALL_REDUCE
-            self._resolved = await resolve(self.compression, self._settings.groups, is_hierarchical=is_hierarchical)
+            groups = self._settings.groups
+            self._resolved = await resolve(self.compression, groups, is_hierarchical=is_hierarchical, key=key)
             self._check_views()
         return self._resolved
 
@@ -81,7 +87,8 @@ class LayoutKeeper:
             return self._layout
         self._check_same(specs)
         self.drop()  # its memory can be used for the new one
-        layout = self._make(specs, resolved)
+        self._resolved = resolved.settled(sum(spec.count for spec in specs))
+        layout = self._make(specs, self._resolved)
         layout.restore(self._kept.residuals, self._kept.codec_state)
         if self._settings.bucketing.gradient_as_bucket_view:
             bind_views(layout, by_name)
@@ -103,6 +110,17 @@ class LayoutKeeper:
         self.drop()
         self.compression, self._resolved = compression, None
         self._check_views()
+
+    def rebucket(self, bucketing: GradientBucketingConfig) -> None:
+        """Fuse gradients by ``bucketing`` from now on.  Raises ``UsageError``, with nothing changed, where it cannot."""
+        before = self._settings
+        self._settings = replace(before, bucketing=bucketing)
+        try:
+            self._check_views()
+        except UsageError:
+            self._settings = before
+            raise
+        self.drop()
 
     def drop(self) -> None:
         """Free the buffers, but keep what belongs to parameters."""
@@ -170,7 +188,8 @@ class LayoutKeeper:
             algorithm=algorithm_of(settings.strategy, replicas),
             as_views=settings.bucketing.gradient_as_bucket_view,
         )
-        agreed = (str(settings.bucketing), str(self.compression), f"when not finite: {settings.policy}")
+        compression = f"{self.compression}, {resolved.codec.name} in force"
+        agreed = (str(settings.bucketing), compression, f"when not finite: {settings.policy}")
         return make_layout(self._plan(specs, self._order), agreed, maker.make, is_observed=self._order is not None)
 
     def _check_same(self, specs: Sequence[GradientSpec]) -> None:

@@ -28,12 +28,14 @@ class Layout:
     lines: tuple[str, ...]
     schemes: tuple[Scheme, ...]
     is_observed: bool
-    digest: str
+    digest: bytes
 
     @property
     def replicated(self) -> tuple[str, ...]:
         """What tensor-parallel ranks must agree upon."""
-        return tuple(map(str, [bucket for bucket in self.plan.buckets if bucket.placement.replicated is not None]))
+        specs = {spec.name: spec for spec in self.plan.specs}
+        buckets = [bucket for bucket in self.plan.buckets if bucket.placement.replicated is not None]
+        return tuple(f"{specs[slot.name]} in bucket {bucket.index}" for bucket in buckets for slot in bucket.slots)
 
     @property
     def tied(self) -> tuple[str, ...]:
@@ -114,4 +116,4 @@ def make_layout(
     order = (f"buckets in the order {', '.join(plan.order)}",) if is_observed else ()
     lines = (*settings, *map(str, plan.specs), *order)
     schemes = tuple(make_scheme(bucket) for bucket in plan.buckets)
-    return Layout(plan=plan, lines=lines, schemes=schemes, is_observed=is_observed, digest=digest_of(lines).hex())
+    return Layout(plan=plan, lines=lines, schemes=schemes, is_observed=is_observed, digest=digest_of(lines))

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+import statistics
+from collections.abc import Callable
 
 import numpy as np
 
-from asyncpar.codecs import Codec, RoundCodec
-from asyncpar.codecs.naming import parse_codec
+from asyncpar.codecs import Identity, RoundCodec, parse_codec
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.errors import UsageError
+from asyncpar.gradsync.obligation import Obligation
 from asyncpar.gradsync.prediction import CANDIDATES, CodecSpeed, LinkSpeed, Measured
 
 Clock = Callable[[], float]
@@ -28,37 +29,49 @@ async def measure(replicas: Communicator, *, key: str, clock: Clock) -> Measured
     """Return what the replicas go by, the same on all of them; to be called on all of them, which are on two hosts
     or more.
 
-    The first ranks of all hosts pass a message of 256 KiB around their ring, three times after one that is not timed:
+    The first ranks of all hosts pass a message of 256 KiB around their ring, three times after three that do not count:
     so both directions of every link are busy, as they are in a step, and the slowest link counts.  Then rank 0 encodes
     and decodes with each codec for some milliseconds, in a thread, and tells everyone.
     """
     firsts = tuple(host[0] for host in replicas.hosts)
     between = replicas.subgroup(firsts, key=_FIRSTS) if replicas.rank in firsts else None
-    link = None if between is None else await measure_link(between, key=key, clock=clock)
-    measured = None
-    if replicas.rank == 0:
-        assert link is not None, "rank 0 is the first of its host"
-        codecs = await asyncio.to_thread(lambda: tuple(measure_codec(name, clock=clock) for name in CANDIDATES))
-        measured = Measured(ranks=len(firsts), link=link, codecs=codecs)
-    agreed: Measured = await replicas.broadcast_object(measured, key=f"{key}/measured", wanted=Measured)
+    found: list[Measured] = []
+    told = Obligation(
+        lambda: replicas.broadcast_object(found[0] if found else None, key=f"{key}/measured", wanted=Measured)
+    )
+    try:
+        link = None if between is None else await measure_link(between, key=key, clock=clock)
+        if replicas.rank == 0:
+            assert link is not None, "rank 0 is the first of its host"
+            codecs = await asyncio.to_thread(lambda: tuple(measure_codec(name, clock=clock) for name in CANDIDATES))
+            found.append(Measured(ranks=len(firsts), link=link, codecs=codecs))
+    except BaseException:
+        await told.give_up()
+        raise
+    agreed: Measured = await told.run()
     return agreed
 
 
 async def measure_link(between: Communicator, *, key: str, clock: Clock) -> LinkSpeed:
-    """Return the speed of the slowest link of the ring of ``between``; to be called on all of its ranks."""
-    latency = await _pass_around(between, _SMALL_BYTES, key=f"{key}/small", clock=clock)
-    large = await _pass_around(between, _LARGE_BYTES, key=f"{key}/large", clock=clock)
+    """Return the speed of the slowest link of the ring of ``between``; to be called on all of its ranks.
+
+    Of small messages the fastest counts, as what disturbs only ever delays; of large ones the mean, as shapers let the
+    first bytes after a pause through for nothing.
+    """
+    latency = min(await _pass_around(between, _SMALL_BYTES, key=f"{key}/small", clock=clock))
+    large = statistics.fmean(await _pass_around(between, _LARGE_BYTES, key=f"{key}/large", clock=clock))
     return LinkSpeed(latency=latency, bandwidth=_LARGE_BYTES / max(large - latency, _LEAST_SECONDS))
 
 
-async def _pass_around(between: Communicator, length: int, *, key: str, clock: Clock) -> float:
-    """Return the seconds of one message to the neighbour, from trips all around, after one that opens connections."""
+async def _pass_around(between: Communicator, length: int, *, key: str, clock: Clock) -> list[float]:
+    """Return the seconds of one message to the neighbour, of each trip all around but for the first ones."""
     own, every = np.zeros(length, np.uint8), np.zeros((between.size, length), np.uint8)
-    for _ in range(2):
+    times: list[float] = []
+    for _ in range(2 * _TRIPS):
         begun = clock()
-        for _ in range(_TRIPS):
-            await between.all_gather(own, out=every, algorithm="ring", key=key)
-    return max(clock() - begun, _LEAST_SECONDS) / (_TRIPS * (between.size - 1))
+        await between.all_gather(own, out=every, algorithm="ring", key=key)
+        times.append(max(clock() - begun, _LEAST_SECONDS) / (between.size - 1))
+    return times[_TRIPS:]
 
 
 def measure_codec(name: str, *, clock: Clock) -> CodecSpeed:
@@ -71,8 +84,9 @@ def measure_codec(name: str, *, clock: Clock) -> CodecSpeed:
         raise UsageError(f"name: expected a codec of vectors, got {name!r}")
     values = np.random.default_rng(0).standard_normal(_VALUES, np.float32)
     encoded = np.zeros(codec.encoded_bytes(_VALUES), np.uint8)
-    residual, lost, decoded = np.zeros_like(values), np.zeros_like(values), np.zeros_like(values)
-    encode = _best(lambda: codec.encode(values, encoded, residual=residual, lost=lost), clock)
+    decoded = np.zeros_like(values)
+    feedback = {} if codec == Identity() else {"residual": np.zeros_like(values), "lost": np.zeros_like(values)}
+    encode = _best(lambda: codec.encode(values, encoded, **feedback), clock)
     decode = _best(lambda: codec.decode_add(encoded, decoded), clock)
     return CodecSpeed(
         name=name,

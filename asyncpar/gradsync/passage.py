@@ -1,4 +1,4 @@
-"""All that runs in one step: agreements, the flows of all buckets, and what ranks tell each other at the end."""
+"""All that runs in one step: the agreement, the flows of all buckets, and what ranks tell each other at the end."""
 
 from __future__ import annotations
 
@@ -8,54 +8,56 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from asyncpar.collectives.communicator import Communicator
 from asyncpar.errors import PeerCancelled
 from asyncpar.gradsync.agreement import Agreement
 from asyncpar.gradsync.flow import BucketFlow
 from asyncpar.gradsync.groups import SyncGroups
-from asyncpar.gradsync.keys import REPLICAS, Keys
+from asyncpar.gradsync.keys import Keys
 from asyncpar.gradsync.obligation import Obligation
 from asyncpar.gradsync.outcome import Findings, StepOutcome, collect
 from asyncpar.gradsync.step import SyncStep
+
+_FINE, _LOST, _GIVEN_UP = 0, 1, 2
 
 
 class Passage:
     """One step on this rank.
 
-    With ``observes`` the ranks take over the order in which gradients became final on the first replica.
+    Flows exchange nothing before ``agreed`` is set, which is when ``agreement`` is reached.  With ``observes`` the
+    ranks take over the order in which gradients became final on the first replica.
     """
 
     def __init__(
         self,
-        agreements: Sequence[Agreement],
+        agreement: Agreement,
         flows: Sequence[BucketFlow],
         groups: SyncGroups,
         *,
         keys: Keys,
+        agreed: asyncio.Event,
         observes: bool,
     ) -> None:
         self.flows = flows
         self.order: list[str] | None = None
-        self._agreements = agreements
-        self._groups = groups
+        self._agreement = agreement
+        self._agreed = agreed
         self._observed: list[str] = []
         self._findings = Findings({}, [])
         everyone, replicas = groups.everyone, groups.replicas
-        self._flag = np.zeros(1, np.uint8)
-        self._ending = make_ending(groups, keys, self._flag)
+        self._ending = Ending(everyone, key=keys.ending)
         self._all_findings = Obligation(
             lambda: everyone.all_gather_object(self._findings, key=f"{keys.rare}/findings", wanted=Findings)
         )
         self._order = Obligation(
-            lambda: replicas.broadcast_object(self._observed, key=f"{keys.of(REPLICAS)}/order", wanted=list[str])
+            lambda: replicas.broadcast_object(self._observed, key=f"{keys.rare}/order", wanted=list[str])
         )
         self._observes = observes and replicas.size > 1
 
     def begin(self, step: SyncStep, tasks: asyncio.TaskGroup) -> None:
         """Start everything that need not wait for the end of the step's block."""
-        for agreement in self._agreements:
-            tasks.create_task(agreement.run(), name="gradients/agreement")
+        tasks.create_task(self._agree(), name="gradients/agreement")
         for flow in self.flows:
             tasks.create_task(step.carry(flow), name=flow.name)
 
@@ -63,11 +65,8 @@ class Passage:
         """Return what became of the step, on all ranks of all groups, after all flows have run."""
         self._findings = collect(flow.outcome for flow in self.flows)
         findings = [self._findings]
-        if self._ending is not None:
-            self._flag[0] = bool(self._findings.lost)
-            await self._ending.run()
-            if self._flag[0]:
-                findings = await self._all_findings.run()
+        if await self._ending.run(has_lost=bool(self._findings.lost)):
+            findings = await self._all_findings.run()
         outcome = step.outcome
         outcome.add(findings)
         if self._observes:
@@ -77,29 +76,50 @@ class Passage:
 
     async def give_up(self) -> None:
         """Tell all ranks that wait, or will wait, for this one.  Waits for nobody."""
+        await self._ending.give_up()
         for obligation in list(self._obligations()):
             await obligation.give_up()
         for flow in self.flows:
             await flow.give_up()
 
+    async def _agree(self) -> None:
+        await self._agreement.run()
+        self._agreed.set()
+
     def _obligations(self) -> Iterator[Obligation[Any]]:
-        yield from (agreement.exchange for agreement in self._agreements)
-        if self._ending is not None:
-            yield self._ending
-            yield self._all_findings
+        yield from self._agreement.obligations
+        yield self._all_findings
         if self._observes:
             yield self._order
 
 
-def make_ending(groups: SyncGroups, keys: Keys, flag: NDArray[np.uint8]) -> Obligation[Any] | None:
-    """Return the exchange by which all ranks learn whether some mean cannot be had, from ``flag``.
+class Ending:
+    """The last exchange of a step, over all ranks: nobody writes gradients before everybody can.
 
-    None where all ranks are replicas, which know it already.
+    A rank that gives up says so, because others may have all that they need from it.
     """
-    everyone = groups.everyone
-    if everyone.size == groups.replicas.size:
-        return None
-    return Obligation(lambda: everyone.all_reduce(flag, op="max", key=f"{keys.everyone}/ending"))
+
+    def __init__(self, everyone: Communicator, *, key: str) -> None:
+        self._everyone = everyone
+        self._flag = np.zeros(1, np.uint8)
+        self._exchange = Obligation(lambda: everyone.all_gather(self._flag, key=key))
+
+    async def run(self, *, has_lost: bool) -> bool:
+        """Return whether some rank ``has_lost`` the mean of a bucket.  Raises ``PeerCancelled`` if one gave up."""
+        self._flag[0] = _LOST if has_lost else _FINE
+        if self._everyone.size == 1:
+            return has_lost
+        flags = (await self._exchange.run()).reshape(-1).tolist()
+        if _GIVEN_UP in flags:
+            rank = self._everyone.ranks[flags.index(_GIVEN_UP)]
+            raise PeerCancelled(f"rank {rank} gave up the step", rank=rank)
+        return _LOST in flags
+
+    async def give_up(self) -> None:
+        """Tell the others, unless they know how this rank is.  Waits for nobody."""
+        if self._everyone.size > 1:
+            self._flag[0] = _GIVEN_UP
+            await self._exchange.give_up()
 
 
 @contextmanager

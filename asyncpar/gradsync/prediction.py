@@ -41,7 +41,7 @@ class LinkSpeed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CodecSpeed:
-    """``encode`` and ``decode`` in bytes/s of float32 on one core; ``value_bytes`` is how many a value takes encoded."""
+    """``encode`` and ``decode`` in bytes/s of float32 on one core; ``value_bytes`` is what an encoded value takes."""
 
     name: str
     value_bytes: float
@@ -110,25 +110,37 @@ class Measured:
         """Return the figures and the choice in aligned columns; ``*`` marks what is picked."""
         predictions, chosen = self.predictions(count), self.choose(count)
         speeds: Mapping[str, CodecSpeed] = {codec.name: codec for codec in self.codecs}
-        rows = [("codec", "MB sent", "wire ms", "compute ms", "total ms", "encode GB/s", "decode GB/s")]
+        rows = [["codec", "MB sent", "wire ms", "compute ms", "total ms", "encode GB/s", "decode GB/s"]]
         for one in predictions:
             times = (one.wire, one.compute, one.seconds)
             speed = speeds[one.name]
-            rows.append(
-                (
-                    one.name + ("*" if one.name == chosen else ""),
-                    f"{one.sent / 1e6:.2f}",
-                    *(f"{seconds * 1e3:.1f}" for seconds in times),
-                    f"{speed.encode / 1e9:.1f}",
-                    f"{speed.decode / 1e9:.1f}",
-                )
-            )
+            cells = [f"{one.sent / 1e6:.2f}", *(f"{seconds * 1e3:.1f}" for seconds in times)]
+            cells += [f"{speed.encode / 1e9:.1f}", f"{speed.decode / 1e9:.1f}"]
+            rows.append([one.name + ("*" if one.name == chosen else ""), *cells])
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         lines = [f"{self.ranks} hosts, {self.link.bandwidth * 8e-6:.0f} Mbit/s, {self.link.latency * 1e6:.0f} us:"]
         for name, *cells in rows:
             aligned = [cell.rjust(width) for cell, width in zip(cells, widths[1:], strict=True)]
             lines.append("  ".join([name.ljust(widths[0]), *aligned]))
         return "\n".join(lines)
+
+
+def slowest(measured: Sequence[Measured]) -> Measured:
+    """Return the worst of all figures, for groups that must pick the same codec."""
+    links, everything = [one.link for one in measured], [one.codecs for one in measured]
+    return Measured(
+        ranks=max(one.ranks for one in measured),
+        link=LinkSpeed(latency=max(link.latency for link in links), bandwidth=min(link.bandwidth for link in links)),
+        codecs=tuple(
+            CodecSpeed(
+                name=same[0].name,
+                value_bytes=same[0].value_bytes,
+                encode=min(codec.encode for codec in same),
+                decode=min(codec.decode for codec in same),
+            )
+            for same in zip(*everything, strict=True)
+        ),
+    )
 
 
 def _check_positive(name: str, value: float) -> None:

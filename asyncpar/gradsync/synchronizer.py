@@ -7,29 +7,28 @@ import dataclasses
 import math
 import os
 import zlib
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from asyncpar.codecs import Values
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.config.parallel import RankMapping, ThreeDParallelismConfig
-from asyncpar.errors import NonFiniteValue, UsageError
+from asyncpar.errors import NonFiniteValue, PeerError, UsageError
 from asyncpar.gradsync import phases
 from asyncpar.gradsync.accumulation import Accumulation
-from asyncpar.gradsync.agreement import Agreement, Disagreement
+from asyncpar.gradsync.agreement import Agreement, Disagreement, Lines, digest_of
 from asyncpar.gradsync.config import GradientBucketingConfig, GradientCompressionConfig, NonFinitePolicy
 from asyncpar.gradsync.flow import BucketFlow, FlowSettings, ThreadTurns
-from asyncpar.gradsync.groups import make_groups
+from asyncpar.gradsync.groups import ENDS, EVERYONE, REPLICAS, SLICES, make_groups
 from asyncpar.gradsync.keeper import KeeperSettings, LayoutKeeper
-from asyncpar.gradsync.keys import ENDS, REPLICAS, SLICES, Keys
+from asyncpar.gradsync.keys import Keys
 from asyncpar.gradsync.layout import Layout
 from asyncpar.gradsync.model import HasGradient, ModelShards, Parameters, parameters_by_name
 from asyncpar.gradsync.outcome import StepOutcome
-from asyncpar.gradsync.passage import Passage, first_error, make_ending
+from asyncpar.gradsync.passage import Passage, first_error
 from asyncpar.gradsync.schemes import Alone, Exact
 from asyncpar.gradsync.statistics import SyncStatistics
 from asyncpar.gradsync.step import SyncStep
@@ -106,10 +105,13 @@ class GradientSynchronizer:
                         yield step
                         step.finish()
                 await passage.end(step)
-            except BaseException as error:
+            except Disagreement:
+                step.close()
+                self._keeper.start_over()
+                raise
+            except BaseException:
                 step.close()
                 await passage.give_up()
-                self._note(error)
                 raise
             self._judge(step.outcome)
             if not step.outcome.is_skipped:
@@ -135,6 +137,13 @@ class GradientSynchronizer:
         """Return a copy of the statistics so far."""
         return dataclasses.replace(self._statistics)
 
+    def codec_table(self) -> str:
+        """Return what the codec ``"auto"`` measured, expects and picked, in aligned columns.
+
+        Empty before the first step, inside a single host, and with other codecs.
+        """
+        return self._keeper.codec_table
+
     def update_compression_config(self, compression: GradientCompressionConfig) -> None:
         """Use ``compression`` from the next step on; to be called on all ranks.
 
@@ -142,6 +151,12 @@ class GradientSynchronizer:
         """
         self._check_idle("update_compression_config")
         self._keeper.change(compression)
+
+    def update_bucketing_config(self, bucketing: GradientBucketingConfig) -> None:
+        """Use ``bucketing`` from the next step on; to be called on all ranks.  Residuals are kept."""
+        self._check_idle("update_bucketing_config")
+        self._keeper.rebucket(bucketing)
+        self._bucketing = bucketing
 
     def clear_buffers(self) -> None:
         """Free all buffers and forget residuals, accumulated gradients and the state of codecs.
@@ -181,7 +196,7 @@ class GradientSynchronizer:
         What is wrong on this rank alone is told to the others, which then raise, too.
         """
         try:
-            resolved = await self._keeper.resolve()
+            resolved = await self._keeper.resolve(f"{self._keys.rare}/auto")
             by_name = parameters_by_name(parameters)
             self._accumulation.check(by_name)
             return by_name, self._keeper.lay_out(by_name, resolved)
@@ -191,42 +206,33 @@ class GradientSynchronizer:
 
     async def _refuse(self, error: UsageError) -> None:
         """Tell the other ranks that this one cannot take the step."""
-        line = f"an error: {error}"
-        agreements = self._agreements((line,), line, (line,), (line,))
-        outcomes = await asyncio.gather(*(agreement.run() for agreement in agreements), return_exceptions=True)
-        for outcome in outcomes:
-            if isinstance(outcome, BaseException) and not isinstance(outcome, Disagreement):
-                error.add_note(f"the other ranks could not be told: {outcome}")
-            self._note(outcome)
-        ending = make_ending(self._groups, self._keys, np.zeros(1, np.uint8))
-        if ending is not None:
-            await ending.give_up()
-
-    def _note(self, error: BaseException | None) -> None:
-        """Start over after a disagreement, as all ranks of the group do."""
-        if isinstance(error, Disagreement):
-            self._keys.count_disagreement(error.group)
+        line = (f"an error: {error}",)
+        agreement = self._agreement(dict.fromkeys(self._groups.partitions, line))
+        try:
+            await agreement.run()
+        except Disagreement:
             self._keeper.start_over()
+        except PeerError as lost:
+            error.add_note(f"the other ranks could not be told: {lost}")
 
-    def _agreements(
-        self, lines: Sequence[str], digest: str, replicated: Sequence[str], tied: Sequence[str]
-    ) -> list[Agreement]:
-        """Return the comparisons of a step with all that this rank will reduce with."""
+    def _agreement(self, lines: Lines, digests: Mapping[str, bytes] | None = None) -> Agreement:
         groups, keys = self._groups, self._keys
-        step = f"step {keys.steps} of {self._accumulation.micro_steps + 1} micro-steps"
-        compared = [
-            (groups.replicas, (step, *lines), f"{step} {digest}", REPLICAS),
-            (groups.slices, (step, *replicated), None, SLICES),
-            (groups.ends, (step, *tied), None, ENDS),
-        ]
-        return [
-            Agreement(communicator, own, digest=short, group=group, key=f"{keys.of(group)}/agreement")
-            for communicator, own, short, group in compared
-            if communicator is not None and communicator.size > 1
-        ]
+        return Agreement(groups.everyone, groups.partitions, lines, digests=digests, key=keys.agreement, rare=keys.rare)
+
+    def _agreement_on(self, layout: Layout) -> Agreement:
+        """Return the comparison of this step with what all others with whom this rank reduces are about to do."""
+        order = "known" if self._keeper.is_observed else "unknown"
+        micro_steps = self._accumulation.micro_steps + 1
+        step = (f"step {self._keys.steps} of {micro_steps} micro-steps, order of gradients {order}",)
+        if self._groups.is_data_parallel_only:
+            digest = digest_of((*step, layout.digest.hex()))
+            return self._agreement({REPLICAS: (*step, *layout.lines)}, {REPLICAS: digest})
+        lines = {EVERYONE: step, REPLICAS: layout.lines, SLICES: layout.replicated, ENDS: layout.tied}
+        return self._agreement(lines, {REPLICAS: layout.digest})
 
     def _make_passage(self, layout: Layout, by_name: Parameters) -> Passage:
         """Return what has to run in this step."""
+        agreed = asyncio.Event()
         settings = FlowSettings(
             groups=self._groups,
             packing=phases.Packing(
@@ -237,22 +243,24 @@ class GradientSynchronizer:
             ),
             policy=self._policy,
             turns=ThreadTurns(threads=max(1, (os.cpu_count() or 1) // 2)),
+            agreed=agreed,
             step=self._keys.steps,
         )
         flows = [
             BucketFlow(
                 scheme,
-                keys=self._keys.bucket(scheme.bucket, layout.digest),
+                keys=self._keys.bucket(scheme.bucket),
                 place=(self._keys.steps, zlib.crc32(scheme.bucket.shared_name.encode())),
                 settings=settings,
             )
             for scheme in layout.schemes
         ]
         return Passage(
-            self._agreements(layout.lines, layout.digest, layout.replicated, layout.tied),
+            self._agreement_on(layout),
             flows,
             self._groups,
             keys=self._keys,
+            agreed=agreed,
             observes=self._bucketing.overlap_communication and not self._keeper.is_observed,
         )
 
@@ -290,4 +298,4 @@ class GradientSynchronizer:
 
     def _check_idle(self, what: str) -> None:
         if self._is_stepping:
-            raise UsageError(f"{what}: a step is under way")
+            raise UsageError(f"{what}: the previous step of this synchronizer is still under way")

@@ -22,7 +22,7 @@ from asyncpar.testing.codec_samples import (
     samples,
 )
 
-_DRAWS = 64
+_DRAWS = 32
 _FEEDBACK_COUNT = 64
 """Few values: the worst case that ``contraction`` promises is then not far from what happens."""
 

@@ -5,23 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-EXACT_TOLERANCE = 1e-5
-"""Largest relative difference of any loss without compression, in float32."""
-
-LOSSY_TOLERANCE = 0.02
-"""Largest relative difference of the last loss with lossy compression."""
-
-LEAST_COMPRESSION = 3.8
-"""How many times int8 must shrink what leaves a rank, frame headers and everything else included."""
+from asyncpar.train.expectation import Expectation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
     """The figures of a run; None where one does not apply.
 
-    Losses are means over the whole batch.  ``bytes_sent_per_rank`` is the mean over ranks of all bytes, headers too,
-    that left a rank while training; ``compression_ratio`` compares it with uncompressed gradients alone.  ``seconds``
-    is the time of the distributed part without start-up.
+    Losses are means over the whole batch; ``held_out_loss`` is that of text which was not trained on, at the end.
+    ``bytes_sent_per_rank`` is the mean over ranks of all bytes, headers too, that left a rank while training;
+    ``compression_ratio`` compares it with uncompressed gradients alone in every step.  ``residual_norm`` is what error
+    feedback has not sent yet.  ``seconds`` is the time of the distributed part without start-up.
     """
 
     ranks: int
@@ -34,6 +28,10 @@ class Summary:
     compression_ratio: float | None
     seconds: float
     tokens_per_second: float
+    codec: str = "none"
+    sync: str = "sync"
+    held_out_loss: float | None = None
+    residual_norm: float | None = None
 
 
 def compare(summary: Summary, losses: Sequence[float], alone: Sequence[float]) -> Summary:
@@ -42,31 +40,31 @@ def compare(summary: Summary, losses: Sequence[float], alone: Sequence[float]) -
     return replace(summary, single_process_last_loss=alone[-1], max_relative_loss_difference=max(differences))
 
 
-def find_fault(summary: Summary, *, is_lossy: bool) -> str | None:
+def find_fault(summary: Summary, expectation: Expectation) -> str | None:
     """Return what is wrong with the numbers of a run that was compared; None if nothing is."""
     alone, difference = summary.single_process_last_loss, summary.max_relative_loss_difference
     assert alone is not None, "the run was compared"
     assert difference is not None, "the run was compared"
-    if not is_lossy:
-        if difference <= EXACT_TOLERANCE:
-            return None
-        return f"losses differ from those of one process by {difference:.2e}, more than {EXACT_TOLERANCE:.0e}"
+    every, last, least = expectation.every_loss, expectation.last_loss, expectation.least_ratio
+    if every is not None and not difference <= every:
+        return f"losses differ from those of one process by {difference:.2e}, more than {every:.0e}"
     final = abs(summary.last_loss - alone) / alone
-    if not final <= LOSSY_TOLERANCE:
-        return f"the last loss differs from that of one process by {final:.1%}, more than {LOSSY_TOLERANCE:.0%}"
+    if last is not None and not final <= last:
+        return f"the last loss differs from that of one process by {final:.1%}, more than {last:.0%}"
     ratio = summary.compression_ratio
-    if ratio is not None and ratio < LEAST_COMPRESSION:
-        return f"the bytes on the wire shrank {ratio:.2f} times, less than {LEAST_COMPRESSION}"
+    if least is not None and ratio is not None and ratio < least:
+        return f"the bytes on the wire shrank {ratio:.2f} times, less than {least:.3g}"
     return None
 
 
-def compression_ratio(*, ranks: int, gradient_bytes: int, steps: int, sent: int, is_lossy: bool) -> float | None:
-    """Return how many times less than uncompressed gradients a rank has sent; 1 without a codec, None when alone.
+def compression_ratio(*, ranks: int, gradient_bytes: int, steps: int, sent: int, is_exact: bool) -> float | None:
+    """Return how many times less than uncompressed gradients in every step a rank has sent.
 
-    Uncompressed, an all-reduce of least traffic sends 2 (ranks - 1) / ranks of the gradients in each step.
+    Uncompressed, an all-reduce of least traffic sends 2 (ranks - 1) / ranks of the gradients in each step; 1 where that
+    is what the run did (``is_exact``), None when alone.
     """
     if ranks == 1:
         return None
-    if not is_lossy:
+    if is_exact:
         return 1.0
     return 2 * (ranks - 1) / ranks * gradient_bytes * steps / sent

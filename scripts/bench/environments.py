@@ -107,6 +107,7 @@ def measure_gloo(
     *,
     limit: float,
     environment: Mapping[str, str] | None = None,
+    program: str = "gloo.py",
 ) -> str:
     """Start a rank of Gloo with each of the command ``prefixes`` and return what rank 0 printed."""
     with tempfile.TemporaryDirectory(prefix="asyncpar-bench-") as directory:
@@ -118,7 +119,7 @@ def measure_gloo(
                 "RENDEZVOUS": f"{directory}/rendezvous",
             }
         )
-        command = [str(PEERS_DIRECTORY / "gloo.py"), *arguments]
+        command = [str(PEERS_DIRECTORY / program), *arguments]
         return run_together(
             [[*prefix, *command] for prefix in prefixes],
             [common | {"RANK": str(rank)} for rank in range(len(prefixes))],

@@ -1,11 +1,16 @@
-"""Reduce over a slow wire: two network namespaces, a rank in each, and 1 Gbit/s between them in both directions.
+"""Synchronize gradients over a slow wire: two network namespaces, a rank in each, shaped in both directions.
 
     python scripts/bench/link.py
-    python scripts/bench/link.py --envs ~/.cache/asyncpar-bench --rounds 5      # beside Gloo, see compare.py --install
+    python scripts/bench/link.py --envs ~/.cache/asyncpar-bench --rounds 5      # beside torch, see compare.py --install
 
-25 MB of float32 are reduced as they are, as bfloat16, and as int8 by the gradient synchronizer (in buckets of 4 MiB, so
-that encoding overlaps with sending), beside Gloo in float32 where its environment is there.  Each side runs in turn,
-round after round; shown are medians over the rounds of the median over the iterations on the slowest rank.
+25 MB of float32 gradients (see peers/gradients.py) are averaged by ``GradientSynchronizer``, as they are and with each
+codec; timed is all of it: packing, encoding, exchanging, decoding, writing back.  Beside it, where their environment is
+there: Gloo's all_reduce alone, and torch's DistributedDataParallel as it is and with its hooks (see peers/hooks.py).
+Gradients are views of buckets on both sides, ours and torch's.  In every round all sides run one after the other.  A
+figure of a round is the median over the iterations on the slowest rank, shown are medians over rounds, of ratios to
+Gloo in the same round, too.  Numpy's and torch's kernels have one thread per rank, as torch's launcher sets it.
+
+--auto shows what the codec "auto" measures and picks at each speed, and for two ranks inside one host.
 
 The share of the line counts what TCP can carry at best: 1448 bytes of payload per frame of 1514, which is what the
 shaper counts; 25 MB among 2 ranks move 25 MB in each direction.  Needs root, ip and tc; says so and ends with 0 where
@@ -18,16 +23,14 @@ import argparse
 import json
 import os
 import signal
-import statistics
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from scripts.bench.comparison import format_ratio, markdown
 from scripts.bench.environments import (
     DEFAULT_ENVIRONMENTS,
     JobFailedError,
@@ -36,91 +39,95 @@ from scripts.bench.environments import (
     run_together,
     version_of,
 )
-from scripts.bench.namespaces import DEVICE, End, NoNamespacesError, payload_rate, wire
+from scripts.bench.link_figures import AUTO, THEIRS, Figure, Speed, show, show_choice
+from scripts.bench.namespaces import DEVICE, End, NoNamespacesError, wire
 
 _RANK = Path(__file__).with_name("link_rank.py")
 _PORT = 29_400
 _LIMIT = 300.0
-_LINE_SHARE = 0.95
-_INT8_RATIO = 3.7
-GLOO = "Gloo fp32"
+_LAUNCH = [sys.executable, "-m", "asyncpar", "launch"]
+_SURROUNDINGS = os.environ | {"OPENBLAS_NUM_THREADS": "1"}
+_FORMS = "fp32,bf16,int8,int4,sign,topk:0.01,topk:0.01+int8,powersgd:4"
 
 
 def parse_arguments() -> argparse.Namespace:
     """Return the options; a wrong one ends the program with 2."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--forms", default="fp32,bf16,int8", help="default: fp32,bf16,int8")
+    parser.add_argument("--forms", default=_FORMS, help=f"fp32 and codecs (default: {_FORMS})")
+    parser.add_argument("--peers", default=",".join(THEIRS), help="forms of torch (default: all)")
     parser.add_argument("--size", type=int, default=25_000_000, help="bytes of float32 (default: 25000000)")
-    parser.add_argument("--megabits", type=int, default=1000, help="speed of the wire (default: 1000)")
-    parser.add_argument("--bucket-mb", type=float, default=4.0, help="gradient buckets for int8, in MiB (default: 4)")
+    parser.add_argument("--megabits", default="1000,100", help="speeds of the wire (default: 1000,100)")
+    parser.add_argument("--bucket-mb", type=float, default=3.0, help="our gradient buckets, in MiB (default: 3)")
+    parser.add_argument("--copies", action="store_true", help="our gradients lie elsewhere and are copied to and fro")
+    parser.add_argument("--auto", action="store_true", help='show what the codec "auto" picks')
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--iterations", type=int, default=5, help="per round (default: 5)")
+    parser.add_argument("--budget", type=float, default=1.5, help="seconds per form and round, in which at least three")
     parser.add_argument("--envs", type=Path, default=DEFAULT_ENVIRONMENTS, help="folder of the peers' environments")
     parser.add_argument("--json", type=Path, help="write all figures into this file, too")
     arguments = parser.parse_args()
-    if min(arguments.size, arguments.megabits, arguments.rounds, arguments.iterations) < 1:
-        parser.error("--size, --megabits, --rounds, --iterations: expected positive numbers")
+    try:
+        arguments.megabits = [int(speed) for speed in arguments.megabits.split(",")]
+    except ValueError as error:
+        parser.error(f"--megabits: {error}")
+    if min(arguments.size, arguments.rounds, *arguments.megabits) < 1 or not arguments.budget > 0:
+        parser.error("--size, --megabits, --rounds, --budget: expected positive numbers")
+    arguments.forms = [*filter(None, arguments.forms.split(",")), *([AUTO] if arguments.auto else [])]
     return arguments
 
 
-def measure_ours(ends: tuple[End, End], arguments: argparse.Namespace, secret: Path) -> dict[str, float]:
-    """Launch an agent on each side and return the seconds of each form."""
-    launch = [sys.executable, "-m", "asyncpar", "launch", "--nnodes", "2", "--rdzv-endpoint"]
-    launch += [f"{ends[0].address}:{_PORT}", "--secret-file", str(secret)]
-    program = [str(_RANK), "--forms", arguments.forms, "--size", str(arguments.size)]
-    program += ["--iterations", str(arguments.iterations), "--bucket-mb", str(arguments.bucket_mb)]
-    commands = [end.enter([*launch, "--node-rank", str(place), *program]) for place, end in enumerate(ends)]
-    output = run_together(commands, [os.environ] * 2, limit=_LIMIT)
-    records = [json.loads(line) for line in output.splitlines() if line.startswith("{")]
-    _check(record["wrong"] for record in records)
-    return {record["form"]: record["seconds"] for record in records}
+def measure_ours(ends: tuple[End, End], arguments: argparse.Namespace, secret: Path) -> dict[str, Figure]:
+    """Launch an agent on each side and return the figures of each form."""
+    launch = ["--nnodes", "2", "--rdzv-endpoint", f"{ends[0].address}:{_PORT}", "--secret-file", str(secret)]
+    program = _program(arguments, arguments.forms)
+    commands = [end.enter([*_LAUNCH, *launch, "--node-rank", str(place), *program]) for place, end in enumerate(ends)]
+    return _read(run_together(commands, [_SURROUNDINGS] * 2, limit=_LIMIT))
 
 
-def measure_theirs(ends: tuple[End, End], arguments: argparse.Namespace) -> dict[str, float]:
-    """Run Gloo on both sides and return its seconds."""
+def measure_inside(arguments: argparse.Namespace) -> Figure:
+    """Return the figure of ``auto`` for two ranks on this host."""
+    command = [*_LAUNCH, "--nproc-per-node", "2", *_program(arguments, [AUTO])]
+    return _read(run_together([command], [_SURROUNDINGS], limit=_LIMIT))[AUTO]
+
+
+def _program(arguments: argparse.Namespace, forms: Sequence[str]) -> list[str]:
+    program = [str(_RANK), "--forms", ",".join(forms), "--bucket-mb", str(arguments.bucket_mb)]
+    program += ["--size", str(arguments.size), "--budget", str(arguments.budget)]
+    return [*program, "--copies"] if arguments.copies else program
+
+
+def measure_theirs(ends: tuple[End, End], arguments: argparse.Namespace) -> dict[str, Figure]:
+    """Run torch on both sides and return its figures; one thread per rank, as its launcher sets it."""
     prefixes = [end.enter([str(python_of("gloo", arguments.envs))]) for end in ends]
-    budget = arguments.iterations * 2 * arguments.size * 8 / (arguments.megabits * 1e6) / 2
-    wanted = ["--ops", "all_reduce", "--sizes", str(arguments.size), "--budget", str(budget)]
-    output = measure_gloo(prefixes, wanted, limit=_LIMIT, environment={"GLOO_SOCKET_IFNAME": DEVICE})
-    record = json.loads(output.splitlines()[-1])
-    _check([record["wrong"]])
-    return {GLOO: record["seconds"]}
+    wanted = ["--forms", arguments.peers, "--size", str(arguments.size), "--budget", str(arguments.budget)]
+    environment = {"GLOO_SOCKET_IFNAME": DEVICE, "OMP_NUM_THREADS": "1"}
+    return _read(measure_gloo(prefixes, wanted, limit=_LIMIT, environment=environment, program="hooks.py"))
 
 
-def _check(wrong: Iterable[float]) -> None:
-    if any(wrong):
-        raise JobFailedError("there were wrong elements")
-
-
-def show(rounds: dict[str, list[float]], *, size: int, megabits: int) -> list[str]:
-    """Return the table and the verdicts."""
-    medians = {name: statistics.median(seconds) for name, seconds in rounds.items()}
-    line = megabits * 1e6
-    least = size / payload_rate(line)
-    gloo = medians.get(GLOO)
-    rows = [["", "ms", "share of the line", "share of raw bits", "faster than Gloo fp32"]]
-    for name, seconds in medians.items():
-        is_full = name in (GLOO, "fp32")
-        rows.append(
-            [
-                name if name == GLOO else f"asyncpar {name}",
-                f"{seconds * 1e3:.1f}",
-                f"{least / seconds:.3f}" if is_full else "-",
-                f"{size * 8 / line / seconds:.3f}" if is_full else "-",
-                format_ratio(None if gloo is None else gloo / seconds),
-            ]
+def _read(output: str) -> dict[str, Figure]:
+    """Return the figures by form.  Raises ``JobFailedError`` where there was a wrong one."""
+    figures = {}
+    for record in (json.loads(line) for line in output.splitlines() if line.startswith("{")):
+        if record["wrong"]:
+            raise JobFailedError(f"{record['form']}: the means are wrong on {record['wrong']} ranks")
+        figures[record["form"]] = Figure(
+            seconds=record["seconds"], sent=record.get("sent"), choice=record.get("choice", "")
         )
-    lines = [f"{size / 1e6:g} MB, 2 ranks, {megabits} Mbit/s each way:", "", *markdown(rows), ""]
-    if "fp32" in medians:
-        share = least / medians["fp32"]
-        lines.append(
-            f"fp32: {share:.3f} of the line, {_LINE_SHARE} wanted: {'ok' if share >= _LINE_SHARE else 'short'}"
-        )
-    if "int8" in medians and gloo is not None:
-        ratio = gloo / medians["int8"]
-        verdict = "ok" if ratio >= _INT8_RATIO else "short"
-        lines.append(f"int8: {ratio:.2f}x Gloo fp32, {_INT8_RATIO}x wanted: {verdict}")
-    return lines
+    return figures
+
+
+def measure_speed(megabits: int, arguments: argparse.Namespace, *, has_peers: bool) -> Speed:
+    """Run all rounds at one speed."""
+    speed = Speed(megabits=megabits, size=arguments.size)
+    with wire(megabits * 1_000_000) as ends, _secret_file() as secret:
+        for _ in range(arguments.rounds):
+            figures = measure_theirs(ends, arguments) if has_peers else {}
+            speed.rounds.append(measure_ours(ends, arguments, secret) | figures)
+    return speed
+
+
+def _tell(lines: Sequence[str]) -> None:
+    sys.stdout.write("\n".join(lines) + "\n\n")
+    sys.stdout.flush()
 
 
 @contextmanager
@@ -136,17 +143,18 @@ def main() -> int:
     """Run all rounds and show what came out."""
     arguments = parse_arguments()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that the namespaces go then, too
-    has_gloo = version_of("gloo", arguments.envs) is not None
-    if not has_gloo:
+    has_peers = bool(arguments.peers) and version_of("gloo", arguments.envs) is not None
+    if not has_peers:
         sys.stderr.write(f"Gloo is left out: not in {arguments.envs / 'gloo'} (see compare.py --install)\n")
-    rounds: dict[str, list[float]] = {}
+    speeds = []
     try:
-        with wire(arguments.megabits * 1_000_000) as ends, _secret_file() as secret:
-            for _ in range(arguments.rounds):
-                figures = measure_ours(ends, arguments, secret)
-                figures |= measure_theirs(ends, arguments) if has_gloo else {}
-                for name, seconds in figures.items():
-                    rounds.setdefault(name, []).append(seconds)
+        for megabits in arguments.megabits:
+            speeds.append(measure_speed(megabits, arguments, has_peers=has_peers))
+            _tell(show(speeds[-1]))
+            if arguments.auto:
+                _tell(show_choice(speeds[-1].rounds[-1][AUTO], f"at {megabits} Mbit/s"))
+        if arguments.auto:
+            _tell(show_choice(measure_inside(arguments), "inside one host"))
     except NoNamespacesError as error:
         sys.stdout.write(f"skipped: {error}\n")
         return 0
@@ -155,9 +163,9 @@ def main() -> int:
         return 1
     except KeyboardInterrupt:
         return 130
-    sys.stdout.write("\n".join(show(rounds, size=arguments.size, megabits=arguments.megabits)) + "\n")
     if arguments.json is not None:
-        arguments.json.write_text(json.dumps({"seconds": rounds, "megabits": arguments.megabits}) + "\n")
+        document = {"size": arguments.size, "speeds": [speed.document() for speed in speeds]}
+        arguments.json.write_text(json.dumps(document, indent=1) + "\n")
     return 0
 
 

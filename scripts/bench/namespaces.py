@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 DEVICE = "link0"
+_BURST_SECONDS = 0.8e-3
+_LEAST_BURST = 16_000
 _FRAME = 1514
 _PAYLOAD = 1448
 """Of a full Ethernet frame, as the shaper counts it, what TCP with timestamps leaves to its user."""
@@ -61,6 +63,7 @@ def wire(bits_per_second: int) -> Iterator[tuple[End, End]]:
 
 def _commands(left: End, right: End, bits_per_second: int) -> list[str]:
     """The bucket of the shaper is small, lest a transfer after a pause begin with a gift."""
+    burst = max(int(bits_per_second / 8 * _BURST_SECONDS), _LEAST_BURST)
     names = left.namespace, right.namespace
     commands = [f"ip netns add {name}" for name in names]
     commands.append(f"ip link add {DEVICE} netns {names[0]} type veth peer name {DEVICE} netns {names[1]}")
@@ -71,6 +74,6 @@ def _commands(left: End, right: End, bits_per_second: int) -> list[str]:
             f"{within} link set {DEVICE} up",
             f"{within} link set lo up",
             f"ip netns exec {end.namespace} tc qdisc add dev {DEVICE} root"
-            f" tbf rate {bits_per_second}bit burst 100kb latency 20ms",
+            f" tbf rate {bits_per_second}bit burst {burst} latency 20ms",
         ]
     return commands

@@ -1,6 +1,7 @@
 """Train a byte-level transformer on real text with data parallelism, and check it against one process.
 
     asyncpar launch --nproc-per-node 4 scripts/examples/train_lm.py --check
+    asyncpar launch --nproc-per-node 4 scripts/examples/train_lm.py --codec int8 --sync diloco:20:0.7:0.5
     python scripts/examples/train_lm.py --steps 20
 
 Without a launcher it trains alone.  The last line on stdout is one JSON object with the figures of the run.
@@ -9,6 +10,7 @@ Without a launcher it trains alone.  The last line on stdout is one JSON object 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import hashlib
 import json
 import math
@@ -18,35 +20,35 @@ import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import aclosing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import NoReturn
 
 import asyncpar as ap
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.config.environment import LaunchEnvironment
-from asyncpar.config.parallel import RankMapping, ThreeDParallelismConfig
 from asyncpar.errors import UsageError
-from asyncpar.gradsync import (
-    GradientBucketingConfig,
-    GradientCompressionConfig,
-    GradientSynchronizer,
-    SyncStatistics,
-)
+from asyncpar.gradsync import GradientBucketingConfig, GradientCompressionConfig, SyncStatistics
 from asyncpar.nn import AdamWConfig, TransformerConfig, WarmupCosine
 from asyncpar.observe.reporting import Reporter
 from asyncpar.train import (
     Batches,
-    DataParallelTrainer,
+    Expectation,
     LanguageModel,
     Progress,
     StepReport,
     Summary,
+    Texts,
     TrainingConfig,
     compare,
     compression_ratio,
+    evaluate,
+    expect,
     find_fault,
+    make_texts,
+    make_trainer,
     open_progress,
+    parse_mode,
     plot_losses,
     read_corpus,
     split_rows,
@@ -90,9 +92,29 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--heads", type=int, default=4)
     parser.add_argument("--lr", type=float, default=2e-3, help="peak learning rate (default: 0.002)")
+    parser.add_argument("--lr-floor", type=float, default=0.1, help="last rate as a part of the peak (default: 0.1)")
+    parser.add_argument("--beta1", type=float, default=0.9, help="of AdamW (default: 0.9; 0 is best for sparse codecs)")
+    parser.add_argument("--beta2", type=float, default=0.99, help="of AdamW (default: 0.99; 0.999 for sparse codecs)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--dtype", choices=("float32", "float64"), default="float32")
-    parser.add_argument("--compress", choices=("none", "int8"), default="none", help="gradients on the wire")
+    parser.add_argument(
+        "--codec",
+        "--compress",
+        default="none",
+        metavar="NAME",
+        help="gradients on the wire: none, bf16, fp16, int8, int4, sign, topk:0.01, topk:0.01+int8, randomk:0.1, "
+        "powersgd:4, auto (default: none)",
+    )
+    parser.add_argument(
+        "--sync",
+        default="sync",
+        metavar="MODE",
+        help="sync, local:H, diloco:H[:RATE[:MOMENTUM]], hierarchical:H[:RATE[:MOMENTUM]], async, stale:STEPS "
+        "(default: sync)",
+    )
+    parser.add_argument(
+        "--held-out", type=float, default=0.0, metavar="PART", help="part of the text to evaluate on (default: 0)"
+    )
     parser.add_argument("--bucket-mb", type=float, default=25.0, help="largest bucket in MiB (default: 25)")
     parser.add_argument("--check", action="store_true", help="repeat the run in one process and compare")
     parser.add_argument("--out", type=Path, default=Path("out"), help="folder for loss.png and summary.json")
@@ -111,6 +133,12 @@ def make_config(options: argparse.Namespace) -> TrainingConfig:
             raise UsageError(f"--{name.replace('_', '-')}: expected a positive number, got {value}")
     if options.seed < 0:
         raise UsageError(f"--seed: expected 0 or more, got {options.seed}")
+    if not 0.0 <= options.held_out <= 0.5:
+        raise UsageError(f"--held-out: expected a part in 0..0.5, got {options.held_out}")
+    if parse_mode(options.sync).is_free and options.codec != "none":
+        raise UsageError(f"--codec: expected none with --sync {options.sync}, got {options.codec}")
+    if not 0.0 <= options.lr_floor <= 1.0:
+        raise UsageError(f"--lr-floor: expected a part of the peak in 0..1, got {options.lr_floor}")
     warmup = min(40, options.steps // 4)
     return TrainingConfig(
         model=TransformerConfig(
@@ -121,57 +149,63 @@ def make_config(options: argparse.Namespace) -> TrainingConfig:
             seed=options.seed,
             dtype=options.dtype,
         ),
-        optimizer=AdamWConfig(beta2=0.99, epsilon=1e-5, clip_norm=1.0),
-        schedule=WarmupCosine(peak=options.lr, steps=options.steps, warmup=warmup),
+        optimizer=AdamWConfig(beta1=options.beta1, beta2=options.beta2, epsilon=1e-5, clip_norm=1.0),
+        schedule=WarmupCosine(peak=options.lr, steps=options.steps, warmup=warmup, floor=options.lr_floor),
         steps=options.steps,
         rows=options.batch,
     )
 
 
-def make_batches(options: argparse.Namespace) -> Batches:
+def read_texts(options: argparse.Namespace) -> Texts:
     """Read the text.  Raises ``UsageError`` when it cannot be read or is too short."""
     least = LEAST_WINDOWS * (options.seq + 1)
+    if options.held_out:
+        least = math.ceil(least / options.held_out)
     if options.text:
         corpus = read_corpus(options.text, least=least)
     else:
         corpus = read_corpus(standard_library_text(), least=least, most=LIBRARY_BYTES)
-    return Batches(corpus, rows=options.batch, length=options.seq, seed=options.seed)
+    return make_texts(corpus, rows=options.batch, length=options.seq, seed=options.seed, held_out=options.held_out)
 
 
-def make_synchronizer(options: argparse.Namespace, communicator: Communicator) -> GradientSynchronizer:
-    """Return the synchronizer of all replicas."""
-    config = ThreeDParallelismConfig(dp_size=communicator.size)
-    return GradientSynchronizer(
-        config,
-        RankMapping(config, communicator.rank),
-        communicator=communicator,
-        bucketing=GradientBucketingConfig(bucket_size_mb=options.bucket_mb),
-        compression=GradientCompressionConfig(enable_compression=options.compress == "int8"),
-    )
-
-
-async def train(options: argparse.Namespace, config: TrainingConfig, batches: Batches, reporter: Reporter) -> Run:
+async def train(options: argparse.Namespace, config: TrainingConfig, texts: Texts, reporter: Reporter) -> Run:
     """Train on all ranks together."""
     async with ap.init() as node:
         communicator = node.world
-        await check_same_text(communicator, batches)
+        await check_same_text(communicator, texts.training)
         model = LanguageModel(config)
-        synchronizer = make_synchronizer(options, communicator)
-        trainer = DataParallelTrainer(model, batches, communicator=communicator, synchronizer=synchronizer)
+        setup = make_trainer(
+            parse_mode(options.sync),
+            model,
+            texts.training,
+            node=node,
+            compression=make_compression(options),
+            bucketing=GradientBucketingConfig(bucket_size_mb=options.bucket_mb),
+        )
         await communicator.barrier()
         losses: list[float] = []
         sent, start = node.bytes_sent, time.perf_counter()
         is_first = communicator.rank == 0
         with open_progress(description="train", total=config.steps, reporter=reporter, is_watched=is_first) as progress:
-            async with aclosing(trainer.run()) as reports:
+            async with aclosing(setup.trainer.run()) as reports:
                 async for report in reports:
                     losses.append(report.loss)
-                    show(progress, report, config, synchronizer.get_sync_stats())
+                    show(progress, report, config, setup.statistics())
         sent, seconds = node.bytes_sent - sent, time.perf_counter() - start
-        await trainer.check_replicas()
+        await setup.trainer.check_replicas()
         counts = await communicator.all_gather_object(sent)
         summary = summarize(losses, config, options, counts=counts, seconds=seconds, model=model)
+        if options.codec != "none":
+            summary = replace(summary, residual_norm=setup.statistics().residual_norm)
+        if texts.held_out is not None and is_first:
+            loss = await asyncio.to_thread(evaluate, model, texts.held_out)
+            summary = replace(summary, held_out_loss=loss)
         return Run(losses=losses, summary=summary, is_first=is_first)
+
+
+def make_compression(options: argparse.Namespace) -> GradientCompressionConfig:
+    """Return the settings of the codec.  Raises ``UsageError`` for one that is not known."""
+    return GradientCompressionConfig(codec=None if options.codec == "none" else options.codec)
 
 
 async def check_same_text(communicator: Communicator, batches: Batches) -> None:
@@ -217,8 +251,10 @@ def summarize(
             gradient_bytes=sum(parameter.grad.nbytes for parameter in model.model.parameters()),
             steps=config.steps,
             sent=sent,
-            is_lossy=options.compress != "none",
+            is_exact=options.codec == "none" and options.sync == "sync",
         ),
+        codec=options.codec,
+        sync=options.sync,
         seconds=seconds,
         tokens_per_second=config.tokens * config.steps / seconds,
     )
@@ -237,12 +273,18 @@ def repeat_alone(config: TrainingConfig, batches: Batches, *, reporter: Reporter
     return losses
 
 
+def make_expectation(options: argparse.Namespace, config: TrainingConfig) -> Expectation:
+    """Return what the checked run has to come to."""
+    shapes = [parameter.value.shape for parameter in LanguageModel(config).model.parameters()]
+    return expect(options.codec, parse_mode(options.sync), shapes=shapes, steps=config.steps)
+
+
 def write_results(out: Path, summary: Summary, curves: dict[str, list[float]], options: argparse.Namespace) -> None:
     """Write summary.json, and loss.png where matplotlib is."""
     content = asdict(summary) | {"settings": vars(options), "losses": curves}
     (out / "summary.json").write_text(json.dumps(content, indent=1, default=str) + "\n")
     try:
-        plot_losses(curves, out / "loss.png", title=f"{summary.ranks} ranks, compression: {options.compress}")
+        plot_losses(curves, out / "loss.png", title=f"{summary.ranks} ranks, codec {options.codec}, {options.sync}")
     except UsageError as error:
         print(f"no loss.png: {error}", file=sys.stderr)
 
@@ -277,21 +319,22 @@ def main() -> None:
     try:
         options = parse_arguments()
         config = make_config(options)
-        batches = make_batches(options)
+        make_compression(options)
+        texts = read_texts(options)
         place = LaunchEnvironment.from_mapping(os.environ)
-        split_rows(batches.rows, rank=0, size=1 if place is None else place.world_size)
+        split_rows(config.rows, rank=0, size=1 if place is None else place.world_size)
         make_folder(options.out)
     except UsageError as error:
         raise refuse(error) from None
     reporter = Reporter.from_environment(os.environ)
-    run = ap.run(train(options, config, batches, reporter))
+    run = ap.run(train(options, config, texts, reporter))
     if not run.is_first:
         return
     summary, curves, failure = run.summary, {f"{run.summary.ranks} ranks": run.losses}, None
     if options.check:
-        curves["one process"] = repeat_alone(config, batches, reporter=reporter)
+        curves["one process"] = repeat_alone(config, texts.training, reporter=reporter)
         summary = compare(summary, run.losses, curves["one process"])
-        failure = find_fault(summary, is_lossy=options.compress != "none")
+        failure = find_fault(summary, make_expectation(options, config))
     write_results(options.out, summary, curves, options)
     print(json.dumps(asdict(summary)), flush=True)
     if failure is not None:

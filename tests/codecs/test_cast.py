@@ -176,7 +176,7 @@ def test_a_processor_without_subnormals_converts_as_well(monkeypatch: pytest.Mon
     for has_subnormals in (True, False):
         monkeypatch.setattr("asyncpar.codecs.half._has_subnormals", lambda has=has_subnormals: has)
         written: NDArray[np.uint16] = np.empty(4, np.uint16)
-        to_half(values, written, np.empty((2, 4), np.float32))
+        to_half(values, written, np.empty((3, 4), np.float32))
         back = np.empty(4, np.float32)
         from_half(written, back)
         results.append((written.tobytes(), back.tolist()))

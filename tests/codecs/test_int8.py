@@ -51,6 +51,15 @@ def test_the_error_is_at_most_half_a_scale() -> None:
     assert np.abs(decoded - values).max() <= scale / 2 * (1 + 1e-5)
 
 
+def test_the_worst_case_of_the_contraction_is_nearly_reached() -> None:
+    values = np.full(1024, 0.4999 / 127, np.float32)
+    values[0] = 1.0
+    decoded = np.empty_like(values)
+    CODEC.decode(np.frombuffer(encode(values), np.uint8), decoded)
+    missing = np.square(decoded - values).sum() / np.square(values).sum()
+    assert 0.99 * (1 - CODEC.contraction(1024)) < missing <= 1 - CODEC.contraction(1024)
+
+
 @pytest.mark.parametrize("scale", [np.nan, np.inf, -1.0, np.finfo(np.float32).max])
 def test_scales_that_no_encoder_writes_are_refused_before_anything_is_written(scale: float) -> None:
     encoded = np.frombuffer(encode(np.ones(3000, np.float32)), np.uint8).copy()

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -29,8 +30,8 @@ def run(*arguments: object, ranks: int = 0, transport: str = "") -> subprocess.C
     return subprocess.run(command, capture_output=True, text=True, timeout=50, check=False)
 
 
-def last_line(done: subprocess.CompletedProcess[str]) -> dict[str, float | None]:
-    figures: dict[str, float | None] = json.loads(done.stdout.splitlines()[-1])
+def last_line(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
+    figures: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     assert list(figures) == [field.name for field in fields(Summary)]
     return figures
 
@@ -49,6 +50,7 @@ def test_two_ranks_train_as_one_process_does(tmp_path: Path) -> None:
     assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert summary["last_loss"] == figures["last_loss"]
+    assert (figures["codec"], figures["sync"], figures["residual_norm"]) == ("none", "sync", None)
     assert {name: len(losses) for name, losses in summary["losses"].items()} == {"2 ranks": 6, "one process": 6}
     assert "[" in done.stderr
     assert "loss=" in done.stderr
@@ -66,16 +68,42 @@ def test_alone_it_trains_without_a_launcher(tmp_path: Path) -> None:
 @pytest.mark.parametrize("transport", ["", "tcp"])
 def test_int8_shrinks_the_traffic_and_passes_the_check(tmp_path: Path, transport: str) -> None:
     larger = ("--steps", "3", "--batch", "4", "--seq", "16", "--dim", "128", "--layers", "1")
-    done = run(*larger, "--compress", "int8", "--check", "--out", tmp_path, ranks=2, transport=transport)
+    done = run(*larger, "--codec", "int8", "--check", "--out", tmp_path, ranks=2, transport=transport)
     assert done.returncode == 0, done.stderr
-    ratio = last_line(done)["compression_ratio"]
-    assert ratio is not None
-    assert ratio >= 3.8
+    figures = last_line(done)
+    assert figures["compression_ratio"] >= 3.8
+    assert figures["codec"] == "int8"
+    assert figures["residual_norm"] > 0.0
+
+
+def test_the_older_name_of_the_option_for_codecs_still_works(tmp_path: Path) -> None:
+    done = run(*TINY, "--compress", "int8", "--out", tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert last_line(done)["codec"] == "int8"
+
+
+def test_sparse_codecs_rounds_and_held_out_text_go_together(tmp_path: Path) -> None:
+    options = ("--codec", "topk:0.05+int8", "--sync", "diloco:3:0.7:0.5", "--held-out", "0.1", "--beta1", "0")
+    done = run(*TINY, *options, "--check", "--out", tmp_path, ranks=2, transport="tcp")
+    assert done.returncode == 0, done.stderr
+    figures = last_line(done)
+    assert (figures["codec"], figures["sync"]) == ("topk:0.05+int8", "diloco:3:0.7:0.5")
+    assert figures["compression_ratio"] > 30.0
+    assert 4.0 < figures["held_out_loss"] < 6.0
+
+
+@pytest.mark.parametrize("mode", ["hierarchical:3", "stale:1"])
+def test_ranks_that_meet_rarely_pass_the_check(tmp_path: Path, mode: str) -> None:
+    done = run(*TINY, "--sync", mode, "--check", "--out", tmp_path, ranks=2)
+    assert done.returncode == 0, done.stderr
+    assert last_line(done)["sync"] == mode
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert {name: len(losses) for name, losses in summary["losses"].items()} == {"2 ranks": 6, "one process": 6}
 
 
 def test_numbers_that_miss_the_promise_fail_the_job(tmp_path: Path) -> None:
     smallest = ("--steps", "3", "--batch", "4", "--seq", "8", "--dim", "2", "--layers", "1", "--heads", "1")
-    done = run(*smallest, "--compress", "int8", "--check", "--out", tmp_path, ranks=2, transport="tcp")
+    done = run(*smallest, "--codec", "int8", "--check", "--out", tmp_path, ranks=2, transport="tcp")
     assert done.returncode == 1
     assert "train_lm: the check failed: the bytes on the wire shrank" in done.stderr
     assert last_line(done)["ranks"] == 2
@@ -92,7 +120,10 @@ def test_numbers_that_miss_the_promise_fail_the_job(tmp_path: Path) -> None:
         (("--seed", "-1"), "train_lm: --seed: expected 0 or more, got -1"),
         (("--heads", "3"), "train_lm: heads: expected a divisor of 128 features, got 3"),
         (("--steps", "0"), "train_lm: --steps: expected a positive number, got 0"),
-        (("--compress", "zip"), "train_lm: argument --compress: invalid choice: 'zip'"),
+        (("--codec", "zip"), "train_lm: codec: "),
+        (("--sync", "never"), "train_lm: sync: expected one of sync, local:H"),
+        (("--sync", "async", "--codec", "int8"), "train_lm: --codec: expected none with --sync async, got int8"),
+        (("--held-out", "0.9"), "train_lm: --held-out: expected a part in 0..0.5, got 0.9"),
         (("--batch", "1"), "train_lm: batch: expected at least one row for each of 2 ranks, got 1"),
     ],
 )

@@ -70,6 +70,7 @@ def make_flow(index: int, turns: ThreadTurns) -> BucketFlow:
         packing=Packing(parameters={}),
         policy=NonFinitePolicy.ABORT,
         turns=turns,
+        agreed=asyncio.Event(),
         step=1,
     )
     keys = BucketKeys(replicas=str(index), slices="", ends="")

@@ -40,7 +40,7 @@ async def test_copies_and_both_ends_of_ties_stay_equal_over_steps(codec: str, dp
 @pytest.mark.parametrize("codec", LOSSY)
 async def test_with_feedback_the_mean_is_right_over_time(codec: str) -> None:
     """The same gradients again and again: what is lost stays bounded, so its share vanishes."""
-    steps = 60
+    steps = 150 if codec == "sign" else 60  # which is slow where one value is much larger than others
     async with parallel_world(2, compression=compressed(codec)) as ranks:
         totals: list[dict[str, Array]] = [{} for _ in ranks]
         for _ in range(steps):

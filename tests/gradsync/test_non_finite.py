@@ -98,8 +98,8 @@ async def test_with_all_kinds_of_parallelism_every_rank_learns_who_it_was(
 
 @pytest.mark.parametrize("codec", CODECS)
 async def test_skip_step_leaves_everything_and_says_so_on_every_rank(codec: str) -> None:
-    settings = {"compression": compressed(codec), "when_not_finite": NonFinitePolicy.SKIP_STEP}
-    async with parallel_world(2, 2, 2, **settings) as ranks:
+    skip = NonFinitePolicy.SKIP_STEP
+    async with parallel_world(2, 2, 2, compression=compressed(codec), when_not_finite=skip) as ranks:
         await draw_and_synchronize(ranks)
         spoil(ranks[3], "layer_5_bias", np.inf)
         before = [snapshot(rank) for rank in ranks]
@@ -126,8 +126,8 @@ async def take_step(rank: Rank) -> StepOutcome:
 
 @pytest.mark.parametrize("codec", CODECS)
 async def test_drop_takes_the_mean_of_the_others_and_names_who_was_left_out(codec: str) -> None:
-    settings = {"compression": compressed(codec), "when_not_finite": NonFinitePolicy.DROP}
-    async with parallel_world(3, **settings) as ranks:
+    drop = NonFinitePolicy.DROP
+    async with parallel_world(3, compression=compressed(codec), when_not_finite=drop) as ranks:
         for rank in ranks:
             fill_all(rank, 2.0**rank.node.rank)
         spoil(ranks[2], "layer_1_weight")

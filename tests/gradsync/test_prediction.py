@@ -35,7 +35,9 @@ def test_the_longer_of_wire_and_compute_counts_whole() -> None:
     assert Prediction(name="x", sent=1.0, wire=0.08, compute=0.8).seconds == pytest.approx(0.81)
 
 
-@pytest.mark.parametrize(("speed", "chosen"), [(0.1, "int4"), (1.0, "int4"), (3.5, "int8"), (6.0, "bf16"), (40.0, "none")])
+@pytest.mark.parametrize(
+    ("speed", "chosen"), [(0.1, "int4"), (1.0, "int4"), (3.5, "int8"), (6.0, "bf16"), (40.0, "none")]
+)
 def test_the_faster_the_link_the_less_is_lost(speed: float, chosen: str) -> None:
     assert measured(gigabits(speed)).choose(COUNT) == chosen
 

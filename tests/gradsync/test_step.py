@@ -41,8 +41,9 @@ class SlowCommunicator:
         self.started: list[float] = []
 
     async def all_reduce(self, x: Array, **_: Any) -> Array:
-        self.started.append(asyncio.get_running_loop().time())
-        await asyncio.sleep(SECONDS_PER_BUCKET)
+        if x.size > 1:  # gradients, and not the exchange that ends a step
+            self.started.append(asyncio.get_running_loop().time())
+            await asyncio.sleep(SECONDS_PER_BUCKET)
         return x
 
     async def all_gather(self, x: Array, **_: Any) -> Array:
@@ -167,7 +168,7 @@ def test_steps_of_one_synchronizer_do_not_nest() -> None:
             with pytest.raises(UsageError, match="previous step of this synchronizer is still under way"):
                 async with synchronizer.step(make_parameters(2)):
                     pass
-            with pytest.raises(UsageError, match="clear_buffers: a step is under way"):
+            with pytest.raises(UsageError, match=r"clear_buffers: .* still under way"):
                 synchronizer.clear_buffers()
 
     run_virtual(main())

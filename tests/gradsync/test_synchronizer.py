@@ -324,7 +324,7 @@ async def test_other_settings_on_one_rank_are_an_error_on_all() -> None:
     async with local_world(3) as nodes:
         for error in await on_all_failing(nodes, main):
             assert isinstance(error, UsageError)
-            assert "rank 0 has codec none, error feedback on, rank 2 has codec int8" in str(error)
+            assert "rank 0 has codec none, error feedback on, none in force, rank 2 has codec int8" in str(error)
 
 
 async def test_a_rank_without_parameters_is_an_error_on_all() -> None:

@@ -25,7 +25,7 @@ from asyncpar.testing.world import local_world
 T = TypeVar("T")
 
 PATIENCE = 30.0
-"""Seconds after which a test takes ranks for hung."""
+"""Seconds after which ranks are taken for hung."""
 
 SMALL_BUCKETS = GradientBucketingConfig(bucket_size_mb=0.0005, max_buckets=64)
 
@@ -103,7 +103,7 @@ def expected_gradients(config: ThreeDParallelismConfig, mapping: RankMapping, *,
     last = config.pp_size - 1
     stages = {stage: make_stage(stage, config.pp_size) for stage in {mapping.pp_rank, 0, last}}
     tied = [(stage, p) for stage, model in stages.items() for p in model.parameters() if p.placement.tied is not None]
-    expected = {}
+    expected: dict[str, Array] = {}
     for parameter in stages[mapping.pp_rank].parameters():
         sources = tied if parameter.placement.tied is not None else [(mapping.pp_rank, parameter)]
         replicated = parameter.placement.replicated
@@ -155,11 +155,12 @@ async def parallel_world(
     transport: str = "inproc",
     hosts: Sequence[str] | None = None,
     parallelism: Mapping[str, Any] | None = None,
+    patience: float = PATIENCE,
     **settings: Any,
 ) -> AsyncIterator[list[Rank]]:
     """Yield the ranks of a world of ``dp * tp * pp``, with gradients drawn; ``settings`` go to the synchronizers."""
     config = ThreeDParallelismConfig(dp_size=dp, tp_size=tp, pp_size=pp, **(parallelism or {}))
-    async with local_world(config.world_size, transport=transport, hosts=hosts) as nodes, asyncio.timeout(PATIENCE):
+    async with local_world(config.world_size, transport=transport, hosts=hosts) as nodes, asyncio.timeout(patience):
         ranks = []
         for node in nodes:
             mapping = RankMapping(config, node.rank)

@@ -36,7 +36,7 @@ def make_trainer(node: Node, model: LanguageModel, *, lossy: bool = False) -> Da
         config,
         RankMapping(config, node.rank),
         communicator=node.world,
-        compression=GradientCompressionConfig(enable_compression=lossy),
+        compression=GradientCompressionConfig(codec="int8" if lossy else None),
     )
     return DataParallelTrainer(model, make_batches(), communicator=node.world, synchronizer=synchronizer)
 

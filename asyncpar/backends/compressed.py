@@ -1,0 +1,114 @@
+"""All-reduce through a codec: owners decode.
+
+Encoded values cannot be summed in general.  So each rank owns one slice of the array: all ranks encode all slices, send
+each to its owner, the owner decodes and sums what it got in float32, encodes the sum, and everyone gathers and decodes
+the sums, the owner too.  Thus all ranks end with the same bits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVarTuple
+
+import numpy as np
+
+from asyncpar.codecs import Bytes, Codec, Values
+from asyncpar.collectives.communicator import Communicator
+from asyncpar.collectives.reduction import Array
+
+Args = TypeVarTuple("Args")
+
+INLINE_VALUES = 1 << 16
+"""Up to so many values, encoding takes less time than handing it to a thread would."""
+
+
+class CompressedAllReduce:
+    """One sum, or mean, of ``x`` of all ranks through ``codec``, into ``out`` (which may be ``x``).
+
+    ``key`` is used for this call alone.  Whether it ends well or not, both of its collectives have been begun on this
+    rank, so that no rank waits for one that will not come.
+    """
+
+    def __init__(
+        self, communicator: Communicator, codec: Codec, x: Array, out: Array, *, is_mean: bool, key: str
+    ) -> None:
+        self._communicator = communicator
+        self._codec = codec
+        self._x = x
+        self._out = out
+        self._is_mean = is_mean
+        self._key = key
+        size = communicator.size
+        self._length = -(-x.size // size)
+        encoded = codec.encoded_bytes(self._length)
+        self._shards = np.empty((size, encoded), np.uint8)
+        self._sum = np.empty(encoded, np.uint8)
+        self._begun = 0
+
+    async def run(self) -> Array:
+        """Return ``out``.  Raises ``NonFiniteValue`` for values that are not finite in float32, and as collectives do.
+
+        ``out`` is as it was if anything is raised.
+        """
+        try:
+            await self._off_loop(self._encode)
+            incoming = await self._exchange()
+            await self._off_loop(self._sum_owned, incoming)
+            sums = await self._gather()
+            await self._off_loop(self._decode, sums)
+        except BaseException:
+            self.give_up()
+            raise
+        return self._out
+
+    def give_up(self) -> None:
+        """Tell ranks that wait, or will wait, for this one that it will not come.  Waits for nobody.  Idempotent."""
+        for collective in (self._exchange, self._gather)[self._begun :]:
+            collective().close()
+
+    def _exchange(self) -> Coroutine[Any, Any, Bytes]:
+        self._begun = 1
+        return self._communicator.all_to_all(self._shards, key=f"{self._key}/shards")
+
+    def _gather(self) -> Coroutine[Any, Any, Bytes]:
+        self._begun = 2
+        return self._communicator.all_gather(self._sum, key=f"{self._key}/sums")
+
+    def _encode(self) -> None:
+        size = self._communicator.size
+        values = np.zeros(size * self._length, np.float32)
+        with np.errstate(over="ignore"):  # what is too large for float32 is infinite now, which the codec refuses
+            values[: self._x.size] = self._x.reshape(-1)
+        for rank in range(size):
+            self._codec.encode(values[rank * self._length :][: self._length], self._shards[rank])
+
+    def _sum_owned(self, incoming: Bytes) -> None:
+        total: Values = np.zeros(self._length, np.float32)
+        for encoded in incoming:
+            self._codec.decode_add(encoded, total)
+        if self._is_mean:
+            total /= np.float32(self._communicator.size)
+        self._codec.encode(total, self._sum)
+
+    def _decode(self, sums: Bytes) -> None:
+        values = np.empty(len(sums) * self._length, np.float32)
+        for rank, encoded in enumerate(sums):
+            self._codec.decode(encoded, values[rank * self._length :][: self._length])
+        self._out[...] = values[: self._x.size].reshape(self._x.shape)
+
+    async def _off_loop(self, step: Callable[[*Args], None], *args: *Args) -> None:
+        """Run ``step``, in a thread when it would hold up the loop.
+
+        A cancelled caller still waits for the thread (milliseconds), which reads the caller's array.
+        """
+        if self._x.size <= INLINE_VALUES:
+            step(*args)
+            return
+        running = asyncio.get_running_loop().run_in_executor(None, step, *args)
+        try:
+            await asyncio.shield(running)
+        except asyncio.CancelledError:
+            await asyncio.wait({running})
+            running.exception()
+            raise

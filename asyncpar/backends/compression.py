@@ -1,0 +1,92 @@
+"""What values go through on the wire, as users say it: kinds with a number, which stand for codecs.  Pure."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import Self
+
+from asyncpar.codecs import Codec
+from asyncpar.codecs.naming import parse_codec
+from asyncpar.errors import UsageError
+
+_WIDTHS = {1: "sign", 4: "int4", 8: "int8", 16: "bf16"}
+"""Codecs by bits per value."""
+
+
+class CompressionKind(enum.StrEnum):
+    """What is left out of values."""
+
+    NONE = "none"
+    TOP_K = "top_k"
+    RANDOM = "random"
+    QUANTIZATION = "quantization"
+    CUSTOM = "custom"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompressionAlgorithm:
+    """How arrays are made smaller; by default not at all.  Made by ``top_k(k)`` and its like."""
+
+    kind: CompressionKind = CompressionKind.NONE
+    k: int = 0
+    ratio: float = 1.0
+    bits: int = 32
+    codec: Codec | None = None
+
+    def __post_init__(self) -> None:
+        match self.kind:
+            case CompressionKind.TOP_K if self.k < 1:
+                raise UsageError(f"k: expected a number of values, at least 1, got {self.k}")
+            case CompressionKind.RANDOM if not 0 < self.ratio <= 1:
+                raise UsageError(f"ratio: expected a fraction above 0 and up to 1, got {self.ratio}")
+            case CompressionKind.QUANTIZATION if self.bits not in (*_WIDTHS, 32):
+                raise UsageError(f"bits: expected one of {', '.join(map(str, _WIDTHS))}, 32, got {self.bits}")
+            case CompressionKind.CUSTOM if not isinstance(self.codec, Codec):
+                raise UsageError(f"codec: expected a Codec, got {self.codec!r}")
+
+    @classmethod
+    def none(cls) -> Self:
+        """Send values as they are."""
+        return cls()
+
+    @classmethod
+    def top_k(cls, k: int) -> Self:
+        """Send about the ``k`` values of largest magnitude of each array."""
+        return cls(kind=CompressionKind.TOP_K, k=k)
+
+    @classmethod
+    def random(cls, ratio: float) -> Self:
+        """Send this fraction of the values of each array, the same places on all ranks."""
+        return cls(kind=CompressionKind.RANDOM, ratio=ratio)
+
+    @classmethod
+    def quantization(cls, bits: int) -> Self:
+        """Send values in 1 (sign), 4, 8, 16 (bfloat16) or 32 bits (as they are)."""
+        return cls(kind=CompressionKind.QUANTIZATION, bits=bits)
+
+    @classmethod
+    def custom(cls, codec: Codec | str) -> Self:
+        """Send values as ``codec`` encodes them; also by name, such as ``topk:0.01+int8``."""
+        if isinstance(codec, str):
+            codec = _vector_codec(codec)
+        return cls(kind=CompressionKind.CUSTOM, codec=codec)
+
+    def codec_for(self, count: int) -> Codec | None:
+        """Return what encodes arrays of ``count`` values; None where they are to travel as they are."""
+        match self.kind:
+            case CompressionKind.TOP_K if self.k < count:
+                return _vector_codec(f"topk:{self.k / count!r}")
+            case CompressionKind.RANDOM if self.ratio < 1:
+                return _vector_codec(f"randomk:{self.ratio!r}")
+            case CompressionKind.QUANTIZATION if self.bits in _WIDTHS:
+                return _vector_codec(_WIDTHS[self.bits])
+            case _:
+                return self.codec
+
+
+def _vector_codec(name: str) -> Codec:
+    codec = parse_codec(name)
+    if not isinstance(codec, Codec):
+        raise UsageError(f"codec: expected one that encodes vectors, got {name!r}, which works in rounds")
+    return codec

@@ -1,0 +1,1 @@
+"""The Gloo backend.  Start with ``office.py``."""

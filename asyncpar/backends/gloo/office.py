@@ -1,0 +1,88 @@
+"""The post office of one rank over a process group of torch.
+
+Theory of operation.  ``torch.distributed`` has no descriptor to wait on either, and its operations block in the calling
+thread, with the interpreter free.  So each peer has a thread that receives, from the beginning (Gloo joins all ranks
+from the beginning, too), and one that sends, from the first message on; both hand over to the event loop.
+
+The process group belongs to the backend alone; that of ``init_process_group`` is neither needed nor touched.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+from asyncpar.backends.gloo.courier import GlooCourier
+from asyncpar.backends.message_connector import Office
+
+CLOSE_SECONDS = 1.0
+_LOOK_SECONDS = 0.005
+_NEVER_SENT = 2
+"""Tag of messages that do not exist; 0 and 1 are openings and rests."""
+
+
+class TorchPipe:
+    """A ``Pipe`` to the rank ``peer`` of a process group of torch."""
+
+    def __init__(self, torch: Any, group: Any, peer: int) -> None:
+        self._torch = torch
+        self._group = group
+        self._peer = peer
+
+    def send(self, piece: memoryview, *, is_rest: bool) -> Any:
+        return self._group.send([self._tensor(piece)], self._peer, int(is_rest))
+
+    def receive(self, memory: memoryview, *, is_rest: bool) -> Any:
+        return self._group.recv([self._tensor(memory)], self._peer, int(is_rest))
+
+    def _tensor(self, memory: memoryview) -> Any:
+        return self._torch.frombuffer(memory, dtype=self._torch.uint8)
+
+    def break_all(self) -> None:
+        """End whatever is under way in the process group with an error: Gloo does that when a wait takes too long."""
+        try:
+            waiting = self._group.recv([self._tensor(memoryview(bytearray(1)))], self._peer, _NEVER_SENT)
+            waiting.wait(timedelta(milliseconds=1))
+        except RuntimeError:
+            return
+
+
+class GlooOffice(Office):
+    """The couriers of ``rank`` in a process group of ``size`` ranks."""
+
+    def __init__(self, torch: Any, group: Any, *, rank: int, size: int) -> None:
+        self._pipes = {peer: TorchPipe(torch, group, peer) for peer in range(size) if peer != rank}
+        self._couriers = {peer: GlooCourier(pipe, name=f"gloo {rank}-{peer}") for peer, pipe in self._pipes.items()}
+        self._loop = asyncio.get_running_loop()
+
+    def open(self, *, meet: Callable[[int], None], leave: Callable[[int], None]) -> None:
+        for peer, courier in self._couriers.items():
+            courier.listen(meet=_bound(meet, peer), leave=_bound(leave, peer))
+
+    def courier(self, rank: int) -> GlooCourier:
+        return self._couriers[rank]
+
+    async def close(self) -> None:
+        for courier in self._couriers.values():
+            courier.end()
+            courier.stop()
+        deadline = self._loop.time() + CLOSE_SECONDS
+        while not self._is_through() and self._loop.time() < deadline:  # noqa: ASYNC110  # threads see to it
+            await asyncio.sleep(_LOOK_SECONDS)
+        await self._loop.run_in_executor(None, self._end_threads, self._is_through())
+
+    def _end_threads(self, is_through: bool) -> None:
+        """See the threads end, which otherwise would bring the process down when it ends before them."""
+        if not is_through:
+            next(iter(self._pipes.values())).break_all()
+        for courier in self._couriers.values():
+            courier.join(CLOSE_SECONDS)
+
+    def _is_through(self) -> bool:
+        return all(courier.is_through for courier in self._couriers.values())
+
+
+def _bound(greet: Callable[[int], None], peer: int) -> Callable[[], None]:
+    return lambda: greet(peer)

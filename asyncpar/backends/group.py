@@ -1,0 +1,158 @@
+"""A group of a runtime: ranks of one backend that do collective operations together."""
+
+from __future__ import annotations
+
+import time
+import zlib
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from asyncpar.backends.compressed import CompressedAllReduce
+from asyncpar.backends.compression import CompressionAlgorithm
+from asyncpar.backends.metrics import CallTally, CommunicationMetrics, metrics_of
+from asyncpar.backends.operations import CollectiveOp, CollectiveResult, ReductionOp
+from asyncpar.codecs import Codec
+from asyncpar.collectives.arguments import check_array, check_key, check_out, check_writable
+from asyncpar.collectives.call import Call
+from asyncpar.collectives.communicator import Communicator
+from asyncpar.collectives.reduction import Array
+from asyncpar.errors import UsageError
+
+
+class CommunicationGroup:
+    """Ranks of one backend.  ``communicator`` offers all operations; ``run`` those of ``CollectiveOp``, by value.
+
+    Sums and averages that ``run`` reduces go through ``compression``; what is called on ``communicator`` does not.
+    """
+
+    def __init__(
+        self, *, name: str, backend: str, communicator: Communicator, compression: CompressionAlgorithm
+    ) -> None:
+        self.name = name
+        self.backend = backend
+        self.communicator = communicator
+        self.compression = compression
+        self._compressed: Communicator | None = None
+        self._tally = CallTally()
+        self._uses: dict[str, int] = {}
+
+    def __repr__(self) -> str:
+        return f"CommunicationGroup({self.name!r}, rank {self.rank} of {self.size}, {self.backend})"
+
+    @property
+    def rank(self) -> int:
+        """This rank's place in the group."""
+        return self.communicator.rank
+
+    @property
+    def size(self) -> int:
+        return self.communicator.size
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The group's ranks in the numbering of the backend's world."""
+        return self.communicator.ranks
+
+    def metrics(self) -> CommunicationMetrics:
+        """Return what the operations of this group have cost so far, also those called on ``communicator``."""
+        compressed = None if self._compressed is None else self._compressed.traffic
+        return metrics_of(self.communicator.traffic, compressed, self._tally)
+
+    def run(
+        self,
+        operation: CollectiveOp | str,
+        x: Array | None = None,
+        *,
+        reduction: ReductionOp | str = ReductionOp.SUM,
+        root: int = 0,
+        out: Array | None = None,
+        key: str | None = None,
+    ) -> Coroutine[Any, Any, CollectiveResult]:
+        """Begin ``operation``; it runs when what this returns is awaited.
+
+        Arguments are those of the method of ``Communicator`` that has its name, where it has them.  Errors are those of
+        that method; wrong arguments raise at once.
+        """
+        try:
+            operation, reduction = CollectiveOp(operation), ReductionOp(reduction)
+        except ValueError as error:
+            raise UsageError(f"operation, reduction: {error}") from None
+        if x is None and operation not in (CollectiveOp.BARRIER, CollectiveOp.SCATTER):
+            raise UsageError(f"x: {operation} expects an array, got None")
+        codec = self._codec(operation, reduction, x)
+        if codec is None or x is None:
+            running = self._begin(operation, x, reduction, root, out, key)
+            return Call(self._finish(operation, lambda: running), running.close)
+        call = self._compress(codec, x, reduction, out, key)
+        return Call(self._finish(operation, call.run, codec.name), call.give_up)
+
+    def _begin(
+        self, operation: CollectiveOp, x: Any, reduction: ReductionOp, root: int, out: Array | None, key: str | None
+    ) -> Coroutine[Any, Any, Array | None]:
+        communicator, op = self.communicator, reduction.numeric
+        match operation:
+            case CollectiveOp.ALL_REDUCE:
+                return communicator.all_reduce(x, op, out=out, key=key)
+            case CollectiveOp.REDUCE:
+                return communicator.reduce(x, op, root=root, out=out, key=key)
+            case CollectiveOp.REDUCE_SCATTER:
+                return communicator.reduce_scatter(x, op, out=out, key=key)
+            case CollectiveOp.ALL_GATHER:
+                return communicator.all_gather(x, out=out, key=key)
+            case CollectiveOp.GATHER:
+                return communicator.gather(x, root=root, out=out, key=key)
+            case CollectiveOp.SCATTER:
+                return communicator.scatter(x, root=root, out=out, key=key)
+            case CollectiveOp.BROADCAST:
+                return communicator.broadcast(x, root=root, key=key)
+            case CollectiveOp.ALL_TO_ALL:
+                return communicator.all_to_all(x, out=out, key=key)
+            case CollectiveOp.BARRIER:
+                return communicator.barrier(key=key)
+
+    def _codec(self, operation: CollectiveOp, reduction: ReductionOp, x: Array | None) -> Codec | None:
+        """Return what this call goes through: sums and averages of real numbers only, and not within one rank."""
+        if operation is not CollectiveOp.ALL_REDUCE or reduction not in (ReductionOp.SUM, ReductionOp.AVERAGE):
+            return None
+        if x is None or not _is_real(check_array(x).dtype) or self.size == 1:
+            return None
+        return self.compression.codec_for(x.size)
+
+    def _compress(
+        self, codec: Codec, x: Array, reduction: ReductionOp, out: Array | None, key: str | None
+    ) -> CompressedAllReduce:
+        check_key(key)
+        name = "" if key is None else f"key {key}"
+        use = self._uses[name] = self._uses.get(name, 0) + 1
+        if self._compressed is None:
+            self._compressed = self.communicator.subgroup(range(self.size), key="compressed")
+            assert self._compressed is not None
+        return CompressedAllReduce(
+            self._compressed,
+            codec.at(zlib.crc32(name.encode()), use),
+            x,
+            check_writable(x, "x") if out is None else check_out(out, x.shape, x.dtype),
+            is_mean=reduction is ReductionOp.AVERAGE,
+            key=f"{name} #{use}",
+        )
+
+    async def _finish(
+        self, operation: CollectiveOp, run: Callable[[], Awaitable[Array | None]], codec: str = ""
+    ) -> CollectiveResult:
+        started = time.perf_counter()
+        try:
+            value = await run()
+        except BaseException:
+            self._tally.failed(operation)
+            raise
+        seconds = time.perf_counter() - started
+        if codec:
+            self._tally.compressed_done(seconds)
+        return CollectiveResult(operation=operation, group=self.name, value=value, seconds=seconds, codec=codec)
+
+
+def _is_real(dtype: np.dtype[Any]) -> bool:
+    return dtype.kind == "f" or dtype == np.dtype(ml_dtypes.bfloat16)

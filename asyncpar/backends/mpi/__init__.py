@@ -1,0 +1,1 @@
+"""The MPI backend.  Start with ``office.py``."""

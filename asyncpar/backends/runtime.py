@@ -1,0 +1,188 @@
+"""The runtime: backends by name, the worlds they open, groups of their ranks, and what all of it has cost."""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine, Iterable
+from types import TracebackType
+from typing import Any, Self
+
+from asyncpar.backends.backend import CommunicationBackend, OpenBackend
+from asyncpar.backends.config import BackendConfig
+from asyncpar.backends.errors import BackendNotRegistered, GroupNotFound, NoGroup
+from asyncpar.backends.group import CommunicationGroup
+from asyncpar.backends.metrics import CommunicationMetrics, sum_metrics
+from asyncpar.backends.opened import OpenedBackend, open_in_task
+from asyncpar.backends.operations import CollectiveOp, CollectiveResult, ReductionOp
+from asyncpar.backends.shipped import shipped_backends
+from asyncpar.collectives.reduction import Array
+from asyncpar.errors import UsageError
+
+WORLD = "world"
+"""Name of the group of all ranks of the backend that was opened first."""
+
+
+class CommunicationRuntime:
+    """What one rank communicates through; use as ``async with``, or call ``finalize`` at the end.
+
+    Backends that come with asyncpar are registered under the names of ``CommunicationBackend``.  Each backend that is
+    initialized is a world of its own, whose ranks do the same things in the same order.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[str, OpenBackend] = shipped_backends()
+        self._opened: dict[str, OpenedBackend] = {}
+        self._groups: dict[str, CommunicationGroup] = {}
+        self._absent: set[str] = set()
+        self._default: str | None = None
+        self._past: list[CommunicationMetrics] = []
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.finalize()
+
+    # -- backends ----------------------------------------------------------------------------------------------------
+
+    @property
+    def backends(self) -> tuple[str, ...]:
+        """The names that ``initialize`` knows."""
+        return tuple(sorted(self._known))
+
+    def register_backend(self, name: CommunicationBackend | str, backend: OpenBackend) -> None:
+        """Know ``backend`` by ``name`` from now on, instead of another one that had it.
+
+        Raises ``UsageError`` for an empty name, for what cannot be a backend, and while one of that name is open.
+        """
+        if not name:
+            raise UsageError(f"name: expected a name of at least one character, got {name!r}")
+        if not callable(backend):
+            raise UsageError(
+                "backend: expected a function that takes a BackendConfig and returns an asynchronous context manager "
+                f"of a Communicator, got {backend!r}"
+            )
+        if name in self._opened:
+            raise UsageError(f"name: the backend {str(name)!r} is open; finalize the runtime first")
+        self._known[str(name)] = backend
+
+    async def initialize(
+        self,
+        backend: CommunicationBackend | str = CommunicationBackend.NATIVE,
+        config: BackendConfig | None = None,
+        *,
+        group: str | None = None,
+    ) -> CommunicationGroup:
+        """Open a backend and return the group of all its ranks, which is the default group if it is the first.
+
+        The group is called ``group``: by default ``world``, and for further backends as the backend.  Raises
+        ``BackendNotRegistered``, ``BackendUnavailable`` when what it needs is not there, ``UsageError`` for settings
+        that do not fit, and what the backend raises when ranks do not come.
+        """
+        name = str(backend)
+        found = self._known.get(name)
+        if found is None:
+            raise BackendNotRegistered(f"backend: expected one of {', '.join(self.backends)}, got {name!r}")
+        if name in self._opened:
+            raise UsageError(f"backend: {name!r} is open already")
+        called = group or (name if WORLD in self._groups else WORLD)
+        self._check_new(called)
+        config = config or BackendConfig()
+        opened = await open_in_task(name, found, config)
+        if name in self._opened or called in self._groups:  # by another task meanwhile
+            await opened.close()
+            raise UsageError(f"backend: {name!r} or group {called!r} was opened by another task at the same time")
+        opened.communicator.timeout = config.timeout
+        self._opened[name] = opened
+        self._groups[called] = opened.group(called, opened.communicator)
+        if self._default is None:
+            self._default = called
+        return self._groups[called]
+
+    async def finalize(self) -> None:
+        """Leave all worlds in good order, the last one opened first; the metrics stay.  Idempotent.
+
+        Groups cannot be used any more; backends may be initialized again.  Raises what closing a backend raised.
+        """
+        self._past = [self.get_metrics()]
+        opened, self._opened = self._opened, {}
+        self._groups, self._absent, self._default = {}, set(), None
+        failures: list[Exception] = []
+        for one in reversed(opened.values()):
+            try:
+                await one.close()
+            except Exception as error:  # noqa: BLE001  # the others are closed first
+                failures.append(error)
+        if len(failures) == 1:
+            raise failures[0]
+        if failures:
+            raise ExceptionGroup("several backends could not be closed", failures)
+
+    # -- groups ------------------------------------------------------------------------------------------------------
+
+    @property
+    def groups(self) -> tuple[str, ...]:
+        """The names of the groups that this rank is in."""
+        return tuple(self._groups)
+
+    def create_group(
+        self, name: str, ranks: Iterable[int] | None = None, *, within: str | None = None
+    ) -> CommunicationGroup | None:
+        """Make a group of ``ranks`` (default: all) of the group ``within`` (default: the default group).
+
+        Its ranks get it, the others None.  Nothing is sent: all ranks of the group make it, by the same name.  Raises
+        ``UsageError`` for a name that is taken and for ranks that do not exist, ``NoGroup``, ``GroupNotFound``.
+        """
+        parent = self.get_group(within)
+        if not name:
+            raise UsageError(f"name: expected a name of at least one character, got {name!r}")
+        self._check_new(name)
+        chosen = tuple(range(parent.size)) if ranks is None else tuple(ranks)
+        communicator = parent.communicator.subgroup(chosen, name=name, key=f"group {name}")
+        if communicator is None:
+            self._absent.add(name)
+            return None
+        self._groups[name] = self._opened[parent.backend].group(name, communicator)
+        return self._groups[name]
+
+    def get_group(self, name: str | None = None) -> CommunicationGroup:
+        """Return the group called ``name``; without it the default group.
+
+        Raises ``NoGroup`` before a backend is initialized and after ``finalize``, ``GroupNotFound`` for a group that
+        does not exist or that this rank is not in.
+        """
+        if self._default is None:
+            raise NoGroup("group: there is none, because no backend is open; await initialize() first")
+        found = self._groups.get(self._default if name is None else name)
+        if found is None:
+            if name in self._absent:
+                raise GroupNotFound(f"group: this rank is not in {name!r}")
+            raise GroupNotFound(f"group: expected one of {', '.join(self._groups)}, got {name!r}")
+        return found
+
+    # -- operations --------------------------------------------------------------------------------------------------
+
+    def collective_op(
+        self,
+        operation: CollectiveOp | str,
+        x: Array | None = None,
+        *,
+        group: str | None = None,
+        reduction: ReductionOp | str = ReductionOp.SUM,
+        root: int = 0,
+        out: Array | None = None,
+        key: str | None = None,
+    ) -> Coroutine[Any, Any, CollectiveResult]:
+        """Begin ``operation`` in ``group`` (default: the default group).  See ``CommunicationGroup.run``."""
+        return self.get_group(group).run(operation, x, reduction=reduction, root=root, out=out, key=key)
+
+    def get_metrics(self, group: str | None = None) -> CommunicationMetrics:
+        """Return what ``group`` has cost so far; without it, what all groups have, also those that are finalized."""
+        if group is not None:
+            return self.get_group(group).metrics()
+        return sum_metrics([*self._past, *(known.metrics() for known in self._groups.values())])
+
+    def _check_new(self, name: str) -> None:
+        if name in self._groups or name in self._absent:
+            raise UsageError(f"group: {name!r} exists already")

@@ -1,0 +1,193 @@
+"""The synchronous mode: gradients are averaged in rounds, with or without ranks that have run out of inputs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+from typing import TypeVar
+
+import numpy as np
+
+from asyncpar.collectives.communicator import Communicator
+from asyncpar.config.parallel import RankMapping, ThreeDParallelismConfig
+from asyncpar.errors import AsyncparError, UsageError
+from asyncpar.gradsync import (
+    GradientBucketingConfig,
+    GradientCompressionConfig,
+    GradientSynchronizer,
+    NonFinitePolicy,
+)
+from asyncpar.parallel.config import DDPConfig
+from asyncpar.parallel.joining import Joining
+from asyncpar.parallel.local_gradients import LocalGradients
+from asyncpar.parallel.module import OnGradient, Trainable
+from asyncpar.parallel.replicas import broadcast
+from asyncpar.parallel.rounds import GradientRounds
+from asyncpar.parallel.worker import ComputeWorker
+
+T = TypeVar("T")
+
+_FAREWELL_SECONDS = 1.0
+
+
+class GradientAveraging:
+    """Rounds of the ranks of ``communicator``, and the blocks in which they may have uneven inputs."""
+
+    def __init__(
+        self,
+        communicator: Communicator,
+        parameters: Sequence[Trainable],
+        config: DDPConfig,
+        *,
+        bucket_size: int,
+        compression: GradientCompressionConfig,
+        when_not_finite: NonFinitePolicy,
+        name: str,
+    ) -> None:
+        self._communicator = communicator
+        self._parameters = tuple(parameters)
+        self._config = config
+        self._compression = compression
+        self._when_not_finite = when_not_finite
+        self._name = name
+        self._joining: Joining | None = None
+        self._joins = 0
+        self._has_failed = False
+        """Has the last round failed, so that all ranks know?"""
+        self.bucket_size = _check_bucket_size(bucket_size)
+        self.synchronizer = self._make_synchronizer()
+        self.rounds = GradientRounds(communicator, self.synchronizer, self._parameters, config, key=name)
+
+    def set_bucket_size(self, nbytes: int) -> None:
+        """Use buckets of ``nbytes`` from the next round on."""
+        self.bucket_size = _check_bucket_size(nbytes)
+        self.synchronizer.update_bucketing_config(self._bucketing())
+
+    async def run(
+        self, local: LocalGradients, compute: Callable[[OnGradient | None], Awaitable[T]], worker: ComputeWorker
+    ) -> T:
+        """Compute and average; see ``GradientRounds.run``.  ``compute`` gets None when communication is delayed."""
+        if self._joining is not None:
+            await self._joining.call_roll(is_active=True)
+        result = await self._run_round(
+            local, lambda ready: compute(None if self._config.delay_all_reduce else ready), worker
+        )
+        local.reset()
+        return result
+
+    async def abandon(self) -> None:
+        """Tell the ranks that wait for the next round, or will, that this one does not come.  Waits for nobody."""
+        if self._has_failed or self._communicator.size == 1:
+            return
+        nothing = LocalGradients(self._parameters, must_reach_all=False)
+        with suppress(_Abandoned, TimeoutError, AsyncparError):
+            async with asyncio.timeout(_FAREWELL_SECONDS):
+                await self.rounds.run(nothing, _compute_and_abandon)
+
+    @asynccontextmanager
+    async def join(
+        self,
+        local: LocalGradients,
+        worker: ComputeWorker,
+        *,
+        by_initial_size: bool,
+        on_shadow: Callable[[], None] | None,
+    ) -> AsyncIterator[None]:
+        """See ``DistributedDataParallel.join``."""
+        if self._joining is not None:
+            raise UsageError("join: this rank is in such a block already")
+        self._joins += 1
+        joining = self._joining = Joining(
+            self._communicator,
+            key=f"{self._name}/join/{self._joins}",
+            by_initial_size=by_initial_size,
+            wants_parameters=on_shadow is None,
+        )
+        try:
+            yield
+            if local.passes:
+                raise UsageError(f"join: {local.passes} backward passes under no_sync were never averaged")
+            while await joining.call_roll(is_active=False):
+                await self._shadow(worker, on_shadow)
+        except BaseException:
+            await joining.give_up()
+            raise
+        finally:
+            self._joining = None
+        if joining.root is not None:
+            key = f"{self._name}/joined/{self._joins}"
+            await broadcast(self._parameters, self._communicator, root=joining.root, key=key)
+
+    # -- inside ------------------------------------------------------------------------------------------------------
+
+    async def _run_round(
+        self,
+        local: LocalGradients,
+        compute: Callable[[OnGradient], Awaitable[T]],
+        worker: ComputeWorker,
+        *,
+        is_shadow: bool = False,
+    ) -> T:
+        try:
+            result = await self.rounds.run(local, compute, is_shadow=is_shadow)
+            self._has_failed = False
+        except BaseException:
+            self._has_failed = True
+            if self._joining is not None:
+                self._joining.is_broken = True
+            raise
+        factor = 1.0 if self._joining is None or self.rounds.outcome.is_skipped else self._joining.factor()
+        if factor != 1.0:
+            await worker.run(self._scale, factor)
+        return result
+
+    async def _shadow(self, worker: ComputeWorker, on_shadow: Callable[[], None] | None) -> None:
+        """Go along with a round of others."""
+        nothing = LocalGradients(self._parameters, must_reach_all=False)
+        await self._run_round(nothing, _compute_nothing, worker, is_shadow=True)
+        if on_shadow is not None:
+            await worker.run(on_shadow)
+
+    def _scale(self, factor: float) -> None:
+        """Multiply the means, but not the gradients that were left alone."""
+        for parameter in self._parameters:
+            if parameter.name not in self.rounds.unused:
+                gradient = parameter.grad
+                gradient *= np.asarray(factor, gradient.dtype)
+
+    def _make_synchronizer(self) -> GradientSynchronizer:
+        config = ThreeDParallelismConfig(dp_size=self._communicator.size)
+        return GradientSynchronizer(
+            config,
+            RankMapping(config, self._communicator.rank),
+            communicator=self._communicator,
+            bucketing=self._bucketing(),
+            compression=self._compression,
+            when_not_finite=self._when_not_finite,
+            name=f"{self._name}/gradients",
+        )
+
+    def _bucketing(self) -> GradientBucketingConfig:
+        return GradientBucketingConfig(
+            bucket_size_mb=self.bucket_size / (1 << 20),
+            gradient_as_bucket_view=self._config.gradient_as_bucket_view,
+        )
+
+
+async def _compute_nothing(_ready: OnGradient) -> None:
+    """What a shadow computes."""
+
+
+class _Abandoned(Exception):  # noqa: N818
+    """Ends a round from inside."""
+
+
+async def _compute_and_abandon(_ready: OnGradient) -> None:
+    raise _Abandoned
+
+
+def _check_bucket_size(nbytes: object) -> int:
+    if isinstance(nbytes, bool) or not isinstance(nbytes, int) or nbytes < 1:
+        raise UsageError(f"bucket_size: expected a positive number of bytes, got {nbytes!r}")
+    return nbytes

@@ -1,0 +1,307 @@
+"""Data parallelism over ranks: a replica on each, which learn as one."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from functools import partial
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from asyncpar.backends import CommunicationRuntime
+from asyncpar.errors import UsageError
+from asyncpar.gradsync import (
+    GradientCompressionConfig,
+    GradientSynchronizer,
+    NonFinitePolicy,
+    StepOutcome,
+    SyncStatistics,
+)
+from asyncpar.parallel.averaging import GradientAveraging
+from asyncpar.parallel.config import BUCKET_BYTES, DDPConfig
+from asyncpar.parallel.gossip import UpdateGossip
+from asyncpar.parallel.local_gradients import LocalGradients
+from asyncpar.parallel.mode import SynchronizationMode
+from asyncpar.parallel.module import Array, Module, Trainable, check_device, check_is_training, set_training
+from asyncpar.parallel.replicas import make_equal
+from asyncpar.parallel.worker import ComputeWorker
+
+T = TypeVar("T")
+
+
+class DistributedDataParallel:
+    """One rank's replica of ``model``, kept equal to those of all ranks of ``process_group``.
+
+    A training step is the same in every mode::
+
+        async with DistributedDataParallel(model, "cpu:0", "ddp_main", runtime) as ddp:
+            optimizer = AdamW(ddp.parameters(), config)
+            for x in batches:
+                ddp.zero_grad()
+                y, saved = await ddp.forward(x)
+                await ddp.backward(saved, loss_gradient(y))
+                await ddp.update(lambda: optimizer.step(rate))
+
+    Synchronous: after ``backward`` gradients are the mean over ranks, with the same bits on all of them, and ``update``
+    does nothing but call the optimizer.  Otherwise gradients are this rank's own, ``update`` exchanges what the
+    optimizer has changed, and leaving the block waits until all ranks have all updates and the same parameters.
+    The loss is that of this rank's rows, so the mean over ranks is that of the whole batch when all have as many.
+
+    Forward and backward passes and updates run in a thread named after ``device``, while the loop moves data.
+    Entering the block (or ``start``) checks that all ranks have the same parameters in the same order, and the same
+    settings: else every rank raises ``UsageError`` that names the first difference and its rank.  Then all take the
+    values of rank 0.  What goes wrong on one rank raises on all; after an error in ``backward`` gradients are
+    incomplete, and parameters as they were.
+    """
+
+    def __init__(
+        self,
+        model: Module,
+        device: str,
+        process_group: str,
+        runtime: CommunicationRuntime,
+        config: DDPConfig | None = None,
+        *,
+        mode: SynchronizationMode = SynchronizationMode.SYNCHRONOUS,
+        bucket_size: int = BUCKET_BYTES,
+        compression: GradientCompressionConfig | None = None,
+        when_not_finite: NonFinitePolicy = NonFinitePolicy.ABORT,
+        name: str = "ddp",
+        owns_runtime: bool = False,
+    ) -> None:
+        self.device = check_device(device)
+        self.mode = mode
+        self.runtime = runtime
+        self._owns_runtime = owns_runtime
+        self.config = config or DDPConfig()
+        self._model = model
+        self._group = runtime.get_group(process_group)
+        self._name = name
+        self._is_training = True
+        self._is_local = False
+        self._worker: ComputeWorker | None = None
+        self._local = LocalGradients(
+            model.parameters(),
+            must_reach_all=not (self.config.find_unused_parameters or self.config.static_graph),
+        )
+        self._make_averaging = partial(
+            GradientAveraging,
+            self._group.communicator,
+            model.parameters(),
+            self.config,
+            compression=compression or GradientCompressionConfig(),
+            when_not_finite=when_not_finite,
+        )
+        self._averaging = self._make_averaging(bucket_size=bucket_size, name=name)
+        self._gossip: UpdateGossip | None = None
+
+    # -- life --------------------------------------------------------------------------------------------------------
+
+    async def start(self) -> Self:
+        """Check and equalize the replicas.  Does nothing the second time.
+
+        All ranks start; those that come first wait.
+        """
+        if self._worker is not None:
+            return self
+        communicator = self._group.communicator
+        settings = (str(self.mode), repr(self.config), f"bucket size {self.bucket_size}")
+        word = await make_equal(self._model.parameters(), settings, communicator, key=f"{self._name}/start")
+        self._averaging = self._make_averaging(bucket_size=self.bucket_size, name=f"{self._name}/{word}")
+        if not self.mode.is_synchronous:
+            gossip = UpdateGossip(self._model.parameters(), communicator, self.mode)
+            await gossip.start()
+            self._gossip = gossip
+        self._worker = ComputeWorker(self.device)
+        return self
+
+    async def close(self, *, failed: bool = False) -> None:
+        """Let thread and tasks go; waits for no other rank.  ``failed`` tells the others that this rank gives up.
+
+        A replica that owns its runtime finalizes it.
+        """
+        if self._gossip is not None:
+            await self._gossip.close(failed=failed)
+            self._gossip = None
+        elif failed and self._worker is not None:
+            await self._averaging.abandon()
+        if self._worker is not None:
+            self._worker.close()
+            self._worker = None
+        if self._owns_runtime:
+            await self.runtime.finalize()
+
+    async def __aenter__(self) -> Self:
+        return await self.start()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        has_settled = False
+        try:
+            if error is None:
+                await self.settle()
+                has_settled = True
+        finally:
+            await self.close(failed=not has_settled)
+
+    # -- who ---------------------------------------------------------------------------------------------------------
+
+    def process_group(self) -> str:
+        """Return the name of the group of all replicas."""
+        return self._group.name
+
+    def rank(self) -> int:
+        """Return this replica's number in the group."""
+        return self._group.rank
+
+    def local_rank(self) -> int:
+        """Return this process's number on its host, as whoever started it says."""
+        return self._group.communicator.local_rank
+
+    def world_size(self) -> int:
+        """Return the number of replicas."""
+        return self._group.size
+
+    @property
+    def bucket_size(self) -> int:
+        """The most bytes of gradients that travel together."""
+        return self._averaging.bucket_size
+
+    def set_bucket_size(self, nbytes: int) -> None:
+        """Use buckets of ``nbytes`` from the next step on; to be called on all ranks."""
+        self._averaging.set_bucket_size(nbytes)
+
+    @property
+    def synchronizer(self) -> GradientSynchronizer:
+        """What averages gradients: for checkpoints of its state, or another codec in mid-run.  Starting makes it."""
+        return self._averaging.synchronizer
+
+    def get_sync_stats(self) -> SyncStatistics:
+        """Return the figures of gradient synchronization so far."""
+        return self.synchronizer.get_sync_stats()
+
+    def outcome(self) -> StepOutcome:
+        """Return what became of the last round; after one that was skipped gradients are not averaged."""
+        return self._averaging.rounds.outcome
+
+    def unused_parameters(self) -> tuple[str, ...]:
+        """Return the parameters that no rank reached in the last round, whose gradients were left alone."""
+        return self._averaging.rounds.unused
+
+    def staleness(self) -> int:
+        """Return by how many updates this rank is ahead of the slowest, as far as it knows; 0 when synchronous."""
+        return 0 if self._gossip is None else self._gossip.staleness()
+
+    def waited(self) -> float:
+        """Return for how many seconds this rank has waited for slower ones because of bounded staleness."""
+        return 0.0 if self._gossip is None else self._gossip.waited()
+
+    # -- the model ---------------------------------------------------------------------------------------------------
+
+    def parameters(self) -> Sequence[Trainable]:
+        """Return the model's parameters."""
+        return self._model.parameters()
+
+    def zero_grad(self) -> None:
+        """Forget all gradients, also those of micro-steps that were not averaged yet."""
+        self._model.zero_grad()
+        self._local.reset()
+
+    def set_training(self, training: bool) -> None:
+        """Say whether the model is trained: in evaluation there is no backward pass, and nothing is sent."""
+        self._is_training = training
+        set_training(self._model, training)
+
+    async def forward(self, x: Any) -> tuple[Array, Any]:
+        """Return the output and what ``backward`` needs.
+
+        Unless synchronous, the first forward pass of a training step takes in the updates of others that have arrived,
+        and first waits for slower ranks if the mode says so.
+        """
+        worker = self._running()
+        if self._gossip is not None and self._is_training:
+            await self._gossip.begin_step(worker)
+        return await worker.run(self._model.forward, x)
+
+    async def backward(self, saved: Any, dy: Array) -> Array | None:
+        """Compute gradients, and average them over ranks when synchronous; return that of the input.
+
+        Raises ``NonFiniteValue`` when a mean is, and ``PeerError``, on every rank, when one is gone or has failed.
+        """
+        worker = self._running()
+        check_is_training(self._is_training)
+        run_pass = partial(self._local.run_pass, self._model, saved, dy)
+        if self._is_local:
+            return await worker.run(partial(run_pass, is_last=False))
+        if self._gossip is None:
+            return await self._averaging.run(
+                self._local, lambda ready: worker.run(partial(run_pass, is_last=True, ready=ready)), worker
+            )
+        dx = await worker.run(partial(run_pass, is_last=True))
+        self._local.reset()
+        return dx
+
+    async def update(self, step: Callable[[], T]) -> T:
+        """Run ``step``, which changes the parameters, and return its result.
+
+        Unless synchronous, the change is weighted by 1 / ranks and sent to all others.  Raises ``NonFiniteValue``, with
+        the parameters as they were, for one that is not finite.
+        """
+        worker = self._running()
+        return await (worker.run(step) if self._gossip is None else self._gossip.update(step, worker))
+
+    async def settle(self) -> None:
+        """Wait until all updates of all ranks are everywhere and parameters equal to the last bit; all ranks call it.
+
+        They may have made different numbers of updates.  When synchronous there is nothing to do.
+        """
+        if self._gossip is not None:
+            await self._gossip.settle(self._running())
+
+    # -- exceptions from the rule ------------------------------------------------------------------------------------
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Let backward passes in the block only add up gradients on this rank.
+
+        The next one outside of it averages over all of them: k micro-steps weigh 1 / k each.
+        """
+        before, self._is_local = self._is_local, True
+        try:
+            yield
+        finally:
+            self._is_local = before
+
+    @asynccontextmanager
+    async def join(
+        self, *, divide_by_initial_world_size: bool = False, on_shadow: Callable[[], None] | None = None
+    ) -> AsyncIterator[None]:
+        """Allow ranks to run different numbers of steps in the block; all ranks enter it.
+
+        Leaving it, a rank that has run out goes along with the others' rounds until all have run out, contributing
+        nothing: gradients are the mean over the ranks that still have inputs, or, with
+        ``divide_by_initial_world_size``, their sum over the number of all.  After each such round ``on_shadow`` is
+        called in the compute thread, with the mean in the gradients: pass what updates the parameters, and optimizers
+        stay equal, too.  Where any rank has none, all get the parameters of one that was active in the last round.
+
+        Unless synchronous it does what ``settle`` does.  A rank that fails in the block ends it on all ranks.
+        """
+        if self._gossip is not None:
+            yield
+            await self.settle()
+            return
+        async with self._averaging.join(
+            self._local,
+            self._running(),
+            by_initial_size=divide_by_initial_world_size,
+            on_shadow=on_shadow,
+        ):
+            yield
+
+    # -- inside ------------------------------------------------------------------------------------------------------
+
+    def _running(self) -> ComputeWorker:
+        if self._worker is None:
+            raise UsageError("ddp: it is not running; use `async with`, or await start() first")
+        return self._worker

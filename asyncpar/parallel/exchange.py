@@ -1,0 +1,247 @@
+"""The exchange of updates between ranks that do not wait for each other.
+
+Theory of operation.  Every rank sends each of its updates to every other, in order, and keeps receiving: so nobody ever
+waits to be received from, and nothing can deadlock.  For each peer one task sends, one receives updates, and one
+receives notices (that the peer settles, or has failed).  Memory is bounded on both ends: what a slow peer has not taken
+yet is merged into one update, and so are updates that have arrived until the trainer takes them.  The clock decides
+when a step may begin.  Each update of P bytes costs a rank (ranks - 1) P on the wire.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+
+from asyncpar.collectives.communicator import Communicator
+from asyncpar.errors import AsyncparError, PeerCancelled, PeerTimeout, UsageError
+from asyncpar.parallel.clock import (
+    Begin,
+    Event,
+    PeerSettling,
+    PeerStepped,
+    Settled,
+    SettleWanted,
+    StalenessClock,
+    StepDone,
+    StepUnwanted,
+    StepWanted,
+    TellSettling,
+)
+from asyncpar.parallel.update import Update, UpdateLayout, merged
+
+_UPDATES = 0
+_NOTICES = 1
+_FAILED = -1
+_INLINE_BYTES = 1 << 18
+_FAREWELL_SECONDS = 1.0
+
+
+class UpdateExchange:
+    """Sends the updates of this rank and collects those of others.
+
+    ``communicator`` is used by nobody else.  Use ``start`` and ``close`` from the loop that runs the rank.  When a peer
+    is lost or has failed, every call raises what happened.
+    """
+
+    def __init__(self, communicator: Communicator, layout: UpdateLayout, clock: StalenessClock) -> None:
+        self._communicator = communicator
+        self._layout = layout
+        self._clock = clock
+        self._peers = [rank for rank in range(communicator.size) if rank != communicator.rank]
+        self._unsent: dict[int, Update] = {}
+        self._has_unsent = {peer: asyncio.Event() for peer in self._peers}
+        self._notices: asyncio.Queue[int] = asyncio.Queue()
+        self._arrived: Update | None = None
+        self._arrived_turn = asyncio.Lock()
+        self._awaited: asyncio.Future[None] | None = None
+        self._progress = asyncio.Event()
+        self._failure: BaseException | None = None
+        self._owner: asyncio.Task[None] | None = None
+        self.waited = 0.0
+        """Seconds that this rank has waited for slower ones."""
+
+    async def start(self) -> None:
+        """Begin to receive."""
+        self._owner = asyncio.create_task(self._serve(), name="update exchange")
+
+    async def close(self, *, failed: bool) -> None:
+        """Stop.  With ``failed`` others are told that this rank is out, at once and without waiting for them."""
+        if self._owner is None:
+            return
+        if failed:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_FAREWELL_SECONDS):
+                    await asyncio.gather(*self._notices_to_all(_FAILED), return_exceptions=True)
+        owner, self._owner = self._owner, None
+        owner.cancel()
+        await asyncio.wait({owner})
+
+    # -- for the trainer ---------------------------------------------------------------------------------------------
+
+    async def begin_step(self) -> None:
+        """Return when this rank may begin its next step.
+
+        Raises ``PeerTimeout``, naming the slowest rank, when nobody makes progress for the communicator's timeout.
+        """
+        try:
+            await self._ask(StepWanted())
+        except BaseException:
+            self._handle(StepUnwanted())
+            raise
+
+    async def settle(self) -> None:
+        """Return when every update of every rank is here; all ranks call it, after any number of steps each.
+
+        Cut short, it leaves the exchange unusable: others count on this rank.
+        """
+        try:
+            await self._ask(SettleWanted())
+        except BaseException as error:
+            self._failure = self._failure or AsyncparError(f"settle: given up before all had come as far ({error!r})")
+            raise
+
+    async def take_arrived(self) -> Update | None:
+        """Return the sum of all updates that have arrived and were not taken before; None if there are none."""
+        self._check()
+        async with self._arrived_turn:
+            arrived, self._arrived = self._arrived, None
+        return arrived
+
+    def publish(self, update: Update) -> None:
+        """Send ``update``, which is not changed any more, as the next step of this rank.  Waits for nobody."""
+        self._check()
+        self._handle(StepDone())
+        update.step = self._clock.steps
+        for peer in self._peers:
+            earlier = self._unsent.get(peer)
+            self._unsent[peer] = update if earlier is None else merged(earlier, update)
+            self._has_unsent[peer].set()
+
+    # -- inside ------------------------------------------------------------------------------------------------------
+
+    async def _ask(self, event: Event) -> None:
+        """Hand ``event`` to the clock and wait for its answer."""
+        self._check()
+        self._awaited = asyncio.get_running_loop().create_future()
+        try:
+            self._handle(event)
+            while not self._awaited.done():
+                await self._wait_for_progress(self._awaited)
+            self._awaited.result()
+        finally:
+            self._awaited = None
+
+    async def _wait_for_progress(self, awaited: asyncio.Future[Any]) -> None:
+        self._progress.clear()
+        moved: asyncio.Future[Any] = asyncio.ensure_future(self._progress.wait())
+        try:
+            limit = self._communicator.timeout
+            await asyncio.wait({awaited, moved}, timeout=limit, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            moved.cancel()
+        if not awaited.done() and not self._progress.is_set():
+            slowest = self._clock.slowest()
+            raise PeerTimeout(
+                f"rank {self._communicator.rank}: waited {limit} s for an update of rank {slowest}, which is "
+                f"{self._clock.staleness()} steps behind",
+                rank=slowest,
+                operation="step",
+                cause="it makes no progress",
+            )
+
+    def _handle(self, event: Event) -> None:
+        """Feed the clock and obey it."""
+        for command in self._clock.handle(event, asyncio.get_running_loop().time()):
+            match command:
+                case Begin(waited):
+                    self.waited += waited
+                    self._answer()
+                case Settled():
+                    self._answer()
+                case TellSettling(steps):
+                    self._notices.put_nowait(steps)
+        self._progress.set()
+
+    def _answer(self) -> None:
+        assert self._awaited is not None, "the clock answers what was asked"
+        if not self._awaited.done():
+            self._awaited.set_result(None)
+
+    def _check(self) -> None:
+        if self._owner is None:
+            raise UsageError("update exchange: it is not running")
+        if self._failure is not None:
+            raise self._failure
+
+    async def _serve(self) -> None:
+        """Own the tasks of all peers; keep what ended them for the trainer."""
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._tell_notices())
+                for peer in self._peers:
+                    tasks.create_task(self._send_updates(peer))
+                    tasks.create_task(self._receive_updates(peer))
+                    tasks.create_task(self._receive_notices(peer))
+        except BaseExceptionGroup as group:
+            errors = sorted(group.exceptions, key=lambda error: isinstance(error, PeerCancelled))
+            self._failure = errors[0]
+            if self._awaited is not None and not self._awaited.done():
+                self._awaited.set_exception(self._failure)
+
+    async def _send_updates(self, peer: int) -> None:
+        while True:
+            await self._has_unsent[peer].wait()
+            self._has_unsent[peer].clear()
+            update = self._unsent.pop(peer)
+            await self._communicator.send(update.bytes, peer, tag=_UPDATES)
+
+    async def _receive_updates(self, peer: int) -> None:
+        received = Update(self._layout)
+        while True:
+            try:
+                await self._communicator.recv(peer, out=received.bytes, tag=_UPDATES)
+            except PeerTimeout:  # nobody owes an update; who needs one says so
+                continue
+            async with self._arrived_turn:
+                if self._arrived is None:
+                    self._arrived = Update(self._layout)
+                await _add(self._arrived, received)
+            self._handle(PeerStepped(peer, received.step))
+
+    async def _tell_notices(self) -> None:
+        while True:
+            await asyncio.gather(*self._notices_to_all(await self._notices.get()))
+
+    def _notices_to_all(self, notice: int) -> list[Coroutine[Any, Any, None]]:
+        """Return the sending, to each peer, of the step after which this rank settles, or of ``_FAILED``."""
+        content = np.array([notice], np.int64)
+        return [self._communicator.send(content, peer, tag=_NOTICES) for peer in self._peers]
+
+    async def _receive_notices(self, peer: int) -> None:
+        notice = np.zeros(1, np.int64)
+        while True:
+            try:
+                await self._communicator.recv(peer, out=notice, tag=_NOTICES)
+            except PeerTimeout:  # there need not be any
+                continue
+            if notice[0] == _FAILED:
+                me = self._communicator.rank
+                raise PeerCancelled(
+                    f"rank {me}: rank {peer} has failed and exchanges no more updates",
+                    rank=self._communicator.ranks[peer],
+                    operation="step",
+                    cause="it has failed",
+                )
+            self._handle(PeerSettling(peer, int(notice[0])))
+
+
+async def _add(total: Update, more: Update) -> None:
+    """Add ``more`` to ``total``, in a thread when that would hold up the loop."""
+    if more.nbytes <= _INLINE_BYTES:
+        total.add(more)
+    else:
+        await asyncio.get_running_loop().run_in_executor(None, total.add, more)

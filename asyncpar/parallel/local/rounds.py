@@ -1,0 +1,197 @@
+"""Rounds of local training: who counts steps, and when all ranks meet.
+
+Between rounds nothing is sent.  A round reduces the differences with a synchronizer, by any codec; what the codec loses
+is added in the next round, if the synchronizer has error feedback.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from asyncpar.errors import UsageError
+from asyncpar.gradsync.model import HasGradient, ModelShards
+from asyncpar.gradsync.outcome import StepOutcome
+from asyncpar.parallel.local.outer import Difference, HasValue, OuterConfig, OuterOptimizer, OuterState
+
+INLINE_BYTES = 1 << 18
+"""Up to here the outer step takes less time than handing it to a thread would."""
+
+
+class Synchronizer(Protocol):
+    """Anything that makes gradients equal to their mean over ranks, or raises and leaves them alone.
+
+    ``GradientSynchronizer`` is one, ``HostSynchronizer`` another.
+    """
+
+    async def synchronize_gradients(self, model_shards: ModelShards) -> StepOutcome: ...
+
+    def state(self) -> dict[str, NDArray[Any]]: ...
+
+    def restore(self, state: Mapping[str, NDArray[Any]]) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalState:
+    """What a rank has to save besides its parameters and its own optimizer.
+
+    ``steps`` were made since the last of ``rounds``.  ``synchronizer`` is what the synchronizer keeps on this rank:
+    residuals, for one.  Everything else is the same on all.
+    """
+
+    steps: int
+    rounds: int
+    outer: OuterState
+    synchronizer: Mapping[str, NDArray[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Shards:
+    """The differences of a round, behind a first one without values, whose name says what this rank is about to do.
+
+    Synchronizers compare the names of all ranks, so ranks that count differently, or did not start at the same point,
+    learn it before anything is reduced.
+    """
+
+    purpose: str
+    differences: Sequence[Difference]
+
+    def parameters(self) -> Iterable[HasGradient]:
+        nothing = np.zeros(0, self.differences[0].grad.dtype)
+        return [Difference(name=self.purpose, grad=nothing), *self.differences]
+
+
+class DiLoCo:
+    """Every ``every`` steps, moves all ranks to a common point by Nesterov's momentum (Douillard et al. 2023).
+
+    The caller makes steps of its own, with any optimizer, and says so by ``step`` after each.  ``parameters`` must
+    start equal on all ranks; from then on they are equal, to the last bit, after each round.  All ranks make as many
+    steps; ``finish`` ends the last round early.  ``synchronizer`` reduces the differences, and nothing else: give it a
+    ``name`` of its own, and any codec.  With a rate of 1 and no momentum it is local SGD.
+    """
+
+    def __init__(
+        self,
+        parameters: Iterable[HasValue],
+        synchronizer: Synchronizer,
+        *,
+        every: int,
+        outer_learning_rate: float = 0.7,
+        outer_momentum: float = 0.9,
+    ) -> None:
+        if every < 1:
+            raise UsageError(f"every: expected 1 step or more, got {every}")
+        config = OuterConfig(learning_rate=outer_learning_rate, momentum=outer_momentum)
+        self.every = every
+        self._synchronizer = synchronizer
+        self._outer = OuterOptimizer(parameters, config)
+        self._origin = self._outer.digest()
+        self._steps = 0
+        self._rounds = 0
+
+    @property
+    def steps(self) -> int:
+        """Steps since the last round."""
+        return self._steps
+
+    @property
+    def rounds(self) -> int:
+        """Rounds that all ranks have made."""
+        return self._rounds
+
+    async def step(self) -> bool:
+        """Count a step that this rank has made; with the last of a round, meet the others.  Was it the last?
+
+        When the synchronizer skips the round, because some rank's parameters are not finite (``NonFinitePolicy``), all
+        ranks go back to the common point.
+
+        Raises what the synchronizer raises, such as ``PeerError`` or ``NonFiniteValue`` (on every rank), and
+        ``UsageError`` when ranks differ in their steps, settings or first values.  Then parameters are as they were and
+        the step is not counted, so the call may be repeated on all ranks.
+        """
+        if self._steps + 1 < self.every:
+            self._steps += 1
+            return False
+        await self._meet(self._steps + 1)
+        return True
+
+    async def finish(self) -> bool:
+        """End a round that has begun, however few its steps were.  Was there one?  Raises as ``step`` does."""
+        if not self._steps:
+            return False
+        await self._meet(self._steps)
+        return True
+
+    def reset(self) -> None:
+        """Take this rank back to the last common point, and count from there: what it has done since is lost.
+
+        To be called on all ranks, for instance after ``NonFiniteValue``.
+        """
+        self._outer.reset()
+        self._steps = 0
+
+    def state(self) -> LocalState:
+        """Return copies of everything that ``restore`` takes; not during a round."""
+        return LocalState(
+            steps=self._steps, rounds=self._rounds, outer=self._outer.state(), synchronizer=self._synchronizer.state()
+        )
+
+    def restore(self, state: LocalState) -> None:
+        """Go on from ``state`` of an earlier run of this rank; the caller has restored its parameters.
+
+        To be called on all ranks.  Raises ``UsageError`` for a state of other parameters, or of longer rounds.
+        """
+        if not 0 <= state.steps < self.every:
+            raise UsageError(f"state: expected less than {self.every} steps since the last round, got {state.steps}")
+        self._outer.restore(state.outer)
+        self._synchronizer.restore(state.synchronizer)
+        self._origin = self._outer.digest()
+        self._steps, self._rounds = state.steps, state.rounds
+
+    async def _meet(self, steps: int) -> None:
+        """Make the round that ends with ``steps`` steps."""
+        outer, config = self._outer, self._outer.config
+        purpose = (
+            f"a round of {steps} of {self.every} steps from {self._origin} "
+            f"at rate {config.learning_rate:g} and momentum {config.momentum:g}"
+        )
+        await self._off_loop(outer.measure)
+        outcome = await self._synchronizer.synchronize_gradients(_Shards(purpose, outer.differences))
+        await self._off_loop(self.reset if outcome.is_skipped else self._advance)
+
+    def _advance(self) -> None:
+        self._outer.advance()
+        self._steps = 0
+        self._rounds += 1
+
+    async def _off_loop(self, compute: Callable[[], None]) -> None:
+        """Run ``compute``, in a thread when it would hold up the loop.
+
+        A cancelled caller still waits for the thread: a round is made on all ranks once its differences are reduced.
+        """
+        if self._outer.nbytes <= INLINE_BYTES:
+            compute()
+            return
+        running = asyncio.get_running_loop().run_in_executor(None, compute)
+        try:
+            await asyncio.shield(running)
+        except asyncio.CancelledError:
+            await asyncio.wait({running})
+            running.exception()
+            raise
+
+
+class LocalSGD(DiLoCo):
+    """Every ``every`` steps, moves all ranks to their mean (Stich 2019).
+
+    The mean is taken of the differences from the last common point, which codecs lose less of than of the values.
+    Otherwise as ``DiLoCo``.
+    """
+
+    def __init__(self, parameters: Iterable[HasValue], synchronizer: Synchronizer, *, every: int) -> None:
+        super().__init__(parameters, synchronizer, every=every, outer_learning_rate=1.0, outer_momentum=0.0)

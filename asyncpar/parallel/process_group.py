@@ -1,0 +1,85 @@
+"""From nothing to replicas in one call."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from asyncpar.backends import BackendConfig, CommunicationBackend, CommunicationGroup, CommunicationRuntime
+from asyncpar.gradsync import GradientCompressionConfig
+from asyncpar.parallel.config import BUCKET_BYTES, DDPConfig
+from asyncpar.parallel.data_parallel import DataParallel
+from asyncpar.parallel.distributed import DistributedDataParallel
+from asyncpar.parallel.mode import SynchronizationMode
+from asyncpar.parallel.module import Module
+
+DDP_GROUP = "ddp_main"
+"""Name of the group of all replicas."""
+
+
+async def init_process_group(
+    backend: CommunicationBackend | str = CommunicationBackend.NATIVE,
+    rank: int | None = None,
+    world_size: int | None = None,
+    *,
+    runtime: CommunicationRuntime | None = None,
+    config: BackendConfig | None = None,
+) -> tuple[CommunicationRuntime, CommunicationGroup]:
+    """Open ``backend`` and return the runtime, a new one unless given, and the group ``ddp_main`` of all ranks.
+
+    ``rank`` and ``world_size`` are what the environment says when they are not given; where it says something else, it
+    is a ``UsageError``.  ``config`` has the other settings.  Finalize the runtime at the end.
+    """
+    runtime = runtime or CommunicationRuntime()
+    settings = config or BackendConfig()
+    rank = settings.rank if rank is None else rank
+    world_size = settings.world_size if world_size is None else world_size
+    group = await runtime.initialize(backend, replace(settings, rank=rank, world_size=world_size), group=DDP_GROUP)
+    return runtime, group
+
+
+def create_data_parallel(
+    model: Module, devices: Sequence[str], *, runtime: CommunicationRuntime | None = None
+) -> DataParallel:
+    """Return a replica of ``model`` on each of ``devices`` of this process."""
+    return DataParallel(model, devices, runtime)
+
+
+async def create_distributed_data_parallel(
+    model: Module,
+    device: str = "cpu:0",
+    *,
+    backend: CommunicationBackend | str = CommunicationBackend.NATIVE,
+    rank: int | None = None,
+    world_size: int | None = None,
+    runtime: CommunicationRuntime | None = None,
+    config: DDPConfig | None = None,
+    mode: SynchronizationMode = SynchronizationMode.SYNCHRONOUS,
+    bucket_size: int = BUCKET_BYTES,
+    compression: GradientCompressionConfig | None = None,
+) -> DistributedDataParallel:
+    """Return this rank's replica of ``model``, started; use it as ``async with``, or close it at the end.
+
+    Without ``runtime`` it opens ``backend`` as ``init_process_group`` does, and closing finalizes that; with one, it is
+    a replica of the group ``ddp_main`` of that runtime, and ``backend``, ``rank`` and ``world_size`` are not used.
+    """
+    owns_runtime = runtime is None
+    if runtime is None:
+        runtime, _ = await init_process_group(backend, rank, world_size)
+    try:
+        ddp = DistributedDataParallel(
+            model,
+            device,
+            DDP_GROUP,
+            runtime,
+            config,
+            mode=mode,
+            bucket_size=bucket_size,
+            compression=compression,
+            owns_runtime=owns_runtime,
+        )
+        return await ddp.start()
+    except BaseException:
+        if owns_runtime:
+            await runtime.finalize()
+        raise

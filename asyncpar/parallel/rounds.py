@@ -1,0 +1,124 @@
+"""Rounds in which the gradients of all ranks are averaged, with what ranks have to agree on besides."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
+
+import numpy as np
+
+from asyncpar.collectives.communicator import Communicator
+from asyncpar.errors import UsageError
+from asyncpar.gradsync import GradientSynchronizer, StepOutcome
+from asyncpar.parallel.ballot import Ballot
+from asyncpar.parallel.config import DDPConfig
+from asyncpar.parallel.local_gradients import LocalGradients
+from asyncpar.parallel.module import Array, OnGradient, Trainable
+
+T = TypeVar("T")
+
+
+class GradientRounds:
+    """Averages the gradients of ``parameters`` over the ranks of ``communicator``, one round after another.
+
+    Unless the configuration asks for it, or once the graph is known to be static, nothing but gradients is exchanged.
+    Otherwise ranks vote, after their backward passes, on which parameters were reached.  One that this rank has not
+    reached counts as zero; one that no rank has reached keeps its gradient, and is among ``unused``.
+    """
+
+    def __init__(
+        self,
+        communicator: Communicator,
+        synchronizer: GradientSynchronizer,
+        parameters: Sequence[Trainable],
+        config: DDPConfig,
+        *,
+        key: str,
+    ) -> None:
+        self.synchronizer = synchronizer
+        self.unused: tuple[str, ...] = ()
+        self.outcome = StepOutcome()
+        """What became of the last round."""
+        self._communicator = communicator
+        self._by_name = {parameter.name: parameter for parameter in parameters}
+        self._config = config
+        self._key = f"{key}/used"
+        self._known: frozenset[str] | None = None
+        """In a static graph, what some rank reaches."""
+        self._known_here: frozenset[str] | None = None
+        """In a static graph, what this rank reaches."""
+
+    async def run(
+        self, local: LocalGradients, compute: Callable[[OnGradient], Awaitable[T]], *, is_shadow: bool = False
+    ) -> T:
+        """Run ``compute``, which is given what to call for final gradients; then average, and return its result.
+
+        A shadow has computed nothing: all of its gradients count as zero, and are the mean of the others afterwards.
+        """
+        ballot = self._open_ballot()
+        kept: dict[str, Array] = {}
+        try:
+            async with self.synchronizer.step(self._taking_part()) as step:
+                result = await compute(step.ready)
+                if not is_shadow:
+                    self._check_static(local)
+                unused = await self._find_unused(ballot, local)
+                kept.update(self._zero(local.unreached()))
+        except BaseException:
+            self._put_back(kept, kept)
+            if ballot is not None:
+                await ballot.give_up()
+            raise
+        self.outcome = step.outcome
+        self._put_back(kept, kept if step.outcome.is_skipped else unused)
+        self._learn(local, unused, is_shadow=is_shadow)
+        return result
+
+    # -- inside ------------------------------------------------------------------------------------------------------
+
+    def _open_ballot(self) -> Ballot | None:
+        is_open = self._known is None if self._config.static_graph else self._config.find_unused_parameters
+        return Ballot(self._communicator, count=len(self._by_name), key=self._key) if is_open else None
+
+    def _taking_part(self) -> list[Trainable]:
+        """Return the parameters whose gradients are exchanged: all, but for those that are known to have none."""
+        return [p for name, p in self._by_name.items() if self._known is None or name in self._known]
+
+    async def _find_unused(self, ballot: Ballot | None, local: LocalGradients) -> list[str]:
+        """Return the parameters that no rank has reached."""
+        if ballot is None:
+            return [name for name in self._by_name if self._known is not None and name not in self._known]
+        reached = await ballot.cast(np.array([name in local.reached for name in self._by_name], np.bool_))
+        return [name for name, is_reached in zip(self._by_name, reached, strict=True) if not is_reached]
+
+    def _zero(self, names: Sequence[str]) -> dict[str, Array]:
+        """Zero the gradients of ``names``; return what they were."""
+        kept = {name: self._by_name[name].grad.copy() for name in names}
+        for name in names:
+            self._by_name[name].grad[...] = 0.0
+        return kept
+
+    def _put_back(self, kept: dict[str, Array], names: Sequence[str] | dict[str, Array]) -> None:
+        for name in names:
+            if name in kept:
+                self._by_name[name].grad[...] = kept[name]
+
+    def _check_static(self, local: LocalGradients) -> None:
+        expected = self._known_here
+        if expected is None and self._known is not None and not local.reached <= self._known:
+            expected = self._known & local.reached
+        if expected is None or expected == local.reached:
+            return
+        new, missing = sorted(local.reached - expected), sorted(expected - local.reached)
+        found = [f"reached {', '.join(new)}"] if new else []
+        found += [f"left out {', '.join(missing)}"] if missing else []
+        raise UsageError(
+            "static_graph: expected every step to reach the same parameters, but this one " + " and ".join(found)
+        )
+
+    def _learn(self, local: LocalGradients, unused: Sequence[str], *, is_shadow: bool) -> None:
+        self.unused = tuple(unused)
+        if self._config.static_graph:
+            self._known = frozenset(self._by_name) - frozenset(unused)
+            if not is_shadow:
+                self._known_here = local.reached

@@ -1,0 +1,79 @@
+"""The training loop of ranks that go their own ways and meet every H steps."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+
+import numpy as np
+
+from asyncpar.collectives.communicator import Communicator
+from asyncpar.gradsync import GradientSynchronizer
+from asyncpar.parallel.local import DiLoCo
+from asyncpar.train.batches import Batches
+from asyncpar.train.language_model import LanguageModel
+from asyncpar.train.replica import Replica, StepReport
+
+
+class LocalTrainer:
+    """Trains replicas by ``rounds``: local SGD or DiLoCo over the model's parameters, each with an AdamW of its own.
+
+    With ``inside`` the ranks that it joins, those of a host, synchronize their gradients in every step, so that hosts
+    go their own ways instead of ranks.  Between rounds nothing is sent to others, not even losses.
+    """
+
+    def __init__(
+        self,
+        model: LanguageModel,
+        batches: Batches,
+        *,
+        communicator: Communicator,
+        rounds: DiLoCo,
+        inside: GradientSynchronizer | None = None,
+    ) -> None:
+        self._replica = Replica(model, batches, communicator)
+        self._communicator = communicator
+        self._rounds = rounds
+        self._inside = inside
+
+    async def run(self) -> AsyncGenerator[StepReport, None]:
+        """Yield the reports of a round's steps after each round; the last step ends the last round."""
+        loop = asyncio.get_running_loop()
+        losses: list[float] = []
+        seconds: list[float] = []
+        with self._replica.at_work():
+            for step in range(self._replica.steps):
+                start = loop.time()
+                losses.append(await self._step(step))
+                is_over = await self._rounds.step()
+                if step + 1 == self._replica.steps:
+                    is_over = await self._rounds.finish() or is_over
+                seconds.append(loop.time() - start)
+                if is_over:
+                    for report in await self._report(step, losses, seconds):
+                        yield report
+                    losses, seconds = [], []
+
+    async def check_replicas(self) -> None:
+        """Raise ``AsyncparError`` unless the parameters of all ranks are equal to the last bit."""
+        await self._replica.check_equal()
+
+    async def _step(self, step: int) -> float:
+        """Make a step of this rank, or of its host; return this rank's part of the batch's summed loss."""
+        if self._inside is None:
+            loss = await self._replica.compute(step)
+        else:
+            async with self._inside.step(self._replica.parameters) as synchronization:
+                loss = await self._replica.compute(step, synchronization.ready)
+        await self._replica.update(step)
+        return loss
+
+    async def _report(self, last: int, losses: list[float], seconds: list[float]) -> list[StepReport]:
+        """Return the reports of the steps up to ``last``."""
+        sums = np.array(losses, np.float64)
+        await self._communicator.all_reduce(sums, key="losses")
+        first = last + 1 - len(losses)
+        return [
+            StepReport(step=first + index, loss=float(total) / self._replica.batches.tokens, seconds=seconds[index])
+            for index, total in enumerate(sums)
+        ]

@@ -1,0 +1,92 @@
+"""Couriers between two ends in this process, with as little room as those over a wire."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+
+from asyncpar.backends.courier import Courier, Receiver
+
+MESSAGE_BYTES = 256 * 1024
+WINDOW = 4
+
+
+class MemoryCourier(Courier):
+    """One end.  A message leaves in a later turn of the loop, once the other end is open."""
+
+    message_bytes = MESSAGE_BYTES
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._receiver: Receiver | None = None
+        self._outgoing: deque[bytes] = deque()
+        self._other: MemoryCourier | None = None
+        self._broken: str | None = None
+        self._has_ended = False
+        self._is_stopped = False
+
+    @staticmethod
+    def pair() -> tuple[MemoryCourier, MemoryCourier]:
+        one, other = MemoryCourier(), MemoryCourier()
+        one._other, other._other = other, one
+        return one, other
+
+    @property
+    def is_full(self) -> bool:
+        return len(self._outgoing) >= WINDOW
+
+    @property
+    def is_idle(self) -> bool:
+        return not self._outgoing
+
+    def open(self, receiver: Receiver) -> None:
+        self._receiver = receiver
+        if self._broken is not None:
+            receiver.broke(self._broken)
+        elif self._other is not None:
+            self._other._move_soon()
+
+    def post(self, segments: Sequence[bytes | memoryview]) -> None:
+        assert not self.is_full
+        message = b"".join(segments)
+        assert 1 <= len(message) <= MESSAGE_BYTES
+        self._outgoing.append(message)
+        self._move_soon()
+
+    def end(self) -> None:
+        if not self._has_ended:
+            self._has_ended = True
+            self._outgoing.append(b"")
+            self._move_soon()
+
+    def stop(self) -> None:
+        self._receiver = None
+        self._is_stopped = True
+        if self._other is not None:
+            self._other._move_soon()
+
+    def cut(self, cause: str) -> None:
+        """Nothing goes either way any more."""
+        for end in (self, self._other):
+            assert end is not None
+            end._broken = cause
+            end._outgoing.clear()
+            if end._receiver is not None:
+                end._receiver.broke(cause)
+
+    def _move_soon(self) -> None:
+        self._loop.call_soon(self._move)
+
+    def _move(self) -> None:
+        other = self._other
+        if not self._outgoing or other is None or (other._receiver is None and not other._is_stopped):
+            return
+        message = self._outgoing.popleft()
+        if other._receiver is not None and message:
+            other._receiver.arrived(memoryview(message))
+        elif other._receiver is not None:
+            other._receiver.ended()
+        if self._receiver is not None:
+            self._receiver.has_room()
+        self._move_soon()

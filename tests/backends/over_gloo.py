@@ -1,0 +1,70 @@
+"""What ``test_gloo.py`` runs: conformance over Gloo's connections on loopback, all ranks in one process."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import ClassVar
+
+from asyncpar.backends.gloo.backend import attach_gloo, load_torch
+from asyncpar.backends.gloo.meeting import meet
+from asyncpar.backends.gloo.office import GlooOffice
+from asyncpar.backends.message_lane import MessageLane
+from asyncpar.collectives.communicator import Communicator
+from asyncpar.errors import PeerLost
+from asyncpar.node import start_node
+from asyncpar.testing.collectives import CommunicatorConformance
+from asyncpar.testing.lanes import LaneConformance, LanePair
+
+PATIENCE_SECONDS = 30.0
+
+
+class TestCommunicatorsOverGloo(CommunicatorConformance):
+    sizes: ClassVar[Sequence[int]] = (1, 2, 3)
+
+    @asynccontextmanager
+    async def connect(self, size: int) -> AsyncIterator[Sequence[Communicator]]:
+        torch, distributed = load_torch()
+        store = distributed.HashStore()
+        met = await asyncio.gather(
+            *(
+                asyncio.to_thread(meet, store, distributed, rank=rank, size=size, timeout=PATIENCE_SECONDS)
+                for rank in range(size)
+            )
+        )
+        nodes = await asyncio.gather(*(start_node(attach_gloo(torch, each, rank)) for rank, each in enumerate(met)))
+        try:
+            for node in nodes:
+                node.world.timeout = PATIENCE_SECONDS
+            yield [node.world for node in nodes]
+        finally:
+            await asyncio.gather(*(node.stop() for node in nodes))
+
+
+class TestLanesOverGloo(LaneConformance):
+    @asynccontextmanager
+    async def connect(self) -> AsyncIterator[LanePair]:
+        torch, distributed = load_torch()
+        store = distributed.HashStore()
+        met = await asyncio.gather(
+            *(
+                asyncio.to_thread(meet, store, distributed, rank=rank, size=2, timeout=PATIENCE_SECONDS)
+                for rank in range(2)
+            )
+        )
+        offices = [GlooOffice(torch, each.group, rank=rank, size=2) for rank, each in enumerate(met)]
+        couriers = [office.courier(1 - rank) for rank, office in enumerate(offices)]
+        lanes = [MessageLane(courier, kind="gloo") for courier in couriers]
+        for office in offices:
+            office.open(meet=lambda _: None, leave=lambda _: None)
+
+        async def sever() -> None:
+            for courier in couriers:
+                courier.break_off("the test cut it")
+
+        yield LanePair(one=lanes[0], other=lanes[1], sever=sever)
+        over = PeerLost("the test is over")
+        for lane in lanes:
+            lane.abort(over)
+        await asyncio.gather(*(office.close() for office in offices))

@@ -1,0 +1,94 @@
+"""The Gloo backend, in one process and in two."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.backends.extras import need, outputs_of, pytest_command
+
+pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
+
+
+@pytest.fixture(autouse=True)
+def need_torch() -> None:
+    need("torch", 'pip install "asyncpar[gloo]"')
+
+
+def exercise(home: Path, what: str, *, statuses: tuple[int, int] = (0, 0)) -> dict[str, Any]:
+    """Run both ranks; they meet in a file."""
+    command = [sys.executable, "-m", "tests.backends.exercise", "gloo", what, "--size", "2"]
+    command += ["--rendezvous", f"file://{home}/meeting"]
+    ranks = [[*command, "--rank", str(rank)] for rank in range(2)]
+    outputs = outputs_of(*ranks, home=home, statuses=statuses)
+    found: dict[str, Any] = json.loads(outputs[0].splitlines()[-1])
+    return found
+
+
+def test_communicators_keep_their_promises(tmp_path: Path) -> None:
+    [output] = outputs_of(pytest_command("over_gloo"), home=tmp_path, timeout=280)
+    assert " passed" in output
+    assert "skipped" not in output
+
+
+def test_a_runtime_opens_the_backend_again_and_again(tmp_path: Path) -> None:
+    found = exercise(tmp_path, "work")
+    assert found == {"sums": [3.0, 3.0], "lane": "gloo", "alone": 1, "cancelled": True, "bytes": 1_600_000}
+
+
+def test_a_rank_that_leaves_early_is_named(tmp_path: Path) -> None:
+    found = exercise(tmp_path, "leave")
+    assert found["lost"] == 1
+    assert found["cause"] == "it left the world"
+
+
+def test_a_rank_that_dies_is_named_soon(tmp_path: Path) -> None:
+    found = exercise(tmp_path, "die", statuses=(0, 3))
+    assert found["lost"] == 1
+    assert "by peer" in found["cause"]
+    assert found["seconds"] < 5
+
+
+def test_a_rank_that_hangs_keeps_nobody_from_ending(tmp_path: Path) -> None:
+    assert exercise(tmp_path, "hang") == {"lost": None, "late": 1}
+
+
+def test_ranks_that_do_not_come_are_named(tmp_path: Path) -> None:
+    program = (
+        "import asyncpar as ap\n"
+        "from asyncpar.backends import BackendConfig, CommunicationRuntime\n"
+        "async def main():\n"
+        "    config = BackendConfig(rank=0, world_size=3, timeout=0.5, rendezvous='file://meeting')\n"
+        "    async with CommunicationRuntime() as runtime:\n"
+        "        await runtime.initialize('gloo', config)\n"
+        "ap.run(main)\n"
+    ).replace("meeting", f"{tmp_path}/meeting")
+    [output] = outputs_of([sys.executable, "-c", program], home=tmp_path, statuses=[1])
+    assert "PeerTimeout: rank 0: waited 0.5 s for ranks 1, 2 to open the gloo backend" in output
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ("rank=0", "world_size: expected it in the configuration or as WORLD_SIZE in the environment"),
+        ("world_size=2", "rank: expected it in the configuration or as RANK in the environment"),
+        ("rank=0, world_size=2", "rendezvous: "),
+        ("rank=0, world_size=2, rendezvous='carrier-pigeon://'", "rendezvous: "),
+        ("rank=0, world_size=2, transport='tcp'", "transport: the gloo backend has no use for it"),
+    ],
+)
+def test_a_place_or_meeting_place_that_is_not_told_is_refused(settings: str, message: str, tmp_path: Path) -> None:
+    program = (
+        "import asyncpar as ap\n"
+        "from asyncpar.backends import BackendConfig, CommunicationRuntime\n"
+        "async def main():\n"
+        "    async with CommunicationRuntime() as runtime:\n"
+        f"        await runtime.initialize('gloo', BackendConfig({settings}))\n"
+        "ap.run(main)\n"
+    )
+    [output] = outputs_of([sys.executable, "-c", program], home=tmp_path, statuses=[1])
+    assert f"UsageError: {message}" in output

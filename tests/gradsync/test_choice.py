@@ -1,0 +1,105 @@
+"""``codec="auto"`` on pretended hosts: nothing is lost inside one, and between them only where the link is slow."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from asyncpar.codecs import Identity, Int4
+from asyncpar.gradsync import measurement
+from asyncpar.gradsync.prediction import LinkSpeed
+from asyncpar.gradsync.schemes import Hosted
+from tests.gradsync.worlds import (
+    Rank,
+    assert_copies_equal,
+    assert_right,
+    compressed,
+    draw_and_synchronize,
+    parallel_world,
+)
+
+SLOW = LinkSpeed(latency=1e-6, bandwidth=1e3)
+FAST = LinkSpeed(latency=1e-6, bandwidth=1e12)
+
+
+def pretend(monkeypatch: pytest.MonkeyPatch, link: LinkSpeed) -> list[int]:
+    """Let every measured link be ``link``; return a list that grows by the size of each group that measures."""
+    measured = []
+
+    async def measure_link(between: Any, **_: Any) -> LinkSpeed:
+        measured.append(between.size)
+        return link
+
+    monkeypatch.setattr(measurement, "measure_link", measure_link)
+    return measured
+
+
+def codecs_of(ranks: Sequence[Rank]) -> set[object]:
+    resolved = [rank.synchronizer._keeper._resolved for rank in ranks]
+    return {None if one is None else one.codec for one in resolved}
+
+
+async def test_inside_one_host_nothing_is_measured_and_nothing_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    measured = pretend(monkeypatch, SLOW)
+    async with parallel_world(3, compression=compressed("auto")) as ranks:
+        await draw_and_synchronize(ranks)
+        assert codecs_of(ranks) == {Identity()}
+        for rank in ranks:
+            assert_right(rank)
+            assert rank.synchronizer.codec_table() == ""
+    assert measured == []
+
+
+@pytest.mark.parametrize("hosts", [["a", "b"], ["a", "b", "c"], ["a", "a", "b"], ["a", "b", "b", "a"]])
+async def test_over_a_slow_link_few_bits_travel(monkeypatch: pytest.MonkeyPatch, hosts: list[str]) -> None:
+    measured = pretend(monkeypatch, SLOW)
+    async with parallel_world(len(hosts), hosts=hosts, compression=compressed("auto")) as ranks:
+        for step in range(3):  # the second step has new buckets, in the order of the first
+            await draw_and_synchronize(ranks, step)
+            assert_copies_equal(ranks)
+        assert codecs_of(ranks) == {Int4()}
+        layered = len(set(hosts)) < len(hosts)
+        for rank in ranks:
+            layout = rank.synchronizer._keeper.layout
+            assert layout is not None
+            assert {isinstance(scheme, Hosted) for scheme in layout.schemes} == {layered}
+        assert "int4*" in ranks[-1].synchronizer.codec_table()
+        assert len({rank.synchronizer.codec_table() for rank in ranks}) == 1
+    assert measured == [len(set(hosts))] * len(set(hosts)), "each first rank of a host measures once"
+
+
+async def test_over_a_fast_link_nothing_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend(monkeypatch, FAST)
+    async with parallel_world(3, hosts=["a", "a", "b"], compression=compressed("auto")) as ranks:
+        await draw_and_synchronize(ranks)
+        assert codecs_of(ranks) == {Identity()}
+        assert "none*" in ranks[0].synchronizer.codec_table()
+        for rank in ranks:
+            assert_right(rank)
+
+
+async def test_stages_and_slices_choose_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend(monkeypatch, SLOW)
+    hosts = ["a"] * 4 + ["b"] * 4
+    async with parallel_world(2, 2, 2, hosts=hosts, compression=compressed("auto")) as ranks:
+        await draw_and_synchronize(ranks)
+        assert_copies_equal(ranks)
+        assert codecs_of(ranks) == {Int4()}
+
+
+async def test_the_real_link_is_measured_once_and_anew_after_a_change() -> None:
+    async with parallel_world(2, hosts=["a", "b"], compression=compressed("auto")) as ranks:
+        await draw_and_synchronize(ranks)
+        first = ranks[0].synchronizer.codec_table()
+        await draw_and_synchronize(ranks)
+        assert ranks[0].synchronizer.codec_table() == first != ""
+        for rank in ranks:
+            rank.synchronizer.update_compression_config(compressed("int8"))
+        await draw_and_synchronize(ranks)
+        assert ranks[0].synchronizer.codec_table() == ""
+        for rank in ranks:
+            rank.synchronizer.update_compression_config(compressed("auto"))
+        await draw_and_synchronize(ranks)
+        assert ranks[0].synchronizer.codec_table() == ranks[1].synchronizer.codec_table() != ""

@@ -1,0 +1,178 @@
+"""Ranks that are cancelled at any moment, fail, die or never come: nobody waits for them, and the next step works."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from asyncpar.errors import AsyncparError, PeerError, PeerLost, PeerTimeout, UsageError
+from asyncpar.gradsync import NonFinitePolicy
+from asyncpar.testing.loop import run_virtual
+from tests.gradsync.worlds import (
+    Rank,
+    assert_copies_equal,
+    assert_right,
+    compressed,
+    draw_and_synchronize,
+    on_all_failing,
+    parallel_world,
+)
+
+SHAPES = [(3, 1, 1), (2, 2, 2), (1, 1, 4)]
+
+
+async def take_step(rank: Rank, *, in_forward_order: bool = False) -> None:
+    """Report gradients one by one; forwards, which is not the order that was planned."""
+    async with rank.synchronizer.step(rank.model.parameters()) as step:
+        names = [parameter.name for parameter in rank.model.parameters()]
+        for name in names if in_forward_order else reversed(names):
+            step.ready(name)
+            await asyncio.sleep(0)
+
+
+async def cancel_after(ranks: Sequence[Rank], culprit: int, turns: int) -> list[BaseException | None]:
+    """Take a step on all ranks, and cancel that of ``culprit`` after some turns of the loop; return who raised what."""
+    before = [rank.model.gradients() for rank in ranks]
+    tasks = [asyncio.ensure_future(take_step(rank, in_forward_order=True)) for rank in ranks]
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    tasks[culprit].cancel()
+    results = await asyncio.gather(*tasks, return_exceptions=True)
+    for rank, result, gradients in zip(ranks, results, before, strict=True):
+        if result is not None:
+            assert isinstance(result, (asyncio.CancelledError, AsyncparError)), repr(result)
+            for name, gradient in rank.model.gradients().items():
+                np.testing.assert_array_equal(gradient, gradients[name])
+    return list(results)
+
+
+@pytest.mark.parametrize("codec", ["none", "int8", "powersgd:2"])
+@pytest.mark.parametrize(("dp", "tp", "pp"), SHAPES)
+async def test_a_rank_may_be_cancelled_at_any_moment(dp: int, tp: int, pp: int, codec: str) -> None:
+    """Whoever raised holds the gradients it had, nobody hangs, and the next step works.
+
+    A rank that is cancelled while it hears that all are through may be the only one whose step failed.
+    """
+    policies = list(NonFinitePolicy) if tp == pp == 1 else [NonFinitePolicy.ABORT, NonFinitePolicy.SKIP_STEP]
+    for policy in policies:
+        async with parallel_world(dp, tp, pp, compression=compressed(codec), when_not_finite=policy) as ranks:
+            await draw_and_synchronize(ranks)
+            number, has_split = 0, False
+            for turns in range(1, 120, 7):
+                number += 2
+                for rank in ranks:
+                    rank.draw(number)
+                failed = [result is not None for result in await cancel_after(ranks, number // 2 % len(ranks), turns)]
+                is_split = any(failed) and not all(failed)
+                has_split |= is_split
+                await settle(ranks, number + 1, may_disagree=is_split)
+                if codec == "none":
+                    for rank in ranks:
+                        assert_right(rank, step=number + 1)
+                elif not has_split:  # else some residuals are a step older than others
+                    assert_copies_equal(ranks)
+
+
+async def settle(ranks: Sequence[Rank], number: int, *, may_disagree: bool) -> None:
+    """Take a step; where only some ranks saw the last one fail, they may first have to find out that they differ."""
+    try:
+        await draw_and_synchronize(ranks, number)
+    except* UsageError:
+        assert may_disagree
+        await draw_and_synchronize(ranks, number)
+
+
+@pytest.mark.parametrize(("dp", "tp", "pp"), SHAPES)
+@pytest.mark.parametrize("culprit", [0, 2])
+async def test_a_block_that_raises_fails_the_step_on_all_ranks(dp: int, tp: int, pp: int, culprit: int) -> None:
+    async with parallel_world(dp, tp, pp) as ranks:
+
+        async def main(rank: Rank) -> None:
+            async with rank.synchronizer.step(rank.model.parameters()) as step:
+                if rank.node.rank == culprit:
+                    step.ready(next(iter(rank.model.parameters())).name)
+                    raise ZeroDivisionError
+
+        for _ in range(3):
+            before = [rank.model.gradients() for rank in ranks]
+            errors = await on_all_failing(ranks, main)
+            for rank, error, gradients in zip(ranks, errors, before, strict=True):
+                expected = ZeroDivisionError if rank.node.rank == culprit else PeerError
+                assert isinstance(error, expected), repr(error)
+                for name, gradient in rank.model.gradients().items():
+                    np.testing.assert_array_equal(gradient, gradients[name])
+        await draw_and_synchronize(ranks, 1)
+        for rank in ranks:
+            assert_right(rank, step=1)
+
+
+@pytest.mark.parametrize("codec", ["none", "int8", "topk:0.1+int8"])
+@pytest.mark.parametrize("turns", [0, 5, 25])
+@pytest.mark.parametrize(("dp", "tp", "pp"), SHAPES)
+async def test_a_rank_that_dies_in_a_step_ends_it_everywhere(dp: int, tp: int, pp: int, turns: int, codec: str) -> None:
+    async with parallel_world(dp, tp, pp, compression=compressed(codec)) as ranks:
+        await draw_and_synchronize(ranks)
+        for rank in ranks:
+            rank.draw(1)
+        before = [rank.model.gradients() for rank in ranks]
+        tasks = [asyncio.ensure_future(hold_or_step(rank, holds=rank.node.rank == 1)) for rank in ranks]
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        await ranks[1].node.stop()
+        tasks[1].cancel()
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+        for rank, result, gradients in zip(ranks, results, before, strict=True):
+            if rank.node.rank != 1:
+                assert isinstance(result, PeerError), repr(result)
+                for name, gradient in rank.model.gradients().items():
+                    np.testing.assert_array_equal(gradient, gradients[name])
+        assert any(isinstance(result, PeerLost) and result.rank == 1 for result in results)
+
+
+async def hold_or_step(rank: Rank, *, holds: bool) -> None:
+    async with rank.synchronizer.step(rank.model.parameters()):
+        if holds:
+            await asyncio.get_running_loop().create_future()
+
+
+@pytest.mark.parametrize("absent", [0, 3])
+def test_a_rank_that_never_comes_is_named_when_time_is_up(absent: int) -> None:
+    async def main() -> list[BaseException]:
+        async with parallel_world(2, 2, 1, patience=1e6) as ranks:
+            coming = [rank for rank in ranks if rank.node.rank != absent]
+            return await on_all_failing(coming, lambda rank: rank.synchronize())
+
+    errors = run_virtual(main())
+    assert all(isinstance(error, PeerError) for error in errors)
+    assert any(isinstance(error, PeerTimeout) for error in errors)
+    assert all(f"rank {absent}" in str(error) for error in errors)
+
+
+@pytest.mark.parametrize(("dp", "tp", "pp"), SHAPES)
+async def test_an_observed_order_does_not_stand_in_the_way_after_a_failure(dp: int, tp: int, pp: int) -> None:
+    """Buckets are rebuilt in the order in which gradients became final; a failure on one rank must not split plans."""
+    async with parallel_world(dp, tp, pp) as ranks:
+        for number in (1, 2):
+            for rank in ranks:
+                rank.draw(number)
+            await asyncio.gather(*(take_step(rank, in_forward_order=True) for rank in ranks))
+        for culprit in range(len(ranks)):
+            held = ranks[culprit].model
+            broken = next(iter(held.parameters()))
+            tensors = [broken, *held.parameters()]  # one name twice
+
+            async def main(rank: Rank, culprit: int = culprit, tensors: Sequence[object] = tensors) -> None:
+                parameters = tensors if rank.node.rank == culprit else rank.model.parameters()
+                async with rank.synchronizer.step(parameters):  # type: ignore[arg-type]
+                    pass
+
+            await on_all_failing(ranks, main)
+            for number in (3, 4):
+                for rank in ranks:
+                    rank.draw(number)
+                await asyncio.gather(*(take_step(rank, in_forward_order=True) for rank in ranks))
+                for rank in ranks:
+                    assert_right(rank, step=number)
