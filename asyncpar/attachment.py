@@ -24,7 +24,9 @@ from asyncpar.transport.negotiation import GrpcConnector
 from asyncpar.transport.rpc import Credentials, RpcServer
 from asyncpar.transport.serving import Serving
 
-_PIN = "ASYNCPAR_ALGORITHM"
+PIN = "ASYNCPAR_ALGORITHM"
+"""The variable that pins algorithms."""
+
 _CONNECTIONS = "ASYNCPAR_CONNECTIONS"
 
 
@@ -66,7 +68,7 @@ def attach_alone(serving: Serving, blocked_after: float | None) -> Attach:
             connector=InprocConnector(fabric),
             join=fabric.join,
             server=await serve_alone(stack, serving, os.environ, register=door.register),
-            pin=os.environ.get(_PIN),
+            pin=os.environ.get(PIN),
             door=door,
             blocked_after=blocked_after,
         )
@@ -95,7 +97,7 @@ def attach_launched(
             connector=connector,
             join=connector.join,
             server=server,
-            pin=os.environ.get(_PIN),
+            pin=os.environ.get(PIN),
             lane=pinned,
             secret=credentials.secret,
             arena=arena,

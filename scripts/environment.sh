@@ -1,5 +1,5 @@
 # Sourced by the other scripts: makes the virtual environment inside the checkout and keeps it current.
-# Usage: ensure_environment EXTRAS [PACKAGE...]   (the environment is $VENV, its Python $PYTHON)
+# Usage: ensure_environment EXTRAS [PIP-ARGUMENT...]   (the environment is $VENV, its Python $PYTHON)
 set -euo pipefail
 ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 VENV="${ASYNCPAR_VENV:-$ROOT/.venv}"

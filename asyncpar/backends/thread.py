@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 
-from asyncpar.attachment import Attachment
+from asyncpar.attachment import PIN, Attachment
 from asyncpar.backends.config import BackendConfig
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.config.world import Member, World
@@ -66,7 +67,13 @@ class ThreadBackend:
 
     async def _attach(self, stack: AsyncExitStack, rank: int) -> Attachment:
         stack.callback(self._fabric.leave, rank)
-        return Attachment(world=self._world, rank=rank, connector=InprocConnector(self._fabric), join=self._fabric.join)
+        return Attachment(
+            world=self._world,
+            rank=rank,
+            connector=InprocConnector(self._fabric),
+            join=self._fabric.join,
+            pin=os.environ.get(PIN),
+        )
 
     async def _wait_for_all(self, rank: int, timeout: float | None) -> None:
         try:

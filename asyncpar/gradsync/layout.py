@@ -89,10 +89,15 @@ class SchemeMaker:
             self.hosts.inside,
             None if between is None else self._flat(bucket, between, None, memory),
             hosts=self.hosts.hosts,
-            is_mean=is_exact or isinstance(self.codec, RoundCodec),
+            is_mean=self._gives_mean(self.hosts.hosts),
             dtype=bucket.dtype if is_exact else np.dtype(np.float32),
             memory=memory,
         )
+
+    def _gives_mean(self, ranks: int) -> bool:
+        """Does the scheme over ``ranks`` ranks come to their mean, and not to their sum?"""
+        codec = self.codec
+        return isinstance(codec, (Identity, RoundCodec)) or (ranks == PAIR and not codec.is_summable)
 
     def _flat(self, bucket: Bucket, communicator: Communicator, algorithm: str | None, memory: Memory) -> Scheme:
         """Return the scheme over ``communicator``, which depends on what the codec can do."""

@@ -157,9 +157,17 @@ def _in_order(specs: Sequence[GradientSpec], order: Sequence[str] | None) -> lis
 
 def _check_specs(specs: Sequence[GradientSpec]) -> None:
     seen: set[str] = set()
+    ties: dict[str | None, str] = {}
     for spec in specs:
         if spec.name in seen:
             raise UsageError(f"parameters: two are named {spec.name!r}; names must be unique")
         if not np.issubdtype(spec.dtype, np.floating):
             raise UsageError(f"parameter {spec.name}: expected a gradient of a floating dtype, got {spec.dtype}")
+        tied = spec.placement.tied
+        if tied in ties:
+            raise UsageError(
+                f"parameter {spec.name}: expected one tensor tied as {tied!r} on a stage, got {ties[tied]}, too"
+            )
+        if tied is not None:
+            ties[tied] = spec.name
         seen.add(spec.name)

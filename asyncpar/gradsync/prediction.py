@@ -25,6 +25,7 @@ _OVERLAPPED = 8
 """Pieces of a synchronization that are at different stages at the same time."""
 
 _VALUE_BYTES = 4
+_PAIR = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,11 +74,12 @@ def predict(codec: CodecSpeed, link: LinkSpeed, *, ranks: int, count: int) -> Pr
     share = 2.0 * (ranks - 1) / ranks
     sent = share * count * codec.value_bytes
     size = count * _VALUE_BYTES
+    encodings = 1.0 if ranks == _PAIR else 1.0 + 1.0 / ranks  # owners encode their sums, too
     return Prediction(
         name=codec.name,
         sent=sent,
         wire=sent / link.bandwidth + 2 * (ranks - 1) * link.latency,
-        compute=size * (1 + 1 / ranks) / codec.encode + 2 * size / codec.decode,
+        compute=size * encodings / codec.encode + 2 * size / codec.decode,
     )
 
 

@@ -9,7 +9,7 @@ import os
 import zlib
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, Self
 
 from numpy.typing import NDArray
 
@@ -68,6 +68,28 @@ class GradientSynchronizer:
         self._statistics = SyncStatistics()
         self._is_stepping = False
         self._keys = Keys(name)
+
+    @classmethod
+    def data_parallel(
+        cls,
+        communicator: Communicator,
+        *,
+        bucketing: GradientBucketingConfig | None = None,
+        compression: GradientCompressionConfig | None = None,
+        when_not_finite: NonFinitePolicy = NonFinitePolicy.ABORT,
+        name: str = "gradients",
+    ) -> Self:
+        """Return the synchronizer where every rank of ``communicator`` holds a replica of the whole model."""
+        config = ThreeDParallelismConfig(dp_size=communicator.size)
+        return cls(
+            config,
+            RankMapping(config, communicator.rank),
+            communicator=communicator,
+            bucketing=bucketing,
+            compression=compression,
+            when_not_finite=when_not_finite,
+            name=name,
+        )
 
     # -- steps -------------------------------------------------------------------------------------------------------
 

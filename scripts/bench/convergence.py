@@ -39,7 +39,7 @@ MODES = "local:20,diloco:20:0.7:0.5,diloco:20:0.7:0.5/int8,diloco:20:0.7:0.5/int
 
 _TRAIN = Path(__file__).resolve().parents[1] / "examples" / "train_lm.py"
 _MODEL = ("--dim", "64", "--layers", "2", "--heads", "4", "--seq", "32", "--batch", "8", "--held-out", "0.06")
-_OPTIMIZER = ("--beta1", "0", "--beta2", "0.999")
+_OPTIMIZER = ("--beta1", "0", "--beta2", "0.999", "--lr-floor", "0.01")
 _PATIENCE = 1800.0
 """Seconds after which a run counts as stuck."""
 

@@ -137,7 +137,7 @@ def main() -> None:
     parser.add_argument("--forms", default=_FP32)
     parser.add_argument("--size", type=int, default=25_000_000)
     parser.add_argument("--budget", type=float, default=1.5)
-    parser.add_argument("--bucket-mb", type=float, default=3.0)
+    parser.add_argument("--bucket-mb", type=float, default=2.0)
     parser.add_argument("--copies", action="store_true")
     arguments = parser.parse_args()
     ap.run(lambda: work(arguments))

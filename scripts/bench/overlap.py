@@ -40,8 +40,8 @@ _ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THR
 def parse_arguments() -> argparse.Namespace:
     """Return the options; a wrong one ends the program with 2."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--size", type=int, default=25_000_000, help="bytes of float32 (default: 25000000)")
-    parser.add_argument("--parameters", type=int, default=48, help="gradients of equal size (default: 48)")
+    parser.add_argument("--size", type=int, default=50_000_000, help="bytes of float32 (default: 50000000)")
+    parser.add_argument("--parameters", type=int, default=96, help="gradients of equal size (default: 96)")
     parser.add_argument("--bucket-mb", type=float, default=1.0, help="bucket size in MiB (default: 1)")
     parser.add_argument("--factor", type=float, default=1.0, help="compute over communication (default: 1)")
     parser.add_argument("--compute", choices=("device", "matmul"), default="device", help="default: device")

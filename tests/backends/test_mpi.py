@@ -58,6 +58,11 @@ def test_a_rank_that_leaves_early_is_named(mpiexec: str, tmp_path: Path) -> None
     assert found["seconds"] < 5
 
 
+def test_a_rank_that_dies_ends_the_job(mpiexec: str, tmp_path: Path) -> None:
+    command = [mpiexec, "-n", "2", sys.executable, "-m", "tests.backends.exercise", "mpi", "die"]
+    outputs_of(command, home=tmp_path, statuses=[3])
+
+
 def test_a_rank_that_hangs_keeps_nobody_from_ending(mpiexec: str, tmp_path: Path) -> None:
     assert exercise(mpiexec, tmp_path, "hang") == {"lost": None, "late": 1}
 

@@ -179,6 +179,14 @@ async def test_a_group_within_a_group_is_numbered_as_that() -> None:
         assert await on_all(runtimes, work) == [None, None, (2,)]
 
 
+async def test_algorithms_can_be_pinned_by_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ASYNCPAR_ALGORITHM", "all_reduce:0-inf@tree")
+    async with open_runtimes(2) as runtimes:
+        await on_all(runtimes, lambda runtime: runtime.collective_op("all_reduce", np.ones(3)))
+        traffic = runtimes[0].get_group().communicator.traffic
+    assert traffic.of("all_reduce", "tree").calls == 1
+
+
 async def test_names_of_groups_are_used_once_and_unknown_ones_are_told_from_absent_ones() -> None:
     async with open_runtimes(2) as runtimes:
         runtime = runtimes[0]

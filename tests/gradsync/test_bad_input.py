@@ -13,6 +13,7 @@ from asyncpar.config.placement import UNPLACED, Placement
 from asyncpar.errors import AsyncparError, PeerCancelled, ProtocolError, UsageError
 from asyncpar.gradsync import GradientBucketingConfig
 from asyncpar.nn import Array
+from asyncpar.testing.loop import run_virtual
 from tests.gradsync.worlds import (
     Rank,
     assert_copies_equal,
@@ -216,3 +217,40 @@ async def test_a_corrupted_payload_is_an_error_on_every_rank_that_names_its_send
         for step in (1, 2):
             await draw_and_synchronize(ranks, step)
             assert_copies_equal(ranks)
+
+
+class Flipping:
+    """A communicator whose all-reduce gives NaN on this rank alone, once."""
+
+    def __init__(self, communicator: Any) -> None:
+        self._communicator = communicator
+        self._is_due = True
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._communicator, name)
+
+    async def all_reduce(self, x: Array, *arguments: Any, **options: Any) -> Array:
+        result: Array = await self._communicator.all_reduce(x, *arguments, **options)
+        if self._is_due:
+            self._is_due = False
+            result[...] = np.nan
+        return result
+
+
+@pytest.mark.parametrize("codec", ["none", "bf16", "powersgd:2"])
+def test_a_sum_that_differs_on_one_rank_ends_in_errors_and_not_in_waiting_for_ever(codec: str) -> None:
+    """Ranks take their sums to be the same; where memory breaks that, time runs out at the worst."""
+
+    def wrap(communicator: Any) -> Any:
+        return Flipping(communicator) if communicator.rank == 1 else communicator
+
+    async def main() -> list[BaseException]:
+        async with parallel_world(3, wrap=wrap, compression=compressed(codec), patience=1e6) as ranks:
+            before = [rank.model.gradients() for rank in ranks]
+            errors = await on_all_failing(ranks, lambda rank: rank.synchronize())
+            for rank, gradients in zip(ranks, before, strict=True):
+                for name, gradient in rank.model.gradients().items():
+                    np.testing.assert_array_equal(gradient, gradients[name])
+            return errors
+
+    assert all(isinstance(error, AsyncparError) for error in run_virtual(main()))

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from asyncpar.codecs import Identity, Int4
+from asyncpar.errors import AsyncparError, UsageError
 from asyncpar.gradsync import measurement
 from asyncpar.gradsync.prediction import LinkSpeed
 from asyncpar.gradsync.schemes import Hosted
@@ -17,6 +18,7 @@ from tests.gradsync.worlds import (
     assert_right,
     compressed,
     draw_and_synchronize,
+    on_all_failing,
     parallel_world,
 )
 
@@ -59,6 +61,8 @@ async def test_over_a_slow_link_few_bits_travel(monkeypatch: pytest.MonkeyPatch,
         for step in range(3):  # the second step has new buckets, in the order of the first
             await draw_and_synchronize(ranks, step)
             assert_copies_equal(ranks)
+            for rank in ranks:
+                assert_right(rank, step=step, tolerance=0.6)
         assert codecs_of(ranks) == {Int4()}
         layered = len(set(hosts)) < len(hosts)
         for rank in ranks:
@@ -87,6 +91,19 @@ async def test_stages_and_slices_choose_alike(monkeypatch: pytest.MonkeyPatch) -
         await draw_and_synchronize(ranks)
         assert_copies_equal(ranks)
         assert codecs_of(ranks) == {Int4()}
+
+
+async def test_a_rank_that_cannot_measure_leaves_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend(monkeypatch, SLOW)
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise UsageError("there is no clock")
+
+    monkeypatch.setattr(measurement, "measure_codec", fail)
+    async with parallel_world(3, hosts=["a", "a", "b"], compression=compressed("auto")) as ranks:
+        errors = await on_all_failing(ranks, lambda rank: rank.synchronize())
+    assert "there is no clock" in str(errors[0])
+    assert all(isinstance(error, AsyncparError) for error in errors), errors
 
 
 async def test_the_real_link_is_measured_once_and_anew_after_a_change() -> None:

@@ -92,9 +92,18 @@ class Tensors:
         return iter(self.held)
 
 
-@pytest.mark.parametrize("order", ["pp-tp-dp", "dp-tp-pp", "tp-dp-pp"])
 @pytest.mark.parametrize(("dp", "tp", "pp"), WORLDS)
-async def test_every_rank_gets_what_one_process_has(dp: int, tp: int, pp: int, order: str) -> None:
+async def test_every_rank_gets_what_one_process_has(dp: int, tp: int, pp: int) -> None:
+    async with parallel_world(dp, tp, pp) as ranks:
+        for step in range(2):
+            await draw_and_synchronize(ranks, step)
+            for rank in ranks:
+                assert_right(rank, step=step)
+
+
+@pytest.mark.parametrize("order", ["dp-tp-pp", "tp-dp-pp"])
+@pytest.mark.parametrize(("dp", "tp", "pp"), [(2, 2, 2), (3, 1, 2)])
+async def test_ranks_may_be_laid_out_in_any_order(dp: int, tp: int, pp: int, order: str) -> None:
     async with parallel_world(dp, tp, pp, parallelism={"order": order}) as ranks:
         for step in range(2):
             await draw_and_synchronize(ranks, step)
@@ -217,3 +226,36 @@ async def test_a_tie_that_only_one_end_has_is_an_error_and_no_hang(pp: int) -> N
 
 def rank_tensors(rank: Rank) -> list[Tensor]:
     return [Tensor(f"own_{rank.mapping.pp_rank}", np.ones(50, np.float32), Placement())]
+
+
+@pytest.mark.parametrize("max_buckets", [4, 5])
+async def test_max_buckets_holds_on_every_stage(max_buckets: int) -> None:
+    """Four kinds of gradients share no bucket: slices, whole and partial copies, and a tied tensor."""
+    bucketing = GradientBucketingConfig(bucket_size_mb=0.00001, max_buckets=max_buckets)
+    async with parallel_world(2, 2, 3, bucketing=bucketing) as ranks:
+        await synchronize_all(ranks)
+        for rank in ranks:
+            assert_right(rank)
+            assert rank.synchronizer.get_sync_stats().total_buckets_synced <= max_buckets
+
+
+async def test_fewer_buckets_than_kinds_are_refused_on_all_ranks() -> None:
+    """The stage in the middle has one kind less, and would have got by."""
+    bucketing = GradientBucketingConfig(max_buckets=3)
+    async with parallel_world(1, 2, 3, bucketing=bucketing) as ranks:
+        for error in await on_all_failing(ranks, lambda rank: rank.synchronize()):
+            assert isinstance(error, UsageError)
+            assert "max_buckets: expected at least 4" in str(error)
+
+
+async def test_two_tensors_of_a_stage_cannot_share_a_tie() -> None:
+    async with parallel_world(1, 1, 2) as ranks:
+
+        async def main(rank: Rank) -> None:
+            tie = Placement(tied="embedding")
+            held = [Tensor(name, np.ones(3, np.float32), tie) for name in ("table", "head")]
+            await rank.synchronizer.synchronize_gradients(Tensors(held))
+
+        for error in await on_all_failing(ranks, main):
+            assert isinstance(error, UsageError), repr(error)
+            assert "embedding" in str(error)

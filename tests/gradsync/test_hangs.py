@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
+from asyncpar.config.parallel import CommunicationStrategy
 from asyncpar.errors import AsyncparError, PeerError, PeerLost, PeerTimeout, UsageError
 from asyncpar.gradsync import NonFinitePolicy
 from asyncpar.testing.loop import run_virtual
@@ -61,7 +62,7 @@ async def test_a_rank_may_be_cancelled_at_any_moment(dp: int, tp: int, pp: int, 
         async with parallel_world(dp, tp, pp, compression=compressed(codec), when_not_finite=policy) as ranks:
             await draw_and_synchronize(ranks)
             number, has_split = 0, False
-            for turns in range(1, 120, 7):
+            for turns in range(1, 120, 11):
                 number += 2
                 for rank in ranks:
                     rank.draw(number)
@@ -74,6 +75,23 @@ async def test_a_rank_may_be_cancelled_at_any_moment(dp: int, tp: int, pp: int, 
                         assert_right(rank, step=number + 1)
                 elif not has_split:  # else some residuals are a step older than others
                     assert_copies_equal(ranks)
+
+
+@pytest.mark.parametrize("codec", ["int8", "bf16"])
+async def test_a_rank_may_be_cancelled_where_hosts_reduce_first(codec: str) -> None:
+    parallelism = {"comm_strategy": CommunicationStrategy.HIERARCHICAL_ALL_REDUCE}
+    hosts = ["a", "b", "b", "a", "c"]
+    async with parallel_world(5, hosts=hosts, parallelism=parallelism, compression=compressed(codec)) as ranks:
+        await draw_and_synchronize(ranks)
+        for number in range(1, 20):
+            for rank in ranks:
+                rank.draw(number)
+            failed = [result is not None for result in await cancel_after(ranks, number % 5, 1 + 5 * number)]
+            is_split = any(failed) and not all(failed)
+            await settle(ranks, 100 + number, may_disagree=is_split)
+            if is_split:
+                return
+            assert_copies_equal(ranks)
 
 
 async def settle(ranks: Sequence[Rank], number: int, *, may_disagree: bool) -> None:

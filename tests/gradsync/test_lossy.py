@@ -28,7 +28,7 @@ LOSSY = [codec for codec in CODECS if codec != "none"]
 OTHER_BUCKETS = GradientBucketingConfig(bucket_size_mb=0.0002, max_buckets=64)
 
 
-@pytest.mark.parametrize(("dp", "tp", "pp"), [(2, 2, 2), (2, 1, 3), (3, 2, 1)])
+@pytest.mark.parametrize(("dp", "tp", "pp"), [(2, 2, 2), (3, 1, 3)])
 @pytest.mark.parametrize("codec", LOSSY)
 async def test_copies_and_both_ends_of_ties_stay_equal_over_steps(codec: str, dp: int, tp: int, pp: int) -> None:
     async with parallel_world(dp, tp, pp, compression=compressed(codec)) as ranks:
@@ -50,7 +50,7 @@ async def test_with_feedback_the_mean_is_right_over_time(codec: str) -> None:
                     total[name] = total.get(name, 0.0) + gradient / steps
         for total, rank in zip(totals, ranks, strict=True):
             for name, expected in rank.expected().items():
-                np.testing.assert_allclose(total[name], expected, atol=0.35, err_msg=name)
+                np.testing.assert_allclose(total[name], expected, atol=0.5, err_msg=name)
 
 
 @pytest.mark.parametrize("codec", ["int8", "topk:0.1+int8", "sign"])
@@ -143,6 +143,18 @@ async def test_a_codec_between_hosts_leaves_all_ranks_with_the_same_bits(codec: 
             assert_copies_equal(ranks)
 
 
+@pytest.mark.parametrize("hosts", ["aabb", "aaab", "aabbc"])
+@pytest.mark.parametrize(("codec", "tolerance"), [("none", 1e-6), ("bf16", 0.05), ("int8", 0.05), ("topk:1", 1e-6)])
+async def test_a_codec_between_hosts_gives_the_mean_over_ranks(codec: str, tolerance: float, hosts: str) -> None:
+    parallelism = {"comm_strategy": CommunicationStrategy.HIERARCHICAL_ALL_REDUCE}
+    async with parallel_world(
+        len(hosts), parallelism=parallelism, hosts=list(hosts), compression=compressed(codec)
+    ) as ranks:
+        await draw_and_synchronize(ranks)
+        for rank in ranks:
+            assert_right(rank, tolerance=tolerance)
+
+
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
@@ -169,3 +181,20 @@ def test_settings_out_of_range_are_refused(setting: dict[str, Any], message: str
 def test_bucket_sizes_out_of_range_are_refused(size: float) -> None:
     with pytest.raises(UsageError, match="bucket_size_mb: expected a positive number of MiB"):
         GradientBucketingConfig(bucket_size_mb=size)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "bits", "name"),
+    [
+        (1.0, 32, "none"),
+        (1.0, 16, "bf16"),
+        (1.0, 8, "int8"),
+        (1.0, 4, "int4"),
+        (1.0, 1, "sign"),
+        (0.01, 32, "topk:0.01"),
+        (0.01, 8, "topk:0.01+int8"),
+    ],
+)
+def test_ratio_and_bits_name_a_codec(ratio: float, bits: int, name: str) -> None:
+    config = GradientCompressionConfig(enable_compression=True, compression_ratio=ratio, quantization_bits=bits)
+    assert config.codec_name == config.make_codec().name == name

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from asyncpar.config.parallel import CommunicationStrategy
 from asyncpar.errors import NonFiniteValue, UsageError
 from asyncpar.gradsync import NonFinitePolicy, StepOutcome
 from asyncpar.nn import Array
@@ -142,6 +143,28 @@ async def test_drop_takes_the_mean_of_the_others_and_names_who_was_left_out(code
                 np.testing.assert_allclose(gradients["layer_0_bias"], 7 / 3, rtol=0.02)
         await draw_and_synchronize(ranks, 1)
         assert_copies_equal(ranks)
+
+
+@pytest.mark.parametrize("codec", ["bf16", "int8"])
+@pytest.mark.parametrize("culprit", range(5))
+async def test_drop_takes_the_mean_of_the_others_where_hosts_reduce_first(codec: str, culprit: int) -> None:
+    hosts = ["a", "a", "b", "c", "b"]
+    async with parallel_world(
+        5,
+        hosts=hosts,
+        parallelism={"comm_strategy": CommunicationStrategy.HIERARCHICAL_ALL_REDUCE},
+        compression=compressed(codec),
+        when_not_finite=NonFinitePolicy.DROP,
+    ) as ranks:
+        for rank in ranks:
+            fill_all(rank, 2.0**rank.node.rank)
+        spoil(ranks[culprit], "layer_1_weight")
+        for outcome in await on_all(ranks, take_step):
+            assert outcome.culprits == {culprit: ["layer_1_weight"]}
+        for rank in ranks:
+            gradients = rank.model.gradients()
+            np.testing.assert_allclose(gradients["layer_1_weight"], (31 - 2.0**culprit) / 4, rtol=0.02)
+            np.testing.assert_allclose(gradients["layer_0_bias"], 31 / 5, rtol=0.02)
 
 
 async def test_drop_raises_when_nobody_is_left() -> None:

@@ -68,13 +68,13 @@ class Run:
     means: tuple[float, ...]
 
 
-def synchronizer_of(node: Node, *, overlap: bool, int8: bool) -> GradientSynchronizer:
+def synchronizer_of(node: Node, *, overlap: bool, int8: bool, bucket_size_mb: float = 0.5) -> GradientSynchronizer:
     config = ThreeDParallelismConfig(dp_size=node.size)
     return GradientSynchronizer(
         config,
         RankMapping(config, node.rank),
         communicator=cast(Communicator, SlowWire(node.world)),
-        bucketing=GradientBucketingConfig(bucket_size_mb=0.5, overlap_communication=overlap),
+        bucketing=GradientBucketingConfig(bucket_size_mb=bucket_size_mb, overlap_communication=overlap),
         compression=GradientCompressionConfig(codec="int8" if int8 else None),
     )
 
@@ -159,3 +159,29 @@ def test_compressed_buckets_overlap_as_well() -> None:
         assert 0.0 < last_bucket < plain.seconds - 10.0
         assert one.statistics.total_exposed_time == pytest.approx(last_bucket)
         assert one.statistics.overlap_fraction == pytest.approx(0.9)
+
+
+def test_buckets_rebuilt_in_the_observed_order_hide_more_from_the_second_step_on() -> None:
+    """Gradients that become final in turns complete the buckets that were planned late, and those rebuilt early."""
+    turns = ["p7", "p5", "p3", "p1", "p6", "p4", "p2", "p0"]
+
+    async def take_steps(node: Node) -> list[float]:
+        loop = asyncio.get_running_loop()
+        parameters = [Parameter(f"p{index}", np.ones(COUNT, np.float32)) for index in range(8)]
+        synchronizer = synchronizer_of(node, overlap=True, int8=False, bucket_size_mb=2.0)
+        seconds = []
+        for _ in range(3):
+            start = loop.time()
+            async with synchronizer.step(parameters) as step:
+                for name in turns:
+                    await asyncio.sleep(1.0)
+                    step.ready(name)
+            seconds.append(loop.time() - start)
+        return seconds
+
+    async def main() -> list[list[float]]:
+        async with local_world(2) as nodes:
+            return list(await asyncio.gather(*(take_steps(node) for node in nodes)))
+
+    for seconds in run_virtual(main()):
+        assert seconds == pytest.approx([12.0, 10.0, 10.0])

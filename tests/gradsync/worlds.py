@@ -134,7 +134,7 @@ class Rank:
         self.model.fill(lambda parameter: draw(parameter, *place))
 
     async def synchronize(self) -> None:
-        await self.synchronizer.synchronize_gradients(self.model)
+        await self.synchronizer.synchronize_gradients(self.model.shards)
 
     def expected(self, step: int = 0) -> dict[str, Array]:
         return expected_gradients(self.mapping.config, self.mapping, step=step)

@@ -13,7 +13,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import timedelta
 from typing import Any
 
-from asyncpar.attachment import Attach, Attachment
+from asyncpar.attachment import PIN, Attach, Attachment
 from asyncpar.backends.config import BackendConfig, missing_library
 from asyncpar.backends.errors import BackendUnavailable
 from asyncpar.backends.gloo.meeting import Met, meet
@@ -100,7 +100,12 @@ def attach_gloo(torch: Any, met: Met, rank: int) -> Attach:
         stack.push_async_callback(office.close)
         connector = MessageConnector(office, kind="gloo")
         return Attachment(
-            world=World(members=members, job="gloo"), rank=rank, connector=connector, join=connector.join, lane="gloo"
+            world=World(members=members, job="gloo"),
+            rank=rank,
+            connector=connector,
+            join=connector.join,
+            pin=os.environ.get(PIN),
+            lane="gloo",
         )
 
     return attach

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from contextlib import AsyncExitStack
 from typing import Any, Self
 
 import numpy as np
 
-from asyncpar.attachment import Attach, Attachment
+from asyncpar.attachment import PIN, Attach, Attachment
 from asyncpar.backends.message_connector import MessageConnector
 from asyncpar.backends.mpi.office import MpiOffice
 from asyncpar.config.world import Member, World
@@ -50,7 +51,14 @@ class MpiWorld:
             self._offices.append(office)
             stack.push_async_callback(office.close)
             connector = MessageConnector(office, kind="mpi")
-            return Attachment(world=self.world, rank=rank, connector=connector, join=connector.join, lane="mpi")
+            return Attachment(
+                world=self.world,
+                rank=rank,
+                connector=connector,
+                join=connector.join,
+                pin=os.environ.get(PIN),
+                lane="mpi",
+            )
 
         return attach
 
