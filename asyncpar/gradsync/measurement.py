@@ -55,11 +55,11 @@ async def measure(replicas: Communicator, *, key: str, clock: Clock) -> Measured
 async def measure_link(between: Communicator, *, key: str, clock: Clock) -> LinkSpeed:
     """Return the speed of the slowest link of the ring of ``between``; to be called on all of its ranks.
 
-    Of small messages the fastest counts, as what disturbs only ever delays; of large ones the mean, as shapers let the
-    first bytes after a pause through for nothing.
+    Of small messages the fastest counts, as what disturbs only ever delays; of large ones the median, as shapers let
+    the first bytes after a pause through for nothing.
     """
     latency = min(await _pass_around(between, _SMALL_BYTES, key=f"{key}/small", clock=clock))
-    large = statistics.fmean(await _pass_around(between, _LARGE_BYTES, key=f"{key}/large", clock=clock))
+    large = statistics.median(await _pass_around(between, _LARGE_BYTES, key=f"{key}/large", clock=clock))
     return LinkSpeed(latency=latency, bandwidth=_LARGE_BYTES / max(large - latency, _LEAST_SECONDS))
 
 

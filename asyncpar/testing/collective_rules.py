@@ -149,14 +149,15 @@ class Rules(CommunicatorSuite):
         async with self.connect(3) as communicators:
 
             async def run(communicator: Communicator) -> str:
+                x = np.ones(200_000)  # so long that nobody is through with it before rank 0 has done more than begin
                 if communicator.rank == 0:
                     try:
                         async with asyncio.timeout(0):
-                            await communicator.barrier()
+                            await communicator.all_reduce(x)
                     except TimeoutError:
                         return "timeout"
                 try:
-                    await communicator.barrier()
+                    await communicator.all_reduce(x)
                 except PeerCancelled as error:
                     return f"cancelled by {error.rank}"
                 return "through"

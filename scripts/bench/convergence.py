@@ -7,9 +7,10 @@ Every run trains ``train_lm.py`` for the same tokens, from the same seed, with t
 differs.  A mode may name a codec for its rounds behind a slash.  The loss that counts is that of text held out from
 training, on windows that are the same for all.  Bytes are all that left a rank, frame headers too, over TCP.
 
-The settings are those in which uncompressed training is at its best here, and ask for no favour of it: AdamW without
-momentum (beta1 = 0), which is as good as with it for this model and which sparse codecs need.  What they send of a
-value comes late and at once, and a momentum would then repeat it when it is out of date (Lin et al. 2018).
+The settings are good ones for uncompressed training and ask for no favour of it: AdamW with less momentum than usual
+(beta1 = 0.4), which serves it as well as 0.9 does, and sparse codecs better: what they send of a value comes late and
+at once, and momentum would go on with it when it is out of date (Lin et al. 2018).  Two uncompressed runs that differ
+in rounding alone come to losses about 0.2 % apart, so differences of that size mean nothing.
 
 Writes convergence.md, convergence.png (where matplotlib is) and convergence.json into the folder ``--out``.
 """
@@ -39,7 +40,7 @@ MODES = "local:20,diloco:20:0.7:0.5,diloco:20:0.7:0.5/int8,diloco:20:0.7:0.5/int
 
 _TRAIN = Path(__file__).resolve().parents[1] / "examples" / "train_lm.py"
 _MODEL = ("--dim", "64", "--layers", "2", "--heads", "4", "--seq", "32", "--batch", "8", "--held-out", "0.06")
-_OPTIMIZER = ("--beta1", "0", "--beta2", "0.999", "--lr-floor", "0.01")
+_OPTIMIZER = ("--beta1", "0.4", "--beta2", "0.999", "--lr-floor", "0.01")
 _PATIENCE = 1800.0
 """Seconds after which a run counts as stuck."""
 

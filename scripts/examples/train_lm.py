@@ -93,7 +93,7 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     parser.add_argument("--heads", type=int, default=4)
     parser.add_argument("--lr", type=float, default=2e-3, help="peak learning rate (default: 0.002)")
     parser.add_argument("--lr-floor", type=float, default=0.1, help="last rate as a part of the peak (default: 0.1)")
-    parser.add_argument("--beta1", type=float, default=0.9, help="of AdamW (default: 0.9; 0 is best for sparse codecs)")
+    parser.add_argument("--beta1", type=float, default=0.9, help="of AdamW (default: 0.9; 0 to 0.5 for sparse codecs)")
     parser.add_argument("--beta2", type=float, default=0.99, help="of AdamW (default: 0.99; 0.999 for sparse codecs)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--dtype", choices=("float32", "float64"), default="float32")
