@@ -7,20 +7,16 @@ the sums, the owner too.  Thus all ranks end with the same bits.
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Coroutine
-from typing import Any, TypeVarTuple
+from collections.abc import Coroutine
+from functools import partial
+from typing import Any
 
 import numpy as np
 
 from asyncpar.codecs import Bytes, Codec, Values
 from asyncpar.collectives.communicator import Communicator
+from asyncpar.collectives.offload import off_loop
 from asyncpar.collectives.reduction import Array
-
-Args = TypeVarTuple("Args")
-
-INLINE_VALUES = 1 << 16
-"""Up to so many values, encoding takes less time than handing it to a thread would."""
 
 
 class CompressedAllReduce:
@@ -51,12 +47,13 @@ class CompressedAllReduce:
 
         ``out`` is as it was if anything is raised.
         """
+        nbytes = self._x.nbytes
         try:
-            await self._off_loop(self._encode)
+            await off_loop(self._encode, nbytes=nbytes)
             incoming = await self._exchange()
-            await self._off_loop(self._sum_owned, incoming)
+            await off_loop(partial(self._sum_owned, incoming), nbytes=nbytes)
             sums = await self._gather()
-            await self._off_loop(self._decode, sums)
+            await off_loop(partial(self._decode, sums), nbytes=nbytes)
         except BaseException:
             self.give_up()
             raise
@@ -96,19 +93,3 @@ class CompressedAllReduce:
         for rank, encoded in enumerate(sums):
             self._codec.decode(encoded, values[rank * self._length :][: self._length])
         self._out[...] = values[: self._x.size].reshape(self._x.shape)
-
-    async def _off_loop(self, step: Callable[[*Args], None], *args: *Args) -> None:
-        """Run ``step``, in a thread when it would hold up the loop.
-
-        A cancelled caller still waits for the thread (milliseconds), which reads the caller's array.
-        """
-        if self._x.size <= INLINE_VALUES:
-            step(*args)
-            return
-        running = asyncio.get_running_loop().run_in_executor(None, step, *args)
-        try:
-            await asyncio.shield(running)
-        except asyncio.CancelledError:
-            await asyncio.wait({running})
-            running.exception()
-            raise

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from asyncpar.collectives.communicator import Communicator
+from asyncpar.collectives.offload import INLINE_BYTES, off_loop
 from asyncpar.gradsync import phases
 from asyncpar.gradsync.config import NonFinitePolicy
 from asyncpar.gradsync.groups import SyncGroups
@@ -16,9 +18,6 @@ from asyncpar.gradsync.obligation import Obligation
 from asyncpar.gradsync.outcome import BucketOutcome
 from asyncpar.gradsync.phases import Packing
 from asyncpar.gradsync.schemes import Leg, Place, Scheme
-
-INLINE_BYTES = 1 << 18
-"""Up to here work is over in less time than handing it to a thread would take."""
 
 
 class ThreadTurns:
@@ -141,23 +140,15 @@ class BucketFlow:
         self.scheme.payload.fill(0.0)
 
     async def _off_loop(self, turn: asyncio.Semaphore, works: Sequence[Callable[[], None]]) -> None:
-        """Do ``works``, in a thread when they would hold up the loop.
-
-        A cancelled caller still waits for the thread (milliseconds), because the next step uses the same buffers.
-        """
+        """Do ``works``, in a thread when its turn has come, if they would hold up the loop."""
+        nbytes = self.scheme.flat.nbytes
         if not works:
             return
-        if self.scheme.flat.nbytes <= INLINE_BYTES:
+        if nbytes <= INLINE_BYTES:
             _do(works)
             return
         async with turn:
-            running = asyncio.get_running_loop().run_in_executor(None, _do, works)
-            try:
-                await asyncio.shield(running)
-            except asyncio.CancelledError:
-                await asyncio.wait({running})
-                running.exception()
-                raise
+            await off_loop(partial(_do, works), nbytes=nbytes)
 
 
 def _do(works: Sequence[Callable[[], None]]) -> None:

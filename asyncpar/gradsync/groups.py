@@ -49,6 +49,10 @@ class HostGroups:
     between: Communicator | None
     hosts: int
 
+    @property
+    def all(self) -> tuple[Communicator, ...]:
+        return (self.inside,) if self.between is None else (self.inside, self.between)
+
 
 def make_groups(config: ThreeDParallelismConfig, mapping: RankMapping, communicator: Communicator) -> SyncGroups:
     """Return the groups of a rank.  Nothing is sent.

@@ -18,7 +18,7 @@ from asyncpar.gradsync.config import GradientBucketingConfig, GradientCompressio
 from asyncpar.gradsync.groups import SyncGroups
 from asyncpar.gradsync.layout import Layout, SchemeMaker, make_layout
 from asyncpar.gradsync.model import Parameters, spec_of
-from asyncpar.gradsync.plan import GradientSpec, plan_buckets
+from asyncpar.gradsync.plan import BucketPlan, GradientSpec, plan_buckets
 from asyncpar.gradsync.strategies import algorithm_of
 
 _RESIDUAL = "residual/"
@@ -112,7 +112,7 @@ class LayoutKeeper:
         self._check_views()
 
     def rebucket(self, bucketing: GradientBucketingConfig) -> None:
-        """Fuse gradients by ``bucketing`` from now on.  Raises ``UsageError``, with nothing changed, where it cannot."""
+        """Fuse gradients by ``bucketing`` from now on.  Raises ``UsageError``, with nothing changed, if it cannot."""
         before = self._settings
         self._settings = replace(before, bucketing=bucketing)
         try:
@@ -169,7 +169,7 @@ class LayoutKeeper:
 
     # -- inside ------------------------------------------------------------------------------------------------------
 
-    def _plan(self, specs: Sequence[GradientSpec], order: tuple[str, ...] | None) -> Any:
+    def _plan(self, specs: Sequence[GradientSpec], order: tuple[str, ...] | None) -> BucketPlan:
         bucketing = self._settings.bucketing
         return plan_buckets(
             specs,
@@ -181,7 +181,7 @@ class LayoutKeeper:
     def _make(self, specs: Sequence[GradientSpec], resolved: Resolved) -> Layout:
         settings, replicas = self._settings, self._settings.groups.replicas
         maker = SchemeMaker(
-            replicas=replicas,
+            groups=settings.groups,
             hosts=resolved.hosts,
             codec=resolved.codec,
             has_feedback=self.compression.error_feedback,
@@ -190,7 +190,7 @@ class LayoutKeeper:
         )
         compression = f"{self.compression}, {resolved.codec.name} in force"
         agreed = (str(settings.bucketing), compression, f"when not finite: {settings.policy}")
-        return make_layout(self._plan(specs, self._order), agreed, maker.make, is_observed=self._order is not None)
+        return make_layout(self._plan(specs, self._order), agreed, maker, is_observed=self._order is not None)
 
     def _check_same(self, specs: Sequence[GradientSpec]) -> None:
         for spec in specs:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,7 @@ from asyncpar.codecs import Identity, RoundCodec, Values
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.gradsync.agreement import digest_of
 from asyncpar.gradsync.config import AnyCodec
-from asyncpar.gradsync.groups import HostGroups
+from asyncpar.gradsync.groups import HostGroups, SyncGroups
 from asyncpar.gradsync.plan import Bucket, BucketPlan
 from asyncpar.gradsync.schemes import PAIR, Alone, Exact, Hosted, Memory, Owners, Pair, Rounds, Scheme, Summed
 
@@ -29,6 +29,16 @@ class Layout:
     schemes: tuple[Scheme, ...]
     is_observed: bool
     digest: bytes
+    replicas: int
+    communicators: tuple[Communicator, ...]
+    """All by which buckets are reduced."""
+
+    @property
+    def least_bytes(self) -> int | None:
+        """What this rank would send in all-reduces of least traffic without a codec; None without a codec."""
+        if all(isinstance(scheme, (Exact, Alone)) for scheme in self.schemes):
+            return None
+        return 2 * (self.replicas - 1) * self.plan.nbytes // self.replicas
 
     @property
     def replicated(self) -> tuple[str, ...]:
@@ -68,7 +78,7 @@ class SchemeMaker:
     ``hosts`` None: all replicas reduce with each other; else inside hosts first, uncompressed.
     """
 
-    replicas: Communicator
+    groups: SyncGroups
     hosts: HostGroups | None
     codec: AnyCodec
     has_feedback: bool
@@ -77,11 +87,11 @@ class SchemeMaker:
 
     def make(self, bucket: Bucket) -> Scheme:
         """Return the scheme of a bucket."""
-        memory = Memory(empty=self.replicas.empty, keeps_input=self.as_views)
-        if self.replicas.size == 1:
+        memory = Memory(empty=self.groups.replicas.empty, keeps_input=self.as_views)
+        if self.groups.replicas.size == 1:
             return Alone(bucket, keeps_input=self.as_views)
         if self.hosts is None:
-            return self._flat(bucket, self.replicas, self.algorithm, memory)
+            return self._flat(bucket, self.groups.replicas, self.algorithm, memory)
         is_exact = isinstance(self.codec, Identity)
         between = self.hosts.between
         return Hosted(
@@ -114,11 +124,16 @@ class SchemeMaker:
         return Owners(bucket, communicator, codec, **lossy)
 
 
-def make_layout(
-    plan: BucketPlan, settings: tuple[str, ...], make_scheme: Callable[[Bucket], Scheme], *, is_observed: bool
-) -> Layout:
+def make_layout(plan: BucketPlan, settings: tuple[str, ...], maker: SchemeMaker, *, is_observed: bool) -> Layout:
     """Return the layout of ``plan``; ``settings`` are what ranks must agree upon besides."""
     order = (f"buckets in the order {', '.join(plan.order)}",) if is_observed else ()
     lines = (*settings, *map(str, plan.specs), *order)
-    schemes = tuple(make_scheme(bucket) for bucket in plan.buckets)
-    return Layout(plan=plan, lines=lines, schemes=schemes, is_observed=is_observed, digest=digest_of(lines))
+    return Layout(
+        plan=plan,
+        lines=lines,
+        schemes=tuple(map(maker.make, plan.buckets)),
+        is_observed=is_observed,
+        digest=digest_of(lines),
+        replicas=maker.groups.replicas.size,
+        communicators=(*maker.groups.all, *([] if maker.hosts is None else maker.hosts.all)),
+    )

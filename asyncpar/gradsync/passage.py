@@ -55,6 +55,11 @@ class Passage:
         )
         self._observes = observes and replicas.size > 1
 
+    @property
+    def nbytes(self) -> int:
+        """Size of all buckets."""
+        return sum(flow.scheme.flat.nbytes for flow in self.flows)
+
     def begin(self, step: SyncStep, tasks: asyncio.TaskGroup) -> None:
         """Start everything that need not wait for the end of the step's block."""
         tasks.create_task(self._agree(), name="gradients/agreement")

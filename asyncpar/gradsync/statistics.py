@@ -63,6 +63,11 @@ class StepRecord:
     last_gradient_at: float = 0.0
     """When the caller had nothing left to do but wait."""
 
+    def count(self, traffic: SyncTraffic, *, least_bytes: int | None) -> None:
+        """Take in what was sent, and what an all-reduce of least traffic would have sent; None: it was one."""
+        self.traffic = traffic
+        self.bytes_uncompressed = traffic.payload_bytes if least_bytes is None else least_bytes
+
     def add_to(self, statistics: SyncStatistics, *, lane_bandwidth: float | None, residual_norm: float) -> None:
         """Add this step to the totals."""
         merged = merge_intervals(self.intervals)

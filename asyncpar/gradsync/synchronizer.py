@@ -9,27 +9,29 @@ import os
 import zlib
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any, Self
 
 from numpy.typing import NDArray
 
 from asyncpar.codecs import Values
 from asyncpar.collectives.communicator import Communicator
+from asyncpar.collectives.offload import off_loop
 from asyncpar.config.parallel import RankMapping, ThreeDParallelismConfig
 from asyncpar.errors import NonFiniteValue, PeerError, UsageError
 from asyncpar.gradsync import phases
 from asyncpar.gradsync.accumulation import Accumulation
-from asyncpar.gradsync.agreement import Agreement, Disagreement, Lines, digest_of
+from asyncpar.gradsync.agreement import Disagreement
 from asyncpar.gradsync.config import GradientBucketingConfig, GradientCompressionConfig, NonFinitePolicy
 from asyncpar.gradsync.flow import BucketFlow, FlowSettings, ThreadTurns
-from asyncpar.gradsync.groups import ENDS, EVERYONE, REPLICAS, SLICES, make_groups
+from asyncpar.gradsync.groups import make_groups
 from asyncpar.gradsync.keeper import KeeperSettings, LayoutKeeper
 from asyncpar.gradsync.keys import Keys
 from asyncpar.gradsync.layout import Layout
 from asyncpar.gradsync.model import HasGradient, ModelShards, Parameters, parameters_by_name
 from asyncpar.gradsync.outcome import StepOutcome
 from asyncpar.gradsync.passage import Passage, first_error
-from asyncpar.gradsync.schemes import Alone, Exact
+from asyncpar.gradsync.proposal import propose, refuse
 from asyncpar.gradsync.statistics import SyncStatistics
 from asyncpar.gradsync.step import SyncStep
 from asyncpar.gradsync.traffic import SyncTraffic
@@ -106,7 +108,8 @@ class GradientSynchronizer:
         Inside the block, call ``ready(name)`` for each gradient that is final; leaving it means that all are, and waits
         for the last bucket.  Then, and only then, all gradients are replaced by their mean: whatever goes wrong before,
         on any rank, raises on every rank and leaves gradients and residuals as they were.  When a bucket fails, the
-        block is cancelled at once; a worker thread that computes in it goes on to its end, unheard.
+        block is cancelled at once; a worker thread that computes in it goes on to its end, unheard.  Only a rank that
+        is cancelled when all ranks have said that they are through has the mean, as the others have.
 
         Raises ``UsageError`` when ranks differ in their parameters or settings, or a gradient has another shape or
         dtype than in earlier steps, ``NonFiniteValue`` (see ``NonFinitePolicy``) that names ranks and parameters, and
@@ -118,7 +121,7 @@ class GradientSynchronizer:
             self._keys.steps += 1
             by_name, layout = await self._prepare(parameters)
             step = SyncStep(layout.plan, overlap=self._bucketing.overlap_communication)
-            before = SyncTraffic.read(self._groups.all)
+            before = SyncTraffic.read(layout.communicators)
             passage = self._make_passage(layout, by_name)
             try:
                 with first_error():
@@ -135,10 +138,9 @@ class GradientSynchronizer:
                 step.close()
                 await passage.give_up()
                 raise
-            self._judge(step.outcome)
-            if not step.outcome.is_skipped:
-                self._count(step, layout, before)
-                self._commit(step, passage, by_name)
+            if not self._skips(step.outcome):
+                step.record.count(SyncTraffic.read(layout.communicators) - before, least_bytes=layout.least_bytes)
+                await self._commit(step, passage, by_name)
         finally:
             self._is_stepping = False
 
@@ -228,29 +230,12 @@ class GradientSynchronizer:
 
     async def _refuse(self, error: UsageError) -> None:
         """Tell the other ranks that this one cannot take the step."""
-        line = (f"an error: {error}",)
-        agreement = self._agreement(dict.fromkeys(self._groups.partitions, line))
         try:
-            await agreement.run()
+            await refuse(self._groups, self._keys, error).run()
         except Disagreement:
             self._keeper.start_over()
         except PeerError as lost:
             error.add_note(f"the other ranks could not be told: {lost}")
-
-    def _agreement(self, lines: Lines, digests: Mapping[str, bytes] | None = None) -> Agreement:
-        groups, keys = self._groups, self._keys
-        return Agreement(groups.everyone, groups.partitions, lines, digests=digests, key=keys.agreement, rare=keys.rare)
-
-    def _agreement_on(self, layout: Layout) -> Agreement:
-        """Return the comparison of this step with what all others with whom this rank reduces are about to do."""
-        order = "known" if self._keeper.is_observed else "unknown"
-        micro_steps = self._accumulation.micro_steps + 1
-        step = (f"step {self._keys.steps} of {micro_steps} micro-steps, order of gradients {order}",)
-        if self._groups.is_data_parallel_only:
-            digest = digest_of((*step, layout.digest.hex()))
-            return self._agreement({REPLICAS: (*step, *layout.lines)}, {REPLICAS: digest})
-        lines = {EVERYONE: step, REPLICAS: layout.lines, SLICES: layout.replicated, ENDS: layout.tied}
-        return self._agreement(lines, {REPLICAS: layout.digest})
 
     def _make_passage(self, layout: Layout, by_name: Parameters) -> Passage:
         """Return what has to run in this step."""
@@ -277,8 +262,15 @@ class GradientSynchronizer:
             )
             for scheme in layout.schemes
         ]
+        agreement = propose(
+            self._groups,
+            self._keys,
+            layout,
+            micro_steps=settings.packing.micro_steps,
+            is_observed=self._keeper.is_observed,
+        )
         return Passage(
-            self._agreement_on(layout),
+            agreement,
             flows,
             self._groups,
             keys=self._keys,
@@ -286,37 +278,35 @@ class GradientSynchronizer:
             observes=self._bucketing.overlap_communication and not self._keeper.is_observed,
         )
 
-    def _judge(self, outcome: StepOutcome) -> None:
-        """Raise ``NonFiniteValue``, or skip the step, when some mean cannot be had."""
+    def _skips(self, outcome: StepOutcome) -> bool:
+        """Is the step to be skipped?  Raises ``NonFiniteValue`` where that is not wanted."""
         if not outcome.text:
-            return
+            return False
         if self._policy is not NonFinitePolicy.SKIP_STEP:
             raise NonFiniteValue(f"gradients: expected finite numbers, but {outcome.text}")
         outcome.is_skipped = True
         self._statistics.total_skipped_steps += 1
         self._accumulation.clear()
+        return True
 
-    def _commit(self, step: SyncStep, passage: Passage, by_name: Parameters) -> None:
-        """Write back: nothing can fail from here on."""
+    async def _commit(self, step: SyncStep, passage: Passage, by_name: Parameters) -> None:
+        """Write back: nothing can fail from here on, and other ranks do so, too, even if this one is cancelled."""
+        try:
+            await off_loop(partial(self._write, passage, by_name), nbytes=passage.nbytes)
+        finally:
+            for flow in passage.flows:
+                flow.scheme.commit()
+            self._accumulation.clear()
+            norm = math.sqrt(sum(flow.scheme.residual_square for flow in passage.flows))
+            bandwidth = self._groups.replicas.bandwidth
+            step.record.add_to(self._statistics, lane_bandwidth=bandwidth, residual_norm=norm)
+            if passage.order is not None:
+                self._keeper.observe(passage.order)
+
+    def _write(self, passage: Passage, by_name: Parameters) -> None:
         write = phases.unpack_as_views if self._bucketing.gradient_as_bucket_view else phases.unpack
-        squares = 0.0
         for flow in passage.flows:
             write(flow.scheme, by_name, factor=flow.scheme.factor(flow.outcome.contributors))
-            flow.scheme.commit()
-            squares += flow.scheme.residual_square
-        self._accumulation.clear()
-        bandwidth = self._groups.replicas.bandwidth
-        step.record.add_to(self._statistics, lane_bandwidth=bandwidth, residual_norm=math.sqrt(squares))
-        if passage.order is not None:
-            self._keeper.observe(passage.order)
-
-    def _count(self, step: SyncStep, layout: Layout, before: SyncTraffic) -> None:
-        """Record what was sent in this step, and what all-reduces of least traffic would have sent without a codec."""
-        size = self._groups.replicas.size
-        step.record.traffic = SyncTraffic.read(self._groups.all).since(before)
-        is_exact = all(isinstance(scheme, (Exact, Alone)) for scheme in layout.schemes)
-        sent = step.record.traffic.payload_bytes
-        step.record.bytes_uncompressed = sent if is_exact else 2 * (size - 1) * layout.plan.nbytes // size
 
     def _check_idle(self, what: str) -> None:
         if self._is_stepping:

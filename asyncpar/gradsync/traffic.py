@@ -26,7 +26,7 @@ class SyncTraffic:
             steps=sum(entry.steps for entry in entries),
         )
 
-    def since(self, earlier: SyncTraffic) -> SyncTraffic:
+    def __sub__(self, earlier: SyncTraffic) -> SyncTraffic:
         """Return what came after ``earlier``."""
         return SyncTraffic(
             payload_bytes=self.payload_bytes - earlier.payload_bytes,

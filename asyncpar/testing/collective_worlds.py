@@ -43,7 +43,8 @@ class CommunicatorSuite(ABC):
     def connect(self, size: int) -> AbstractAsyncContextManager[Sequence[Communicator]]:
         """Return the communicators of a fresh world of ``size`` ranks, in the order of ranks.
 
-        Of all ranks, or of those in this process, of which there is at least one; then every process runs the suite.
+        Of all ranks, or of those in this process, of which there is at least one; then every process runs the suite,
+        and a world must not end before all processes have left it.
         """
 
 

@@ -52,7 +52,7 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     parser.add_argument("--steps", type=int, default=4000)
     parser.add_argument("--codecs", default=CODECS, help=f"with gradients in every step (default: {CODECS})")
     parser.add_argument("--modes", default=MODES, help=f"MODE or MODE/CODEC (default: {MODES})")
-    parser.add_argument("--lr", type=float, default=3e-3, help="peak learning rate (default: 0.003)")
+    parser.add_argument("--lr", type=float, default=2.5e-3, help="peak learning rate (default: 0.0025)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--text", nargs="+", type=Path, metavar="PATH", help="as of train_lm.py")
     parser.add_argument("--transport", default="tcp", help="lanes between ranks (default: tcp)")

@@ -30,5 +30,9 @@ async def spread_world(size: int) -> AsyncIterator[Sequence[Communicator]]:
             node.world.timeout = PATIENCE_SECONDS
         yield [node.world for node in nodes]
     finally:
+        async with asyncio.timeout(PATIENCE_SECONDS):  # a rank may be through with what others have not begun
+            everyone_is_through = everyone.Ibarrier()
+            while not everyone_is_through.Test():  # noqa: ASYNC110  # MPI announces nothing
+                await asyncio.sleep(0)
         await asyncio.gather(*(node.stop() for node in nodes))
         world.free()

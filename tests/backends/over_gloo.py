@@ -7,6 +7,8 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import ClassVar
 
+import numpy as np
+
 from asyncpar.backends.gloo.backend import attach_gloo, load_torch
 from asyncpar.backends.gloo.meeting import meet
 from asyncpar.backends.gloo.office import GlooOffice
@@ -14,7 +16,7 @@ from asyncpar.backends.message_lane import MessageLane
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.errors import PeerLost
 from asyncpar.node import start_node
-from asyncpar.testing.collectives import CommunicatorConformance
+from asyncpar.testing.collectives import CommunicatorConformance, on_all, ranked
 from asyncpar.testing.lanes import LaneConformance, LanePair
 
 PATIENCE_SECONDS = 30.0
@@ -40,6 +42,20 @@ class TestCommunicatorsOverGloo(CommunicatorConformance):
             yield [node.world for node in nodes]
         finally:
             await asyncio.gather(*(node.stop() for node in nodes))
+
+    async def test_a_rank_that_leaves_early_does_not_disturb_the_others(self) -> None:
+        async with self.connect(3) as communicators:
+
+            async def run(communicator: Communicator) -> list[float]:
+                await communicator.barrier()
+                pair = communicator.subgroup([0, 1])
+                if pair is None:
+                    await communicator._engine.table.links.close()
+                    return []
+                return [float((await pair.all_reduce(np.ones(60_000 * i + 1)))[-1]) for i in range(20)]
+
+            for rank, result in ranked(communicators, await on_all(communicators, run)):
+                assert result == ([] if rank == 2 else [2.0] * 20)
 
 
 class TestLanesOverGloo(LaneConformance):

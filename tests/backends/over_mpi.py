@@ -10,12 +10,14 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import ClassVar
 
+import numpy as np
+
 from asyncpar.backends.message_lane import MessageLane
 from asyncpar.backends.mpi.backend import load_mpi
 from asyncpar.backends.mpi.office import MpiOffice
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.errors import PeerLost
-from asyncpar.testing.collectives import CommunicatorConformance
+from asyncpar.testing.collectives import CommunicatorConformance, on_all, ranked
 from asyncpar.testing.lanes import LaneConformance, LanePair
 from tests.backends.mpi_worlds import spread_world
 
@@ -27,6 +29,20 @@ class TestCommunicatorsOverMpi(CommunicatorConformance):
     async def connect(self, size: int) -> AsyncIterator[Sequence[Communicator]]:
         async with spread_world(size) as communicators:
             yield communicators
+
+    async def test_a_rank_that_leaves_early_does_not_disturb_the_others(self) -> None:
+        async with self.connect(3) as communicators:
+
+            async def run(communicator: Communicator) -> list[float]:
+                await communicator.barrier()
+                pair = communicator.subgroup([0, 1])
+                if pair is None:
+                    await communicator._engine.table.links.close()
+                    return []
+                return [float((await pair.all_reduce(np.ones(60_000 * i + 1)))[-1]) for i in range(20)]
+
+            for rank, result in ranked(communicators, await on_all(communicators, run)):
+                assert result == ([] if rank == 2 else [2.0] * 20)
 
 
 class TestLanesOverMpi(LaneConformance):

@@ -170,25 +170,30 @@ async def test_old_buckets_make_room_before_new_ones_are_made(monkeypatch: pytes
 async def test_a_step_that_one_rank_gives_up_at_any_moment_spoils_nothing(
     compression: GradientCompressionConfig | None,
 ) -> None:
-    """The others get the right mean or an error, and the next step is right again."""
+    """The others get the right mean or an error, and the next step is right again.
+
+    Who gives up has either nothing changed or, where all ranks were through already, the mean, too.
+    """
 
     async def step(node: Node, synchronizer: GradientSynchronizer, model: Model, *, gives_up_after: int | None) -> None:
         model.fill()
+        before = model.gradients()
         task = asyncio.ensure_future(synchronizer.synchronize_gradients(model))
         if gives_up_after is not None:
             for _ in range(gives_up_after):
                 await asyncio.sleep(0)
             task.cancel()
-        before = {name: gradient.copy() for name, gradient in model.gradients().items()}
         await asyncio.wait({task})
         error = asyncio.CancelledError() if task.cancelled() else task.exception()
         if error is not None:
             assert isinstance(error, PeerCancelled | NonFiniteValue | asyncio.CancelledError)
+            is_through = task.cancelled() and any((model.gradients()[name] != before[name]).any() for name in before)
             for name, gradient in model.gradients().items():
-                np.testing.assert_array_equal(gradient, before[name])
+                np.testing.assert_allclose(gradient, means[name] if is_through else before[name], atol=tolerance)
         elif gives_up_after is None:
             results.append(model.gradients())
 
+    tolerance = 1e-6 if compression is None else 0.1
     results: list[dict[str, Array]] = []
     every = [Model(rank, shapes=LARGE).gradients() for rank in range(3)]
     means = {name: np.mean([gradients[name] for gradients in every], axis=0) for name in LARGE}

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from asyncpar.collectives.communicator import Communicator
+from asyncpar.collectives.offload import INLINE_BYTES
 from asyncpar.config.parallel import RankMapping, ThreeDParallelismConfig
 from asyncpar.gradsync import (
     GradientCompressionConfig,
@@ -19,7 +20,7 @@ from asyncpar.gradsync import (
     NonFinitePolicy,
     plan_buckets,
 )
-from asyncpar.gradsync.flow import INLINE_BYTES, BucketFlow, FlowSettings, ThreadTurns
+from asyncpar.gradsync.flow import BucketFlow, FlowSettings, ThreadTurns
 from asyncpar.gradsync.groups import SyncGroups
 from asyncpar.gradsync.keys import BucketKeys
 from asyncpar.gradsync.phases import Packing

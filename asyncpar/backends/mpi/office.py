@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from asyncpar.backends.message_connector import Office
@@ -68,13 +69,8 @@ class MpiOffice(Office):
     def courier(self, rank: int) -> MpiCourier:
         courier = self._couriers.get(rank)
         if courier is None:
-            communicator = self._communicators[rank // self._processes]
-            process, tag = rank % self._processes, self._rank // self._processes
-
-            def send(message: memoryview) -> Any:
-                return communicator.Isend([message, self._mpi.BYTE], process, tag)
-
-            courier = self._couriers[rank] = MpiCourier(send=send, pool=self._pool, wake=self._wake)
+            courier = MpiCourier(send=partial(self._send, rank), pool=self._pool, wake=self._wake)
+            self._couriers[rank] = courier
         return courier
 
     @property
@@ -107,6 +103,19 @@ class MpiOffice(Office):
 
     # -- inside ------------------------------------------------------------------------------------------------------
 
+    def _send(self, rank: int, message: memoryview) -> Any:
+        """Begin to send; where MPI cannot, the next turn tells so."""
+        communicator = self._communicators[rank // self._processes]
+        try:
+            return communicator.Isend([message, self._mpi.BYTE], rank % self._processes, self._rank // self._processes)
+        except self._mpi.Exception as error:
+            self._loop.call_soon(self._fail, error)
+            return self._mpi.REQUEST_NULL
+
+    def _fail(self, error: Exception) -> None:
+        self._is_open = False
+        self.break_off(f"MPI failed: {error}")
+
     def _wake(self) -> None:
         """Something was posted: look now, and keep looking for a while."""
         self._pace.moved(self._loop.time())
@@ -119,29 +128,38 @@ class MpiOffice(Office):
     def _turn(self) -> None:
         self._handle = None
         self._is_napping = False
+        has_moved = False
         try:
-            has_moved = not self._is_backed_up and self._probe()
-            self._is_backed_up = False
-            for courier in list(self._couriers.values()):
-                if courier.is_moving:
-                    has_moved = courier.progress() or has_moved
-                self._is_backed_up = self._is_backed_up or courier.is_backed_up
+            has_moved = self._move()
         except (self._mpi.Exception, ProtocolError) as error:
-            self._is_open = False
-            self.break_off(f"MPI failed: {error}")
-        if not self._is_open or self._handle is not None:
-            return
+            self._fail(error)
+        finally:
+            if self._is_open and self._handle is None:
+                self._plan(has_moved)
+
+    def _plan(self, has_moved: bool) -> None:
+        """Arrange for the next turn."""
         now = self._loop.time()
         if has_moved:
             self._pace.moved(now)
         nap = self._pace.nap(now)
         self._is_napping = nap > 0
-        if nap > 0:
+        if self._is_napping:
             self._handle = self._loop.call_later(nap, self._turn)
-        else:
-            if not has_moved and hasattr(os, "sched_yield"):
-                os.sched_yield()  # where ranks share a core, the one that is waited for may need it
-            self._handle = self._loop.call_soon(self._turn)
+            return
+        if not has_moved and hasattr(os, "sched_yield"):
+            os.sched_yield()  # where ranks share a core, the one that is waited for may need it
+        self._handle = self._loop.call_soon(self._turn)
+
+    def _move(self) -> bool:
+        """Make progress with everything; True if there was any."""
+        has_moved = not self._is_backed_up and self._probe()
+        self._is_backed_up = False
+        for courier in list(self._couriers.values()):
+            if courier.is_moving:
+                has_moved = courier.progress() or has_moved
+            self._is_backed_up = self._is_backed_up or courier.is_backed_up
+        return has_moved
 
     def _probe(self) -> bool:
         """Begin to receive what has come; True if there was any."""

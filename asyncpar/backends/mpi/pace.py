@@ -13,7 +13,7 @@ class Pace:
     """Look again at once while messages move; after that, sleep for an eighth of the time that nothing has moved.
 
     So a message that comes late comes an eighth later still, at most and up to 5 ms, and a rank that waits for nothing
-    looks 200 times a second, which takes less than a hundredth of a core.
+    looks 200 times a second, which takes one or two hundredths of a core.
     """
 
     def __init__(self, now: float) -> None:

@@ -6,21 +6,18 @@ is added in the next round, if the synchronizer has error feedback.
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from asyncpar.collectives.offload import off_loop
 from asyncpar.errors import UsageError
 from asyncpar.gradsync.model import HasGradient, ModelShards
 from asyncpar.gradsync.outcome import StepOutcome
 from asyncpar.parallel.local.outer import Difference, HasValue, OuterConfig, OuterOptimizer, OuterState
-
-INLINE_BYTES = 1 << 18
-"""Up to here the outer step takes less time than handing it to a thread would."""
 
 
 class Synchronizer(Protocol):
@@ -163,30 +160,14 @@ class DiLoCo:
             f"a round of {steps} of {self.every} steps from {self._origin} "
             f"at rate {config.learning_rate:g} and momentum {config.momentum:g}"
         )
-        await self._off_loop(outer.measure)
+        await off_loop(outer.measure, nbytes=outer.nbytes)
         outcome = await self._synchronizer.synchronize_gradients(_Shards(purpose, outer.differences))
-        await self._off_loop(self.reset if outcome.is_skipped else self._advance)
+        await off_loop(self.reset if outcome.is_skipped else self._advance, nbytes=outer.nbytes)
 
     def _advance(self) -> None:
         self._outer.advance()
         self._steps = 0
         self._rounds += 1
-
-    async def _off_loop(self, compute: Callable[[], None]) -> None:
-        """Run ``compute``, in a thread when it would hold up the loop.
-
-        A cancelled caller still waits for the thread: a round is made on all ranks once its differences are reduced.
-        """
-        if self._outer.nbytes <= INLINE_BYTES:
-            compute()
-            return
-        running = asyncio.get_running_loop().run_in_executor(None, compute)
-        try:
-            await asyncio.shield(running)
-        except asyncio.CancelledError:
-            await asyncio.wait({running})
-            running.exception()
-            raise
 
 
 class LocalSGD(DiLoCo):
