@@ -69,7 +69,7 @@ def parse_mode(text: str) -> TrainingMode:
         case ((ModeKind.SYNC | ModeKind.ASYNC), []):
             return TrainingMode(kind=kind)
         case ModeKind.STALE, [steps]:
-            return TrainingMode(kind=kind, staleness=_number(text, int, steps, least=0))
+            return TrainingMode(kind=kind, staleness=_number(text, int, steps, least=1))
         case ModeKind.LOCAL, [every]:
             return TrainingMode(kind=kind, every=_number(text, int, every, least=1))
         case ((ModeKind.DILOCO | ModeKind.HIERARCHICAL), [every, *rest]) if len(rest) <= 2:

@@ -46,6 +46,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--factor", type=float, default=1.0, help="compute over communication (default: 1)")
     parser.add_argument("--compute", choices=("device", "matmul"), default="device", help="default: device")
     parser.add_argument("--int8", action="store_true", help="compress the gradients to int8")
+    parser.add_argument("--views", action="store_true", help="gradients lie in the buckets and are not copied")
     parser.add_argument("--transport", choices=("tcp", "shm", "grpc"), default="tcp", help="on one host (default: tcp)")
     parser.add_argument("--megabits", type=int, help="between namespaces, over a wire of this speed")
     parser.add_argument("--iterations", type=int, default=7)
@@ -64,7 +65,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, float]:
     program = [str(_RANK)]
     for name in ("size", "parameters", "bucket_mb", "iterations", "factor", "compute"):
         program += [f"--{name.replace('_', '-')}", str(getattr(arguments, name))]
-    program += ["--int8"] if arguments.int8 else []
+    program += [f"--{name}" for name in ("int8", "views") if getattr(arguments, name)]
     launch = [sys.executable, "-m", "asyncpar", "launch"]
     if arguments.megabits is None:
         launch += ["--nproc-per-node=2", f"--transport={arguments.transport}"]

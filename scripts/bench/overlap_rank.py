@@ -28,7 +28,7 @@ _TRIAL = 20
 Values = NDArray[np.float32]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Gradient:
     """A parameter, as far as the synchronizer is concerned."""
 
@@ -78,7 +78,9 @@ class Step:
             config,
             RankMapping(config, comm.rank),
             communicator=comm,
-            bucketing=GradientBucketingConfig(bucket_size_mb=arguments.bucket_mb, max_buckets=1 << 10),
+            bucketing=GradientBucketingConfig(
+                bucket_size_mb=arguments.bucket_mb, max_buckets=1 << 10, gradient_as_bucket_view=arguments.views
+            ),
             compression=GradientCompressionConfig(codec="int8" if arguments.int8 else None),
         )
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="compute")
@@ -161,6 +163,7 @@ def main() -> None:
     parser.add_argument("--factor", type=float, required=True)
     parser.add_argument("--compute", choices=(DEVICE, MATMUL), required=True)
     parser.add_argument("--int8", action="store_true")
+    parser.add_argument("--views", action="store_true")
     arguments = parser.parse_args()
     ap.run(lambda: work(arguments))
 

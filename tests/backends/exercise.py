@@ -50,7 +50,7 @@ async def lose(backend: str, config: BackendConfig, *, how: str) -> dict[str, An
         if group.rank == 1:
             await group.communicator.recv_object(0)
             if how == "hang":
-                time.sleep(4)  # noqa: ASYNC251  # what a rank that hangs does to its loop
+                time.sleep(3)  # noqa: ASYNC251  # what a rank that hangs does to its loop
             if how == "die":
                 os._exit(3)
             return {}

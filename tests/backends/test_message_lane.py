@@ -1,12 +1,9 @@
-"""The message lane passes the shipped conformance suite of lanes, under both event loops."""
+"""The message lane passes the shipped conformance suite of lanes."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-
-import uvloop
 
 from asyncpar.backends.message_lane import MessageLane
 from asyncpar.errors import PeerLost
@@ -28,11 +25,6 @@ class TestMessageLane(LaneConformance):
         over = PeerLost("the test is over")
         one.abort(over)
         other.abort(over)
-
-
-class TestMessageLaneOnUvloop(TestMessageLane):
-    def new_event_loop(self) -> asyncio.AbstractEventLoop:
-        return uvloop.new_event_loop()
 
 
 async def test_no_more_messages_are_under_way_than_there_is_room_for() -> None:

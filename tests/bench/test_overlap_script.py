@@ -17,7 +17,7 @@ FIGURES = {"communication": 0.100, "compute": 0.120, "both": 0.128, "overlap_fra
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("options", [("--compute", "matmul"), ("--int8",)], ids=["matmul", "int8"])
+@pytest.mark.parametrize("options", [("--compute", "matmul"), ("--int8", "--views")], ids=["matmul", "int8"])
 def test_all_figures_are_measured(options: tuple[str, ...], tmp_path: Path) -> None:
     target = tmp_path / "overlap.json"
     command = [sys.executable, str(SCRIPT), *TINY, *options, "--json", str(target)]

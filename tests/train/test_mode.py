@@ -32,7 +32,7 @@ def test_others_are_answered_with_what_there_is(text: str) -> None:
         parse_mode(text)
 
 
-@pytest.mark.parametrize("text", ["local:0", "diloco:4:-1", "diloco:4:inf", "stale:-1"])
+@pytest.mark.parametrize("text", ["local:0", "diloco:4:-1", "diloco:4:inf", "stale:0"])
 def test_numbers_out_of_range_are_refused(text: str) -> None:
     with pytest.raises(UsageError, match="sync: expected a number of at least"):
         parse_mode(text)

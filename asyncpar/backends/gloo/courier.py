@@ -168,6 +168,7 @@ class GlooCourier(Courier):
         """Nothing can be sent or received any more."""
         if self._broken is None and not self.has_peer_ended:
             self._broken = cause
+            self._outgoing.put(bytearray(OPENING_BYTES))  # for the thread, so that it ends
             if self._receiver is not None:
                 self._receiver.broke(cause)
 

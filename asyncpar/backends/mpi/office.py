@@ -87,7 +87,7 @@ class MpiOffice(Office):
                 self.courier(rank).end()
                 self.courier(rank).stop()
         deadline = self._loop.time() + CLOSE_SECONDS
-        while not self.is_through and self._loop.time() < deadline:  # noqa: ASYNC110  # MPI announces nothing
+        while self._is_open and not self.is_through and self._loop.time() < deadline:  # noqa: ASYNC110
             await asyncio.sleep(0)
         self._is_open = False
         if self._handle is not None:

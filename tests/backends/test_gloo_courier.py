@@ -1,0 +1,119 @@
+"""The threads of the Gloo backend without Gloo: over pipes in memory."""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+from asyncpar.backends.gloo.courier import MESSAGE_BYTES, OPENING_BYTES, GlooCourier
+from asyncpar.backends.message_lane import MessageLane
+from asyncpar.errors import PeerLost
+from asyncpar.testing.lanes import LaneConformance, LanePair, RecordingEvents
+
+
+@dataclass
+class MemoryWork:
+    """Moves one piece once both ends have come."""
+
+    memory: memoryview
+    error: str | None = None
+    is_over: threading.Event = field(default_factory=threading.Event)
+
+    def wait(self) -> None:
+        self.is_over.wait()
+        if self.error is not None:
+            raise RuntimeError(self.error)
+
+
+class Channel:
+    """One direction: pieces that are sent meet memory that is asked for, openings and rests apart."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._sent: dict[bool, queue.SimpleQueue[MemoryWork]] = {kind: queue.SimpleQueue() for kind in (False, True)}
+        self._asked: dict[bool, queue.SimpleQueue[MemoryWork]] = {kind: queue.SimpleQueue() for kind in (False, True)}
+        self._broken: str | None = None
+
+    def put(self, memory: memoryview, *, is_rest: bool, is_sent: bool) -> MemoryWork:
+        work = MemoryWork(memory, self._broken)
+        with self._lock:
+            mine, others = (self._sent, self._asked) if is_sent else (self._asked, self._sent)
+            if self._broken is not None:
+                work.is_over.set()
+            elif others[is_rest].empty():
+                mine[is_rest].put(work)
+            else:
+                other = others[is_rest].get()
+                source, target = (work, other) if is_sent else (other, work)
+                target.memory[:] = source.memory
+                work.is_over.set()
+                other.is_over.set()
+        return work
+
+    def break_off(self, cause: str) -> None:
+        with self._lock:
+            self._broken = cause
+            for waiting in (*self._sent.values(), *self._asked.values()):
+                while not waiting.empty():
+                    work = waiting.get()
+                    work.error = cause
+                    work.is_over.set()
+
+
+@dataclass
+class MemoryPipe:
+    outward: Channel
+    inward: Channel
+
+    def send(self, piece: memoryview, *, is_rest: bool) -> MemoryWork:
+        return self.outward.put(piece, is_rest=is_rest, is_sent=True)
+
+    def receive(self, memory: memoryview, *, is_rest: bool) -> MemoryWork:
+        return self.inward.put(memory, is_rest=is_rest, is_sent=False)
+
+
+@asynccontextmanager
+async def open_couriers() -> AsyncIterator[tuple[list[GlooCourier], list[Channel]]]:
+    channels = [Channel(), Channel()]
+    pipes = [MemoryPipe(*channels), MemoryPipe(*reversed(channels))]
+    couriers = [GlooCourier(pipe, name="test") for pipe in pipes]
+    for courier in couriers:
+        courier.listen(meet=lambda: None, leave=lambda: None)
+    try:
+        yield couriers, channels
+    finally:
+        for channel in channels:
+            channel.break_off("the test is over")
+        for courier in couriers:
+            courier.stop()
+            courier.end()
+            await asyncio.to_thread(courier.join, 5.0)
+
+
+class TestLanes(LaneConformance):
+    @asynccontextmanager
+    async def connect(self) -> AsyncIterator[LanePair]:
+        async with open_couriers() as (couriers, channels):
+            lanes = [MessageLane(courier, kind="gloo") for courier in couriers]
+
+            async def sever() -> None:
+                for channel in channels:
+                    channel.break_off("the test cut it")
+
+            yield LanePair(one=lanes[0], other=lanes[1], sever=sever)
+            for lane in lanes:
+                lane.abort(PeerLost("the test is over"))
+
+
+async def test_a_length_that_cannot_be_is_a_loss() -> None:
+    async with open_couriers() as (couriers, channels):
+        events = RecordingEvents()
+        MessageLane(couriers[1], kind="gloo").start(events)
+        opening = (MESSAGE_BYTES + 1).to_bytes(8, "little") + bytes(OPENING_BYTES - 8)
+        channels[0].put(memoryview(opening), is_rest=False, is_sent=True)
+        await events.until_lost()
+        assert events.losses == [f"a message of {MESSAGE_BYTES + 1} bytes came"]
