@@ -36,7 +36,7 @@ from scripts.bench.convergence_figures import (
 )
 
 CODECS = "bf16,int8,int4,sign,topk:0.01,topk:0.01+int8,randomk:0.1,powersgd:4"
-MODES = "local:20,diloco:20:0.7:0.5,diloco:20:0.7:0.5/int8,diloco:20:0.7:0.5/int4"
+MODES = "local:20,diloco:20:0.7:0.5,diloco:20:0.7:0.5/int8,diloco:20:0.7:0.5/int4,stale:4"
 
 _TRAIN = Path(__file__).resolve().parents[1] / "examples" / "train_lm.py"
 _MODEL = ("--dim", "64", "--layers", "2", "--heads", "4", "--seq", "32", "--batch", "8", "--held-out", "0.06")

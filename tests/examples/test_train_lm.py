@@ -57,11 +57,12 @@ def test_two_ranks_train_as_one_process_does(tmp_path: Path) -> None:
 
 
 def test_alone_it_trains_without_a_launcher(tmp_path: Path) -> None:
-    done = run(*TINY, "--out", tmp_path)
+    done = run(*TINY, "--compress", "int8", "--out", tmp_path)  # the older name of --codec
     assert done.returncode == 0, done.stderr
     figures = last_line(done)
     assert (figures["ranks"], figures["bytes_sent_per_rank"], figures["compression_ratio"]) == (1, 0, None)
     assert figures["single_process_last_loss"] is None
+    assert figures["codec"] == "int8"
     assert "train 6/6  loss" in done.stderr
 
 
@@ -76,12 +77,6 @@ def test_int8_shrinks_the_traffic_and_passes_the_check(tmp_path: Path, transport
     assert figures["residual_norm"] > 0.0
 
 
-def test_the_older_name_of_the_option_for_codecs_still_works(tmp_path: Path) -> None:
-    done = run(*TINY, "--compress", "int8", "--out", tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert last_line(done)["codec"] == "int8"
-
-
 def test_sparse_codecs_rounds_and_held_out_text_go_together(tmp_path: Path) -> None:
     options = ("--codec", "topk:0.05+int8", "--sync", "diloco:3:0.7:0.5", "--held-out", "0.1", "--beta1", "0")
     done = run(*TINY, *options, "--check", "--out", tmp_path, ranks=2, transport="tcp")
@@ -92,11 +87,10 @@ def test_sparse_codecs_rounds_and_held_out_text_go_together(tmp_path: Path) -> N
     assert 4.0 < figures["held_out_loss"] < 6.0
 
 
-@pytest.mark.parametrize("mode", ["hierarchical:3", "stale:1"])
-def test_ranks_that_meet_rarely_pass_the_check(tmp_path: Path, mode: str) -> None:
-    done = run(*TINY, "--sync", mode, "--check", "--out", tmp_path, ranks=2)
+def test_ranks_that_do_not_wait_for_each_other_pass_the_check(tmp_path: Path) -> None:
+    done = run(*TINY, "--sync", "stale:1", "--check", "--out", tmp_path, ranks=2)
     assert done.returncode == 0, done.stderr
-    assert last_line(done)["sync"] == mode
+    assert last_line(done)["sync"] == "stale:1"
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert {name: len(losses) for name, losses in summary["losses"].items()} == {"2 ranks": 6, "one process": 6}
 
