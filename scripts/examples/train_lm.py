@@ -1,7 +1,7 @@
 """Train a byte-level transformer on real text with data parallelism, and check it against one process.
 
     asyncpar launch --nproc-per-node 4 scripts/examples/train_lm.py --check
-    asyncpar launch --nproc-per-node 4 scripts/examples/train_lm.py --codec int8 --sync diloco:20:0.7:0.5
+    asyncpar launch --nproc-per-node 4 scripts/examples/train_lm.py --codec int8 --sync diloco:20:0.7:0.7
     python scripts/examples/train_lm.py --steps 20
 
 Without a launcher it trains alone.  The last line on stdout is one JSON object with the figures of the run.

@@ -56,7 +56,7 @@ def test_codecs_are_judged_by_loss_and_saving(codec: str, loss: float, sent: int
 
 
 def test_diloco_is_judged_at_twenty_steps_whatever_its_momentum() -> None:
-    assert judge(outcome(2.05, 200_500, mode="diloco:20:0.7:0.5"), BASE) is True
+    assert judge(outcome(2.05, 200_500, mode="diloco:20:0.7:0.7"), BASE) is True
     assert judge(outcome(2.07, 200_500, mode="diloco:20"), BASE) is False
     assert judge(outcome(2.07, 200_500, mode="diloco:10"), BASE) is None
 

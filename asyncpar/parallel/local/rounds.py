@@ -71,8 +71,8 @@ class DiLoCo:
     steps; ``finish`` ends the last round early.  ``synchronizer`` reduces the differences, and nothing else: give it a
     ``name`` of its own, and any codec.  With a rate of 1 and no momentum it is local SGD.
 
-    The defaults are the paper's, for rounds of hundreds of steps.  Short rounds want less momentum: with 20 steps 0.5
-    does better than both 0.9 and 0, see ``scripts/bench/convergence.py``.
+    The defaults are the paper's, for rounds of hundreds of steps.  Short rounds want less momentum: with 20 steps 0.7
+    does better than both 0.9 and 0.5, see ``scripts/bench/convergence.py``.
     """
 
     def __init__(
