@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -143,6 +144,11 @@ class LayoutKeeper:
         """Return a copy of each parameter's residual, flat, by name."""
         kept = self._kept.residuals.items() if self._layout is None else self._layout.residuals()
         return {name: residual.copy() for name, residual in kept}
+
+    def residual_norm(self) -> float:
+        """Return the norm of all residuals of this rank."""
+        kept = self._kept.residuals.items() if self._layout is None else self._layout.residuals()
+        return math.sqrt(sum(float(np.vdot(values, values)) for _, values in kept))
 
     def restore_residuals(self, residuals: Mapping[str, Values]) -> None:
         """Go on from other residuals."""

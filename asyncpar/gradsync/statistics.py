@@ -18,7 +18,7 @@ class SyncStatistics:
     uncompressed gradients, 2 (ranks - 1) / ranks of their size.  ``total_skipped_steps`` counts steps that were skipped
     because of gradients that were not finite, and that are in no other figure.
     ``communication_efficiency`` is ``bytes_on_wire`` over what the communicator's lanes could have sent in that time.
-    ``residual_norm`` is that of the error feedback after the last step.
+    ``residual_norm`` is that of the error feedback now.
     """
 
     total_sync_operations: int = 0
@@ -68,7 +68,7 @@ class StepRecord:
         self.traffic = traffic
         self.bytes_uncompressed = traffic.payload_bytes if least_bytes is None else least_bytes
 
-    def add_to(self, statistics: SyncStatistics, *, lane_bandwidth: float | None, residual_norm: float) -> None:
+    def add_to(self, statistics: SyncStatistics, *, lane_bandwidth: float | None) -> None:
         """Add this step to the totals."""
         merged = merge_intervals(self.intervals)
         statistics.total_sync_operations += 1
@@ -82,7 +82,6 @@ class StepRecord:
         statistics.messages_sent += self.traffic.messages
         statistics.communication_rounds += self.traffic.steps
         statistics.bytes_uncompressed += self.bytes_uncompressed
-        statistics.residual_norm = residual_norm
         statistics.update_average_sync_time()
         if lane_bandwidth and statistics.total_sync_time > 0.0:
             possible = statistics.total_sync_time * lane_bandwidth

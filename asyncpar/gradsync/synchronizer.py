@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import math
 import os
 import zlib
 from collections.abc import AsyncIterator, Iterable, Mapping
@@ -160,7 +159,7 @@ class GradientSynchronizer:
 
     def get_sync_stats(self) -> SyncStatistics:
         """Return a copy of the statistics so far."""
-        return dataclasses.replace(self._statistics)
+        return dataclasses.replace(self._statistics, residual_norm=self._keeper.residual_norm())
 
     def codec_table(self) -> str:
         """Return what the codec ``"auto"`` measured, expects and picked, in aligned columns.
@@ -298,9 +297,8 @@ class GradientSynchronizer:
             for flow in passage.flows:
                 flow.scheme.commit()
             self._accumulation.clear()
-            norm = math.sqrt(sum(flow.scheme.residual_square for flow in passage.flows))
             bandwidth = self._groups.replicas.bandwidth
-            step.record.add_to(self._statistics, lane_bandwidth=bandwidth, residual_norm=norm)
+            step.record.add_to(self._statistics, lane_bandwidth=bandwidth)
             if passage.order is not None:
                 self._keeper.observe(passage.order)
 

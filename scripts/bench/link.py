@@ -57,7 +57,12 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--peers", default=",".join(THEIRS), help="forms of torch (default: all)")
     parser.add_argument("--size", type=int, default=25_000_000, help="bytes of float32 (default: 25000000)")
     parser.add_argument("--megabits", default="1000,100", help="speeds of the wire (default: 1000,100)")
-    parser.add_argument("--bucket-mb", type=float, default=2.0, help="our gradient buckets, in MiB (default: 2)")
+    parser.add_argument(
+        "--bucket-mb",
+        type=float,
+        default=0.0,
+        help="our gradient buckets, in MiB (default: 8 where little is sent, else 2)",
+    )
     parser.add_argument("--copies", action="store_true", help="our gradients lie elsewhere and are copied to and fro")
     parser.add_argument("--auto", action="store_true", help='show what the codec "auto" picks')
     parser.add_argument("--rounds", type=int, default=3)

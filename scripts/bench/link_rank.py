@@ -24,12 +24,13 @@ from numpy.typing import NDArray
 
 import asyncpar as ap
 from asyncpar.codecs import Codec, parse_codec
-from asyncpar.config.parallel import RankMapping, ThreeDParallelismConfig
 from asyncpar.gradsync import GradientBucketingConfig, GradientCompressionConfig, GradientSynchronizer
 from scripts.bench.peers import gradients
 
 _FP32 = "fp32"
 _DENSE = ("bf16", "fp16", "int8", "int4")
+_SMALL_BUCKET_MB, _LARGE_BUCKET_MB = 2.0, 8.0
+"""Small where the wire has much to do and should begin early, large where the processor has."""
 _SLACK = 1.1
 """Of error bounds: what is encoded second is a sum of decoded values, which may be larger than that of the values."""
 
@@ -54,13 +55,11 @@ class Form:
         self._source = gradients.draw(count, comm.rank)
         self._parts = gradients.split(self._source, count)
         self._gradients = [Gradient(f"weight{index}", part.copy()) for index, part in enumerate(self._parts)]
-        config = ThreeDParallelismConfig(dp_size=comm.size, tp_size=1, pp_size=1)
-        self._synchronizer = GradientSynchronizer(
-            config,
-            RankMapping(config, comm.rank),
-            communicator=comm,
+        size = arguments.bucket_mb or (_SMALL_BUCKET_MB if name in _DENSE or name == _FP32 else _LARGE_BUCKET_MB)
+        self._synchronizer = GradientSynchronizer.data_parallel(
+            comm,
             bucketing=GradientBucketingConfig(
-                bucket_size_mb=arguments.bucket_mb, max_buckets=1 << 10, gradient_as_bucket_view=not arguments.copies
+                bucket_size_mb=size, max_buckets=1 << 10, gradient_as_bucket_view=not arguments.copies
             ),
             compression=GradientCompressionConfig(codec=None if name == _FP32 else name),
             name=name,
@@ -137,7 +136,7 @@ def main() -> None:
     parser.add_argument("--forms", default=_FP32)
     parser.add_argument("--size", type=int, default=25_000_000)
     parser.add_argument("--budget", type=float, default=1.5)
-    parser.add_argument("--bucket-mb", type=float, default=2.0)
+    parser.add_argument("--bucket-mb", type=float, default=0.0)
     parser.add_argument("--copies", action="store_true")
     arguments = parser.parse_args()
     ap.run(lambda: work(arguments))

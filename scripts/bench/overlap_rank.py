@@ -17,7 +17,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 import asyncpar as ap
-from asyncpar.config.parallel import RankMapping, ThreeDParallelismConfig
 from asyncpar.gradsync import GradientBucketingConfig, GradientCompressionConfig, GradientSynchronizer, SyncStatistics
 
 DEVICE, MATMUL = "device", "matmul"
@@ -73,11 +72,8 @@ class Step:
     def __init__(self, comm: ap.Communicator, arguments: argparse.Namespace) -> None:
         count = arguments.size // 4 // arguments.parameters
         self.gradients = [Gradient(f"weight{i}", np.ones(count, np.float32)) for i in range(arguments.parameters)]
-        config = ThreeDParallelismConfig(dp_size=comm.size)
-        self.synchronizer = GradientSynchronizer(
-            config,
-            RankMapping(config, comm.rank),
-            communicator=comm,
+        self.synchronizer = GradientSynchronizer.data_parallel(
+            comm,
             bucketing=GradientBucketingConfig(
                 bucket_size_mb=arguments.bucket_mb, max_buckets=1 << 10, gradient_as_bucket_view=arguments.views
             ),

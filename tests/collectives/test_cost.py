@@ -101,7 +101,7 @@ def test_a_pin_overrides_the_model_and_is_marked_in_the_table() -> None:
 def test_figures_that_cannot_be_are_refused() -> None:
     with pytest.raises(UsageError, match="bandwidth: expected a positive number, got 0"):
         LaneCosts(latency=1e-5, bandwidth=0)
-    with pytest.raises(UsageError, match="lane: expected one of inproc, shm, tcp, grpc, got 'pigeon'"):
+    with pytest.raises(UsageError, match="lane: expected one of inproc, shm, tcp, grpc, mpi, gloo, got 'pigeon'"):
         costs_of_lane("pigeon")
     with pytest.raises(UsageError, match="operation"):
         choose("sort", 1, size=2, lane=TCP)

@@ -15,9 +15,7 @@ def test_intervals_are_merged_where_they_touch() -> None:
 
 def test_time_that_buckets_share_counts_once_in_the_total() -> None:
     statistics = SyncStatistics()
-    StepRecord(intervals=[(0.0, 3.0), (1.0, 4.0)], last_gradient_at=4.0).add_to(
-        statistics, lane_bandwidth=1.0, residual_norm=0.0
-    )
+    StepRecord(intervals=[(0.0, 3.0), (1.0, 4.0)], last_gradient_at=4.0).add_to(statistics, lane_bandwidth=1.0)
     assert statistics.total_sync_time == 4.0
     assert statistics.total_bucket_sync_time == 6.0
     assert (statistics.total_sync_operations, statistics.total_buckets_synced) == (1, 2)
@@ -26,9 +24,7 @@ def test_time_that_buckets_share_counts_once_in_the_total() -> None:
 
 def test_what_comes_after_the_last_gradient_is_exposed() -> None:
     statistics = SyncStatistics()
-    StepRecord(intervals=[(0.0, 1.0), (2.0, 5.0)], last_gradient_at=4.0).add_to(
-        statistics, lane_bandwidth=1.0, residual_norm=0.0
-    )
+    StepRecord(intervals=[(0.0, 1.0), (2.0, 5.0)], last_gradient_at=4.0).add_to(statistics, lane_bandwidth=1.0)
     assert statistics.total_exposed_time == 1.0
     assert statistics.overlap_fraction == pytest.approx(0.75)
 
@@ -39,11 +35,10 @@ def test_averages_and_ratios_are_over_all_steps() -> None:
         record = StepRecord(
             intervals=[(0.0, seconds)], traffic=SyncTraffic(payload_bytes=sent), bytes_uncompressed=plain
         )
-        record.add_to(statistics, lane_bandwidth=100.0, residual_norm=seconds)
+        record.add_to(statistics, lane_bandwidth=100.0)
     assert statistics.average_sync_time_ms == 2000.0
     assert statistics.compression_ratio_achieved == pytest.approx(3.9)
     assert statistics.communication_efficiency == pytest.approx(200 / (4.0 * 100.0))
-    assert statistics.residual_norm == 3.0
 
 
 def test_no_step_gives_no_figures() -> None:

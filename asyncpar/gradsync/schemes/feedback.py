@@ -18,20 +18,12 @@ class Feedback:
 
     def __init__(self, bucket: Bucket, *, count: int, is_kept: bool) -> None:
         self._bucket = bucket
-        self.square = 0.0
-        self._lost_square = 0.0
         self.residual: Values | None = np.zeros(count, np.float32) if is_kept else None
         self.lost: Values | None = np.zeros(count, np.float32) if is_kept else None
-
-    def measure(self) -> None:
-        """Take the norm of what this step lost, which is complete."""
-        if self.lost is not None:
-            self._lost_square = float(np.vdot(self.lost, self.lost))
 
     def commit(self) -> None:
         """Make what this step lost the residual of the next."""
         self.residual, self.lost = self.lost, self.residual
-        self.square = self._lost_square
 
     def by_name(self) -> Iterator[tuple[str, Values]]:
         """Yield a view of each parameter's residual, flat, by name."""

@@ -47,10 +47,6 @@ class Hosted(Scheme):
     def is_mean(self) -> bool:
         return self._is_mean
 
-    @property
-    def residual_square(self) -> float:  # type: ignore[override]
-        return 0.0 if self._between is None else self._between.residual_square
-
     def legs(self, key: str, place: Place) -> Sequence[Leg]:
         inside = self._inside
         into = Leg(None, Obligation(lambda: inside.all_reduce(self.payload, key=f"{key}/inside")))

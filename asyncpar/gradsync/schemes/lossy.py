@@ -25,9 +25,5 @@ class Lossy(Scheme):
     def commit(self) -> None:
         self.feedback.commit()
 
-    @property
-    def residual_square(self) -> float:  # type: ignore[override]
-        return self.feedback.square
-
     def residuals(self) -> Iterator[tuple[str, Values]]:
         return self.feedback.by_name()

@@ -109,7 +109,6 @@ class Owners(Lossy):
             return
         for rank in range(self.size):
             self._decode(rank, self.result[self._of(rank)], adds=False)
-        self.feedback.measure()
 
     def spoil(self) -> None:
         super().spoil()

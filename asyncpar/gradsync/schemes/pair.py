@@ -28,7 +28,7 @@ from asyncpar.gradsync.schemes.rows import (
     row_bytes,
     set_status,
 )
-from asyncpar.gradsync.schemes.scheme import Leg, Place, all_finite
+from asyncpar.gradsync.schemes.scheme import Leg, Place, scale
 
 PAIR = 2
 
@@ -76,10 +76,7 @@ class Pair(Lossy):
             self._drawn.decode(self.incoming[0, self._body], self.result)
         with decoding(1, self.bucket):
             self._drawn.decode_add(self.incoming[1, self._body], self.result)
-        self.result *= np.float32(1 / PAIR)
-        self.is_finite = all_finite(self.result)  # the sum of finite values may be infinite
-        if self.is_finite:
-            self.feedback.measure()
+        self.is_finite = scale(self.result, 1 / PAIR)  # the sum of finite values may be infinite
 
     def spoil(self) -> None:
         super().spoil()

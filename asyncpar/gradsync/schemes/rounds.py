@@ -53,7 +53,6 @@ class Rounds(Lossy):
         if self.is_finite:
             self._encoder.finish(self.result, lost=self.feedback.lost)
             self.is_finite = all_finite(self.result)
-            self.feedback.measure()
 
     def spoil(self) -> None:
         super().spoil()

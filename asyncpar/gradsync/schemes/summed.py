@@ -53,7 +53,6 @@ class Summed(Lossy):
             self.is_finite = False
         else:
             self.is_finite = True
-            self.feedback.measure()
 
     def spoil(self) -> None:
         super().spoil()

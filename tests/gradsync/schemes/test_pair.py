@@ -118,4 +118,4 @@ def test_what_a_step_lost_is_sent_by_the_next() -> None:
         for scheme in pair:
             scheme.commit()
     np.testing.assert_allclose(total / 60, true_mean(parameters), atol=0.5)
-    assert pair[0].residual_square > 0.0
+    assert any(residual.any() for _, residual in pair[0].residuals())
