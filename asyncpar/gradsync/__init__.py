@@ -9,6 +9,7 @@ from asyncpar.gradsync.outcome import StepOutcome
 from asyncpar.gradsync.plan import Bucket, BucketPlan, GradientSpec, Slot, plan_buckets
 from asyncpar.gradsync.statistics import SyncStatistics
 from asyncpar.gradsync.step import SyncStep
+from asyncpar.gradsync.strategies import least_bytes
 from asyncpar.gradsync.synchronizer import GradientSynchronizer
 
 __all__ = [
@@ -23,5 +24,6 @@ __all__ = [
     "StepOutcome",
     "SyncStatistics",
     "SyncStep",
+    "least_bytes",
     "plan_buckets",
 ]

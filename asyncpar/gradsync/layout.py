@@ -15,6 +15,7 @@ from asyncpar.gradsync.config import AnyCodec
 from asyncpar.gradsync.groups import HostGroups, SyncGroups
 from asyncpar.gradsync.plan import Bucket, BucketPlan
 from asyncpar.gradsync.schemes import PAIR, Alone, Exact, Hosted, Memory, Owners, Pair, Rounds, Scheme, Summed
+from asyncpar.gradsync.strategies import least_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +30,7 @@ class Layout:
     schemes: tuple[Scheme, ...]
     is_observed: bool
     digest: bytes
-    replicas: int
+    replicas: Communicator
     communicators: tuple[Communicator, ...]
     """All by which buckets are reduced."""
 
@@ -38,7 +39,7 @@ class Layout:
         """What this rank would send in all-reduces of least traffic without a codec; None without a codec."""
         if all(isinstance(scheme, (Exact, Alone)) for scheme in self.schemes):
             return None
-        return 2 * (self.replicas - 1) * self.plan.nbytes // self.replicas
+        return least_bytes(self.plan.nbytes, self.replicas)
 
     @property
     def replicated(self) -> tuple[str, ...]:
@@ -134,6 +135,6 @@ def make_layout(plan: BucketPlan, settings: tuple[str, ...], maker: SchemeMaker,
         schemes=tuple(map(maker.make, plan.buckets)),
         is_observed=is_observed,
         digest=digest_of(lines),
-        replicas=maker.groups.replicas.size,
+        replicas=maker.groups.replicas,
         communicators=(*maker.groups.all, *([] if maker.hosts is None else maker.hosts.all)),
     )

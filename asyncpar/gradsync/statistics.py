@@ -15,8 +15,9 @@ class SyncStatistics:
     buckets.  ``total_exposed_time`` is the part that the caller had to wait for after its last gradient.
     ``bytes_on_wire`` is the payload that this rank's communicators sent during steps, in ``messages_sent`` messages and
     ``communication_rounds`` rounds; ``bytes_uncompressed`` what the algorithms of least traffic would have sent of
-    uncompressed gradients, 2 (ranks - 1) / ranks of their size.  ``total_skipped_steps`` counts steps that were skipped
-    because of gradients that were not finite, and that are in no other figure.
+    uncompressed gradients: 2 (ranks - 1) / ranks of their size, or in shared memory their size.
+    ``total_skipped_steps`` counts steps that were skipped because of gradients that were not finite, and that are in no
+    other figure.
     ``communication_efficiency`` is ``bytes_on_wire`` over what the communicator's lanes could have sent in that time.
     ``residual_norm`` is that of the error feedback now.
     """

@@ -20,6 +20,16 @@ _FIXED: Mapping[CommunicationStrategy, str] = MappingProxyType(
 )
 
 
+def least_bytes(nbytes: int, communicator: Communicator) -> int:
+    """Return what a rank sends in an all-reduce of ``nbytes`` that sends as little as can be.
+
+    In shared memory every rank shows the others its array, once; otherwise it is 2 (ranks - 1) / ranks of it.
+    """
+    if ARENA in communicator.algorithms("all_reduce"):
+        return nbytes
+    return 2 * (communicator.size - 1) * nbytes // communicator.size
+
+
 def algorithm_of(strategy: CommunicationStrategy, communicator: Communicator) -> str | None:
     """Return the algorithm of ``strategy`` for whole gradients; None lets the cost model choose for each bucket.
 

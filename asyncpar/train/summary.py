@@ -57,14 +57,14 @@ def find_fault(summary: Summary, expectation: Expectation) -> str | None:
     return None
 
 
-def compression_ratio(*, ranks: int, gradient_bytes: int, steps: int, sent: int, is_exact: bool) -> float | None:
+def compression_ratio(*, ranks: int, least_bytes: int, steps: int, sent: int, is_exact: bool) -> float | None:
     """Return how many times less than uncompressed gradients in every step a rank has sent.
 
-    Uncompressed, an all-reduce of least traffic sends 2 (ranks - 1) / ranks of the gradients in each step; 1 where that
-    is what the run did (``is_exact``), None when alone.
+    Uncompressed, an all-reduce of least traffic sends ``least_bytes`` in each step; 1 where that is what the run did
+    (``is_exact``), None when alone.
     """
     if ranks == 1:
         return None
     if is_exact:
         return 1.0
-    return 2 * (ranks - 1) / ranks * gradient_bytes * steps / sent
+    return least_bytes * steps / sent

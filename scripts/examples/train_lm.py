@@ -28,7 +28,7 @@ import asyncpar as ap
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.config.environment import LaunchEnvironment
 from asyncpar.errors import UsageError
-from asyncpar.gradsync import GradientBucketingConfig, GradientCompressionConfig, SyncStatistics
+from asyncpar.gradsync import GradientBucketingConfig, GradientCompressionConfig, SyncStatistics, least_bytes
 from asyncpar.nn import AdamWConfig, TransformerConfig, WarmupCosine
 from asyncpar.observe.reporting import Reporter
 from asyncpar.train import (
@@ -194,7 +194,8 @@ async def train(options: argparse.Namespace, config: TrainingConfig, texts: Text
         sent, seconds = node.bytes_sent - sent, time.perf_counter() - start
         await setup.trainer.check_replicas()
         counts = await communicator.all_gather_object(sent)
-        summary = summarize(losses, config, options, counts=counts, seconds=seconds, model=model)
+        least = least_bytes(sum(parameter.grad.nbytes for parameter in model.model.parameters()), communicator)
+        summary = summarize(losses, config, options, counts=counts, seconds=seconds, least=least)
         if options.codec != "none":
             summary = replace(summary, residual_norm=setup.statistics().residual_norm)
         if texts.held_out is not None and is_first:
@@ -236,9 +237,9 @@ def summarize(
     *,
     counts: list[int],
     seconds: float,
-    model: LanguageModel,
+    least: int,
 ) -> Summary:
-    """Return the figures of the distributed part."""
+    """Return the figures of the distributed part; ``least`` is what uncompressed gradients would send in a step."""
     ranks, sent = len(counts), sum(counts) // len(counts)
     return Summary(
         ranks=ranks,
@@ -248,7 +249,7 @@ def summarize(
         bytes_sent_per_rank=sent,
         compression_ratio=compression_ratio(
             ranks=ranks,
-            gradient_bytes=sum(parameter.grad.nbytes for parameter in model.model.parameters()),
+            least_bytes=least,
             steps=config.steps,
             sent=sent,
             is_exact=options.codec == "none" and options.sync == "sync",

@@ -60,6 +60,6 @@ def test_a_lossy_run_must_shrink_the_traffic() -> None:
 
 
 def test_the_ratio_is_against_an_all_reduce_of_least_traffic() -> None:
-    assert compression_ratio(ranks=4, gradient_bytes=1000, steps=2, sent=750, is_exact=False) == pytest.approx(4.0)
-    assert compression_ratio(ranks=4, gradient_bytes=1000, steps=2, sent=3100, is_exact=True) == 1.0
-    assert compression_ratio(ranks=1, gradient_bytes=1000, steps=2, sent=0, is_exact=False) is None
+    assert compression_ratio(ranks=4, least_bytes=1500, steps=2, sent=750, is_exact=False) == pytest.approx(4.0)
+    assert compression_ratio(ranks=4, least_bytes=1500, steps=2, sent=3100, is_exact=True) == 1.0
+    assert compression_ratio(ranks=1, least_bytes=1500, steps=2, sent=0, is_exact=False) is None
