@@ -71,3 +71,9 @@ def test_a_world_size_that_is_not_that_of_mpi_is_refused(mpiexec: str, tmp_path:
     command = [mpiexec, "-n", "2", sys.executable, "-m", "tests.backends.exercise", "mpi", "work", "--size", "3"]
     [output] = outputs_of(command, home=tmp_path, statuses=[1])
     assert "world_size: expected 2, which is what the mpi backend was started with here, got 3" in output
+
+
+def test_the_example_runs(mpiexec: str, tmp_path: Path) -> None:
+    script = Path(__file__).parents[2] / "scripts" / "examples" / "backends.py"
+    [output] = outputs_of([mpiexec, "-n", "2", sys.executable, str(script), "--backend", "mpi"], home=tmp_path)
+    assert output.count("of 2: the mean is 0.5000") == 2

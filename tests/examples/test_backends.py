@@ -1,0 +1,29 @@
+"""The example of backends, as its users run it; over MPI it is tested with the backends."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).parents[2] / "scripts" / "examples" / "backends.py"
+pytestmark = pytest.mark.process
+
+
+@pytest.mark.parametrize("ranks", [0, 3])
+def test_all_ranks_hold_the_mean(ranks: int) -> None:
+    launch = ["-m", "asyncpar", "launch", "--nproc-per-node", str(ranks)] if ranks else []
+    done = subprocess.run([sys.executable, *launch, str(SCRIPT)], capture_output=True, text=True, timeout=50, check=False)
+    assert done.returncode == 0, done.stderr
+    mean = 1.0 if ranks else 0.0
+    said = f"of {ranks or 1}: the mean is {mean:.4f}"
+    assert (done.stdout + done.stderr).count(said) == (ranks or 1)
+
+
+def test_a_backend_that_is_not_there_is_refused() -> None:
+    command = [sys.executable, str(SCRIPT), "--backend", "pigeon"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=50, check=False)
+    assert done.returncode != 0
+    assert "pigeon" in done.stderr
