@@ -15,7 +15,9 @@ pytestmark = pytest.mark.process
 @pytest.mark.parametrize("ranks", [0, 3])
 def test_all_ranks_hold_the_mean(ranks: int) -> None:
     launch = ["-m", "asyncpar", "launch", "--nproc-per-node", str(ranks)] if ranks else []
-    done = subprocess.run([sys.executable, *launch, str(SCRIPT)], capture_output=True, text=True, timeout=50, check=False)
+    done = subprocess.run(
+        [sys.executable, *launch, str(SCRIPT)], capture_output=True, text=True, timeout=50, check=False
+    )
     assert done.returncode == 0, done.stderr
     mean = 1.0 if ranks else 0.0
     said = f"of {ranks or 1}: the mean is {mean:.4f}"
