@@ -130,12 +130,12 @@ async def test_a_plain_def_endpoint_runs_in_a_thread_and_blocks_nobody() -> None
 
 
 async def test_the_watch_runs_while_there_are_actors_and_leaves_no_thread() -> None:
-    before = set(threading.enumerate())
+    before = set(threading.enumerate())  # a thread of an earlier test may still be on its way out
     async with watched() as (node, reports):
-        assert set(threading.enumerate()) == before
+        assert set(threading.enumerate()) <= before
         await node.spawn(Blocker, reports)
         assert [thread.name for thread in set(threading.enumerate()) - before] == ["asyncpar loop watch"]
-    assert set(threading.enumerate()) == before
+    assert set(threading.enumerate()) <= before
 
 
 @pytest.mark.parametrize("off", [0, None])
@@ -143,7 +143,7 @@ async def test_the_watch_can_be_turned_off(off: float | None) -> None:
     before = set(threading.enumerate())
     async with watched(blocked_after=off) as (node, reports):
         await node.spawn(Blocker, reports)
-        assert set(threading.enumerate()) == before
+        assert set(threading.enumerate()) <= before
 
 
 async def test_a_limit_that_is_none_is_refused() -> None:
