@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -9,6 +10,8 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from asyncpar.config.placement import UNPLACED, Placement
+from asyncpar.config.slicing import TensorSlice
 from asyncpar.errors import UsageError
 
 Array: TypeAlias = NDArray[np.floating[Any]]
@@ -20,25 +23,110 @@ OnGradient: TypeAlias = Callable[[str], None]
 class Parameter:
     """A trainable array and the gradient that backward passes accumulate into.
 
-    ``value`` and ``grad`` are C-contiguous, of one shape and floating dtype, and stay the same arrays for life: change
-    them in place.
+    ``value`` and ``grad`` are C-contiguous, of one shape and floating dtype: change them in place.  They stay the same
+    arrays for life unless they are released, as sharded training does to save memory.  ``slice`` says which part of the
+    whole tensor this is, and ``placement`` who else has it.
     """
 
-    __slots__ = ("grad", "name", "value")
+    __slots__ = ("_dtype", "_grad", "_value", "name", "placement", "slice")
 
-    def __init__(self, name: str, value: Array) -> None:
+    def __init__(
+        self, name: str, value: Array, *, part: TensorSlice | None = None, placement: Placement = UNPLACED
+    ) -> None:
         if not np.issubdtype(value.dtype, np.floating):
             raise UsageError(f"parameter {name}: expected a floating dtype, got {value.dtype}")
+        if part is not None and part.local_shape != value.shape:
+            raise UsageError(
+                f"parameter {name}: expected the shape of its slice, {part.local_shape}, got {value.shape}"
+            )
         self.name = name
-        self.value: Array = np.asarray(value, order="C")
-        self.grad: Array = np.zeros_like(self.value)
+        self.placement = placement
+        self.slice = TensorSlice.whole(value.shape) if part is None else part
+        self._dtype = value.dtype
+        self._value: Array | None = np.asarray(value, order="C")
+        self._grad: Array | None = np.zeros_like(self._value)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of value and gradient; known while they are released, too."""
+        return self.slice.local_shape
+
+    @property
+    def size(self) -> int:
+        """Number of values."""
+        return math.prod(self.shape)
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """In which value and gradient are computed with."""
+        return self._dtype
+
+    @property
+    def value(self) -> Array:
+        """The array itself.  Raises ``UsageError`` while it is released."""
+        if self._value is None:
+            raise UsageError(f"parameter {self.name}: its value is released; gather it before it is used")
+        return self._value
+
+    @value.setter
+    def value(self, value: Array) -> None:
+        """Take ``value`` as the array: what ``parameter.value *= 2`` comes to, which has changed it in place."""
+        self.restore_value(value)
+
+    @property
+    def grad(self) -> Array:
+        """The gradient; made of zeros when asked for after it was released."""
+        if self._grad is None:
+            self._grad = np.zeros(self.shape, self._dtype)
+        return self._grad
+
+    @grad.setter
+    def grad(self, gradient: Array) -> None:
+        if gradient.shape != self.shape or gradient.dtype != self._dtype:
+            raise UsageError(
+                f"parameter {self.name}: expected a gradient of {self._dtype}{list(self.shape)}, "
+                f"got {gradient.dtype}{list(gradient.shape)}"
+            )
+        self._grad = gradient
+
+    @property
+    def has_grad(self) -> bool:
+        """Is there an array for the gradient now?"""
+        return self._grad is not None
+
+    @property
+    def is_released(self) -> bool:
+        """Is the value away?"""
+        return self._value is None
+
+    def accumulate(self, gradient: Array | float, at: Any = ...) -> None:
+        """Add to the gradient, or to ``grad[at]``, whose indices must not occur twice."""
+        self.grad[at] += gradient
 
     def zero_grad(self) -> None:
         """Forget the accumulated gradient."""
-        self.grad.fill(0.0)
+        if self._grad is not None:
+            self._grad.fill(0.0)
+
+    def release_grad(self) -> None:
+        """Forget the gradient and free its array."""
+        self._grad = None
+
+    def release_value(self) -> None:
+        """Let go of the value's array; whoever calls this keeps what is needed to restore it."""
+        self._value = None
+
+    def restore_value(self, value: Array) -> None:
+        """Use ``value``, without a copy, from now on."""
+        if value.shape != self.shape or value.dtype != self._dtype or not value.flags.c_contiguous:
+            raise UsageError(
+                f"parameter {self.name}: expected a C-contiguous value of {self._dtype}{list(self.shape)}, "
+                f"got {value.dtype}{list(value.shape)}"
+            )
+        self._value = value
 
     def __repr__(self) -> str:
-        return f"Parameter({self.name!r}, shape={self.value.shape}, dtype={self.value.dtype})"
+        return f"{type(self).__name__}({self.name!r}, shape={self.shape}, dtype={self._dtype})"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,10 +148,35 @@ class Initializer:
         """Return an initializer whose draws depend on ``seed`` alone."""
         return cls(rng=np.random.default_rng(seed), dtype=np.dtype(dtype))
 
-    def normal(self, name: str, shape: tuple[int, ...], *, std: float) -> Parameter:
-        """Return a parameter drawn from a normal distribution around zero."""
-        return Parameter(name, self.rng.normal(0.0, std, shape).astype(self.dtype))
+    def normal(
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        *,
+        std: float,
+        part: TensorSlice | None = None,
+        placement: Placement = UNPLACED,
+    ) -> Parameter:
+        """Return a parameter drawn from a normal distribution around zero.
 
-    def constant(self, name: str, shape: tuple[int, ...], value: float) -> Parameter:
-        """Return a parameter filled with ``value``; draws nothing."""
-        return Parameter(name, np.full(shape, value, self.dtype))
+        The whole tensor, of ``shape``, is drawn, and ``part`` of it kept: so all ranks draw alike.
+        """
+        whole = self.draw(shape, std=std).astype(self.dtype)
+        return Parameter(name, whole if part is None else part.cut(whole), part=part, placement=placement)
+
+    def constant(
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        value: float,
+        *,
+        part: TensorSlice | None = None,
+        placement: Placement = UNPLACED,
+    ) -> Parameter:
+        """Return a parameter filled with ``value``, of which ``part`` is kept; draws nothing."""
+        local = shape if part is None else part.local_shape
+        return Parameter(name, np.full(local, value, self.dtype), part=part, placement=placement)
+
+    def draw(self, shape: tuple[int, ...], *, std: float) -> Array:
+        """Return the next values in float64.  To pass over a tensor that another rank holds, draw it and drop it."""
+        return self.rng.normal(0.0, std, shape)

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
-from typing import Any, Generic, TypeVar
+from collections.abc import Callable, Iterable
+from typing import Any, Generic, TypeAlias, TypeVar
+
+import numpy as np
 
 from asyncpar.errors import UsageError
 from asyncpar.nn.parameter import Array, OnGradient, Parameter
 
 Saved = TypeVar("Saved")
+
+WeightWork: TypeAlias = Callable[[OnGradient | None], None]
+"""Adds to the gradients of some parameters and then reports them as final."""
+
+Deferred: TypeAlias = list[WeightWork]
+"""Work on weight gradients that is to be done later, in order."""
 
 
 class Stage(ABC, Generic[Saved]):
@@ -28,21 +36,51 @@ class Stage(ABC, Generic[Saved]):
         """
 
     @abstractmethod
-    def backward(self, saved: Saved, dy: Array, on_gradient: OnGradient | None = None) -> Array | None:
+    def backward(
+        self, saved: Saved, dy: Array, on_gradient: OnGradient | None = None, deferred: Deferred | None = None
+    ) -> Array | None:
         """Add the parameters' gradients to their ``grad`` and return the gradient of the input.
 
         The result is None where the input has no gradient (token numbers).  ``on_gradient`` is called once for each
         parameter when nothing more will be added to its gradient by this call; pass it in the last micro-batch only.
+        Given ``deferred``, a layer appends its work on weight gradients there (``add_weight_gradients``) instead of
+        doing it, and ``on_gradient`` is not called.
         """
+
+    def backward_input(self, saved: Saved, dy: Array) -> tuple[Array | None, Deferred]:
+        """Return the gradient of the input, and what is left to do for the parameters' gradients.
+
+        Both halves together do what ``backward`` does, to the last bit (Qi et al. 2023, Zero Bubble Pipeline
+        Parallelism).
+        """
+        deferred: Deferred = []
+        return self.backward(saved, dy, None, deferred), deferred
+
+    def backward_weight(self, deferred: Deferred, on_gradient: OnGradient | None = None) -> None:
+        """Do what ``backward_input`` has left; ``deferred`` is empty after it."""
+        while deferred:
+            deferred.pop(0)(on_gradient)
 
     @abstractmethod
     def parameters(self) -> tuple[Parameter, ...]:
         """Return all parameters in registration order, which is the order of the forward pass."""
 
+    def generators(self) -> tuple[np.random.Generator, ...]:
+        """Return the sources of randomness that ``forward`` draws from, in a fixed order."""
+        return ()
+
     def zero_grad(self) -> None:
         """Forget all accumulated gradients."""
         for parameter in self.parameters():
             parameter.zero_grad()
+
+
+def add_weight_gradients(work: WeightWork, on_gradient: OnGradient | None, deferred: Deferred | None) -> None:
+    """Do ``work`` now, or leave it for later where ``deferred`` asks for that."""
+    if deferred is None:
+        work(on_gradient)
+    else:
+        deferred.append(work)
 
 
 def report(parameters: Iterable[Parameter], on_gradient: OnGradient | None) -> None:

@@ -1,0 +1,120 @@
+"""What tensor-parallel layers ask of the ranks that share a layer, from the thread that computes."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+
+import numpy as np
+
+from asyncpar.collectives.bridge import LoopBridge
+from asyncpar.collectives.communicator import Communicator
+from asyncpar.nn.parameter import Array
+from asyncpar.shards.plan import split_bounds
+
+
+class TensorGroup(ABC):
+    """Ranks that each hold a part of the same layers, and run them in the same order.
+
+    Calls block the calling thread and match by their order.  Parts along a dimension are those of ``split_bounds``.
+    """
+
+    @property
+    @abstractmethod
+    def rank(self) -> int:
+        """This rank's place, from 0."""
+
+    @property
+    @abstractmethod
+    def size(self) -> int:
+        """Number of ranks."""
+
+    @abstractmethod
+    def start_all_reduce(self, x: Array) -> Callable[[], Array]:
+        """Begin to sum ``x``, in place, over all ranks; what is returned waits for the sum and returns ``x``.
+
+        ``x`` must be C-contiguous and stay as it is until then.
+        """
+
+    @abstractmethod
+    def all_reduce_max(self, x: Array) -> Array:
+        """Replace ``x`` by the largest of each element, and return it."""
+
+    @abstractmethod
+    def all_gather(self, x: Array, dim: int) -> Array:
+        """Return the parts of all ranks, one after another along ``dim``."""
+
+    @abstractmethod
+    def reduce_scatter(self, x: Array, dim: int) -> Array:
+        """Return this rank's part, along ``dim``, of the sum of all ``x``, which keeps its values."""
+
+    def all_reduce(self, x: Array) -> Array:
+        """Sum ``x``, in place, over all ranks, and return it."""
+        return self.start_all_reduce(x)()
+
+    def bounds(self, length: int) -> tuple[int, int]:
+        """Return start and stop of this rank's part of ``length``."""
+        return split_bounds(length, self.size)[self.rank]
+
+
+class Alone(TensorGroup):
+    """A group of one: everything is already where it belongs."""
+
+    @property
+    def rank(self) -> int:
+        return 0
+
+    @property
+    def size(self) -> int:
+        return 1
+
+    def start_all_reduce(self, x: Array) -> Callable[[], Array]:
+        return lambda: x
+
+    def all_reduce_max(self, x: Array) -> Array:
+        return x
+
+    def all_gather(self, x: Array, dim: int) -> Array:  # noqa: ARG002 (all are one)
+        return x
+
+    def reduce_scatter(self, x: Array, dim: int) -> Array:  # noqa: ARG002 (all are one)
+        return x
+
+
+class BridgedGroup(TensorGroup):
+    """The ranks of a communicator, reached through a bridge to its event loop."""
+
+    def __init__(self, communicator: Communicator, bridge: LoopBridge) -> None:
+        self._communicator = communicator
+        self._bridge = bridge
+
+    @property
+    def rank(self) -> int:
+        return self._communicator.rank
+
+    @property
+    def size(self) -> int:
+        return self._communicator.size
+
+    def start_all_reduce(self, x: Array) -> Callable[[], Array]:
+        return self._bridge.start(lambda: self._communicator.all_reduce(x)).wait
+
+    def all_reduce_max(self, x: Array) -> Array:
+        return self._bridge.call(lambda: self._communicator.all_reduce(x, op="max"))
+
+    def all_gather(self, x: Array, dim: int) -> Array:
+        first = np.ascontiguousarray(np.moveaxis(x, dim, 0))
+        gathered = self._bridge.call(lambda: self._communicator.all_gather_v(first))
+        return np.ascontiguousarray(np.moveaxis(gathered, 0, dim))
+
+    def reduce_scatter(self, x: Array, dim: int) -> Array:
+        """Parts are padded to one length, because the collective cuts into equal chunks."""
+        bounds = split_bounds(x.shape[dim], self.size)
+        widest = max(stop - start for start, stop in bounds)
+        first = np.moveaxis(x, dim, 0)
+        padded = np.zeros((self.size, widest, *first.shape[1:]), x.dtype)
+        for part, (start, stop) in zip(padded, bounds, strict=True):
+            part[: stop - start] = first[start:stop]
+        own = self._bridge.call(lambda: self._communicator.reduce_scatter(padded))
+        start, stop = bounds[self.rank]
+        return np.ascontiguousarray(np.moveaxis(own[0][: stop - start], 0, dim))
