@@ -5,6 +5,7 @@ Read ``plan.py``, then ``phases.py``, ``schemes/scheme.py`` and ``schemes/owners
 """
 
 from asyncpar.gradsync.config import GradientBucketingConfig, GradientCompressionConfig, NonFinitePolicy
+from asyncpar.gradsync.groups import HostGroups
 from asyncpar.gradsync.outcome import StepOutcome
 from asyncpar.gradsync.plan import Bucket, BucketPlan, GradientSpec, Slot, plan_buckets
 from asyncpar.gradsync.statistics import SyncStatistics
@@ -19,6 +20,7 @@ __all__ = [
     "GradientCompressionConfig",
     "GradientSpec",
     "GradientSynchronizer",
+    "HostGroups",
     "NonFinitePolicy",
     "Slot",
     "StepOutcome",

@@ -15,6 +15,7 @@ from asyncpar.errors import UsageError
 from asyncpar.gradsync.obligation import Obligation
 
 _DIGEST_BYTES = 8
+_EPOCH_BYTES = 8
 
 Lines: TypeAlias = Mapping[str, Sequence[str]]
 """What a rank is about to do, by the kind of group in which it must be the same."""
@@ -46,8 +47,8 @@ class Difference:
 class Agreement:
     """One comparison of ``lines`` in all groups of all ranks.
 
-    Exchanges a hash of eight bytes per rank and kind of group, and the lines themselves only when hashes differ, by a
-    name that begins with ``rare``.  ``digests`` may stand for lines where they are known.
+    Exchanges ``epoch`` and a hash of eight bytes per rank and kind of group, and the lines themselves only when hashes
+    differ, by a name that begins with ``rare``.  ``digests`` may stand for lines where they are known.
     """
 
     def __init__(
@@ -58,6 +59,7 @@ class Agreement:
         *,
         key: str,
         rare: str,
+        epoch: int = 0,
         digests: Mapping[str, bytes] | None = None,
     ) -> None:
         self._communicator = communicator
@@ -66,25 +68,33 @@ class Agreement:
         self._rare = rare
         known = digests or {}
         row = b"".join(known.get(kind) or digest_of(lines.get(kind, ())) for kind in partitions)
-        own = np.frombuffer(row, np.uint8)
+        own = np.frombuffer(epoch.to_bytes(_EPOCH_BYTES, "little") + row, np.uint8)
+        self._epoch = epoch
         self._is_over = communicator.size == 1
         self._exchange: Obligation[NDArray[np.uint8]] = Obligation(lambda: communicator.all_gather(own, key=key))
         self._everything: Obligation[list[dict[str, list[str]]]] = Obligation(self._exchange_lines)
 
-    async def run(self) -> None:
-        """Raise ``Disagreement``, on every rank, unless all groups are of one mind.
+    async def run(self) -> int:
+        """Return the latest epoch of all ranks; raise ``Disagreement``, on every rank, unless groups are of one mind.
 
         The message names the first two ranks of a group that differ, and the first line in which they do.
         """
         if self._communicator.size == 1:
-            return
-        rows = await self._exchange.run()
+            return self._epoch
+        gathered = await self._exchange.run()
+        rows = gathered[:, _EPOCH_BYTES:]
         if not ((rows == rows[0]).all() or self._is_unanimous(rows)):
             everything = await self._everything.run()
             difference = find_difference(everything, self._partitions, self._communicator.ranks)
             assert difference is not None, "hashes differ, so lines do"
             raise Disagreement(str(difference))
         self._is_over = True
+        return max(int.from_bytes(bytes(row), "little") for row in gathered[:, :_EPOCH_BYTES])
+
+    async def give_up(self) -> None:
+        """Tell the others that this rank does not take the step.  Waits for nobody."""
+        for obligation in self.obligations:
+            await obligation.give_up()
 
     @property
     def obligations(self) -> Iterator[Obligation[Any]]:

@@ -9,6 +9,7 @@ from asyncpar.codecs import Identity, parse_codec
 from asyncpar.gradsync.config import AnyCodec, GradientCompressionConfig
 from asyncpar.gradsync.groups import HostGroups, SyncGroups, split_by_host
 from asyncpar.gradsync.measurement import measure
+from asyncpar.gradsync.obligation import Obligation
 from asyncpar.gradsync.prediction import Measured, slowest
 
 _NOMINAL_COUNT = 6_250_000
@@ -43,22 +44,30 @@ class Resolved:
 
 
 async def resolve(
-    compression: GradientCompressionConfig, groups: SyncGroups, *, is_hierarchical: bool, key: str
+    compression: GradientCompressionConfig,
+    groups: SyncGroups,
+    *,
+    is_hierarchical: bool,
+    key: str,
+    given: HostGroups | None = None,
 ) -> Resolved:
     """Return what ``compression`` comes to; the same on all replicas.
 
     A codec with the hierarchical strategy encodes between hosts only, and so does ``"auto"``, which inside a host is no
-    codec.
+    codec.  ``given`` groups stand for hosts, also where there is no codec.
     """
-    hosts = split_by_host(groups.replicas)
+    hosts = given or split_by_host(groups.replicas)
+    exact = given if is_hierarchical else None
     if compression.is_automatic:
         measured = await _measure(groups, key)
         is_alike = groups.everyone.size != groups.replicas.size
         return Resolved(codec=Identity(), hosts=hosts, measured=measured, nominal=_NOMINAL_COUNT if is_alike else None)
     if not compression.is_enabled:
-        return Resolved(codec=Identity())
+        return Resolved(codec=Identity(), hosts=exact)
     codec = compression.make_codec()
-    return Resolved(codec=codec, hosts=hosts if is_hierarchical and not isinstance(codec, Identity) else None)
+    if isinstance(codec, Identity):
+        return Resolved(codec=codec, hosts=exact)
+    return Resolved(codec=codec, hosts=hosts if is_hierarchical else None)
 
 
 async def _measure(groups: SyncGroups, key: str) -> Measured | None:
@@ -67,9 +76,16 @@ async def _measure(groups: SyncGroups, key: str) -> Measured | None:
     All groups must choose alike, or copies of one parameter on different stages and slices would drift apart.
     """
     replicas, everyone = groups.replicas, groups.everyone
-    own = None if len(replicas.hosts) == 1 else await measure(replicas, key=key, clock=time.perf_counter)
+    own: Measured | None = None
+    alike = Obligation(lambda: everyone.all_gather_object(own, key=f"{key}/alike", wanted=Measured | None))
+    try:
+        if len(replicas.hosts) > 1:
+            own = await measure(replicas, key=key, clock=time.perf_counter)
+    except BaseException:
+        await alike.give_up()
+        raise
     if everyone.size == replicas.size:
         return own
-    every = await everyone.all_gather_object(own, key=f"{key}/alike", wanted=Measured | None)
+    every = await alike.run()
     known = [measured for measured in every if measured is not None]
     return slowest(known) if known else None

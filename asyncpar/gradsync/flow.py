@@ -57,16 +57,16 @@ class BucketFlow:
 
     def __init__(self, scheme: Scheme, *, keys: BucketKeys, place: Place, settings: FlowSettings) -> None:
         self.scheme = scheme
-        self.name = keys.replicas
+        self.name = str(keys.replicas)
         self._settings = settings
         self._is_over = False
         self._legs = self._make_legs(keys, place)
-        rare = f"{keys.replicas}/step/{settings.step}"
+        rare = keys.replicas / f"step/{settings.step}"
         replicas: Communicator = settings.groups.replicas
         self._own: list[str] = []
         self._report = Obligation(lambda: replicas.all_gather_object(self._own, key=f"{rare}/finite", wanted=list[str]))
         drops = settings.policy is NonFinitePolicy.DROP and replicas.size > 1
-        self._again = list(scheme.legs(f"{rare}/again", place)) if drops else []
+        self._again = list(scheme.legs(rare / "again", place)) if drops else []
         self.outcome = BucketOutcome(contributors=replicas.size)
 
     async def run(self) -> None:

@@ -16,7 +16,7 @@ from asyncpar.errors import UsageError
 from asyncpar.gradsync import phases
 from asyncpar.gradsync.choice import Resolved, resolve
 from asyncpar.gradsync.config import GradientBucketingConfig, GradientCompressionConfig, NonFinitePolicy
-from asyncpar.gradsync.groups import SyncGroups
+from asyncpar.gradsync.groups import HostGroups, SyncGroups
 from asyncpar.gradsync.layout import Layout, SchemeMaker, make_layout
 from asyncpar.gradsync.model import Parameters, spec_of
 from asyncpar.gradsync.plan import BucketPlan, GradientSpec, plan_buckets
@@ -28,9 +28,10 @@ _CODEC = "codec/"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeeperSettings:
-    """What a synchronizer is told once."""
+    """What a synchronizer is told once.  ``hosts``, if given, are what the hierarchical strategy takes for hosts."""
 
     groups: SyncGroups
+    hosts: HostGroups | None = None
     bucketing: GradientBucketingConfig
     strategy: CommunicationStrategy
     policy: NonFinitePolicy
@@ -69,12 +70,19 @@ class LayoutKeeper:
         """What ``"auto"`` went by and picked; empty where it had nothing to pick from."""
         return "" if self._resolved is None else self._resolved.table()
 
+    @property
+    def must_measure(self) -> bool:
+        """Does ``resolve`` exchange anything?"""
+        return self._resolved is None and self.compression.is_automatic and self._settings.groups.everyone.size > 1
+
     async def resolve(self, key: str) -> Resolved:
         """Find out which codec is in force, which takes an exchange between ranks where it is ``"auto"``."""
         if self._resolved is None:
             is_hierarchical = self._settings.strategy is CommunicationStrategy.HIERARCHICAL_ALL_REDUCE
-            groups = self._settings.groups
-            self._resolved = await resolve(self.compression, groups, is_hierarchical=is_hierarchical, key=key)
+            groups, hosts = self._settings.groups, self._settings.hosts
+            self._resolved = await resolve(
+                self.compression, groups, is_hierarchical=is_hierarchical, key=key, given=hosts
+            )
             self._check_views()
         return self._resolved
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -58,19 +59,32 @@ async def measure_link(between: Communicator, *, key: str, clock: Clock) -> Link
     Of small messages the fastest counts, as what disturbs only ever delays; of large ones the median, as shapers let
     the first bytes after a pause through for nothing.
     """
-    latency = min(await _pass_around(between, _SMALL_BYTES, key=f"{key}/small", clock=clock))
-    large = statistics.median(await _pass_around(between, _LARGE_BYTES, key=f"{key}/large", clock=clock))
+    small, large_trips = (_trips(between, length, f"{key}/{length}") for length in (_SMALL_BYTES, _LARGE_BYTES))
+    try:
+        latency = min(await _pass_around(small, between.size, clock=clock))
+        large = statistics.median(await _pass_around(large_trips, between.size, clock=clock))
+    except BaseException:
+        for trip in (*small, *large_trips):
+            await trip.give_up()
+        raise
     return LinkSpeed(latency=latency, bandwidth=_LARGE_BYTES / max(large - latency, _LEAST_SECONDS))
 
 
-async def _pass_around(between: Communicator, length: int, *, key: str, clock: Clock) -> list[float]:
-    """Return the seconds of one message to the neighbour, of each trip all around but for the first ones."""
+def _trips(between: Communicator, length: int, key: str) -> list[Obligation[Any]]:
+    """Return trips of ``length`` bytes all around, those that do not count first."""
     own, every = np.zeros(length, np.uint8), np.zeros((between.size, length), np.uint8)
+    return [
+        Obligation(lambda: between.all_gather(own, out=every, algorithm="ring", key=key)) for _ in range(2 * _TRIPS)
+    ]
+
+
+async def _pass_around(trips: Sequence[Obligation[Any]], size: int, *, clock: Clock) -> list[float]:
+    """Return the seconds of one message to the neighbour, of each trip that counts."""
     times: list[float] = []
-    for _ in range(2 * _TRIPS):
+    for trip in trips:
         begun = clock()
-        await between.all_gather(own, out=every, algorithm="ring", key=key)
-        times.append(max(clock() - begun, _LEAST_SECONDS) / (between.size - 1))
+        await trip.run()
+        times.append(max(clock() - begun, _LEAST_SECONDS) / (size - 1))
     return times[_TRIPS:]
 
 

@@ -14,7 +14,7 @@ from asyncpar.errors import PeerCancelled
 from asyncpar.gradsync.agreement import Agreement
 from asyncpar.gradsync.flow import BucketFlow
 from asyncpar.gradsync.groups import SyncGroups
-from asyncpar.gradsync.keys import Keys
+from asyncpar.gradsync.keys import Keys, Name
 from asyncpar.gradsync.obligation import Obligation
 from asyncpar.gradsync.outcome import Findings, StepOutcome, collect
 from asyncpar.gradsync.step import SyncStep
@@ -42,6 +42,7 @@ class Passage:
         self.flows = flows
         self.order: list[str] | None = None
         self._agreement = agreement
+        self._keys = keys
         self._agreed = agreed
         self._observed: list[str] = []
         self._findings = Findings({}, [])
@@ -88,7 +89,7 @@ class Passage:
             await flow.give_up()
 
     async def _agree(self) -> None:
-        await self._agreement.run()
+        self._keys.adopt(await self._agreement.run())
         self._agreed.set()
 
     def _obligations(self) -> Iterator[Obligation[Any]]:
@@ -104,10 +105,10 @@ class Ending:
     A rank that gives up says so, because others may have all that they need from it.
     """
 
-    def __init__(self, everyone: Communicator, *, key: str) -> None:
+    def __init__(self, everyone: Communicator, *, key: Name) -> None:
         self._everyone = everyone
         self._flag = np.zeros(1, np.uint8)
-        self._exchange = Obligation(lambda: everyone.all_gather(self._flag, key=key))
+        self._exchange = Obligation(lambda: everyone.all_gather(self._flag, key=str(key)))
 
     async def run(self, *, has_lost: bool) -> bool:
         """Return whether some rank ``has_lost`` the mean of a bucket.  Raises ``PeerCancelled`` if one gave up."""

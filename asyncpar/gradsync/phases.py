@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from asyncpar.config.placement import Replication
 from asyncpar.errors import UsageError
 from asyncpar.gradsync.groups import SyncGroups
+from asyncpar.gradsync.keys import Name
 from asyncpar.gradsync.model import HasGradient, Parameters
 from asyncpar.gradsync.obligation import Obligation
 from asyncpar.gradsync.plan import Bucket, Slot
@@ -52,24 +53,24 @@ def pack(scheme: Scheme, packing: Packing) -> None:
                 place /= packing.micro_steps
 
 
-def tensor_parallel_phase(scheme: Scheme, groups: SyncGroups, key: str) -> Obligation[Any] | None:
+def tensor_parallel_phase(scheme: Scheme, groups: SyncGroups, key: Name) -> Obligation[Any] | None:
     """Return the reduction over tensor-parallel ranks; None where the bucket or the configuration has none."""
     replicated, slices = scheme.bucket.placement.replicated, groups.slices
     if slices is None or replicated is None:
         return None
     op = "mean" if replicated is Replication.WHOLE else "sum"
-    return Obligation(lambda: slices.all_reduce(scheme.payload, op=op, key=key))
+    return Obligation(lambda: slices.all_reduce(scheme.payload, op=op, key=str(key)))
 
 
-def pipeline_phase(scheme: Scheme, groups: SyncGroups, key: str) -> Obligation[Any] | None:
+def pipeline_phase(scheme: Scheme, groups: SyncGroups, key: Name) -> Obligation[Any] | None:
     """Return the sum of a tied tensor over the first and the last stage; None where there is nothing to add."""
     tied, ends = scheme.bucket.placement.tied, groups.ends
     if ends is None or tied is None:
         return None
-    return Obligation(lambda: ends.all_reduce(scheme.payload, key=key))
+    return Obligation(lambda: ends.all_reduce(scheme.payload, key=str(key)))
 
 
-def data_parallel_phase(scheme: Scheme, key: str, place: Place) -> Sequence[Leg]:
+def data_parallel_phase(scheme: Scheme, key: Name, place: Place) -> Sequence[Leg]:
     """Return the legs over replicas."""
     return scheme.legs(key, place)
 

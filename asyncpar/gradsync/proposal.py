@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from asyncpar.errors import UsageError
 from asyncpar.gradsync.agreement import Agreement, Lines, digest_of
 from asyncpar.gradsync.groups import ENDS, EVERYONE, REPLICAS, SLICES, SyncGroups
 from asyncpar.gradsync.keys import Keys
@@ -22,11 +21,24 @@ def propose(groups: SyncGroups, keys: Keys, layout: Layout, *, micro_steps: int,
     return _compare(groups, keys, lines, {REPLICAS: layout.digest})
 
 
-def refuse(groups: SyncGroups, keys: Keys, error: UsageError) -> Agreement:
+def propose_to_measure(groups: SyncGroups, keys: Keys) -> Agreement:
+    """Return the comparison by which ranks find out whether all of them have yet to measure for ``"auto"``."""
+    return _compare(groups, keys, dict.fromkeys(groups.partitions, ("the codec auto, not measured yet",)), {})
+
+
+def refuse(groups: SyncGroups, keys: Keys, error: BaseException) -> Agreement:
     """Return the comparison by which all others learn that this rank cannot take the step."""
     line = (f"an error: {error}",)
     return _compare(groups, keys, dict.fromkeys(groups.partitions, line), {})
 
 
 def _compare(groups: SyncGroups, keys: Keys, lines: Lines, digests: Mapping[str, bytes]) -> Agreement:
-    return Agreement(groups.everyone, groups.partitions, lines, digests=digests, key=keys.agreement, rare=keys.rare)
+    return Agreement(
+        groups.everyone,
+        groups.partitions,
+        lines,
+        digests=digests,
+        key=keys.agreement,
+        rare=keys.rare,
+        epoch=keys.epoch,
+    )

@@ -23,14 +23,14 @@ from asyncpar.gradsync.accumulation import Accumulation
 from asyncpar.gradsync.agreement import Disagreement
 from asyncpar.gradsync.config import GradientBucketingConfig, GradientCompressionConfig, NonFinitePolicy
 from asyncpar.gradsync.flow import BucketFlow, FlowSettings, ThreadTurns
-from asyncpar.gradsync.groups import make_groups
+from asyncpar.gradsync.groups import HostGroups, make_groups
 from asyncpar.gradsync.keeper import KeeperSettings, LayoutKeeper
 from asyncpar.gradsync.keys import Keys
 from asyncpar.gradsync.layout import Layout
 from asyncpar.gradsync.model import HasGradient, ModelShards, Parameters, parameters_by_name
 from asyncpar.gradsync.outcome import StepOutcome
 from asyncpar.gradsync.passage import Passage, first_error
-from asyncpar.gradsync.proposal import propose, refuse
+from asyncpar.gradsync.proposal import propose, propose_to_measure, refuse
 from asyncpar.gradsync.statistics import SyncStatistics
 from asyncpar.gradsync.step import SyncStep
 from asyncpar.gradsync.traffic import SyncTraffic
@@ -43,6 +43,10 @@ class GradientSynchronizer:
     the same steps in the same order.  Parameters with a ``placement`` are also reduced over tensor-parallel ranks,
     where they are replicated, and over the first and the last stage, where they are tied, in that order and before
     the replicas.  ``when_not_finite`` says what NaN and infinity lead to.
+
+    ``hosts`` are groups of replicas for the hierarchical strategy, of equal size, where it is not to go by the hosts
+    that ranks are on: then buckets are added inside each group, reduced between the first ranks of all groups, and
+    handed out inside.
     """
 
     def __init__(
@@ -55,6 +59,7 @@ class GradientSynchronizer:
         compression: GradientCompressionConfig | None = None,
         when_not_finite: NonFinitePolicy = NonFinitePolicy.ABORT,
         name: str = "gradients",
+        hosts: HostGroups | None = None,
     ) -> None:
         self._groups = make_groups(config, rank_mapping, communicator)
         self._bucketing = bucketing or GradientBucketingConfig()
@@ -62,7 +67,11 @@ class GradientSynchronizer:
         if self._policy is NonFinitePolicy.DROP and config.world_size != config.dp_size:
             raise UsageError("when_not_finite: drop is for data parallelism alone, use skip_step or abort")
         settings = KeeperSettings(
-            groups=self._groups, bucketing=self._bucketing, strategy=config.comm_strategy, policy=self._policy
+            groups=self._groups,
+            hosts=hosts,
+            bucketing=self._bucketing,
+            strategy=config.comm_strategy,
+            policy=self._policy,
         )
         self._keeper = LayoutKeeper(settings, compression or GradientCompressionConfig())
         self._accumulation = Accumulation()
@@ -118,7 +127,7 @@ class GradientSynchronizer:
         self._check_idle("step")
         self._is_stepping = True
         try:
-            self._keys.steps += 1
+            self._keys.begin_step()
             by_name, layout = await self._prepare(parameters)
             step = SyncStep(layout.plan, overlap=self._bucketing.overlap_communication)
             before = SyncTraffic.read(layout.communicators)
@@ -141,6 +150,9 @@ class GradientSynchronizer:
             if not self._skips(step.outcome):
                 step.record.count(SyncTraffic.read(layout.communicators) - before, least_bytes=layout.least_bytes)
                 await self._commit(step, passage, by_name)
+        except BaseException:
+            self._keys.epoch += 1
+            raise
         finally:
             self._is_stepping = False
 
@@ -220,12 +232,22 @@ class GradientSynchronizer:
         What is wrong on this rank alone is told to the others, which then raise, too.
         """
         try:
+            if self._keeper.must_measure:
+                agreement = propose_to_measure(self._groups, self._keys)
+                self._keys.has_agreed = True
+                self._keys.adopt(await agreement.run())
             resolved = await self._keeper.resolve(f"{self._keys.rare}/auto")
             by_name = parameters_by_name(parameters)
             self._accumulation.check(by_name)
             return by_name, self._keeper.lay_out(by_name, resolved)
+        except Disagreement:
+            self._keeper.start_over()
+            raise
         except UsageError as error:
             await self._refuse(error)
+            raise
+        except BaseException as error:
+            await refuse(self._groups, self._keys, error).give_up()
             raise
 
     async def _refuse(self, error: UsageError) -> None:

@@ -174,6 +174,10 @@ async def test_all_ranks_may_change_a_shape_after_clear_buffers() -> None:
         await on_all(ranks, main)
 
 
+AGREEMENT = 16
+"""Bytes of a row of an agreement: an epoch and a hash."""
+
+
 class Corrupting:
     """A communicator whose ``operation`` brings one rank's row as something else, once, on this rank."""
 
@@ -189,7 +193,7 @@ class Corrupting:
 
         async def corrupt(x: Array, *arguments: Any, **options: Any) -> Any:
             result = await attribute(x, *arguments, **options)
-            if self._row >= 0 and result.dtype == np.uint8 and result.ndim == 2 and result.shape[1] > 8:
+            if self._row >= 0 and result.dtype == np.uint8 and result.ndim == 2 and result.shape[1] != AGREEMENT:
                 result[self._row, 4:] = 0xFF
                 self._row = -1
             return result

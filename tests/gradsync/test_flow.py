@@ -22,7 +22,7 @@ from asyncpar.gradsync import (
 )
 from asyncpar.gradsync.flow import BucketFlow, FlowSettings, ThreadTurns
 from asyncpar.gradsync.groups import SyncGroups
-from asyncpar.gradsync.keys import BucketKeys
+from asyncpar.gradsync.keys import BucketKeys, Keys, Name
 from asyncpar.gradsync.phases import Packing
 from asyncpar.gradsync.schemes import Alone
 from asyncpar.nn import Array, Parameter
@@ -74,7 +74,8 @@ def make_flow(index: int, turns: ThreadTurns) -> BucketFlow:
         agreed=asyncio.Event(),
         step=1,
     )
-    keys = BucketKeys(replicas=str(index), slices="", ends="")
+    name = Name(Keys("test"), str(index))
+    keys = BucketKeys(replicas=name, slices=name, ends=name)
     return BucketFlow(Alone(bucket), keys=keys, place=(0, 0), settings=settings)
 
 

@@ -94,6 +94,41 @@ async def test_a_rank_may_be_cancelled_where_hosts_reduce_first(codec: str) -> N
             assert_copies_equal(ranks)
 
 
+@pytest.mark.parametrize(("dp", "tp", "pp", "hosts"), [(3, 1, 1, "aab"), (2, 1, 1, "ab"), (2, 2, 1, "aabb")])
+@pytest.mark.parametrize("culprit", [0, 1])
+async def test_a_rank_may_be_cancelled_while_auto_is_measured(
+    dp: int, tp: int, pp: int, hosts: str, culprit: int
+) -> None:
+    for turns in (*range(1, 60, 6), *range(60, 1000, 120)):
+        async with parallel_world(dp, tp, pp, hosts=list(hosts), compression=compressed("auto")) as ranks:
+            failed = [result is not None for result in await cancel_after(ranks, culprit, turns)]
+            await settle(ranks, 1, may_disagree=any(failed) and not all(failed))
+            assert_copies_equal(ranks)
+
+
+@pytest.mark.parametrize(("dp", "tp", "pp"), SHAPES)
+async def test_one_rank_may_refuse_a_step_in_which_another_is_cancelled(dp: int, tp: int, pp: int) -> None:
+    async with parallel_world(dp, tp, pp) as ranks:
+        await draw_and_synchronize(ranks)
+        for number, turns in enumerate(range(1, 40, 3)):
+            tasks = [asyncio.ensure_future(refuse_or_step(rank, refuses=rank.node.rank == 1)) for rank in ranks]
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            tasks[0].cancel()
+            results = await asyncio.gather(*tasks, return_exceptions=True)
+            assert all(isinstance(result, (asyncio.CancelledError, AsyncparError)) for result in results), results
+            await draw_and_synchronize(ranks, number)
+            for rank in ranks:
+                assert_right(rank, step=number)
+
+
+async def refuse_or_step(rank: Rank, *, refuses: bool) -> None:
+    """Take a step, or try to with two parameters of one name."""
+    parameters = list(rank.model.parameters())
+    async with rank.synchronizer.step(parameters * 2 if refuses else parameters):
+        await asyncio.sleep(0)
+
+
 async def settle(ranks: Sequence[Rank], number: int, *, may_disagree: bool) -> None:
     """Take a step; where only some ranks saw the last one fail, they may first have to find out that they differ."""
     try:

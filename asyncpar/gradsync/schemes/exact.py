@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asyncpar.collectives.communicator import Communicator
+from asyncpar.gradsync.keys import Name
 from asyncpar.gradsync.obligation import Obligation
 from asyncpar.gradsync.plan import Bucket
 from asyncpar.gradsync.schemes.memory import Memory
@@ -28,7 +29,7 @@ class Exact(Scheme):
         self.result = memory.shared((bucket.count,), bucket.dtype) if memory.keeps_input else self.flat
         self._spoiled: NDArray[Any] | None = None
 
-    def legs(self, key: str, place: Place) -> Sequence[Leg]:  # noqa: ARG002
+    def legs(self, key: Name, place: Place) -> Sequence[Leg]:  # noqa: ARG002
         self._spoiled = None
         return [Leg(None, Obligation(lambda: self._reduce(key)))]
 
@@ -40,10 +41,10 @@ class Exact(Scheme):
         if self.keeps_input:
             self._spoiled = np.full_like(self.flat, np.nan)
 
-    def _reduce(self, key: str) -> Coroutine[Any, Any, NDArray[Any]]:
+    def _reduce(self, key: Name) -> Coroutine[Any, Any, NDArray[Any]]:
         values = self.flat if self._spoiled is None else self._spoiled
         out = None if self.result is self.flat else self.result
-        return self._communicator.all_reduce(values, op="mean", out=out, algorithm=self._algorithm, key=key)
+        return self._communicator.all_reduce(values, op="mean", out=out, algorithm=self._algorithm, key=str(key))
 
 
 class Alone(Scheme):
@@ -55,7 +56,7 @@ class Alone(Scheme):
         super().__init__(bucket, size=1, keeps_input=keeps_input)
         self.flat = self.result = np.zeros(bucket.count, bucket.dtype)
 
-    def legs(self, key: str, place: Place) -> Sequence[Leg]:  # noqa: ARG002
+    def legs(self, key: Name, place: Place) -> Sequence[Leg]:  # noqa: ARG002
         return []
 
     def settle(self) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 
 from asyncpar.codecs import Values
 from asyncpar.collectives.communicator import Communicator
+from asyncpar.gradsync.keys import Name
 from asyncpar.gradsync.obligation import Obligation
 from asyncpar.gradsync.plan import Bucket
 from asyncpar.gradsync.schemes.memory import Memory
@@ -47,11 +48,11 @@ class Hosted(Scheme):
     def is_mean(self) -> bool:
         return self._is_mean
 
-    def legs(self, key: str, place: Place) -> Sequence[Leg]:
+    def legs(self, key: Name, place: Place) -> Sequence[Leg]:
         inside = self._inside
         into = Leg(None, Obligation(lambda: inside.all_reduce(self.payload, key=f"{key}/inside")))
         out_of = Leg(self._settle_between, Obligation(lambda: inside.broadcast(self.reduced, key=f"{key}/outside")))
-        between = [] if self._between is None else self._between.legs(f"{key}/between", place)
+        between = [] if self._between is None else self._between.legs(key / "between", place)
         return [into, *between, out_of]
 
     def settle(self) -> None:

@@ -18,6 +18,7 @@ import numpy as np
 from asyncpar.codecs import Bytes, Codec, Values
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.errors import NonFiniteValue
+from asyncpar.gradsync.keys import Name
 from asyncpar.gradsync.obligation import Obligation
 from asyncpar.gradsync.plan import Bucket
 from asyncpar.gradsync.schemes.feedback import part
@@ -61,7 +62,7 @@ class Owners(Lossy):
         self._total: Values = np.zeros(self._shard, np.float32)
         self._lost_of_total: Values | None = np.zeros(self._shard, np.float32) if has_feedback else None
 
-    def legs(self, key: str, place: Place) -> Sequence[Leg]:
+    def legs(self, key: Name, place: Place) -> Sequence[Leg]:
         self._drawn = self._codec.at(*place)
         exchange, gather = self._communicator.all_to_all, self._communicator.all_gather
         return [

@@ -14,6 +14,7 @@ import numpy as np
 from asyncpar.codecs import Bytes, Codec
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.errors import NonFiniteValue
+from asyncpar.gradsync.keys import Name
 from asyncpar.gradsync.obligation import Obligation
 from asyncpar.gradsync.plan import Bucket
 from asyncpar.gradsync.schemes.lossy import Lossy
@@ -52,7 +53,7 @@ class Pair(Lossy):
         self.outgoing: Bytes = memory.shared((row_bytes(self._body),), np.uint8)
         self.incoming: Bytes = np.zeros((PAIR, row_bytes(self._body)), np.uint8)
 
-    def legs(self, key: str, place: Place) -> Sequence[Leg]:
+    def legs(self, key: Name, place: Place) -> Sequence[Leg]:
         self._drawn = self._codec.at(*place)
         gather = self._communicator.all_gather
         return [Leg(self.encode, Obligation(lambda: gather(self.outgoing, out=self.incoming, key=f"{key}/both")))]

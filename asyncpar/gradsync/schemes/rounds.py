@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from asyncpar.codecs import RoundCodec, Values
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.errors import NonFiniteValue
+from asyncpar.gradsync.keys import Name
 from asyncpar.gradsync.obligation import Obligation
 from asyncpar.gradsync.plan import Bucket
 from asyncpar.gradsync.schemes.lossy import Lossy
@@ -40,10 +41,10 @@ class Rounds(Lossy):
         self._encoder = codec.encoder(bucket.shapes)
         self._has_state = False
 
-    def legs(self, key: str, place: Place) -> Sequence[Leg]:  # noqa: ARG002
+    def legs(self, key: Name, place: Place) -> Sequence[Leg]:  # noqa: ARG002
         works = [self._start, *(self._advancing(index) for index in range(len(self._encoder.messages) - 1))]
         return [
-            Leg(work, Obligation(self._reducing(message, f"{key}/round/{index}")))
+            Leg(work, Obligation(self._reducing(message, key / f"round/{index}")))
             for index, (work, message) in enumerate(zip(works, self._encoder.messages, strict=True))
         ]
 
@@ -96,6 +97,6 @@ class Rounds(Lossy):
     def _advancing(self, index: int) -> Callable[[], None]:
         return lambda: self._advance(index)
 
-    def _reducing(self, message: NDArray[Any], key: str) -> Callable[[], Any]:
+    def _reducing(self, message: NDArray[Any], key: Name) -> Callable[[], Any]:
         reduce = self._communicator.all_reduce
-        return lambda: reduce(message, op="mean", algorithm=self._algorithm, key=key)
+        return lambda: reduce(message, op="mean", algorithm=self._algorithm, key=str(key))

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asyncpar.codecs import Values
+from asyncpar.gradsync.keys import Name
 from asyncpar.gradsync.obligation import Obligation
 from asyncpar.gradsync.plan import Bucket
 
@@ -74,7 +75,7 @@ class Scheme(ABC):
         """Is ``result`` the mean over all ranks, and not the sum?"""
 
     @abstractmethod
-    def legs(self, key: str, place: Place) -> Sequence[Leg]:
+    def legs(self, key: Name, place: Place) -> Sequence[Leg]:
         """Return the legs of a step, whose collectives meet by names that begin with ``key``."""
 
     @abstractmethod

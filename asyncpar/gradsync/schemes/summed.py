@@ -9,6 +9,7 @@ import numpy as np
 from asyncpar.codecs import Bytes, Codec
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.errors import NonFiniteValue, ProtocolError
+from asyncpar.gradsync.keys import Name
 from asyncpar.gradsync.obligation import Obligation
 from asyncpar.gradsync.plan import Bucket
 from asyncpar.gradsync.schemes.lossy import Lossy
@@ -40,11 +41,11 @@ class Summed(Lossy):
         self._sum_dtype = codec.sum_dtype
         self._encoded: Bytes = memory.shared((codec.encoded_bytes(count),), np.uint8)
 
-    def legs(self, key: str, place: Place) -> Sequence[Leg]:
+    def legs(self, key: Name, place: Place) -> Sequence[Leg]:
         self._drawn = self._codec.at(*place)
         encoded = self._encoded.view(self._sum_dtype)
         reduce = self._communicator.all_reduce
-        return [Leg(self._encode, Obligation(lambda: reduce(encoded, algorithm=self._algorithm, key=key)))]
+        return [Leg(self._encode, Obligation(lambda: reduce(encoded, algorithm=self._algorithm, key=str(key))))]
 
     def settle(self) -> None:
         try:

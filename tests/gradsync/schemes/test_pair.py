@@ -12,6 +12,7 @@ from asyncpar.codecs import Codec, parse_codec
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.errors import PeerCancelled, ProtocolError
 from asyncpar.gradsync import phases
+from asyncpar.gradsync.keys import Keys, Name
 from asyncpar.gradsync.schemes import PAIR, Memory, Pair
 from asyncpar.nn import Parameter
 from tests.gradsync.schemes.test_owners import Seat, make_bucket, make_parameters
@@ -29,7 +30,7 @@ def make_pair(name: str = "int8", *, keeps_input: bool = False) -> list[Pair]:
 
 def pack_and_encode(pair: list[Pair], parameters: list[dict[str, Parameter]]) -> None:
     for scheme, own in zip(pair, parameters, strict=True):
-        scheme.legs("key", (1, 2))
+        scheme.legs(Name(Keys("test"), "key"), (1, 2))
         phases.pack(scheme, phases.Packing(parameters=own))
         scheme.encode()
 
