@@ -39,6 +39,13 @@ class AuthenticationError(ProtocolError):
     """The other end could not prove that it holds the job secret."""
 
 
+class CheckpointError(AsyncparError):
+    """A checkpoint cannot be written, or is not what was asked for, or is damaged; the message names file and rank.
+
+    It is raised on every rank, and nothing was restored.
+    """
+
+
 class LaunchError(AsyncparError):
     """The launcher could not start or keep the job; the message says what to change."""
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from asyncpar.errors import UsageError
@@ -22,6 +21,8 @@ class RankOrder:
 
         Every axis of ``sizes`` must occur; an axis that has no size there has size 1.
         """
+        if not isinstance(order, str):
+            raise UsageError(f"order: expected axis names joined by '-', got {order!r}")
         names = order.split("-")
         if len(set(names)) != len(names) or any(not name.isalpha() for name in names):
             raise UsageError(f"order: expected different axis names joined by '-', got {order!r}")
@@ -64,9 +65,17 @@ class RankOrder:
 
     def groups(self, axis: str) -> tuple[tuple[int, ...], ...]:
         """Return all groups along ``axis``, in order of their first rank."""
-        others = [[(name, at) for at in range(size)] for name, size in self.axes if name != axis]
-        firsts = sorted(self.rank_at(dict(place)) for place in itertools.product(*others))
-        return tuple(self.group(axis, first) for first in firsts)
+        return self.blocks((axis,))
+
+    def blocks(self, axes: Collection[str]) -> tuple[tuple[int, ...], ...]:
+        """Return the groups of ranks that differ along ``axes`` only, each ascending, in order of their first rank."""
+        for axis in axes:
+            self._size(axis)
+        blocks: dict[tuple[int, ...], list[int]] = {}
+        for rank in range(self.world_size):
+            place = self.coordinates(rank)
+            blocks.setdefault(tuple(at for name, at in place.items() if name not in axes), []).append(rank)
+        return tuple(map(tuple, blocks.values()))
 
     def _size(self, axis: str) -> int:
         for name, size in self.axes:

@@ -4,9 +4,10 @@ Read ``stage.py`` first, then ``linear.py`` as the simplest example, then ``tran
 """
 
 from asyncpar.nn.attention import CausalSelfAttention
-from asyncpar.nn.block import Block
+from asyncpar.nn.block import Block, BlockOptions
+from asyncpar.nn.dropout import Dropout
 from asyncpar.nn.embedding import Embedding
-from asyncpar.nn.linear import Linear
+from asyncpar.nn.linear import Linear, TiedLinear
 from asyncpar.nn.loss import softmax_cross_entropy
 from asyncpar.nn.mlp import Mlp
 from asyncpar.nn.normalization import LayerNorm
@@ -14,7 +15,7 @@ from asyncpar.nn.optimizer import AdamW, AdamWConfig
 from asyncpar.nn.parameter import Array, Initializer, OnGradient, Parameter
 from asyncpar.nn.schedule import WarmupCosine
 from asyncpar.nn.sequential import Sequential
-from asyncpar.nn.stage import Stage
+from asyncpar.nn.stage import Deferred, Stage
 from asyncpar.nn.transformer import Transformer, TransformerConfig
 
 __all__ = [
@@ -22,7 +23,10 @@ __all__ = [
     "AdamWConfig",
     "Array",
     "Block",
+    "BlockOptions",
     "CausalSelfAttention",
+    "Deferred",
+    "Dropout",
     "Embedding",
     "Initializer",
     "LayerNorm",
@@ -32,6 +36,7 @@ __all__ = [
     "Parameter",
     "Sequential",
     "Stage",
+    "TiedLinear",
     "Transformer",
     "TransformerConfig",
     "WarmupCosine",

@@ -3,27 +3,22 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from asyncpar.errors import UsageError
 from asyncpar.nn.linear import Linear
-from asyncpar.nn.parameter import Array, Initializer, OnGradient, Parameter
-from asyncpar.nn.stage import Stage, check_positive
+from asyncpar.nn.parameter import Array, Initializer
+from asyncpar.nn.sequential import Sequential
+from asyncpar.nn.stage import check_gradient, check_positive
+from asyncpar.nn.weightless import Weightless
+
+HeadsSaved = tuple[Array, Array]
+"""The projected input, of shape (batch, length, 3 features), and the weights, (batch, heads, length, length)."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AttentionSaved:
-    """``projected`` is (batch, length, 3 features), ``weights`` (batch, heads, length, length), others as the input."""
-
-    x: Array
-    projected: Array
-    weights: Array
-    mixed: Array
-
-
-class CausalSelfAttention(Stage[AttentionSaved]):
+class CausalSelfAttention(Sequential):
     """Each position takes a weighted mean over itself and earlier positions, ``heads`` times side by side.
 
     Queries, keys and values have no bias: a key bias shifts all scores of a row alike, so softmax cancels it, its true
@@ -40,57 +35,68 @@ class CausalSelfAttention(Stage[AttentionSaved]):
         gain: float = 1.0,
         output_gain: float = 1.0,
     ) -> None:
-        check_positive(name, features=features, heads=heads)
-        if features % heads:
-            raise UsageError(f"{name}: expected heads that divide {features} features, got {heads}")
+        check_heads(name, features, heads)
         self.name = name
         self.features = features
-        self.heads = heads
-        self._scale = 1.0 / math.sqrt(features // heads)
         self.project = Linear(
             f"{name}/project", features, 3 * features, initializer=initializer, gain=gain, has_bias=False
         )
         self.output = Linear(f"{name}/output", features, features, initializer=initializer, gain=output_gain)
+        super().__init__([self.project, AttentionHeads(name, heads, features // heads), self.output])
 
-    def forward(self, x: Array) -> tuple[Array, AttentionSaved]:
-        if x.ndim != 3:
-            raise UsageError(f"{self.name}: expected shape (batch, length, {self.features}), got {x.shape}")
-        projected, _ = self.project.forward(x)
-        query, key, value = self._split(projected)
+    def forward(self, x: Array) -> tuple[Array, list[Any]]:
+        check_sequences(self.name, x, self.features)
+        return super().forward(x)
+
+
+class AttentionHeads(Weightless[HeadsSaved]):
+    """What happens between the two projections of attention: ``heads`` weighted means, each of ``width`` features.
+
+    The input is [queries | keys | values], each by heads, of shape (batch, length, 3 heads width); the output has
+    shape (batch, length, heads width).  Heads do not know of each other, so ranks may have some each.
+    """
+
+    def __init__(self, name: str, heads: int, width: int) -> None:
+        self.name = name
+        self.heads = heads
+        self.width = width
+        self._scale = 1.0 / math.sqrt(width)
+
+    def forward(self, x: Array) -> tuple[Array, HeadsSaved]:
+        check_sequences(self.name, x, 3 * self.heads * self.width)
+        query, key, value = self._split(x)
         weights = self._softmax(query @ key.swapaxes(-1, -2))
-        mixed = np.empty(x.shape, projected.dtype)
+        mixed = np.empty((*x.shape[:2], self.heads * self.width), x.dtype)
         np.matmul(weights, value, out=self._by_head(mixed))
-        y, _ = self.output.forward(mixed)
-        return y, AttentionSaved(x=x, projected=projected, weights=weights, mixed=mixed)
+        return mixed, (x, weights)
 
-    def backward(self, saved: AttentionSaved, dy: Array, on_gradient: OnGradient | None = None) -> Array:
-        dmixed = self._by_head(self.output.backward(saved.mixed, dy, on_gradient))
-        query, key, value = self._split(saved.projected)
-        dprojected = np.empty_like(saved.projected)
+    def input_gradient(self, saved: HeadsSaved, dy: Array) -> Array:
+        projected, weights = saved
+        check_gradient(self.name, dy, (*projected.shape[:2], self.heads * self.width))
+        dmixed = self._by_head(dy)
+        query, key, value = self._split(projected)
+        dprojected = np.empty_like(projected)
         dquery, dkey, dvalue = self._split(dprojected)
-        np.matmul(saved.weights.swapaxes(-1, -2), dmixed, out=dvalue)
+        np.matmul(weights.swapaxes(-1, -2), dmixed, out=dvalue)
         dscores: Array = dmixed @ value.swapaxes(-1, -2)
-        along = np.einsum("...i,...i->...", dscores, saved.weights)
+        along = np.einsum("...i,...i->...", dscores, weights)
         dscores -= along[..., np.newaxis]
-        dscores *= saved.weights
+        dscores *= weights
         dscores *= self._scale
         np.matmul(dscores, key, out=dquery)
         np.matmul(dscores.swapaxes(-1, -2), query, out=dkey)
-        return self.project.backward(saved.x, dprojected, on_gradient)
-
-    def parameters(self) -> tuple[Parameter, ...]:
-        return (*self.project.parameters(), *self.output.parameters())
+        return dprojected
 
     def _split(self, projected: Array) -> tuple[Array, Array, Array]:
-        """Return views of queries, keys and values, each (batch, heads, length, features / heads)."""
+        """Return views of queries, keys and values, each (batch, heads, length, width)."""
         batch, length, _ = projected.shape
-        parts = projected.reshape(batch, length, 3, self.heads, -1).transpose(2, 0, 3, 1, 4)
+        parts = projected.reshape(batch, length, 3, self.heads, self.width).transpose(2, 0, 3, 1, 4)
         return parts[0], parts[1], parts[2]
 
     def _by_head(self, x: Array) -> Array:
-        """Return a view of shape (batch, heads, length, features / heads)."""
+        """Return a view of shape (batch, heads, length, width)."""
         batch, length, _ = x.shape
-        return x.reshape(batch, length, self.heads, -1).transpose(0, 2, 1, 3)
+        return x.reshape(batch, length, self.heads, self.width).transpose(0, 2, 1, 3)
 
     def _softmax(self, scores: Array) -> Array:
         """Turn scores into weights, in place: scale, hide later positions, normalize each row."""
@@ -101,3 +107,16 @@ class CausalSelfAttention(Stage[AttentionSaved]):
         np.exp(scores, out=scores)
         scores /= scores.sum(axis=-1, keepdims=True)
         return scores
+
+
+def check_heads(name: str, features: int, heads: int) -> None:
+    """Raise ``UsageError`` unless ``heads`` divide ``features``."""
+    check_positive(name, features=features, heads=heads)
+    if features % heads:
+        raise UsageError(f"{name}: expected heads that divide {features} features, got {heads}")
+
+
+def check_sequences(name: str, x: Array, features: int) -> None:
+    """Raise ``UsageError`` unless ``x`` has shape (batch, length, features)."""
+    if x.ndim != 3 or x.shape[-1] != features:
+        raise UsageError(f"{name}: expected shape (batch, length, {features}), got {x.shape}")

@@ -2,27 +2,50 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
-from asyncpar.nn.attention import AttentionSaved, CausalSelfAttention
-from asyncpar.nn.mlp import Mlp, MlpSaved
-from asyncpar.nn.normalization import LayerNorm, LayerNormSaved
+import numpy as np
+
+from asyncpar.nn.attention import CausalSelfAttention
+from asyncpar.nn.mlp import Mlp
+from asyncpar.nn.normalization import LayerNorm
 from asyncpar.nn.parameter import Array, Initializer, OnGradient, Parameter
-from asyncpar.nn.stage import Stage
+from asyncpar.nn.sequential import Sequential
+from asyncpar.nn.stage import Deferred, Stage
+
+MakeDropout = Callable[[str], Stage[Any]]
+"""Makes the dropout layer of a name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BlockSaved:
-    """What each of the four layers saved."""
+class BlockOptions:
+    """What a block has beyond its size.
 
-    first_norm: LayerNormSaved
-    attention: AttentionSaved
-    second_norm: LayerNormSaved
-    mlp: MlpSaved
+    ``hidden`` is the width of the perceptron, by default four times the features.  ``gain`` scales the first values of
+    weights, ``output_gain`` those of weights whose result is added to the residual stream.
+    """
+
+    hidden: int | None = None
+    gain: float = 1.0
+    output_gain: float = 1.0
+    make_dropout: MakeDropout | None = None
+
+    def hidden_of(self, features: int) -> int:
+        """Return the width of the perceptron."""
+        return 4 * features if self.hidden is None else self.hidden
+
+    def dropout(self, name: str) -> tuple[Stage[Any], ...]:
+        """Return the dropout layer of ``name``, if there is to be one."""
+        return () if self.make_dropout is None else (self.make_dropout(name),)
 
 
-class Block(Stage[BlockSaved]):
-    """``h = x + attention(norm(x)); y = h + mlp(norm(h))``: normalization first (Xiong et al. 2020)."""
+class Block(Sequential):
+    """``h = x + attention(norm(x)); y = h + mlp(norm(h))``: normalization first (Xiong et al. 2020).
+
+    With dropout, it comes before what is added.
+    """
 
     def __init__(
         self,
@@ -31,37 +54,41 @@ class Block(Stage[BlockSaved]):
         heads: int,
         *,
         initializer: Initializer,
-        gain: float = 1.0,
-        output_gain: float = 1.0,
+        options: BlockOptions | None = None,
     ) -> None:
+        options = BlockOptions() if options is None else options
+        gains = {"gain": options.gain, "output_gain": options.output_gain}
         self.first_norm = LayerNorm(f"{name}/first_norm", features, initializer=initializer)
-        self.attention = CausalSelfAttention(
-            f"{name}/attention", features, heads, initializer=initializer, gain=gain, output_gain=output_gain
-        )
+        self.attention = CausalSelfAttention(f"{name}/attention", features, heads, initializer=initializer, **gains)
         self.second_norm = LayerNorm(f"{name}/second_norm", features, initializer=initializer)
-        self.mlp = Mlp(
-            f"{name}/mlp", features, 4 * features, initializer=initializer, gain=gain, output_gain=output_gain
-        )
+        hidden = options.hidden_of(features)
+        self.mlp = Mlp(f"{name}/mlp", features, hidden, initializer=initializer, **gains)
+        first = Sequential([self.first_norm, self.attention, *options.dropout(f"{name}/first_dropout")])
+        second = Sequential([self.second_norm, self.mlp, *options.dropout(f"{name}/second_dropout")])
+        super().__init__([Residual(first), Residual(second)])
 
-    def forward(self, x: Array) -> tuple[Array, BlockSaved]:
-        normalized, first_norm = self.first_norm.forward(x)
-        middle, attention = self.attention.forward(normalized)
-        middle += x
-        normalized, second_norm = self.second_norm.forward(middle)
-        y, mlp = self.mlp.forward(normalized)
-        y += middle
-        return y, BlockSaved(first_norm=first_norm, attention=attention, second_norm=second_norm, mlp=mlp)
 
-    def backward(self, saved: BlockSaved, dy: Array, on_gradient: OnGradient | None = None) -> Array:
-        dnormalized = self.mlp.backward(saved.mlp, dy, on_gradient)
-        dmiddle = self.second_norm.backward(saved.second_norm, dnormalized, on_gradient)
-        dmiddle += dy
-        dnormalized = self.attention.backward(saved.attention, dmiddle, on_gradient)
-        dx = self.first_norm.backward(saved.first_norm, dnormalized, on_gradient)
-        dx += dmiddle
+class Residual(Stage[Any]):
+    """``y = x + inner(x)``.  ``inner`` must return new arrays, which it does not save: they are added to in place."""
+
+    def __init__(self, inner: Stage[Any]) -> None:
+        self._inner = inner
+
+    def forward(self, x: Array) -> tuple[Array, Any]:
+        y, saved = self._inner.forward(x)
+        y += x
+        return y, saved
+
+    def backward(
+        self, saved: Any, dy: Array, on_gradient: OnGradient | None = None, deferred: Deferred | None = None
+    ) -> Array:
+        dx = self._inner.backward(saved, dy, on_gradient, deferred)
+        assert dx is not None
+        dx += dy
         return dx
 
     def parameters(self) -> tuple[Parameter, ...]:
-        layers: tuple[Stage[LayerNormSaved] | Stage[AttentionSaved] | Stage[MlpSaved], ...]
-        layers = (self.first_norm, self.attention, self.second_norm, self.mlp)
-        return tuple(parameter for layer in layers for parameter in layer.parameters())
+        return self._inner.parameters()
+
+    def generators(self) -> tuple[np.random.Generator, ...]:
+        return self._inner.generators()

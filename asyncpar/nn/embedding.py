@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from asyncpar.errors import UsageError
 from asyncpar.nn.parameter import Array, Initializer, OnGradient, Parameter
-from asyncpar.nn.stage import Stage, check_gradient, check_positive, report
+from asyncpar.nn.stage import Deferred, Stage, add_weight_gradients, check_gradient, check_positive, report
 
 Tokens = NDArray[np.integer[Any]]
 
@@ -32,31 +32,39 @@ class Embedding(Stage[Tokens]):
         self.positions = initializer.normal(f"{name}/positions", (max_length, features), std=std)
 
     def forward(self, x: Tokens) -> tuple[Array, Tokens]:
-        self._check(x)
+        check_tokens(self.name, x, vocabulary=self.vocabulary, max_length=self.max_length)
         y = self.tokens.value[x]
         y += self.positions.value[: x.shape[1]]
         return y, x
 
-    def backward(self, saved: Tokens, dy: Array, on_gradient: OnGradient | None = None) -> None:
+    def backward(
+        self, saved: Tokens, dy: Array, on_gradient: OnGradient | None = None, deferred: Deferred | None = None
+    ) -> None:
         check_gradient(self.name, dy, (*saved.shape, self.features))
-        self.positions.grad[: saved.shape[1]] += dy.sum(axis=0)
-        self._add_rows(saved.reshape(-1), dy.reshape(-1, self.features))
-        report((self.positions, self.tokens), on_gradient)
+        add_weight_gradients(lambda tell: self._add_gradients(saved, dy, tell), on_gradient, deferred)
 
     def parameters(self) -> tuple[Parameter, ...]:
         return self.tokens, self.positions
 
-    def _add_rows(self, tokens: Tokens, rows: Array) -> None:
-        """Add ``rows[i]`` to the gradient of ``tokens[i]``: sorted by token first, because ``np.add.at`` is slow."""
-        order = np.argsort(tokens, kind="stable")
-        present, starts = np.unique(tokens[order], return_index=True)
-        self.tokens.grad[present] += np.add.reduceat(rows[order], starts, axis=0)
+    def _add_gradients(self, x: Tokens, dy: Array, on_gradient: OnGradient | None) -> None:
+        self.positions.accumulate(dy.sum(axis=0), slice(x.shape[1]))
+        add_rows(self.tokens, x.reshape(-1), dy.reshape(-1, self.features))
+        report((self.positions, self.tokens), on_gradient)
 
-    def _check(self, x: Tokens) -> None:
-        if not np.issubdtype(x.dtype, np.integer):
-            raise UsageError(f"{self.name}: expected token numbers of an integer dtype, got {x.dtype}")
-        if x.ndim != 2 or not 1 <= x.shape[1] <= self.max_length or x.shape[0] < 1:
-            raise UsageError(f"{self.name}: expected shape (batch, 1..{self.max_length}), got {x.shape}")
-        low, high = int(x.min()), int(x.max())
-        if low < 0 or high >= self.vocabulary:
-            raise UsageError(f"{self.name}: expected tokens 0..{self.vocabulary - 1}, got {low}..{high}")
+
+def add_rows(table: Parameter, at: Tokens, rows: Array) -> None:
+    """Add ``rows[i]`` to the gradient of row ``at[i]``: sorted first, because ``np.add.at`` is slow."""
+    order = np.argsort(at, kind="stable")
+    present, starts = np.unique(at[order], return_index=True)
+    table.accumulate(np.add.reduceat(rows[order], starts, axis=0), present)
+
+
+def check_tokens(name: str, x: Tokens, *, vocabulary: int, max_length: int) -> None:
+    """Raise ``UsageError`` unless ``x`` are tokens of shape (batch, 1..max_length)."""
+    if not np.issubdtype(x.dtype, np.integer):
+        raise UsageError(f"{name}: expected token numbers of an integer dtype, got {x.dtype}")
+    if x.ndim != 2 or not 1 <= x.shape[1] <= max_length or x.shape[0] < 1:
+        raise UsageError(f"{name}: expected shape (batch, 1..{max_length}), got {x.shape}")
+    low, high = int(x.min()), int(x.max())
+    if low < 0 or high >= vocabulary:
+        raise UsageError(f"{name}: expected tokens 0..{vocabulary - 1}, got {low}..{high}")

@@ -3,30 +3,24 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import numpy as np
 
 from asyncpar.nn.linear import Linear
-from asyncpar.nn.parameter import Array, Initializer, OnGradient, Parameter
-from asyncpar.nn.stage import Stage
+from asyncpar.nn.parameter import Array, Initializer
+from asyncpar.nn.sequential import Sequential
+from asyncpar.nn.stage import check_gradient
+from asyncpar.nn.weightless import Weightless
 
 _ROOT = math.sqrt(2.0 / math.pi)
 _CUBIC = 0.044715
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MlpSaved:
-    """What the backward pass needs: input, values before and after the activation, and the tanh inside it."""
-
-    x: Array
-    hidden: Array
-    tanh: Array
-    active: Array
+GeluSaved = tuple[Array, Array]
+"""The input, and the tanh inside."""
 
 
-class Mlp(Stage[MlpSaved]):
-    """Linear, GELU, linear.  GELU in its tanh form (Hendrycks and Gimpel 2016)."""
+class Mlp(Sequential):
+    """Linear, GELU, linear."""
 
     def __init__(
         self,
@@ -41,19 +35,23 @@ class Mlp(Stage[MlpSaved]):
         self.name = name
         self.widen = Linear(f"{name}/widen", features, hidden, initializer=initializer, gain=gain)
         self.narrow = Linear(f"{name}/narrow", hidden, features, initializer=initializer, gain=output_gain)
+        super().__init__([self.widen, Gelu(f"{name}/gelu"), self.narrow])
 
-    def forward(self, x: Array) -> tuple[Array, MlpSaved]:
-        hidden, _ = self.widen.forward(x)
-        active, tanh = gelu(hidden)
-        y, _ = self.narrow.forward(active)
-        return y, MlpSaved(x=x, hidden=hidden, tanh=tanh, active=active)
 
-    def backward(self, saved: MlpSaved, dy: Array, on_gradient: OnGradient | None = None) -> Array:
-        dactive = self.narrow.backward(saved.active, dy, on_gradient)
-        return self.widen.backward(saved.x, gelu_backward(saved.hidden, saved.tanh, dactive), on_gradient)
+class Gelu(Weightless[GeluSaved]):
+    """GELU in its tanh form (Hendrycks and Gimpel 2016), element by element."""
 
-    def parameters(self) -> tuple[Parameter, ...]:
-        return (*self.widen.parameters(), *self.narrow.parameters())
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def forward(self, x: Array) -> tuple[Array, GeluSaved]:
+        y, tanh = gelu(x)
+        return y, (x, tanh)
+
+    def input_gradient(self, saved: GeluSaved, dy: Array) -> Array:
+        x, tanh = saved
+        check_gradient(self.name, dy, x.shape)
+        return gelu_backward(x, tanh, dy)
 
 
 def gelu(x: Array) -> tuple[Array, Array]:

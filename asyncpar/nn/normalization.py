@@ -4,8 +4,17 @@ from __future__ import annotations
 
 import numpy as np
 
+from asyncpar.config.placement import UNPLACED, Placement
 from asyncpar.nn.parameter import Array, Initializer, OnGradient, Parameter
-from asyncpar.nn.stage import Stage, check_features, check_gradient, check_positive, report
+from asyncpar.nn.stage import (
+    Deferred,
+    Stage,
+    add_weight_gradients,
+    check_features,
+    check_gradient,
+    check_positive,
+    report,
+)
 
 LayerNormSaved = tuple[Array, Array]
 """The normalized input, and one over its standard deviation with a last dimension of 1."""
@@ -17,13 +26,21 @@ class LayerNorm(Stage[LayerNormSaved]):
     The variance is the biased one, with ``epsilon`` added to it.
     """
 
-    def __init__(self, name: str, features: int, *, initializer: Initializer, epsilon: float = 1e-5) -> None:
+    def __init__(
+        self,
+        name: str,
+        features: int,
+        *,
+        initializer: Initializer,
+        epsilon: float = 1e-5,
+        placement: Placement = UNPLACED,
+    ) -> None:
         check_positive(name, features=features)
         self.name = name
         self.features = features
         self.epsilon = epsilon
-        self.scale = initializer.constant(f"{name}/scale", (features,), 1.0)
-        self.shift = initializer.constant(f"{name}/shift", (features,), 0.0)
+        self.scale = initializer.constant(f"{name}/scale", (features,), 1.0, placement=placement)
+        self.shift = initializer.constant(f"{name}/shift", (features,), 0.0, placement=placement)
 
     def forward(self, x: Array) -> tuple[Array, LayerNormSaved]:
         check_features(self.name, x, self.features)
@@ -36,13 +53,12 @@ class LayerNorm(Stage[LayerNormSaved]):
         y += self.shift.value
         return y, (normalized, inverse)
 
-    def backward(self, saved: LayerNormSaved, dy: Array, on_gradient: OnGradient | None = None) -> Array:
+    def backward(
+        self, saved: LayerNormSaved, dy: Array, on_gradient: OnGradient | None = None, deferred: Deferred | None = None
+    ) -> Array:
         normalized, inverse = saved
         check_gradient(self.name, dy, normalized.shape)
-        rows = dy.reshape(-1, self.features)
-        self.shift.grad += rows.sum(axis=0)
-        self.scale.grad += np.einsum("ij,ij->j", rows, normalized.reshape(-1, self.features))
-        report((self.shift, self.scale), on_gradient)
+        add_weight_gradients(lambda tell: self._add_gradients(normalized, dy, tell), on_gradient, deferred)
         dx: Array = dy * self.scale.value
         along = self._mean_of_product(dx, normalized)
         dx -= dx.mean(axis=-1, keepdims=True)
@@ -52,6 +68,12 @@ class LayerNorm(Stage[LayerNormSaved]):
 
     def parameters(self) -> tuple[Parameter, ...]:
         return self.scale, self.shift
+
+    def _add_gradients(self, normalized: Array, dy: Array, on_gradient: OnGradient | None) -> None:
+        rows = dy.reshape(-1, self.features)
+        self.shift.accumulate(rows.sum(axis=0))
+        self.scale.accumulate(np.einsum("ij,ij->j", rows, normalized.reshape(-1, self.features)))
+        report((self.shift, self.scale), on_gradient)
 
     def _mean_of_product(self, a: Array, b: Array) -> Array:
         mean: Array = np.einsum("...i,...i->...", a, b)[..., np.newaxis]

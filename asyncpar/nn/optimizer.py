@@ -1,4 +1,7 @@
-"""AdamW (Loshchilov and Hutter 2019) over Adam (Kingma and Ba 2015)."""
+"""AdamW over whole parameters, with clipping: what training in one process or data-parallel training needs.
+
+``asyncpar.nn.optimizers`` has the update rules by themselves.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from asyncpar.errors import NonFiniteValue, UsageError
+from asyncpar.nn import optimizers as rules
+from asyncpar.nn.half import stored_value
 from asyncpar.nn.parameter import Array, Parameter
 
 
@@ -47,8 +52,10 @@ class AdamW:
         self.config = config
         self.parameters = tuple(parameters)
         self.step_count = 0
-        self._first = [np.zeros_like(parameter.value) for parameter in self.parameters]
-        self._second = [np.zeros_like(parameter.value) for parameter in self.parameters]
+        rule = rules.AdamW(
+            beta1=config.beta1, beta2=config.beta2, epsilon=config.epsilon, weight_decay=config.weight_decay
+        )
+        self._stretches = [rules.Stretch(parameter, 0, parameter.size, rule) for parameter in self.parameters]
 
     def step(self, learning_rate: float) -> float:
         """Update all parameters once, in place, and return the global norm of the gradients before clipping.
@@ -61,30 +68,15 @@ class AdamW:
         clip = self.config.clip_norm
         factor = 1.0 if clip is None or norm <= clip else clip / norm
         self.step_count += 1
-        for parameter, first, second in zip(self.parameters, self._first, self._second, strict=True):
-            self._update(parameter, first, second, factor=factor, learning_rate=learning_rate)
+        for stretch in self._stretches:
+            stretch.update(
+                stretch.of(stored_value(stretch.parameter)),
+                stretch.of(stretch.parameter.grad),
+                step=self.step_count,
+                learning_rate=learning_rate,
+                factor=factor,
+            )
         return norm
-
-    def _update(
-        self, parameter: Parameter, first: Array, second: Array, *, factor: float, learning_rate: float
-    ) -> None:
-        config = self.config
-        gradient: Array = parameter.grad * factor
-        scratch: Array = gradient * (1.0 - config.beta1)
-        first *= config.beta1
-        first += scratch
-        np.multiply(gradient, gradient, out=scratch)
-        scratch *= 1.0 - config.beta2
-        second *= config.beta2
-        second += scratch
-        np.multiply(second, 1.0 / (1.0 - config.beta2**self.step_count), out=scratch)
-        np.sqrt(scratch, out=scratch)
-        scratch += config.epsilon
-        np.divide(first, scratch, out=scratch)
-        scratch *= learning_rate / (1.0 - config.beta1**self.step_count)
-        if config.weight_decay and parameter.value.ndim >= 2:
-            parameter.value *= 1.0 - learning_rate * config.weight_decay
-        parameter.value -= scratch
 
 
 def global_norm(gradients: Iterable[Array]) -> float:

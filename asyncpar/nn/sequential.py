@@ -5,23 +5,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from asyncpar.errors import UsageError
 from asyncpar.nn.parameter import Array, OnGradient, Parameter
-from asyncpar.nn.stage import Stage
+from asyncpar.nn.stage import Deferred, Stage
 
 
 class Sequential(Stage[list[Any]]):
-    """Feed each stage's output to the next.  Parameter names must be unique."""
+    """Feed each stage's output to the next.
+
+    Two stages may share one parameter, which is then listed once.  Otherwise names must be unique.
+    """
 
     def __init__(self, stages: Sequence[Stage[Any]]) -> None:
         if not stages:
             raise UsageError("stages: expected at least one stage, got none")
         self.stages = tuple(stages)
-        seen: set[str] = set()
-        for parameter in self.parameters():
-            if parameter.name in seen:
-                raise UsageError(f"stages: two parameters are named {parameter.name!r}")
-            seen.add(parameter.name)
+        self.parameters()  # refuses two of one name
 
     def forward(self, x: Any) -> tuple[Array, list[Any]]:
         saved: list[Any] = []
@@ -30,13 +31,28 @@ class Sequential(Stage[list[Any]]):
             saved.append(kept)
         return x, saved
 
-    def backward(self, saved: list[Any], dy: Array, on_gradient: OnGradient | None = None) -> Array | None:
+    def backward(
+        self, saved: list[Any], dy: Array, on_gradient: OnGradient | None = None, deferred: Deferred | None = None
+    ) -> Array | None:
+        """What was saved is let go layer by layer: ``saved`` is empty after it."""
         gradient: Array | None = dy
         for stage in reversed(self.stages):
             if gradient is None:
                 raise UsageError("stages: only the first stage may have an input without gradient")
-            gradient = stage.backward(saved.pop(), gradient, on_gradient)
+            gradient = stage.backward(saved.pop(), gradient, on_gradient, deferred)
         return gradient
 
     def parameters(self) -> tuple[Parameter, ...]:
-        return tuple(parameter for stage in self.stages for parameter in stage.parameters())
+        return _by_name(self.stages)
+
+    def generators(self) -> tuple[np.random.Generator, ...]:
+        return tuple(generator for stage in self.stages for generator in stage.generators())
+
+
+def _by_name(stages: Sequence[Stage[Any]]) -> tuple[Parameter, ...]:
+    seen: dict[str, Parameter] = {}
+    for stage in stages:
+        for parameter in stage.parameters():
+            if seen.setdefault(parameter.name, parameter) is not parameter:
+                raise UsageError(f"stages: two parameters are named {parameter.name!r}")
+    return tuple(seen.values())

@@ -1,0 +1,31 @@
+"""Tensors in parts over ranks, and devices in meshes.
+
+Start with ``context``: a rank's view of a model that is spread over devices as ``config`` says.  ``distributed`` is a
+tensor in parts, ``partition`` which part it is, ``communicator`` collectives along any dimension, ``mesh`` devices
+along named axes and the communicators along them, ``process_groups`` the groups of 3D parallelism.  ``agreement`` is
+how wrong arguments on one rank become errors on all, ``settings`` how different configurations do.
+"""
+
+from asyncpar.tensors.communicator import TensorCommunicator, create_communicator
+from asyncpar.tensors.config import ModelParallelConfig, ModelParallelStrategy
+from asyncpar.tensors.context import ModelParallelContext
+from asyncpar.tensors.distributed import DistributedTensor
+from asyncpar.tensors.mesh import DeviceMesh
+from asyncpar.tensors.mesh_groups import MeshCommunicators
+from asyncpar.tensors.partition import TensorPartition
+from asyncpar.tensors.process_groups import ProcessGroups
+from asyncpar.tensors.settings import SettingsDiffer
+
+__all__ = [
+    "DeviceMesh",
+    "DistributedTensor",
+    "MeshCommunicators",
+    "ModelParallelConfig",
+    "ModelParallelContext",
+    "ModelParallelStrategy",
+    "ProcessGroups",
+    "SettingsDiffer",
+    "TensorCommunicator",
+    "TensorPartition",
+    "create_communicator",
+]

@@ -1,0 +1,23 @@
+"""ZeRO: states, gradients and parameters sharded over the replicas of data parallelism.
+
+Read ``partition.py`` first (who owns what), then ``engine.py``.
+"""
+
+from asyncpar.zero.config import ZeROConfig, ZeROStage
+from asyncpar.zero.engine import ZeroEngine
+from asyncpar.zero.errors import MemoryExceeded, StepTorn
+from asyncpar.zero.memory import ZeROMemoryStats, memory_reduction
+from asyncpar.zero.optimizer import ZeROOptimizer
+from asyncpar.zero.pieces import StatePiece
+
+__all__ = [
+    "MemoryExceeded",
+    "StatePiece",
+    "StepTorn",
+    "ZeROConfig",
+    "ZeROMemoryStats",
+    "ZeROOptimizer",
+    "ZeROStage",
+    "ZeroEngine",
+    "memory_reduction",
+]

@@ -76,6 +76,49 @@ def test_a_wrong_explicit_split_is_refused(split: tuple[int, ...]) -> None:
         config.validate(3)
 
 
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"dp_size": 2.0}, r"dp_size: expected a whole number, got 2\.0"),
+        ({"tp_size": "2"}, "tp_size: expected a whole number, got '2'"),
+        ({"pp_size": True}, "pp_size: expected a whole number, got True"),
+        ({"communication_timeout_ms": 0}, "communication_timeout_ms: expected a positive number, got 0"),
+        ({"max_memory_per_device": 0}, "max_memory_per_device: expected a positive number of GB, got 0"),
+        ({"max_memory_per_device": float("nan")}, "max_memory_per_device: expected a positive number of GB, got nan"),
+        ({"memory_strategy": "thrifty"}, "memory_strategy: expected one of basic, standard, .*, got 'thrifty'"),
+        ({"comm_strategy": None}, "comm_strategy: expected one of all_reduce, .*, got None"),
+        ({"pipeline_schedule": "fastest"}, "pipeline_schedule: expected one of sequential, .*, got 'fastest'"),
+        ({"layers_per_stage": (8, 8.0, 8)}, r"layers_per_stage: expected a whole number, got 8\.0"),
+        ({"order": 3}, "order: expected axis names joined by '-', got 3"),
+    ],
+)
+def test_settings_of_the_wrong_kind_are_refused_by_name(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        ThreeDParallelismConfig(**settings)
+
+
+def test_choices_may_be_spelled() -> None:
+    settings: dict[str, Any] = {"memory_strategy": "extreme", "comm_strategy": "adaptive", "pipeline_schedule": "zbv"}
+    config = ThreeDParallelismConfig(**settings)
+    assert config.memory_strategy is MemoryOptimizationStrategy.EXTREME
+    assert config.comm_strategy is CommunicationStrategy.ADAPTIVE
+    assert config.pipeline_schedule is PipelineScheduleType.ZBV
+
+
+def test_heads_must_divide_the_hidden_size() -> None:
+    with pytest.raises(UsageError, match="heads: expected a divisor of hidden = 100, got 3"):
+        ThreeDParallelismConfig().validate(1, hidden=100, heads=3)
+
+
+def test_a_batch_gives_each_replica_its_micro_batches() -> None:
+    config = ThreeDParallelismConfig(dp_size=2, micro_batch_size=4)
+    assert config.micro_batches(64) == 8
+    with pytest.raises(UsageError, match=r"batch: expected a multiple of dp_size \* micro_batch_size = 2 \* 4, got 12"):
+        config.validate(2, batch=12)
+    with pytest.raises(UsageError, match="batch: expected a positive number, got 0"):
+        config.validate(2, batch=0)
+
+
 @pytest.mark.parametrize("model", [{"hidden": 129}, {"heads": 3}, {"vocabulary": 257}])
 def test_a_model_that_tensor_parallelism_does_not_divide_is_refused(model: dict[str, int]) -> None:
     with pytest.raises(UsageError, match=f"tp_size: expected a divisor of {next(iter(model))}"):
@@ -89,12 +132,18 @@ def test_the_rough_memory_rule_follows_the_strategy(strategy: str, activation: f
     config = ThreeDParallelismConfig(
         tp_size=2, pp_size=4, num_layers=24, memory_strategy=MemoryOptimizationStrategy(strategy)
     )
-    needed = config.memory_requirements()
+    needed = config.memory_requirements(rough=True)
+    assert needed == config.memory_requirements()
     model = 1024.0 * 6 / 2
     assert needed.model_memory_mb == model
     assert needed.activation_memory_mb == pytest.approx(model * activation)
     assert needed.optimizer_memory_mb == 2 * model
     assert needed.total_memory_mb == pytest.approx(model * (3 + activation))
+
+
+def test_a_configuration_alone_cannot_say_what_is_really_needed() -> None:
+    with pytest.raises(UsageError, match=r"rough: expected True, .*asyncpar\.estimate\.memory_requirements"):
+        CUBE.memory_requirements(rough=False)
 
 
 @pytest.mark.parametrize(("rank", "place"), [(0, (0, 0, 0)), (3, (0, 1, 1)), (5, (1, 0, 1)), (7, (1, 1, 1))])

@@ -111,6 +111,7 @@ def test_everything_stays_in_the_chosen_dtype(dtype: str) -> None:
     stage = Block("block", 6, 2, initializer=Initializer.from_seed(0, dtype))
     y, saved = stage.forward(X.astype(dtype))
     dx = stage.backward(saved, y)
+    assert dx is not None
     arrays = [y, dx, *(parameter.value for parameter in stage.parameters())]
     arrays += [parameter.grad for parameter in stage.parameters()]
     assert {array.dtype for array in arrays} == {np.dtype(dtype)}

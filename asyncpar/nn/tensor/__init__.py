@@ -1,0 +1,32 @@
+"""Tensor parallelism: layers of which every rank of a group holds a part.
+
+Read ``region.py`` first, then ``linear.py``.  Parameters have the names and first values of the whole layers in
+``asyncpar.nn``; put together by their ``slice``, the parts of all ranks are those to the last bit.
+"""
+
+from asyncpar.nn.tensor.attention import ParallelAttention
+from asyncpar.nn.tensor.block import ParallelBlock
+from asyncpar.nn.tensor.embedding import VocabParallelEmbedding
+from asyncpar.nn.tensor.group import Alone, BridgedGroup, TensorGroup
+from asyncpar.nn.tensor.linear import ColumnParallel, ColumnParallelLinear, RowParallelLinear
+from asyncpar.nn.tensor.loss import vocab_parallel_cross_entropy
+from asyncpar.nn.tensor.mlp import ParallelMlp
+from asyncpar.nn.tensor.region import Region
+from asyncpar.nn.tensor.transformer import TransformerStage, build_stage
+
+__all__ = [
+    "Alone",
+    "BridgedGroup",
+    "ColumnParallel",
+    "ColumnParallelLinear",
+    "ParallelAttention",
+    "ParallelBlock",
+    "ParallelMlp",
+    "Region",
+    "RowParallelLinear",
+    "TensorGroup",
+    "TransformerStage",
+    "VocabParallelEmbedding",
+    "build_stage",
+    "vocab_parallel_cross_entropy",
+]

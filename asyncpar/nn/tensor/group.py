@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 import numpy as np
 
-from asyncpar.collectives.bridge import LoopBridge
+from asyncpar.collectives.bridge import LoopBridge, Pending
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.nn.parameter import Array
 from asyncpar.shards.plan import split_bounds
@@ -52,6 +54,11 @@ class TensorGroup(ABC):
         """Sum ``x``, in place, over all ranks, and return it."""
         return self.start_all_reduce(x)()
 
+    @property
+    def seconds_waiting(self) -> float:
+        """How long calls have kept the compute thread waiting so far."""
+        return 0.0
+
     def bounds(self, length: int) -> tuple[int, int]:
         """Return start and stop of this rank's part of ``length``."""
         return split_bounds(length, self.size)[self.rank]
@@ -84,9 +91,13 @@ class Alone(TensorGroup):
 class BridgedGroup(TensorGroup):
     """The ranks of a communicator, reached through a bridge to its event loop."""
 
-    def __init__(self, communicator: Communicator, bridge: LoopBridge) -> None:
+    def __init__(
+        self, communicator: Communicator, bridge: LoopBridge, *, clock: Callable[[], float] = time.perf_counter
+    ) -> None:
         self._communicator = communicator
         self._bridge = bridge
+        self._clock = clock
+        self._seconds_waiting = 0.0
 
     @property
     def rank(self) -> int:
@@ -97,14 +108,15 @@ class BridgedGroup(TensorGroup):
         return self._communicator.size
 
     def start_all_reduce(self, x: Array) -> Callable[[], Array]:
-        return self._bridge.start(lambda: self._communicator.all_reduce(x)).wait
+        pending = self._bridge.start(lambda: self._communicator.all_reduce(x))
+        return lambda: self._wait(pending)
 
     def all_reduce_max(self, x: Array) -> Array:
-        return self._bridge.call(lambda: self._communicator.all_reduce(x, op="max"))
+        return self._call(lambda: self._communicator.all_reduce(x, op="max"))
 
     def all_gather(self, x: Array, dim: int) -> Array:
         first = np.ascontiguousarray(np.moveaxis(x, dim, 0))
-        gathered = self._bridge.call(lambda: self._communicator.all_gather_v(first))
+        gathered = self._call(lambda: self._communicator.all_gather_v(first))
         return np.ascontiguousarray(np.moveaxis(gathered, 0, dim))
 
     def reduce_scatter(self, x: Array, dim: int) -> Array:
@@ -115,6 +127,20 @@ class BridgedGroup(TensorGroup):
         padded = np.zeros((self.size, widest, *first.shape[1:]), x.dtype)
         for part, (start, stop) in zip(padded, bounds, strict=True):
             part[: stop - start] = first[start:stop]
-        own = self._bridge.call(lambda: self._communicator.reduce_scatter(padded))
+        own = self._call(lambda: self._communicator.reduce_scatter(padded))
         start, stop = bounds[self.rank]
         return np.ascontiguousarray(np.moveaxis(own[0][: stop - start], 0, dim))
+
+    @property
+    def seconds_waiting(self) -> float:
+        return self._seconds_waiting
+
+    def _call(self, make: Callable[[], Coroutine[Any, Any, Array]]) -> Array:
+        return self._wait(self._bridge.start(make))
+
+    def _wait(self, pending: Pending[Array]) -> Array:
+        began = self._clock()
+        try:
+            return pending.wait()
+        finally:
+            self._seconds_waiting += self._clock() - began

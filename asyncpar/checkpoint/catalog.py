@@ -1,0 +1,120 @@
+"""All pieces of a checkpoint, and which of them give a rank what it wants.  Pure."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from asyncpar.checkpoint.manifest import Manifest, PieceRecord
+from asyncpar.checkpoint.piece import Wanted, label_of
+from asyncpar.checkpoint.spans import Moves, Spans, first_gap, intersect, spans_of, subtract
+from asyncpar.errors import CheckpointError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Place:
+    """A piece, the rank whose shard has it, and where its values begin in the file."""
+
+    rank: int
+    offset: int
+    record: PieceRecord
+
+    @property
+    def spans(self) -> Spans:
+        return spans_of(self.record.part, self.record.flat)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Reading:
+    """Values to copy from one piece into the array for the entry ``target`` of what is wanted."""
+
+    target: int
+    place: Place
+    moves: Moves
+
+
+class Catalog:
+    """The pieces in ``manifests`` by tensor.  ``where`` is what messages call the checkpoint."""
+
+    def __init__(self, manifests: Sequence[Manifest], where: object) -> None:
+        self._where = where
+        self._places: dict[tuple[str, str], list[Place]] = {}
+        for manifest in manifests:
+            offset = manifest.header_bytes
+            for record in manifest.pieces:
+                place = Place(rank=manifest.rank, offset=offset, record=record)
+                self._places.setdefault((record.name, record.kind), []).append(place)
+                offset += record.nbytes
+
+    def check(self) -> None:
+        """Raise ``CheckpointError`` unless the pieces of each tensor have one shape and dtype and are all of it."""
+        for (name, kind), places in self._places.items():
+            first = places[0]
+            shape = first.record.slice.global_shape
+            for place in places[1:]:
+                _check_equal(self._where, first, place)
+            gap = first_gap([place.spans for place in places], math.prod(shape))
+            if gap is not None:
+                raise CheckpointError(
+                    f"{self._where}: {label_of(name, kind)} of shape {shape}: no rank has its values {gap[0]}..{gap[1]}"
+                )
+
+    def plan(self, wanted: Sequence[Wanted]) -> list[Reading]:
+        """Return what to read for ``wanted``: all of it, and nothing twice.
+
+        Raises ``CheckpointError`` naming the tensor that is not there, or only in part, or is another one.
+        """
+        return [reading for target, each in enumerate(wanted) for reading in self._readings(target, each)]
+
+    def _readings(self, target: int, wanted: Wanted) -> Iterator[Reading]:
+        places = self._places.get((wanted.name, wanted.kind))
+        if places is None:
+            raise CheckpointError(f"{self._where}: {wanted.label} is not in this checkpoint{self._similar(wanted)}")
+        mine = spans_of(wanted.slice, wanted.flat)
+        missing = mine
+        for place in places:
+            self._check_fits(place, wanted)
+            if not missing.size:
+                return
+            theirs = place.spans
+            shared = intersect(missing, theirs)
+            if shared.size:
+                missing = subtract(missing, theirs)
+                yield Reading(target=target, place=place, moves=Moves.between(theirs, mine, shared))
+        if missing.size:
+            raise CheckpointError(
+                f"{self._where}: {wanted.label}: no rank has saved its values {missing.starts[0]}..{missing.stops[0]}"
+            )
+
+    def _check_fits(self, place: Place, wanted: Wanted) -> None:
+        record = place.record
+        for what, saved, here in (
+            ("shape", record.slice.global_shape, tuple(wanted.slice.global_shape)),
+            ("dtype", record.dtype, wanted.dtype_name),
+        ):
+            if saved != here:
+                raise CheckpointError(
+                    f"{self._where}: {wanted.label}: {what}: the checkpoint has {saved} (saved by rank {place.rank}), "
+                    f"and {here} is wanted here"
+                )
+
+    def _similar(self, wanted: Wanted) -> str:
+        kinds = sorted(kind for name, kind in self._places if name == wanted.name)
+        if kinds:
+            return f"; of that tensor it has {', '.join(kinds)}"
+        near = difflib.get_close_matches(wanted.name, {name for name, _ in self._places}, n=3)
+        return f"; it has {', '.join(near)}" if near else f", which has {len(self._places)} others"
+
+
+def _check_equal(where: object, first: Place, other: Place) -> None:
+    for what, expected, got in (
+        ("shape", first.record.slice.global_shape, other.record.slice.global_shape),
+        ("dtype", first.record.dtype, other.record.dtype),
+    ):
+        if expected != got:
+            raise CheckpointError(
+                f"{where}: {first.record.label}: {what}: expected one on all ranks, but rank {first.rank} has "
+                f"{expected} and rank {other.rank} has {got}"
+            )

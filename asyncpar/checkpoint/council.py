@@ -1,0 +1,122 @@
+"""Work that all ranks do at once, of which each must know that it has come off on all of them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from typing import Any, Final, TypeVar
+
+from asyncpar.checkpoint.progress import Progress, Stopped
+from asyncpar.collectives.communicator import Communicator
+from asyncpar.errors import AsyncparError, CheckpointError, PeerCancelled, UsageError
+
+T = TypeVar("T")
+
+_BEAT: Final = 5.0
+_GRACE: Final = 5.0
+_CANCELLED: Final = "it was cancelled"
+
+
+class Council:
+    """The ranks of ``communicator`` while they save or load once, in a group of their own.
+
+    Make it where the call is made, for groups are numbered by calls.  A rank that fails or is cancelled leaves the
+    council: the others hear of it at once and raise, too, whatever they are doing.
+    """
+
+    def __init__(self, communicator: Communicator, what: str) -> None:
+        group = communicator.subgroup(range(communicator.size), name=what)
+        assert group is not None, "every rank is one of all"
+        self._group = group
+        self._what = what
+        self._has_left = False
+
+    @property
+    def rank(self) -> int:
+        return self._group.rank
+
+    @property
+    def size(self) -> int:
+        return self._group.size
+
+    async def agree(self, work: Callable[[Progress], T], *, wanted: Any) -> list[T]:
+        """Do ``work`` in a thread and return what it has returned on each rank, each of type ``wanted``.
+
+        Raises what it raises, after telling the others, and ``CheckpointError`` when it fails on another rank,
+        ``PeerCancelled`` when that is cancelled.  A rank whose work stands still for as long as the group's timeout
+        fails; otherwise it may take as long as it likes.
+        """
+        progress = Progress()
+        running = asyncio.get_running_loop().run_in_executor(None, work, progress)
+        try:
+            await self._until_all_are_through(running, progress)
+            return await self._group.all_gather_object(running.result(), wanted=wanted)
+        except BaseException as error:
+            progress.stop()
+            if isinstance(error, PeerCancelled):
+                self._has_left = True  # whoever failed has told everybody
+            self.leave(_said(error))
+            await _ended(running)
+            if isinstance(error, PeerCancelled) and error.cause not in (_CANCELLED, "cancelled"):
+                raise CheckpointError(f"{self._what}: rank {self._place(error.rank)} failed: {error.cause}") from error
+            raise
+
+    def leave(self, why: str) -> None:
+        """Take no part any more, and tell the others ``why``.  Waits for nobody."""
+        if self._has_left or self.size == 1:
+            return
+        self._has_left = True
+        following = self._group.all_gather_object(None)  # the one that others may have come to, but not passed
+        self._group.give_up(self._group.ranks[self.rank], why)
+        with suppress(PeerCancelled):
+            following.send(None)  # ends at once, with what was said of it
+
+    def refuse(self, error: UsageError) -> Coroutine[Any, Any, Any]:
+        """Leave because of ``error``, and return a coroutine that raises it."""
+
+        async def refused() -> Any:
+            raise error
+
+        self.leave(str(error))
+        return refused()
+
+    def leave_unbegun(self) -> None:
+        """The call has ended, perhaps before it could do anything: nobody is to wait for this rank."""
+        self.leave(_CANCELLED)
+
+    def _place(self, world_rank: int | None) -> int | None:
+        """Return the number in the group of a rank of the world."""
+        return None if world_rank is None else self._group.ranks.index(world_rank)
+
+    async def _until_all_are_through(self, running: asyncio.Future[T], progress: Progress) -> None:
+        loop, timeout = asyncio.get_running_loop(), self._group.timeout
+        beat = _BEAT if timeout is None else min(_BEAT, timeout / 3)
+        done, moved_at = progress.done, loop.time()
+        while True:
+            await asyncio.wait({running}, timeout=beat)
+            if running.done():
+                running.result()
+            elif progress.done != done:
+                done, moved_at = progress.done, loop.time()
+            elif timeout is not None and loop.time() - moved_at >= timeout:
+                raise CheckpointError(f"{self._what}: no progress for {timeout:g} s; does the file system hang?")
+            if all(await self._group.all_gather_object(running.done(), wanted=bool)):
+                return
+
+
+async def _ended(running: asyncio.Future[Any]) -> None:
+    """Wait for a thread that was told to stop, unless it hangs; what it raises has been told or does not matter."""
+    running.add_done_callback(lambda done: None if done.cancelled() else done.exception())
+    await asyncio.wait({running}, timeout=_GRACE)
+
+
+def _said(error: BaseException) -> str:
+    match error:
+        case asyncio.CancelledError():
+            return _CANCELLED
+        case AsyncparError():
+            return str(error)
+        case Stopped():
+            return "it was told to stop"
+    return f"{type(error).__name__}: {error}"

@@ -1,0 +1,173 @@
+"""Everything that saving does to a file system, behind one face, so that it can be made to fail and to forget."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import shutil
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+
+
+class NewFile(ABC):
+    """A file that is being written."""
+
+    @abstractmethod
+    def write(self, content: bytes | memoryview) -> None:
+        """Append all of ``content``."""
+
+    @abstractmethod
+    def sync(self) -> None:
+        """Return when what was written has reached the disk."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Free it; nothing is promised of what was not synced."""
+
+
+class FileSystem(ABC):
+    """What saving needs of a file system; everything blocks and raises ``OSError``.
+
+    What is done to a folder (names that are made, changed and removed in it) has reached the disk when ``sync_folder``
+    of it returns, and what is written to a file when its ``sync`` does.
+    """
+
+    @abstractmethod
+    def make_folder(self, path: Path) -> None:
+        """Make the folder and those above it that are missing, and see to it that they have reached the disk."""
+
+    @abstractmethod
+    def folders(self, path: Path) -> list[str]:
+        """Return the names of the folders in ``path``, sorted."""
+
+    @abstractmethod
+    def has_folder(self, path: Path) -> bool:
+        """Is there such a folder?"""
+
+    @abstractmethod
+    def has_file(self, path: Path) -> bool:
+        """Is there such a file?"""
+
+    @abstractmethod
+    def size(self, path: Path) -> int:
+        """Return the length of a file."""
+
+    @abstractmethod
+    def read(self, path: Path, *, limit: int) -> bytes:
+        """Return the content of a file.  Raises ``OSError`` if it has more than ``limit`` bytes."""
+
+    @abstractmethod
+    def create(self, path: Path) -> NewFile:
+        """Make a file, which must not exist."""
+
+    @abstractmethod
+    def sync_folder(self, path: Path) -> None:
+        """Return when the names in the folder have reached the disk."""
+
+    @abstractmethod
+    def rename(self, old: Path, new: Path) -> None:
+        """Give a file or folder another name, at once or not at all; a file replaces one that has that name."""
+
+    @abstractmethod
+    def remove_file(self, path: Path) -> None:
+        """Remove a file."""
+
+    @abstractmethod
+    def remove_folder(self, path: Path) -> None:
+        """Remove a folder and what is in it; of a link, the link."""
+
+    @abstractmethod
+    def lock(self, path: Path) -> AbstractContextManager[None]:
+        """Hold the lock of a name, which ends with the process; raises ``BlockingIOError`` if somebody else has it."""
+
+
+class LocalFiles(FileSystem):
+    """The file systems of this host, network file systems included."""
+
+    def make_folder(self, path: Path) -> None:
+        missing = []
+        while not path.is_dir():
+            missing.append(path)
+            path = path.parent
+        for folder in reversed(missing):
+            folder.mkdir(exist_ok=True)
+            self.sync_folder(folder.parent)
+
+    def folders(self, path: Path) -> list[str]:
+        with os.scandir(path) as entries:
+            return sorted(entry.name for entry in entries if entry.is_dir())
+
+    def has_folder(self, path: Path) -> bool:
+        return path.is_dir()
+
+    def has_file(self, path: Path) -> bool:
+        return path.is_file()
+
+    def size(self, path: Path) -> int:
+        return path.stat().st_size
+
+    def read(self, path: Path, *, limit: int) -> bytes:
+        with path.open("rb") as file:
+            content = file.read(limit + 1)
+        if len(content) > limit:
+            raise OSError(errno.EFBIG, f"expected at most {limit} bytes", str(path))
+        return content
+
+    def create(self, path: Path) -> NewFile:
+        return _LocalFile(path)
+
+    def sync_folder(self, path: Path) -> None:
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def rename(self, old: Path, new: Path) -> None:
+        os.replace(old, new)
+
+    def remove_file(self, path: Path) -> None:
+        path.unlink()
+
+    def remove_folder(self, path: Path) -> None:
+        if path.is_symlink():
+            path.unlink()
+        else:
+            shutil.rmtree(path)
+
+    @contextmanager
+    def lock(self, path: Path) -> Iterator[None]:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                if error.errno not in (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS):  # some network file systems
+                    raise
+            yield
+        finally:
+            os.close(descriptor)
+
+
+class _LocalFile(NewFile):
+    def __init__(self, path: Path) -> None:
+        self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        self._path = path
+
+    def write(self, content: bytes | memoryview) -> None:
+        left = memoryview(content)
+        while left:
+            try:
+                left = left[os.write(self._descriptor, left) :]
+            except OSError as error:
+                error.filename = str(self._path)
+                raise
+
+    def sync(self) -> None:
+        os.fsync(self._descriptor)
+
+    def close(self) -> None:
+        os.close(self._descriptor)

@@ -1,0 +1,129 @@
+"""The folder that checkpoints are saved into: what is in it, and what may go."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from asyncpar.checkpoint.files import FileSystem, LocalFiles
+from asyncpar.checkpoint.manifest import MARKER, Marker, decode_marker
+from asyncpar.errors import CheckpointError
+
+_LOG = logging.getLogger(__name__)
+
+MOST_STEPS: Final = 10**15
+_MARKER_LIMIT: Final = 1 << 28
+_SAVED = re.compile(r"step_([0-9]{9,16})")
+_UNFINISHED = re.compile(r"step_[0-9]{9,16}\.saving-[0-9a-f]{16}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """A complete checkpoint in ``path``."""
+
+    path: Path
+    marker: Marker
+
+    @property
+    def step(self) -> int:
+        return self.marker.step
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Survey:
+    """What is in a folder: complete checkpoints by rising step, folders without marker, those whose marker is bad."""
+
+    complete: tuple[Found, ...]
+    unfinished: tuple[Path, ...]
+    unreadable: tuple[tuple[Path, str], ...]
+
+
+def folder_name(step: int) -> str:
+    """Return the name of the folder of a checkpoint."""
+    return f"step_{step:09d}"
+
+
+def is_step_folder(path: Path) -> bool:
+    """Is this the name of one checkpoint, rather than of a folder of checkpoints?"""
+    return _SAVED.fullmatch(path.name) is not None
+
+
+def survey(folder: Path, files: FileSystem) -> Survey:
+    """Return what is in ``folder``.  Raises ``CheckpointError`` if it cannot be read."""
+    complete, unfinished, unreadable = [], [], []
+    with translated(f"cannot look into {folder}"):
+        names = files.folders(folder)
+        for name in names:
+            path, match = folder / name, _SAVED.fullmatch(name)
+            if _UNFINISHED.fullmatch(name) or (match and not files.has_file(path / MARKER)):
+                unfinished.append(path)
+            elif match:
+                try:
+                    complete.append(read_marker(path, files))
+                except CheckpointError as error:
+                    unreadable.append((path, str(error)))
+    complete.sort(key=lambda found: found.step)
+    return Survey(complete=tuple(complete), unfinished=tuple(unfinished), unreadable=tuple(unreadable))
+
+
+def read_marker(path: Path, files: FileSystem) -> Found:
+    """Return the checkpoint in the folder ``path``.  Raises ``CheckpointError`` if it is none that is complete."""
+    with translated(f"cannot read {path}"):
+        if not files.has_file(path / MARKER):
+            raise CheckpointError(f"{path}: there is no complete checkpoint here, for there is no file {MARKER}")
+        content = files.read(path / MARKER, limit=_MARKER_LIMIT)
+    marker = decode_marker(content, path=path / MARKER)
+    match = _SAVED.fullmatch(path.name)
+    if match and int(match[1]) != marker.step:
+        raise CheckpointError(f"{path / MARKER}: step: expected {int(match[1])} in this folder, got {marker.step}")
+    return Found(path=path, marker=marker)
+
+
+def latest(folder: Path | str, *, files: FileSystem | None = None) -> Found | None:
+    """Return the complete checkpoint of the highest step in ``folder``; None if there is none.
+
+    What is later and not complete is skipped, and the log says so.  Reads markers only.  Raises ``CheckpointError`` if
+    there is no such folder, or it cannot be read.
+    """
+    found = survey(Path(folder), files or LocalFiles())
+    for path in found.unfinished:
+        _LOG.warning("%s is skipped: saving it was not finished", path)
+    for path, reason in found.unreadable:
+        _LOG.warning("%s is skipped: %s", path, reason)
+    return found.complete[-1] if found.complete else None
+
+
+def remove_unfinished(folder: Path, files: FileSystem) -> None:
+    """Remove what saves that have failed have left in ``folder``."""
+    for path in survey(folder, files).unfinished:
+        _LOG.warning("%s is removed: saving it was not finished", path)
+        files.remove_folder(path)
+
+
+def remove_old(folder: Path, files: FileSystem, *, keep: int, saved: int) -> tuple[Path, ...]:
+    """Remove all complete checkpoints but the ``keep`` last ones and that of step ``saved``; return which.
+
+    Each loses its marker first, so that none is ever taken for complete that is not.
+    """
+    old = [found for found in survey(folder, files).complete[:-keep] if found.step != saved]
+    for found in old:
+        files.remove_file(found.path / MARKER)
+        files.sync_folder(found.path)
+        files.remove_folder(found.path)
+    return tuple(found.path for found in old)
+
+
+@contextmanager
+def translated(doing: str) -> Iterator[None]:
+    """Raise ``OSError`` as ``CheckpointError`` that says what could not be done."""
+    try:
+        yield
+    except OSError as error:
+        where = f" ({error.filename})" if error.filename is not None and str(error.filename) not in doing else ""
+        reason = error.strerror or str(error) or type(error).__name__
+        raise CheckpointError(f"{doing}: {reason}{where}") from error

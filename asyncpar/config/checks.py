@@ -1,0 +1,35 @@
+"""Checks of single settings.  Pure."""
+
+from __future__ import annotations
+
+import math
+from enum import StrEnum
+from typing import TypeVar
+
+from asyncpar.errors import UsageError
+
+Choice = TypeVar("Choice", bound=StrEnum)
+
+
+def check_count(name: str, value: object, *, least: int = 1) -> int:
+    """Return ``value`` if it is a whole number of at least ``least``; raise ``UsageError`` naming it otherwise."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise UsageError(f"{name}: expected a whole number, got {value!r}")
+    if value < least:
+        wanted = "a positive number" if least == 1 else f"{least} or more"
+        raise UsageError(f"{name}: expected {wanted}, got {value}")
+    return value
+
+
+def check_positive(name: str, value: object, unit: str) -> float:
+    """Return ``value`` if it is a finite number above 0; raise ``UsageError`` naming it and ``unit`` otherwise."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0.0 < value < math.inf:
+        raise UsageError(f"{name}: expected a positive number of {unit}, got {value!r}")
+    return value
+
+
+def check_choice(name: str, kind: type[Choice], value: object) -> Choice:
+    """Return the member of ``kind`` that ``value`` is or spells; raise ``UsageError`` that lists them otherwise."""
+    if not isinstance(value, str) or value not in list(kind):
+        raise UsageError(f"{name}: expected one of {', '.join(kind)}, got {value!r}")
+    return kind(value)

@@ -1,0 +1,181 @@
+"""This rank's part of a model and all that trains it, put together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from asyncpar.collectives.bridge import LoopBridge
+from asyncpar.config.parallel import MemoryOptimizationStrategy, RankMapping, ThreeDParallelismConfig
+from asyncpar.errors import UsageError
+from asyncpar.gradsync import GradientSynchronizer, NonFinitePolicy
+from asyncpar.hybrid.config import HybridConfig
+from asyncpar.hybrid.flow import GradientFlow
+from asyncpar.hybrid.model import Loss, ParallelModel, StageLayers, StagePlace, stage_ranges
+from asyncpar.hybrid.replicated import ReplicatedFlow
+from asyncpar.hybrid.sharded import ShardedFlow
+from asyncpar.nn.optimizers import distinct
+from asyncpar.nn.parameter import Parameter
+from asyncpar.nn.sequential import Sequential
+from asyncpar.nn.stage import Stage
+from asyncpar.nn.tensor.group import Alone, BridgedGroup, TensorGroup
+from asyncpar.parallel.worker import ComputeWorker
+from asyncpar.pipeline.executor import PipelineExecutor
+from asyncpar.pipeline.offload.manager import MemoryManager
+from asyncpar.pipeline.recompute import apply_memory_strategy
+from asyncpar.pipeline.schedule import Schedule
+from asyncpar.tensors.process_groups import ProcessGroups
+from asyncpar.zero.config import ZeROStage
+from asyncpar.zero.engine import ZeroEngine
+
+_GIGABYTE = 1_000_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assembly:
+    """What ``assemble`` has made; ``close`` ends it."""
+
+    groups: ProcessGroups
+    schedule: Schedule
+    stages: Sequence[Stage[Any]]
+    parameters: tuple[Parameter, ...]
+    flow: GradientFlow
+    executor: PipelineExecutor
+    slices: TensorGroup
+    bridge: LoopBridge
+    worker: ComputeWorker
+    memory: MemoryManager
+    memory_limit: int
+
+    async def close(self) -> None:
+        """Free everything.  Idempotent."""
+        self.bridge.interrupt()
+        await self.executor.close()
+        self.worker.close()
+
+
+class GradientScale:
+    """What the last stage multiplies the gradient of each micro-batch's summed loss by; set before every step."""
+
+    value = 1.0
+
+    def __call__(self) -> float:
+        return self.value
+
+
+async def assemble(config: HybridConfig, model: ParallelModel, groups: ProcessGroups, scale: GradientScale) -> Assembly:
+    """Build this rank's stages, and what runs and trains them.  All ranks of ``groups`` call it."""
+    schedule, bridge = config.make_schedule(), LoopBridge()
+    slices = Alone() if groups.tp.size == 1 else BridgedGroup(groups.tp, bridge)
+    layers = _build_layers(config, model, groups.mapping, schedule, slices)
+    parameters = distinct(parameter for one in layers for parameter in one.joined().parameters())
+    stages, flow = await _make_flow(config, groups, layers, parameters, bridge)
+    limit = int(config.parallelism.max_memory_per_device * _GIGABYTE)
+    room = await _find_room(limit, flow.nbytes, groups)
+    memory = MemoryManager(strategy=_of_manager(config.parallelism), limit=room, folder=config.offload_folder)
+    worker = ComputeWorker(f"rank {groups.mapping.global_rank}", bridge)
+    loss: Loss = model.make_loss(slices, scale)
+    executor = PipelineExecutor(
+        schedule, stages, communicator=groups.pp, compute=worker, loss=loss, memory=memory, has_alarm=False
+    )
+    return Assembly(
+        groups=groups,
+        schedule=schedule,
+        stages=stages,
+        parameters=parameters,
+        flow=flow,
+        executor=executor,
+        slices=slices,
+        bridge=bridge,
+        worker=worker,
+        memory=memory,
+        memory_limit=limit,
+    )
+
+
+def _build_layers(
+    config: HybridConfig, model: ParallelModel, mapping: RankMapping, schedule: Schedule, slices: TensorGroup
+) -> list[StageLayers]:
+    """Return the layers of this rank's virtual stages, recomputed as the strategy says."""
+    parallelism = config.parallelism
+    ranges, last = stage_ranges(parallelism, schedule), schedule.num_virtual_stages - 1
+    built: list[StageLayers] = []
+    for virtual in schedule.virtual_stages_of(mapping.pp_rank):
+        tables = [layers.table for layers in built if layers.table is not None]
+        place = StagePlace(
+            layers=ranges[virtual],
+            is_first=virtual == 0,
+            is_last=virtual == last,
+            replica=mapping.dp_rank,
+            storage=config.storage_precision.storage,
+            table=tables[0] if tables and virtual == last else None,
+        )
+        layers = model.build(place, slices)
+        blocks = apply_memory_strategy(
+            parallelism.memory_strategy,
+            layers.blocks,
+            recompute_all=parallelism.enable_gradient_checkpointing,
+        )
+        built.append(replace(layers, blocks=blocks))
+    return built
+
+
+async def _make_flow(
+    config: HybridConfig,
+    groups: ProcessGroups,
+    layers: Sequence[StageLayers],
+    parameters: Sequence[Parameter],
+    bridge: LoopBridge,
+) -> tuple[list[Sequential], GradientFlow]:
+    """Return the stages, by chunk, and how their gradients are reduced."""
+    if config.zero.stage is ZeROStage.NONE:
+        synchronizer = GradientSynchronizer(
+            config.parallelism,
+            groups.mapping,
+            communicator=groups.world,
+            bucketing=config.bucketing,
+            compression=config.compression,
+            when_not_finite=NonFinitePolicy.SKIP_STEP,
+            name="hybrid/gradients",
+        )
+        flow = ReplicatedFlow(parameters, config.rule, synchronizer, replicas=groups.dp.size)
+        return [one.joined() for one in layers], flow
+    engine = ZeroEngine(parameters, config.rule, config.zero, groups.dp, bridge=bridge, name="hybrid/zero")
+    stages = [one.joined(engine.shard) for one in layers]
+    await engine.prepare()
+    return stages, ShardedFlow(engine, _synchronizer_of_shards(config, groups))
+
+
+def _synchronizer_of_shards(config: HybridConfig, groups: ProcessGroups) -> GradientSynchronizer | None:
+    """Return what reduces over the slices and stages of one replica; None where there are none."""
+    if groups.model.size == 1:
+        return None
+    parallelism = replace(config.parallelism, dp_size=1)
+    return GradientSynchronizer(
+        parallelism,
+        RankMapping(parallelism, groups.model.rank),
+        communicator=groups.model,
+        bucketing=config.bucketing,
+        when_not_finite=NonFinitePolicy.SKIP_STEP,
+        name="hybrid/shared",
+    )
+
+
+async def _find_room(limit: int, taken: int, groups: ProcessGroups) -> int:
+    """Return how many bytes are left for activations.  Raises ``UsageError``, on all ranks, where one has none."""
+    everyone = await groups.world.all_gather_object(taken, key="hybrid/memory", wanted=int)
+    most = max(everyone)
+    if most >= limit:
+        raise UsageError(
+            f"max_memory_per_device: parameters, gradients and states of rank {everyone.index(most)} alone take "
+            f"{most / _GIGABYTE:.3g} GB, got {limit / _GIGABYTE:g} GB; use more stages, tensor-parallel ranks or ZeRO"
+        )
+    return limit - taken
+
+
+def _of_manager(parallelism: ThreeDParallelismConfig) -> MemoryOptimizationStrategy:
+    """Only EXTREME offloads more than it must."""
+    if parallelism.memory_strategy is MemoryOptimizationStrategy.EXTREME:
+        return MemoryOptimizationStrategy.EXTREME
+    return MemoryOptimizationStrategy.BASIC

@@ -1,0 +1,67 @@
+"""Checkpoints of 3D-parallel training: everything that decides what comes next, wherever it lies."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from asyncpar.checkpoint import Piece, Wanted, load_checkpoint, save_checkpoint
+from asyncpar.collectives.communicator import Communicator
+from asyncpar.hybrid.assembly import Assembly
+from asyncpar.hybrid.model import ParallelModel
+
+_RUN, _USER = "run", "user"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunState:
+    """Numbers of steps and of updates (without skipped steps), and the state of the loss scaler."""
+
+    steps: int
+    updates: int
+    scaler: Mapping[str, float | int]
+
+
+async def save(
+    folder: Path,
+    assembly: Assembly,
+    model: ParallelModel,
+    state: RunState,
+    *,
+    communicator: Communicator,
+    extra: Mapping[str, Any] | None,
+    keep: int | None,
+) -> Path:
+    """Save what all ranks hold, and return the folder of the checkpoint."""
+    pieces = [
+        Piece(name=one.parameter, kind=one.kind, slice=one.slice, flat=one.flat, array=one.array)
+        for one in assembly.flow.pieces()
+    ]
+    run = {"steps": state.steps, "updates": state.updates, "scaler": dict(state.scaler)}
+    saved = await save_checkpoint(
+        folder,
+        step=state.steps,
+        pieces=pieces,
+        model=model.identity,
+        communicator=communicator,
+        extra={_RUN: run, _USER: dict(extra or {})},
+        keep=keep,
+    )
+    return saved.path
+
+
+async def load(
+    folder: Path, assembly: Assembly, model: ParallelModel, *, communicator: Communicator
+) -> tuple[RunState, dict[str, Any]]:
+    """Restore what all ranks hold; return the rest."""
+    wanted = [
+        Wanted(name=one.parameter, kind=one.kind, slice=one.slice, flat=one.flat, dtype=one.array.dtype)
+        for one in assembly.flow.pieces()
+    ]
+    loaded = await load_checkpoint(folder, wanted, model=model.identity, communicator=communicator)
+    run = loaded.extra[_RUN]
+    arrays = {(one.name, one.kind): array.reshape(-1) for one, array in zip(wanted, loaded.arrays, strict=True)}
+    await assembly.flow.restore(arrays, int(run["updates"]))
+    return RunState(steps=run["steps"], updates=run["updates"], scaler=run["scaler"]), loaded.extra[_USER]

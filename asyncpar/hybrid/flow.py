@@ -1,0 +1,68 @@
+"""The way of gradients from the backward pass to the update of the parameters."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+
+from asyncpar.nn.parameter import Array, OnGradient, Parameter
+from asyncpar.zero.pieces import StatePiece
+
+
+class GradientFlow(ABC):
+    """Reduces the gradients of ``parameters`` over everyone who has a part of them, and moves the parameters.
+
+    A step is ``zero_grad``, ``reducing`` around the backward passes, then, after ranks have looked at norms, ``scale``
+    and ``step``, or neither.
+    """
+
+    def __init__(self, parameters: Iterable[Parameter]) -> None:
+        self.parameters = tuple(parameters)
+
+    @property
+    @abstractmethod
+    def is_sharded(self) -> bool:
+        """Does ``squared_norm`` count this rank's shards only, and not what all replicas have alike?"""
+
+    @property
+    @abstractmethod
+    def step_count(self) -> int:
+        """Number of updates so far."""
+
+    @abstractmethod
+    def zero_grad(self) -> None:
+        """Forget all gradients."""
+
+    @abstractmethod
+    def reducing(self) -> AbstractAsyncContextManager[OnGradient]:
+        """Reduce gradients as they become final in the block; behind it all are means over the replicas."""
+
+    @abstractmethod
+    def squared_norm(self, without: Collection[str]) -> float:
+        """Return the square of the norm of this rank's reduced gradients but those ``without``; may be not finite."""
+
+    @abstractmethod
+    def scale(self, factor: float) -> None:
+        """Multiply the gradients by ``factor``, in the step."""
+
+    @abstractmethod
+    async def step(self, learning_rate: float) -> None:
+        """Move the parameters."""
+
+    @abstractmethod
+    async def resume(self) -> None:
+        """Bring ranks together again after a step that failed on all of them.  All ranks call it."""
+
+    @abstractmethod
+    def pieces(self) -> Sequence[StatePiece]:
+        """Return what a checkpoint has to hold of this rank: values and optimizer states."""
+
+    @abstractmethod
+    async def restore(self, arrays: Mapping[tuple[str, str], Array], step_count: int) -> None:
+        """Go on from other ``pieces``, by (parameter, kind).  All ranks call it."""
+
+    @property
+    @abstractmethod
+    def nbytes(self) -> int:
+        """Bytes of parameters, gradients and states that this rank holds."""

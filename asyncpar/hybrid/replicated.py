@@ -1,0 +1,91 @@
+"""Gradients of plain data parallelism: all replicas have all of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
+
+from asyncpar.gradsync import GradientSynchronizer
+from asyncpar.hybrid.flow import GradientFlow
+from asyncpar.nn.half import HalfParameter, stored_value
+from asyncpar.nn.optimizers import MASTER, Optimizer, Rule
+from asyncpar.nn.parameter import Array, OnGradient, Parameter
+from asyncpar.zero.pieces import StatePiece
+from asyncpar.zero.share import VALUE
+
+
+class ReplicatedFlow(GradientFlow):
+    """``synchronizer`` makes gradients equal, over tensor-parallel ranks and ties, too; each replica updates all.
+
+    It must skip what is not finite: the caller finds out by the norm.
+    """
+
+    is_sharded = False
+
+    def __init__(
+        self, parameters: Iterable[Parameter], rule: Rule, synchronizer: GradientSynchronizer, *, replicas: int
+    ) -> None:
+        super().__init__(parameters)
+        self._optimizer = Optimizer(self.parameters, rule)
+        self._synchronizer = synchronizer
+        self._replicas = replicas
+        self._is_skipped = False
+
+    @property
+    def step_count(self) -> int:
+        return self._optimizer.step_count
+
+    def zero_grad(self) -> None:
+        self._optimizer.zero_grad()
+
+    @asynccontextmanager
+    async def reducing(self) -> AsyncIterator[OnGradient]:
+        async with self._synchronizer.step(self.parameters) as step:
+            yield step.ready
+        self._is_skipped = step.outcome.is_skipped
+
+    def squared_norm(self, without: Collection[str]) -> float:
+        """The sum is that of as many parts as there are replicas: what it comes to when each owns a part."""
+        return math.inf if self._is_skipped else self._optimizer.squared_norm(without=without, parts=self._replicas)
+
+    def scale(self, factor: float) -> None:
+        self._optimizer.scale(factor)
+
+    async def step(self, learning_rate: float) -> None:
+        self._optimizer.step(learning_rate)
+
+    async def resume(self) -> None:
+        """Nothing is left of a step that failed."""
+
+    def pieces(self) -> Sequence[StatePiece]:
+        return [
+            StatePiece(
+                parameter=parameter.name,
+                kind=kind,
+                slice=parameter.slice,
+                flat=(0, parameter.size),
+                array=array.reshape(-1),
+            )
+            for parameter in self.parameters
+            for kind, array in self._arrays(parameter).items()
+        ]
+
+    async def restore(self, arrays: Mapping[tuple[str, str], Array], step_count: int) -> None:
+        for parameter in self.parameters:
+            for kind, array in self._arrays(parameter).items():
+                array[...] = arrays[parameter.name, kind].reshape(array.shape)
+            if isinstance(parameter, HalfParameter):
+                parameter.stored[...] = self._optimizer.state(parameter.name)[MASTER]
+        self._optimizer.step_count = step_count
+
+    @property
+    def nbytes(self) -> int:
+        stored = sum(2 * stored_value(parameter).nbytes for parameter in self.parameters)
+        return stored + self._optimizer.nbytes
+
+    def _arrays(self, parameter: Parameter) -> dict[str, Array]:
+        """Return the values, those of the optimizer where they are more exact, and the states, by kind."""
+        arrays = dict(self._optimizer.state(parameter.name))
+        arrays[VALUE] = arrays.pop(MASTER) if isinstance(parameter, HalfParameter) else parameter.value
+        return arrays

@@ -1,0 +1,93 @@
+"""Gradients of replicas that share out states, gradients or parameters (ZeRO)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from asyncpar.config.placement import Placement
+from asyncpar.gradsync import GradientSynchronizer
+from asyncpar.hybrid.flow import GradientFlow
+from asyncpar.nn.parameter import Array, OnGradient
+from asyncpar.zero.engine import ZeroEngine
+from asyncpar.zero.pieces import StatePiece
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Shard:
+    """The gradient that this rank owns of a parameter of which ranks of other slices or stages own the same part."""
+
+    name: str
+    grad: NDArray[np.floating[Any]]
+    placement: Placement
+
+
+class ShardedFlow(GradientFlow):
+    """``engine`` reduces over the replicas; what is shared beyond them is then added up shard by shard.
+
+    ``synchronizer`` does the latter, over the ranks of one replica; None where nothing is shared.
+    """
+
+    is_sharded = True
+
+    def __init__(self, engine: ZeroEngine, synchronizer: GradientSynchronizer | None) -> None:
+        super().__init__(engine.parameters)
+        self._engine = engine
+        self._synchronizer = synchronizer
+        self._is_skipped = False
+
+    @property
+    def step_count(self) -> int:
+        return self._engine.step_count
+
+    def zero_grad(self) -> None:
+        self._engine.zero_grad()
+
+    @asynccontextmanager
+    async def reducing(self) -> AsyncIterator[OnGradient]:
+        try:
+            yield self._engine.ready
+            await self._engine.reduce()
+            if self._synchronizer is not None:
+                async with self._synchronizer.step(self._shared()) as step:
+                    pass
+                self._is_skipped = step.outcome.is_skipped
+        except BaseException:
+            await self._engine.abandon()
+            raise
+
+    def squared_norm(self, without: Collection[str]) -> float:
+        return math.inf if self._is_skipped else self._engine.squared_norm(without=without)
+
+    def scale(self, factor: float) -> None:
+        self._engine.scale(factor)
+
+    async def step(self, learning_rate: float) -> None:
+        await self._engine.step(learning_rate)
+
+    async def resume(self) -> None:
+        await self._engine.resume()
+
+    def pieces(self) -> Sequence[StatePiece]:
+        return self._engine.state_pieces()
+
+    async def restore(self, arrays: Mapping[tuple[str, str], Array], step_count: int) -> None:
+        await self._engine.restore(arrays, step_count=step_count)
+
+    @property
+    def nbytes(self) -> int:
+        return self._engine.memory_stats().total
+
+    def _shared(self) -> list[_Shard]:
+        reduced = self._engine.reduced()
+        return [
+            _Shard(name=parameter.name, grad=reduced[parameter.name], placement=parameter.placement)
+            for parameter in self.parameters
+            if parameter.placement.replicated is not None or parameter.placement.tied is not None
+        ]

@@ -1,0 +1,160 @@
+"""One step of 3D-parallel training."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from asyncpar.errors import UsageError
+from asyncpar.hybrid.assembly import Assembly, GradientScale
+from asyncpar.hybrid.config import HybridConfig, Precision
+from asyncpar.hybrid.loss_scaling import LossScaler
+from asyncpar.hybrid.measure import StepMeasure
+from asyncpar.hybrid.model import ParallelModel
+from asyncpar.nn.optimizers import clip_factor, combined
+from asyncpar.pipeline.result import PipelineResult
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepResult:
+    """What became of a step; the same on all ranks but for ``pipeline`` and ``seconds``.
+
+    ``loss`` is the mean over the ``tokens`` that count, of all replicas; ``gradient_norm`` the global norm before
+    clipping, not finite in a step that ``is_skipped``.
+    """
+
+    loss: float
+    tokens: int
+    gradient_norm: float
+    is_skipped: bool
+    seconds: float
+    pipeline: PipelineResult
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What ranks have found together about the gradients of a step."""
+
+    loss: float
+    tokens: int
+    gradient_norm: float
+
+    @property
+    def is_finite(self) -> bool:
+        return math.isfinite(self.gradient_norm)
+
+
+class StepRunner:
+    """Runs the halves of a step on this rank; somebody else's alarm ends them together on all ranks."""
+
+    def __init__(
+        self, config: HybridConfig, model: ParallelModel, assembly: Assembly, scale: GradientScale, scaler: LossScaler
+    ) -> None:
+        self._config = config
+        self._model = model
+        self._assembly = assembly
+        self._scale = scale
+        self._scaler = scaler
+        self._not_counted = _counted_elsewhere(assembly)
+        self.pipeline: PipelineResult | None = None
+        self._clock = asyncio.get_running_loop().time
+        self._communicating = 0.0
+        self._sliced = 0.0
+
+    async def backward(self, inputs: Sequence[Any] | None, targets: Sequence[Any] | None) -> Verdict:
+        """Compute gradients and reduce them; return what all ranks have found."""
+        assembly, flow = self._assembly, self._assembly.flow
+        self._sliced = assembly.slices.seconds_waiting
+        self._communicating = 0.0
+        flow.zero_grad()
+        tokens = await self._count_tokens(targets)
+        self._scale.value = assembly.groups.dp.size * self._scaler.scale / tokens
+        began = self._clock()
+        async with flow.reducing() as on_gradient:
+            self.pipeline = await assembly.executor.run(inputs, targets, on_gradient=on_gradient)
+            ended = self._clock()
+            self._communicating += ended - began - self.pipeline.seconds
+        self._communicating += self._clock() - ended
+        flow.scale(1.0 / self._scaler.scale)
+        return await self._judge(tokens, self.pipeline)
+
+    async def update(self, verdict: Verdict, learning_rate: float) -> None:
+        """Clip, and move the parameters."""
+        clip = self._config.clip_norm
+        if clip is not None:
+            self._assembly.flow.scale(clip_factor(verdict.gradient_norm, clip))
+        await self._assembly.flow.step(learning_rate)
+
+    def measure(self, step: int, seconds: float, tokens: int) -> StepMeasure:
+        """Return the figures of the step just done."""
+        assembly, pipeline = self._assembly, self.pipeline
+        assert pipeline is not None, "a step was done"
+        sliced = assembly.slices.seconds_waiting - self._sliced
+        return StepMeasure(
+            step=step,
+            seconds=seconds,
+            compute_seconds=max(0.0, pipeline.seconds_busy - sliced),
+            communication_seconds=max(0.0, self._communicating),
+            pipeline_wait_seconds=pipeline.seconds_waiting,
+            tensor_parallel_seconds=sliced,
+            memory_used=assembly.flow.nbytes + pipeline.peak_bytes,
+            memory_limit=assembly.memory_limit,
+            tokens=tokens,
+        )
+
+    async def _count_tokens(self, targets: Sequence[Any] | None) -> int:
+        """Return how many tokens count in the whole batch.  Each replica has one rank that tells."""
+        own = np.zeros(1, np.int64)
+        if self._tells and targets is not None:
+            own[0] = sum(self._model.count(target) for target in targets)
+        began = self._clock()
+        total = int((await self._assembly.groups.world.all_reduce(own, key="hybrid/tokens"))[0])
+        self._communicating += self._clock() - began
+        if total < 1:
+            raise UsageError("targets: expected at least one that counts in the whole batch, got none")
+        return total
+
+    async def _judge(self, tokens: int, pipeline: PipelineResult) -> Verdict:
+        loss = math.fsum(pipeline.losses) if self._tells else 0.0
+        own = np.array([loss, self._assembly.flow.squared_norm(self._not_counted)])
+        began = self._clock()
+        rows = await self._assembly.groups.world.all_gather(own, key="hybrid/verdict")
+        self._communicating += self._clock() - began
+        return Verdict(
+            loss=math.fsum(rows[:, 0]) / tokens, tokens=tokens, gradient_norm=math.sqrt(self._squared_norm(rows[:, 1]))
+        )
+
+    def _squared_norm(self, parts: NDArray[np.float64]) -> float:
+        """Add up the squares of all slices of all stages, each the sum over its replicas where they hold shards."""
+        if not np.isfinite(parts).all():
+            return math.inf
+        groups = self._config.parallelism.rank_order().groups("dp")
+        kept = len(groups[0]) if self._assembly.flow.is_sharded else 1
+        return combined(combined(parts[list(ranks[:kept])].tolist()) for ranks in groups)
+
+    @property
+    def _tells(self) -> bool:
+        """Is this the rank of its replica that has the losses, and speaks for its slices?"""
+        return self._assembly.executor.has_last_stage and self._assembly.groups.mapping.is_tp_head()
+
+    @property
+    def skips(self) -> bool:
+        """Are steps skipped, and not refused, that are not finite?"""
+        return self._config.storage_precision is not Precision.FULL
+
+
+def _counted_elsewhere(assembly: Assembly) -> Collection[str]:
+    """Return the parameters whose gradients other ranks have, too, and count."""
+    mapping = assembly.groups.mapping
+    return {
+        parameter.name
+        for parameter in assembly.parameters
+        if (parameter.placement.replicated is not None and not mapping.is_tp_head())
+        or (parameter.placement.tied is not None and not mapping.is_pp_head())
+    }

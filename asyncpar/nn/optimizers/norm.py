@@ -1,0 +1,58 @@
+"""Norms of gradients that come to the same bits however gradients are spread over ranks.
+
+Squares are summed in float64 over the pieces that partitions make of each gradient, and the sums of pieces are added
+exactly, which no order can change: so replicas that hold whole gradients and owners of parts find equal norms, provided
+that they sum the same pieces.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from asyncpar.errors import UsageError
+from asyncpar.nn.parameter import Array
+
+_BLOCK = 1 << 15
+"""Values that are squared at a time."""
+
+
+def squared_norm(piece: Array) -> float:
+    """Return the sum of squares of a flat array; not finite where one of its values is not."""
+    return combined(float(np.square(block).sum()) for block in _in_double(piece))
+
+
+def combined(sums: Iterable[float]) -> float:
+    """Return the sum of ``sums``, rounded once, whatever their order; infinite where it is too large."""
+    listed = list(sums)
+    try:
+        return math.fsum(listed)
+    except OverflowError:
+        return math.inf
+
+
+def all_finite(piece: Array) -> bool:
+    """Are all values of a flat array finite?"""
+    return all(bool(np.isfinite(block.min()) and np.isfinite(block.max())) for block in _blocks(piece))
+
+
+def clip_factor(norm: float, limit: float) -> float:
+    """Return what to multiply gradients of this global ``norm`` with so that it is ``limit`` at most."""
+    if not limit > 0.0:
+        raise UsageError(f"clip_norm: expected a positive number, got {limit}")
+    return 1.0 if norm <= limit else limit / norm
+
+
+def _blocks(piece: Array) -> Iterable[Array]:
+    for start in range(0, piece.size, _BLOCK):
+        block = piece[start : start + _BLOCK]
+        yield block if block.dtype.itemsize > 2 else block.astype(np.float32)
+
+
+def _in_double(piece: Array) -> Iterable[np.ndarray[Any, np.dtype[np.float64]]]:
+    with np.errstate(over="ignore", invalid="ignore", under="ignore"):
+        for block in _blocks(piece):
+            yield block.astype(np.float64)

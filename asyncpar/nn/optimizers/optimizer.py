@@ -1,0 +1,114 @@
+"""An optimizer over whole parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+from asyncpar.errors import NonFiniteValue, UsageError
+from asyncpar.nn.half import stored_value
+from asyncpar.nn.optimizers.norm import all_finite, combined, squared_norm
+from asyncpar.nn.optimizers.rule import Rule
+from asyncpar.nn.optimizers.stretch import Stretch
+from asyncpar.nn.parameter import Array, Parameter
+
+
+class Optimizer:
+    """Moves ``parameters`` by ``rule`` and holds its states.
+
+    Between the gradients and the step, ``scale`` may be called any number of times (to undo a loss scale, to clip):
+    nothing is multiplied before the step, so half precision loses nothing by it.
+    """
+
+    def __init__(self, parameters: Sequence[Parameter], rule: Rule) -> None:
+        self.parameters = distinct(parameters)
+        self.rule = rule
+        self.step_count = 0
+        self.factor = 1.0
+        """What gradients are multiplied with in the next step."""
+        self._stretches = {parameter.name: Stretch(parameter, 0, parameter.size, rule) for parameter in self.parameters}
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of states and master values."""
+        return sum(stretch.nbytes for stretch in self._stretches.values())
+
+    def state(self, name: str) -> Mapping[str, Array]:
+        """Return what is kept of the parameter ``name``: arrays of its shape, by the names that its rule gives them.
+
+        There is ``master``, too, where the parameter is stored in half precision.  Write to them to restore them.
+        """
+        stretch = self._stretches.get(name)
+        if stretch is None:
+            raise UsageError(f"name: expected a parameter of this optimizer, got {name!r}")
+        shape = stretch.parameter.shape
+        return {kind: array.reshape(shape) for kind, array in stretch.arrays().items()}
+
+    def squared_norm(self, *, without: Collection[str] = (), parts: int = 1) -> float:
+        """Return the square of the global norm of the scaled gradients, those of the parameters ``without`` left out.
+
+        The sum is that of ``parts`` owners who hold a part of each gradient (see ``norm``): the same bits as there.
+        """
+        counted = [parameter for parameter in self.parameters if parameter.name not in without]
+        sums = (
+            combined(squared_norm(gradient[start:stop]) for gradient, start, stop in _parts(counted, parts, part))
+            for part in range(parts)
+        )
+        return combined(sums) * self.factor**2
+
+    def is_finite(self) -> bool:
+        """Are all gradients finite?"""
+        return all(all_finite(parameter.grad.reshape(-1)) for parameter in self.parameters)
+
+    def scale(self, factor: float) -> None:
+        """Multiply the gradients by ``factor``, in the next step."""
+        self.factor *= factor
+
+    def step(self, learning_rate: float) -> None:
+        """Update all parameters once, in place.  Gradients are left as they are.
+
+        Raises ``NonFiniteValue``, with nothing changed, when a gradient is not finite.
+        """
+        if not self.is_finite():
+            raise NonFiniteValue(f"gradients: expected finite numbers at step {self.step_count}, got others")
+        self.step_count += 1
+        for stretch in self._stretches.values():
+            parameter = stretch.parameter
+            stretch.update(
+                stretch.of(stored_value(parameter)),
+                stretch.of(parameter.grad),
+                step=self.step_count,
+                learning_rate=learning_rate,
+                factor=self.factor,
+            )
+        self.factor = 1.0
+
+    def zero_grad(self) -> None:
+        """Forget all gradients, and what they were to be scaled with."""
+        self.factor = 1.0
+        for parameter in self.parameters:
+            parameter.zero_grad()
+
+
+def distinct(parameters: Iterable[Parameter]) -> tuple[Parameter, ...]:
+    """Return ``parameters`` in order, each once: tied layers share one.
+
+    Raises ``UsageError`` when there is none, and when two that are not the same have one name.
+    """
+    by_name: dict[str, Parameter] = {}
+    for parameter in parameters:
+        if by_name.setdefault(parameter.name, parameter) is not parameter:
+            raise UsageError(f"parameters: two are named {parameter.name!r}; names must be unique")
+    if not by_name:
+        raise UsageError("parameters: expected at least one parameter, got none")
+    return tuple(by_name.values())
+
+
+def _parts(parameters: Iterable[Parameter], parts: int, part: int) -> Iterable[tuple[Array, int, int]]:
+    """Yield each flat gradient and the range of it that is the ceil chunk ``part`` of ``parts``."""
+    for parameter in parameters:
+        chunk = -(-parameter.size // parts)
+        yield (
+            parameter.grad.reshape(-1),
+            min(part * chunk, parameter.size),
+            min((part + 1) * chunk, parameter.size),
+        )

@@ -1,0 +1,97 @@
+"""What an optimizer does to one stretch of values."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, MutableMapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from asyncpar.errors import UsageError
+from asyncpar.nn.parameter import Array
+
+BLOCK = 1 << 15
+"""Values that are updated at a time: what a rule needs for them stays in the cache."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule(ABC):
+    """An update rule and its settings.  It has no state: that belongs to whoever owns the values.
+
+    Everything is element by element, so an array comes to the same bits whole or in slices, on whichever rank.
+    ``weight_decay`` applies where the caller says so; optimizers say so for parameters of two or more dimensions, and
+    leave biases and normalization alone.
+    """
+
+    weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not self.weight_decay >= 0.0:
+            raise UsageError(f"weight_decay: expected a number >= 0, got {self.weight_decay}")
+
+    @property
+    @abstractmethod
+    def state_names(self) -> tuple[str, ...]:
+        """What is kept of each value from step to step: one array for each name, all zeros before the first step."""
+
+    @abstractmethod
+    def update(
+        self,
+        value: Array,
+        gradient: Array,
+        states: Mapping[str, Array],
+        *,
+        step: int,
+        learning_rate: float,
+        decays: bool,
+    ) -> None:
+        """Move ``value`` against ``gradient``, in place, and bring ``states`` up to date.
+
+        All arrays have one shape and dtype; ``gradient`` is left alone.  ``step`` counts from 1.  Needs as much memory
+        besides as two of the arrays.
+        """
+
+
+def new_states(rule: Rule, count: int, dtype: np.dtype[Any]) -> MutableMapping[str, Array]:
+    """Return the states of ``count`` values before the first step."""
+    return {name: np.zeros(count, dtype) for name in rule.state_names}
+
+
+def apply(
+    rule: Rule,
+    value: Array,
+    gradient: Array,
+    states: Mapping[str, Array],
+    *,
+    step: int,
+    learning_rate: float,
+    decays: bool,
+    factor: float = 1.0,
+) -> None:
+    """Do what ``rule.update`` does for ``factor * gradient``, block by block: it needs next to no memory.
+
+    All arrays are flat.  ``gradient`` may have another dtype than the others; it is multiplied in theirs.
+    """
+    for start in range(0, value.size, BLOCK):
+        part = slice(start, start + BLOCK)
+        block = gradient[part]
+        if block.dtype != value.dtype:
+            block = block.astype(value.dtype)
+        if factor != 1.0:
+            block = block * factor
+        rule.update(
+            value[part],
+            block,
+            {name: state[part] for name, state in states.items()},
+            step=step,
+            learning_rate=learning_rate,
+            decays=decays,
+        )
+
+
+def check_fraction(name: str, fraction: float) -> None:
+    """Raise ``UsageError`` unless ``fraction`` is one that repeated averaging can forget with: 0 <= fraction < 1."""
+    if not 0.0 <= fraction < 1.0:
+        raise UsageError(f"{name}: expected 0 <= {name} < 1, got {fraction}")

@@ -1,0 +1,70 @@
+"""What an optimizer owns of one parameter."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from asyncpar.nn.half import stored_dtype, stored_value
+from asyncpar.nn.optimizers.rule import Rule, apply, new_states
+from asyncpar.nn.parameter import Array, Parameter
+
+MASTER = "master"
+"""Name of the float32 values of a parameter that is stored in half precision."""
+
+
+class Stretch:
+    """The flat range ``start`` to ``stop`` of a parameter's values, with the states that move it.
+
+    ``states`` are flat arrays in the dtype that is computed in.  ``master`` holds the values in that dtype where the
+    parameter is stored in half precision, and is None elsewhere.
+    """
+
+    def __init__(self, parameter: Parameter, start: int, stop: int, rule: Rule) -> None:
+        self.parameter = parameter
+        self.start = start
+        self.stop = stop
+        self.decays = len(parameter.shape) >= 2
+        self._rule = rule
+        dtype = parameter.dtype
+        self.states: Mapping[str, Array] = new_states(rule, stop - start, dtype)
+        self.master: Array | None = None
+        if stored_dtype(parameter) != dtype:
+            self.master = self.of(stored_value(parameter)).astype(dtype)
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+    def of(self, array: Array) -> Array:
+        """Return the view of a C-contiguous array of the parameter's shape that this is about."""
+        return array.reshape(-1)[self.start : self.stop]
+
+    def update(self, value: Array, gradient: Array, *, step: int, learning_rate: float, factor: float) -> None:
+        """Move ``value`` against ``factor * gradient``; both are flat and as long as this stretch, as stored."""
+        apply(
+            self._rule,
+            value if self.master is None else self.master,
+            gradient,
+            self.states,
+            step=step,
+            learning_rate=learning_rate,
+            decays=self.decays,
+            factor=factor,
+        )
+        if self.master is not None:
+            with np.errstate(over="ignore"):
+                value[...] = self.master
+
+    def exact(self, value: Array) -> Array:
+        """Return the values in the dtype that is computed in: the master, or ``value`` itself."""
+        return value if self.master is None else self.master
+
+    def arrays(self) -> Mapping[str, Array]:
+        """Return the states, and the master if there is one, by name."""
+        return dict(self.states) if self.master is None else {**self.states, MASTER: self.master}
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of states and master."""
+        return sum(array.nbytes for array in self.arrays().values())

@@ -1,0 +1,86 @@
+"""Where tensor-parallel layers begin and end.
+
+Between them every rank holds the same activations, or, with sequence parallelism, the same part of every sequence.
+Inside, each rank holds its part of the layers and computes with that.  Going in and coming out are the two conjugate
+operators f and g of Megatron-LM (Shoeybi et al. 2019; with sequence parallelism Korthikanti et al. 2022):
+
+                 forward                           backward
+    enter  (f)   nothing | all-gather              all-reduce | reduce-scatter
+    leave  (g)   all-reduce | reduce-scatter       nothing | all-gather
+
+With sequence parallelism the work on weight gradients gathers inputs again, so where it is deferred, all ranks of the
+group must come to it in one order, as to everything else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from asyncpar.config.placement import UNPLACED, Placement, Replication
+from asyncpar.errors import UsageError
+from asyncpar.nn.parameter import Array
+from asyncpar.nn.tensor.group import TensorGroup
+
+SEQUENCE = 1
+"""The dimension of activations (batch, length, features) that sequence parallelism cuts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Region:
+    """The ranks that share layers, and how activations are held outside of these."""
+
+    group: TensorGroup
+    sequence_parallel: bool = False
+
+    @property
+    def placement(self) -> Placement:
+        """That of parameters outside, of which every rank holds a copy."""
+        if self.group.size == 1:
+            return UNPLACED
+        partial = Replication.PARTIAL if self.sequence_parallel else Replication.WHOLE
+        return Placement(replicated=partial)
+
+    def enter(self, x: Array) -> Array:
+        """Return whole activations for what was held outside."""
+        return self.group.all_gather(x, SEQUENCE) if self.sequence_parallel else x
+
+    def start_enter_gradient(self, dx: Array) -> Callable[[], Array]:
+        """Begin to add up the gradients of what was entered, each rank's share; ``dx`` may be overwritten.
+
+        What is returned waits for the sum, so that something else can be computed meanwhile.
+        """
+        if self.sequence_parallel:
+            return lambda: self.group.reduce_scatter(dx, SEQUENCE)
+        return self.group.start_all_reduce(dx)
+
+    def leave(self, y: Array) -> Array:
+        """Return the sum of all ranks' ``y``, as it is held outside; ``y`` may be overwritten."""
+        return self.group.reduce_scatter(y, SEQUENCE) if self.sequence_parallel else self.group.all_reduce(y)
+
+    def leave_gradient(self, dy: Array) -> Array:
+        """Return the whole gradient of what was left with."""
+        return self.group.all_gather(dy, SEQUENCE) if self.sequence_parallel else dy
+
+    def sequence_bounds(self, length: int) -> tuple[int, int]:
+        """Return start and stop of what this rank holds outside of sequences of ``length``."""
+        return self.group.bounds(length) if self.sequence_parallel else (0, length)
+
+    def cut(self, name: str, what: str, length: int) -> tuple[int, int]:
+        """Return start and stop of this rank's part of ``length``; no rank may be left with nothing."""
+        if length < self.group.size:
+            raise UsageError(f"{name}: expected {what} >= {self.group.size} tensor-parallel ranks, got {length}")
+        return self.group.bounds(length)
+
+    def check_held(self, name: str, x: Array, features: int) -> None:
+        """Raise ``UsageError`` unless ``x`` can be activations of ``features`` as they are held outside."""
+        self._check(name, x, features, "batch, part of the length")
+
+    def check_inside(self, name: str, x: Array, features: int) -> None:
+        """Raise ``UsageError`` unless ``x`` can be activations of ``features`` as they are held inside."""
+        self._check(name, x, features, "batch, length")
+
+    def _check(self, name: str, x: Array, features: int, leading: str) -> None:
+        if x.ndim < 1 or x.shape[-1] != features or (self.sequence_parallel and x.ndim != 3):
+            leading = leading if self.sequence_parallel else "..."
+            raise UsageError(f"{name}: expected an input of shape ({leading}, {features}), got {x.shape}")

@@ -1,0 +1,132 @@
+"""Schedules that users make themselves, from rows of cells such as ``2F0``.  Pure."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from asyncpar.errors import UsageError
+from asyncpar.pipeline.check import check_schedule
+from asyncpar.pipeline.layout import StageLayout, check_index
+from asyncpar.pipeline.operation import OperationKind, PipelineOp
+from asyncpar.pipeline.schedule import Schedule
+
+_KINDS = {kind.symbol: kind for kind in OperationKind if kind.is_compute}
+_CELL = re.compile(r"([0-9]{1,6})([A-Za-z_]+)([0-9]{1,6})")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Cell:
+    """``text`` stands in the place ``row``, ``column`` (counted from 0) and says what to do."""
+
+    row: int
+    column: int
+    text: str
+    stage: int
+    kind: OperationKind
+    micro_batch: int
+
+
+class CustomSchedule(Schedule):
+    """A schedule from ``rows``: one per rank, each a sequence of cells in the order in which the rank works.
+
+    A cell is virtual stage, kind (F forward, B backward, I input half, W weight half) and micro-batch: ``0F1``.  Empty
+    cells mean nothing.  Sends and receives are not written: they are added where stages of different ranks meet.  A
+    stage belongs to the rank on whose row most of its cells are.
+
+    Raises UsageError for what is no cell and InvalidSchedule for what cannot run, naming ``name``, row and column, both
+    counted from 1.
+    """
+
+    __slots__ = ("_columns", "_layout", "_name", "_orders", "num_microbatches", "num_model_chunks", "num_stages")
+
+    def __init__(self, rows: Sequence[Sequence[str]], *, name: str = "custom schedule") -> None:
+        cells = [_read_row(name, row, texts) for row, texts in enumerate(rows)]
+        self._name = name
+        self._layout = _layout(name, cells)
+        self.num_stages = len(cells)
+        self.num_model_chunks = self._layout.num_model_chunks
+        self.num_microbatches = 1 + max(cell.micro_batch for row in cells for cell in row)
+        chunks = self._layout.chunks
+        self._columns = tuple(tuple(cell.column for cell in row) for row in cells)
+        self._orders = tuple(
+            tuple(
+                PipelineOp(kind=cell.kind, stage=cell.stage, micro_batch=cell.micro_batch, chunk=chunks[cell.stage])
+                for cell in row
+            )
+            for row in cells
+        )
+        check_schedule(self)
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    @property
+    def layout(self) -> StageLayout:
+        return self._layout
+
+    def compute_order(self, rank: int) -> tuple[PipelineOp, ...]:
+        check_index("rank", rank, self.num_stages)
+        return self._orders[rank]
+
+    def place_of(self, rank: int, action: int) -> str:
+        return _place(self._name, rank, self._columns[rank][action], str(self._orders[rank][action]))
+
+    def row_of(self, rank: int) -> str:
+        return f"{self._name}: row {rank + 1} (rank {rank})"
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self._name!r}: {self.num_stages} ranks, {self.num_microbatches} micro-batches>"
+
+
+def _read_row(name: str, row: int, texts: Sequence[str]) -> list[_Cell]:
+    if isinstance(texts, str):
+        raise UsageError(f"{name}: row {row + 1}: expected a sequence of cells, got one text {texts!r}")
+    cells = [_read_cell(name, row, column, str(text).strip()) for column, text in enumerate(texts)]
+    found = [cell for cell in cells if cell is not None]
+    if not found:
+        raise UsageError(f"{name}: row {row + 1} (rank {row}): expected at least one cell such as '0F0', got none")
+    return found
+
+
+def _read_cell(name: str, row: int, column: int, text: str) -> _Cell | None:
+    if not text:
+        return None
+    match = _CELL.fullmatch(text)
+    kind = _KINDS.get(match[2].upper()) if match else None
+    if match is None or kind is None:
+        hint = "; sends and receives are added, so leave them out" if "SEND" in text or "RECV" in text else ""
+        raise UsageError(
+            f"{_place(name, row, column, text)}: expected stage, F, B, I or W, and micro-batch, such as '0F1'{hint}"
+        )
+    return _Cell(row=row, column=column, text=text, stage=int(match[1]), kind=kind, micro_batch=int(match[3]))
+
+
+def _layout(name: str, cells: Sequence[Sequence[_Cell]]) -> StageLayout:
+    """A stage belongs to the rank with most of its cells; of equals, to the first."""
+    if not cells:
+        raise UsageError(f"{name}: expected one row per rank, got none")
+    counts: defaultdict[int, Counter[int]] = defaultdict(Counter)
+    for row in cells:
+        for cell in row:
+            counts[cell.stage][cell.row] += 1
+    absent = next((stage for stage in range(len(counts)) if stage not in counts), None)
+    if absent is not None:
+        last = max(counts)
+        raise UsageError(f"{name}: expected every stage from 0 to {last}, got no cell of stage {absent}")
+    ranks = tuple(counts[stage].most_common(1)[0][0] for stage in range(len(counts)))
+    held = Counter(ranks)
+    for rank in range(len(cells)):
+        if held[rank] != held[0]:
+            raise UsageError(
+                f"{name}: row {rank + 1} (rank {rank}): expected as many stages on each row, "
+                f"got {held[rank]} here and {held[0]} on row 1"
+            )
+    return StageLayout(ranks=ranks, num_stages=len(cells))
+
+
+def _place(name: str, row: int, column: int, text: str) -> str:
+    return f"{name}: row {row + 1} (rank {row}), column {column + 1}, cell {text!r}"

@@ -1,0 +1,213 @@
+"""One run of a pipeline on one rank: its operations in order, while messages move in the background."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeAlias, TypeVar, TypeVarTuple
+
+from asyncpar.collectives.communicator import Communicator
+from asyncpar.errors import PeerError, UsageError
+from asyncpar.nn.parameter import OnGradient
+from asyncpar.nn.stage import Stage
+from asyncpar.pipeline.failure import ActionFailed
+from asyncpar.pipeline.mail import Array, Mail, Tags, check_sendable, messages_in
+from asyncpar.pipeline.offload.manager import MemoryManager
+from asyncpar.pipeline.operation import Content, Message, OperationKind, PipelineOp
+
+T = TypeVar("T")
+Arguments = TypeVarTuple("Arguments")
+
+LossFunction: TypeAlias = Callable[[Any, Any], tuple[float, Array]]
+"""Takes the output of the last stage and the target; returns the loss and its gradient at that output."""
+
+_LOOK_AHEAD = 2
+"""How many backward passes before its own an activation begins to come back from disk."""
+
+
+class Compute(Protocol):
+    """Where layers compute: ``ComputeWorker`` does it in a thread, so that the loop goes on moving messages."""
+
+    async def run(self, function: Callable[[*Arguments], T], *arguments: *Arguments) -> T:
+        """Return what ``function`` returns, one call after another."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """What one rank brings to its runs: its virtual stages by chunk, and how to compute them."""
+
+    rank: int
+    """Of the world, for messages."""
+    last_stage: int
+    stages: Sequence[Stage[Any]]
+    compute: Compute
+    loss: LossFunction | None
+    memory: MemoryManager
+    tags: Tags
+    ahead: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """What goes into one run.  ``is_training`` says that there are targets and backward passes."""
+
+    inputs: Sequence[Any]
+    targets: Sequence[Any]
+    on_gradient: OnGradient | None
+    is_training: bool
+
+
+class Execution:
+    """Runs ``operations`` once."""
+
+    def __init__(self, part: Part, load: Load, operations: Sequence[PipelineOp]) -> None:
+        self._part = part
+        self._load = load
+        self._operations = operations
+        self._made: dict[Message, Array] = {}
+        self._backwards = [one for one in operations if one.kind.makes_gradient]
+        self._order_of_use = {(one.chunk, one.micro_batch): use for use, one in enumerate(self._backwards)}
+        self._last_weights = _last_weights(operations)
+        self._clock = asyncio.get_running_loop().time
+        self.losses: dict[int, float] = {}
+        self.outputs: dict[int, Array] = {}
+        self.seconds_busy = 0.0
+        self.seconds_waiting = 0.0
+        self.mail: Mail
+
+    async def run(self, opening: Callable[[], Coroutine[Any, Any, Communicator]]) -> None:
+        """Do all operations; ``opening`` gives the group for messages, and may fail."""
+        async with asyncio.TaskGroup() as tasks:
+            self.mail = Mail(
+                messages_in(self._operations),
+                self._part.tags,
+                tasks=tasks,
+                rank=self._part.rank,
+                ahead=self._part.ahead,
+            )
+            opened = tasks.create_task(self._open(opening), name="opening of a pipeline")
+            for operation in self._operations:
+                await self._do(operation)
+            await opened
+
+    async def _open(self, opening: Callable[[], Coroutine[Any, Any, Communicator]]) -> None:
+        self.mail.open(await opening())
+
+    async def _do(self, operation: PipelineOp) -> None:
+        if operation.kind.is_receive:
+            began = self._clock()
+            self._made[operation.message] = await self.mail.receive(operation)
+            self.seconds_waiting += self._clock() - began
+        elif operation.kind.is_send:
+            self.mail.send(operation, self._made.pop(operation.message))
+        else:
+            try:
+                await self._compute(operation)
+            except PeerError as error:  # of layers that talk to their peers
+                error.add_note(f"in {operation.kind} of virtual stage {operation.stage}")
+                raise
+            except Exception as error:
+                raise ActionFailed(self._part.rank, operation, error) from error
+
+    # -- computing -------------------------------------------------------------------------------------------------
+
+    async def _compute(self, operation: PipelineOp) -> None:
+        match operation.kind:
+            case OperationKind.FORWARD:
+                await self._forward(operation)
+            case OperationKind.BACKWARD | OperationKind.BACKWARD_INPUT:
+                await self._backward(operation)
+            case _:
+                await self._backward_weight(operation)
+
+    async def _forward(self, operation: PipelineOp) -> None:
+        part, micro_batch = self._part, operation.micro_batch
+        stage = part.stages[operation.chunk]
+        is_last = operation.stage == part.last_stage
+        before = Message(operation.stage - 1, Content.ACTIVATION, micro_batch)
+        x = self._load.inputs[micro_batch] if operation.stage == 0 else self._made.pop(before)
+        if not self._load.is_training:
+            y = await self._timed(_infer, stage, x)
+        elif is_last:
+            await part.memory.make_room()
+            assert part.loss is not None, "the opening has looked for it"
+            loss, kept = await self._timed(_forward_with_loss, stage, part.loss, x, self._load.targets[micro_batch])
+            self.losses[micro_batch] = loss
+            self._store(operation, kept)
+            return
+        else:
+            await part.memory.make_room()
+            y, saved = await self._timed(stage.forward, x)
+            self._store(operation, (saved, None))
+        if is_last:
+            self.outputs[micro_batch] = y
+        else:
+            self._made[_message_of(operation)] = check_sendable(y, "the output")
+
+    def _store(self, operation: PipelineOp, kept: tuple[Any, Array | None]) -> None:
+        key = (operation.chunk, operation.micro_batch)
+        self._part.memory.store_activation(key, kept, needed=self._order_of_use[key])
+
+    async def _backward(self, operation: PipelineOp) -> None:
+        part, key = self._part, (operation.chunk, operation.micro_batch)
+        stage = part.stages[operation.chunk]
+        saved, dy = await part.memory.retrieve_activation(key)
+        self._read_ahead(key)
+        if dy is None:
+            dy = self._made.pop(Message(operation.stage + 1, Content.GRADIENT, operation.micro_batch))
+        if operation.kind is OperationKind.BACKWARD:
+            dx = await self._timed(stage.backward, saved, dy, self._on_gradient(operation))
+            part.memory.free_activation(key)
+        else:
+            dx, deferred = await self._timed(stage.backward_input, saved, dy)
+            part.memory.replace_activation(key, deferred)
+        if operation.stage > 0:
+            if dx is None:
+                raise UsageError("the gradient of the input: expected an array, because a stage before waits, got None")
+            self._made[_message_of(operation)] = check_sendable(dx, "the gradient of the input")
+
+    async def _backward_weight(self, operation: PipelineOp) -> None:
+        key = (operation.chunk, operation.micro_batch)
+        deferred = await self._part.memory.retrieve_activation(key)
+        stage = self._part.stages[operation.chunk]
+        await self._timed(stage.backward_weight, deferred, self._on_gradient(operation))
+        self._part.memory.free_activation(key)
+
+    def _on_gradient(self, operation: PipelineOp) -> OnGradient | None:
+        """Gradients are final in the last operation of a chunk that adds to them."""
+        return self._load.on_gradient if self._last_weights[operation.chunk] is operation else None
+
+    def _read_ahead(self, key: tuple[int, int]) -> None:
+        use = self._order_of_use[key]
+        for soon in self._backwards[use + 1 : use + 1 + _LOOK_AHEAD]:
+            self._part.memory.read_ahead((soon.chunk, soon.micro_batch))
+
+    async def _timed(self, function: Callable[[*Arguments], T], *arguments: *Arguments) -> T:
+        began = self._clock()
+        try:
+            return await self._part.compute.run(function, *arguments)
+        finally:
+            self.seconds_busy += self._clock() - began
+
+
+def _infer(stage: Stage[Any], x: Any) -> Array:
+    return stage.forward(x)[0]
+
+
+def _forward_with_loss(stage: Stage[Any], loss: LossFunction, x: Any, target: Any) -> tuple[float, tuple[Any, Array]]:
+    y, saved = stage.forward(x)
+    value, dy = loss(y, target)
+    return float(value), (saved, dy)
+
+
+def _last_weights(operations: Sequence[PipelineOp]) -> dict[int, PipelineOp]:
+    """Return, for each chunk, the last operation that adds to the gradients of its parameters."""
+    return {one.chunk: one for one in operations if one.kind.frees_activation}
+
+
+def _message_of(operation: PipelineOp) -> Message:
+    message = operation.made
+    assert message is not None, f"{operation} makes nothing for others"
+    return message

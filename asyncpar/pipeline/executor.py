@@ -1,0 +1,231 @@
+"""Runs a pipeline schedule on the ranks of a group.
+
+Theory of operation.  Every rank does its operations in order: what it computes goes to a compute thread, receptions are
+posted before they are needed, and sends go on in the background, so that messages move while layers compute.  Messages
+have a tag made of what they carry, so their order does not matter, and no rank waits for the end of a send: the
+simulation of the schedule shows that no rank waits for ever.
+
+Each run begins with an exchange of what the ranks are about to do, behind which the first forward passes hide.  It
+finds ranks that do not fit together before anything is sent, and agrees on the number of the *attempt*: after a failure
+on any rank all go on with messages of another group, so that what is left of the failed run meets nobody.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+from asyncpar.collectives.communicator import Communicator
+from asyncpar.errors import UsageError
+from asyncpar.nn.parameter import OnGradient
+from asyncpar.nn.stage import Stage
+from asyncpar.pipeline.alarm import StepAlarm
+from asyncpar.pipeline.check import check_schedule
+from asyncpar.pipeline.execution import Compute, Execution, Load, LossFunction, Part
+from asyncpar.pipeline.failure import principal_of
+from asyncpar.pipeline.mail import RECEIVE_AHEAD, Array, make_tags
+from asyncpar.pipeline.offload.manager import MemoryManager
+from asyncpar.pipeline.opening import Opening, PipelineMismatch, find_mismatch
+from asyncpar.pipeline.operation import OperationKind, PipelineOp
+from asyncpar.pipeline.result import PipelineResult
+from asyncpar.pipeline.schedule import Schedule
+
+_OF_INFERENCE = (OperationKind.FORWARD, OperationKind.SEND_ACTIVATION, OperationKind.RECV_ACTIVATION)
+
+
+class _Disagreement(Exception):  # noqa: N818
+    """All ranks know that they do not fit together: nobody needs to be told."""
+
+
+class PipelineExecutor:
+    """This rank's part of a pipeline.  Make it on all ranks of ``communicator``, in the same order as other groups.
+
+    ``stages`` are the virtual stages that the schedule puts on this rank, by chunk; ``loss`` is called on the rank with
+    the last one.  ``memory`` holds activations (default: in memory, counted).  With ``has_alarm`` a failure on any rank
+    ends the run on all of them with ``ActionFailed``, ``StepFailed`` or ``PeerLost``; without, somebody else's
+    ``StepAlarm`` around the runs must see to that.  The next run works, on gradients that the failed one may have added
+    to: forget them first.
+
+    Raises ``InvalidSchedule`` for a schedule that cannot be run.
+    """
+
+    def __init__(
+        self,
+        schedule: Schedule,
+        stages: Sequence[Stage[Any]],
+        *,
+        communicator: Communicator,
+        compute: Compute,
+        loss: LossFunction | None = None,
+        memory: MemoryManager | None = None,
+        has_alarm: bool = True,
+        receive_ahead: int = RECEIVE_AHEAD,
+    ) -> None:
+        group = communicator.subgroup(range(communicator.size), name=f"{communicator.name} pipeline")
+        assert group is not None, "this rank is in its own group"
+        self._group = group  # made before anything can be refused: all ranks must make the same groups
+        self._alarm = StepAlarm(communicator) if has_alarm else None
+        if communicator.size != schedule.num_stages:
+            raise UsageError(
+                f"communicator: expected a group of {schedule.num_stages} ranks, as the schedule has, "
+                f"got one of {communicator.size}"
+            )
+        if receive_ahead < 1:
+            raise UsageError(f"receive_ahead: expected 1 or more, got {receive_ahead}")
+        tags = make_tags(schedule)
+        check_schedule(schedule)
+        self.schedule = schedule
+        self._memory = MemoryManager() if memory is None else memory
+        self._part = Part(
+            rank=group.ranks[group.rank],
+            last_stage=schedule.num_virtual_stages - 1,
+            stages=tuple(stages),
+            compute=compute,
+            loss=loss,
+            memory=self._memory,
+            tags=tags,
+            ahead=receive_ahead,
+        )
+        self._digest = schedule.digest()
+        self._operations = schedule.get_stage_schedule(group.rank)
+        self._attempt = 1
+        self._is_running = False
+
+    @property
+    def has_first_stage(self) -> bool:
+        """Does this rank take the inputs?"""
+        return self.schedule.rank_of(0) == self._group.rank
+
+    @property
+    def has_last_stage(self) -> bool:
+        """Does this rank take the targets, and get the losses?"""
+        return self.schedule.rank_of(self._part.last_stage) == self._group.rank
+
+    async def run(
+        self,
+        inputs: Sequence[Any] | None = None,
+        targets: Sequence[Any] | None = None,
+        *,
+        on_gradient: OnGradient | None = None,
+    ) -> PipelineResult:
+        """Do all forward and backward passes, which add to the gradients of the stages' parameters.
+
+        ``inputs`` has one item for each micro-batch, on the rank with the first virtual stage; ``targets`` likewise
+        where the last one is.  What other ranks pass is not looked at.  ``on_gradient`` is called, from the compute
+        thread, with the name of each parameter when its gradient is final.
+        """
+        problem = self._problem(inputs, targets, is_training=True)
+        load = Load(inputs=inputs or (), targets=targets or (), on_gradient=on_gradient, is_training=True)
+        began = asyncio.get_running_loop().time()
+        execution = await self._execute("run", problem, load, self._operations)
+        stats = self._memory.stats
+        return PipelineResult(
+            losses=tuple(execution.losses[micro_batch] for micro_batch in sorted(execution.losses)),
+            peak_in_flight=stats.peak_count,
+            peak_bytes=stats.peak_bytes,
+            seconds=asyncio.get_running_loop().time() - began,
+            seconds_busy=execution.seconds_busy,
+            seconds_waiting=execution.seconds_waiting,
+            sent=execution.mail.sent.boundaries(),
+            received=execution.mail.received.boundaries(),
+        )
+
+    async def run_forward(self, inputs: Sequence[Any] | None = None) -> tuple[Array, ...]:
+        """Do the forward passes only, and return the outputs where the last virtual stage is; () on other ranks."""
+        problem = self._problem(inputs, None, is_training=False)
+        load = Load(inputs=inputs or (), targets=(), on_gradient=None, is_training=False)
+        operations = [operation for operation in self._operations if operation.kind in _OF_INFERENCE]
+        execution = await self._execute("run_forward", problem, load, operations)
+        return tuple(execution.outputs[micro_batch] for micro_batch in sorted(execution.outputs))
+
+    async def close(self) -> None:
+        """Listen no more for failures of other ranks, and free what memory holds.  Idempotent."""
+        if self._alarm is not None:
+            await self._alarm.close()
+        await self._memory.close()
+
+    # -- inside ----------------------------------------------------------------------------------------------------
+
+    def _problem(self, inputs: Sequence[Any] | None, targets: Sequence[Any] | None, *, is_training: bool) -> str | None:
+        """Return why this rank cannot run."""
+        held = self.schedule.virtual_stages_of(self._group.rank)
+        if len(self._part.stages) != len(held):
+            numbers = ", ".join(map(str, held))
+            return f"stages: expected {len(held)} (virtual stages {numbers}), got {len(self._part.stages)}"
+        wanted = self.schedule.num_microbatches
+        if self.has_first_stage and (inputs is None or len(inputs) != wanted):
+            return f"inputs: expected {wanted} micro-batches, got {'none' if inputs is None else len(inputs)}"
+        if is_training and self.has_last_stage:
+            if self._part.loss is None:
+                return "loss: expected a function on the rank with the last virtual stage, got None"
+            if targets is None or len(targets) != wanted:
+                return f"targets: expected {wanted} micro-batches, got {'none' if targets is None else len(targets)}"
+        return None
+
+    async def _execute(
+        self, method: str, problem: str | None, load: Load, operations: Sequence[PipelineOp]
+    ) -> Execution:
+        if self._is_running:
+            raise UsageError(f"{method}: expected one run at a time, but one is under way")
+        execution = Execution(self._part, load, operations)
+        opening = self._group.all_gather_object(self._opening(method, problem), wanted=Opening)
+        self._attempt += 1  # unless this one succeeds
+        self._is_running = True
+        self._memory.start_peak()
+        try:
+            async with nullcontext() if self._alarm is None else self._alarm.watch():
+                mismatch = await self._try(execution, opening, problem)
+            self._attempt -= 1
+        finally:
+            opening.close()
+            self._memory.clear()
+            self._is_running = False
+        if mismatch is not None:
+            raise PipelineMismatch(str(mismatch))
+        return execution
+
+    def _opening(self, method: str, problem: str | None) -> Opening:
+        return Opening(
+            method=method,
+            schedule=self.schedule.name,
+            micro_batches=self.schedule.num_microbatches,
+            digest=self._digest,
+            attempt=self._attempt,
+            problem=problem,
+        )
+
+    async def _try(
+        self, execution: Execution, opening: Coroutine[Any, Any, list[Opening]], problem: str | None
+    ) -> _Disagreement | None:
+        """Run it; return, instead of raising, what all ranks know alike."""
+
+        async def agree() -> Communicator:
+            return self._messages_of(await opening)
+
+        try:
+            if problem is not None:
+                await agree()
+            else:
+                await execution.run(agree)
+        except _Disagreement as found:
+            return found
+        except BaseExceptionGroup as group:
+            failure = principal_of(group.subgroup(_Disagreement) or group)
+        else:
+            return None
+        if isinstance(failure, _Disagreement):
+            return failure
+        raise failure
+
+    def _messages_of(self, openings: Sequence[Opening]) -> Communicator:
+        """Return the group for the messages of this run."""
+        mismatch = find_mismatch(openings, self._group.ranks)
+        if mismatch is not None:
+            raise _Disagreement(mismatch)
+        agreed = max(opening.attempt for opening in openings)
+        self._attempt = agreed + 1
+        group = self._group.subgroup(range(self._group.size), name=self._group.name, key=f"attempt {agreed}")
+        assert group is not None, "this rank is in its own group"
+        return group

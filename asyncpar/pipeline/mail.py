@@ -1,0 +1,136 @@
+"""Messages between the stages of a pipeline: receptions posted ahead, sends in the background."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from asyncpar.collectives.communicator import Communicator
+from asyncpar.collectives.ledger import LARGEST_TAG
+from asyncpar.errors import PeerError, UsageError
+from asyncpar.pipeline.failure import ActionFailed
+from asyncpar.pipeline.operation import Content, Message, PipelineOp
+from asyncpar.pipeline.result import TrafficCount
+from asyncpar.pipeline.schedule import Schedule
+
+Array: TypeAlias = NDArray[Any]
+Tags: TypeAlias = Mapping[tuple[int, Content], int]
+"""For the messages of one virtual stage, the tag of the one of micro-batch 0."""
+
+RECEIVE_AHEAD: Final = 4
+"""How many receptions are posted before they are needed."""
+
+
+def make_tags(schedule: Schedule) -> Tags:
+    """Return tags such that no two messages of one rank to another in one run have the same.
+
+    Raises ``UsageError`` when there are not so many.
+    """
+    used: dict[tuple[int, int], int] = {}
+    tags: dict[tuple[int, Content], int] = {}
+    for before in range(schedule.num_virtual_stages - 1):
+        there, back = schedule.rank_of(before), schedule.rank_of(before + 1)
+        for stage, content, way in (
+            (before, Content.ACTIVATION, (there, back)),
+            (before + 1, Content.GRADIENT, (back, there)),
+        ):
+            tags[stage, content] = used.get(way, 0)
+            used[way] = tags[stage, content] + schedule.num_microbatches
+    if used and max(used.values()) > LARGEST_TAG + 1:
+        raise UsageError(
+            f"num_microbatches: {schedule.num_microbatches} micro-batches make {max(used.values())} messages from one "
+            f"rank to another, expected at most {LARGEST_TAG + 1}; use fewer micro-batches or model chunks"
+        )
+    return tags
+
+
+class Mail:
+    """The messages of one run on one rank; ``operations`` are all its sends and receives in order.
+
+    Receptions are posted in the order in which they are needed, at most ``ahead`` before that, so what they may hold is
+    bounded.  Sends hold their array until it may be reused.  All of them are tasks of ``tasks``.
+    """
+
+    def __init__(
+        self, operations: Iterable[PipelineOp], tags: Tags, *, tasks: asyncio.TaskGroup, rank: int, ahead: int
+    ) -> None:
+        self._tags = tags
+        self._tasks = tasks
+        self._rank = rank
+        self._ahead = ahead
+        self._to_post = deque(operation for operation in operations if operation.kind.is_receive)
+        self._posted: dict[Message, asyncio.Task[Array]] = {}
+        self._group: asyncio.Future[Communicator] = asyncio.get_running_loop().create_future()
+        self.sent = TrafficCount()
+        self.received = TrafficCount()
+
+    def open(self, group: Communicator) -> None:
+        """Let messages go, through ``group``; until then, they wait."""
+        self._group.set_result(group)
+        self._post()
+
+    async def receive(self, operation: PipelineOp) -> Array:
+        """Return the array of a receive; each is asked for once, in order."""
+        await asyncio.shield(self._group)
+        array = await self._posted[operation.message]
+        del self._posted[operation.message]
+        self._post()
+        self.received.add(operation.message, array.nbytes)
+        return array
+
+    def send(self, operation: PipelineOp, array: Array) -> None:
+        """Begin to send ``array``, which must not be changed until the run is over."""
+        self._tasks.create_task(self._send(operation, array), name=f"send {operation}")
+
+    def _post(self) -> None:
+        while self._to_post and len(self._posted) < self._ahead:
+            operation = self._to_post.popleft()
+            self._posted[operation.message] = self._tasks.create_task(
+                self._receive(operation), name=f"recv {operation}"
+            )
+
+    async def _receive(self, operation: PipelineOp) -> Array:
+        try:
+            array: Array = await self._group.result().recv(operation.peer, tag=self._tag(operation))
+        except PeerError as error:
+            error.add_note(_place(self._rank, operation))
+            raise
+        return array
+
+    async def _send(self, operation: PipelineOp, array: Array) -> None:
+        group = await asyncio.shield(self._group)
+        assert operation.peer is not None, "a send has a peer"
+        try:
+            await group.send(array, operation.peer, tag=self._tag(operation))
+        except PeerError as error:
+            error.add_note(_place(self._rank, operation))
+            raise
+        except UsageError as error:
+            raise ActionFailed(self._rank, operation, error) from error
+        self.sent.add(operation.message, array.nbytes)
+
+    def _tag(self, operation: PipelineOp) -> int:
+        message = operation.message
+        return self._tags[message.stage, message.content] + message.micro_batch
+
+
+def messages_in(operations: Sequence[PipelineOp]) -> list[PipelineOp]:
+    """Return the sends and receives among ``operations``."""
+    return [operation for operation in operations if not operation.kind.is_compute]
+
+
+def check_sendable(array: object, what: str) -> Array:
+    """Return ``array``.  Raises ``UsageError`` naming ``what`` unless it is an array."""
+    if not isinstance(array, np.ndarray):
+        raise UsageError(f"{what}: expected an array, got {type(array).__name__}")
+    return array
+
+
+def _place(rank: int, operation: PipelineOp) -> str:
+    what = f"{operation.kind} of virtual stage {operation.stage}, micro-batch {operation.micro_batch}"
+    return f"rank {rank} was doing {what}"

@@ -1,0 +1,286 @@
+"""Keeps what layers have saved until their backward passes, in memory or on disk."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from tempfile import gettempdir
+from types import TracebackType
+from typing import Any, Final, Self, TypeVar, TypeVarTuple
+
+from asyncpar.config.parallel import MemoryOptimizationStrategy
+from asyncpar.errors import UsageError
+from asyncpar.pipeline.offload.arrays import ByteLedger, owners_in
+from asyncpar.pipeline.offload.entry import Entry, Key, OnDisk
+from asyncpar.pipeline.offload.errors import OffloadError
+from asyncpar.pipeline.offload.packing import take_apart
+from asyncpar.pipeline.offload.spill import SpillFile
+from asyncpar.pipeline.offload.usage import MemoryUsageStats, Volume
+
+T = TypeVar("T")
+Arguments = TypeVarTuple("Arguments")
+
+_WRITES_AT_ONCE: Final = 2
+"""How many values may be on their way to disk, where all go there, before storing more has to wait."""
+
+
+class MemoryManager:
+    """Holds activations by (chunk, micro-batch) from ``store_activation`` to ``free_activation``.
+
+    With the strategy EXTREME all of them go to disk; otherwise those that are needed last, as soon as the next one
+    (taken to be as large as the largest so far) would pass ``limit`` bytes; ``make_room`` waits until that is done.
+    What was offloaded comes back bit for bit.  Files are written and read by a thread of its own, so that computing
+    goes on.  A disk that fails is an ``OffloadError`` in the next call; ``clear`` begins anew after that.
+
+    Owns that thread, one file without a name in ``folder`` (default: where the system keeps temporary files), and the
+    tasks of values on their way; ``close`` ends all of them.
+    """
+
+    def __init__(
+        self,
+        *,
+        strategy: MemoryOptimizationStrategy = MemoryOptimizationStrategy.BASIC,
+        limit: int | None = None,
+        folder: Path | str | None = None,
+    ) -> None:
+        if limit is not None and limit < 1:
+            raise UsageError(f"limit: expected a positive number of bytes or None, got {limit!r}")
+        self.strategy = MemoryOptimizationStrategy(strategy)
+        self.limit = limit
+        self._folder = Path(gettempdir() if folder is None else folder)
+        if not self._folder.is_dir():
+            raise UsageError(f"folder: expected a folder that exists, got {self._folder}")
+        self._entries: dict[Key, Entry] = {}
+        self._ledger = ByteLedger()
+        self._largest = 0
+        self._peak_count = 0
+        self._stored = self._retrieved = self._offloaded = self._restored = Volume()
+        self._file: SpillFile | None = None
+        self._thread: ThreadPoolExecutor | None = None
+        self._moving: set[asyncio.Task[None]] = set()
+        self._failure: OffloadError | None = None
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    @property
+    def stats(self) -> MemoryUsageStats:
+        """A snapshot of all figures since construction or ``start_peak``."""
+        return MemoryUsageStats(
+            current_bytes=self._ledger.current,
+            peak_bytes=self._ledger.peak,
+            current_count=len(self._entries),
+            peak_count=self._peak_count,
+            stored=self._stored,
+            retrieved=self._retrieved,
+            offloaded=self._offloaded,
+            restored=self._restored,
+        )
+
+    def start_peak(self) -> None:
+        """Let the peaks begin at what is held now."""
+        self._ledger.start_anew()
+        self._peak_count = len(self._entries)
+
+    async def make_room(self) -> None:
+        """Wait until another value, as large as the largest so far, can be stored; call it before that is computed.
+
+        Returns, too, when nothing more can be offloaded: a limit below what must be in memory at once is not kept.
+        """
+        self._check()
+        if self.limit is not None:
+            self._move_out_for(self.limit)
+            while not self._has_room(self.limit) and self._moving:
+                await self._one_moved()
+        elif self.strategy is MemoryOptimizationStrategy.EXTREME:
+            while len(self._moving) > _WRITES_AT_ONCE:
+                await self._one_moved()
+
+    def store_activation(self, key: Key, value: Any, *, needed: int = 0) -> None:
+        """Hold ``value``, and begin to write what is to go to disk; ``needed`` grows with the time of its use."""
+        self._check()
+        if key in self._entries:
+            raise UsageError(f"key: chunk {key[0]}, micro-batch {key[1]} is stored already; free it first")
+        entry = self._entries[key] = Entry.of(key, value, needed)
+        self._ledger.add(entry.owners)
+        self._largest = max(self._largest, entry.nbytes)
+        self._peak_count = max(self._peak_count, len(self._entries))
+        self._stored = self._stored.plus(entry.nbytes)
+        if self.strategy is MemoryOptimizationStrategy.EXTREME:
+            if entry.can_move_out:
+                self._start(entry, self._move_out(entry))
+        elif self.limit is not None:
+            self._move_out_for(self.limit)
+
+    async def retrieve_activation(self, key: Key) -> Any:
+        """Return what was stored; it is in memory, and counted, until it is freed."""
+        self._check()
+        entry = self._find(key)
+        entry.is_wanted = True
+        if entry.on_disk is not None and entry.moving is None:
+            self._start(entry, self._move_in(entry, entry.on_disk))
+        while entry.on_disk is not None and entry.moving is not None:
+            await asyncio.wait({entry.moving})
+        self._check()
+        if entry.is_freed:
+            raise UsageError(f"key: chunk {key[0]}, micro-batch {key[1]} was freed while it was retrieved")
+        self._retrieved = self._retrieved.plus(entry.nbytes)
+        return entry.value
+
+    def read_ahead(self, key: Key) -> None:
+        """Begin to bring ``key`` back if it is on disk and there is room: it will be retrieved soon."""
+        entry = self._entries.get(key)
+        if entry is None or self._failure is not None:
+            return
+        if entry.on_disk is None:
+            if self.limit is None:
+                entry.is_wanted = True  # it need not even go to disk
+        elif entry.moving is None:
+            room = None if self.limit is None else self.limit - self._ledger.current
+            if room is None or entry.on_disk.skeleton.nbytes + self._largest <= room:
+                self._start(entry, self._move_in(entry, entry.on_disk))
+
+    def replace_activation(self, key: Key, value: Any) -> None:
+        """Hold ``value``, which is small and stays in memory, instead of what was retrieved."""
+        entry = self._find(key)
+        self._ledger.remove(entry.owners)
+        entry.value, entry.owners, entry.is_wanted = value, owners_in(value), True
+        self._ledger.add(entry.owners)
+
+    def free_activation(self, key: Key) -> None:
+        """Hold ``key`` no more."""
+        entry = self._find(key)
+        del self._entries[key]
+        self._ledger.remove(entry.owners)
+        entry.is_freed = True
+        entry.value, entry.owners = None, ()
+        if entry.moving is None:
+            self._release(entry)
+
+    def clear(self) -> None:
+        """Free everything, and forget that the disk has failed."""
+        for key in list(self._entries):
+            self.free_activation(key)
+        self._failure = None
+
+    async def close(self) -> None:
+        """Free everything, and end what runs.  Idempotent."""
+        self.clear()
+        while self._moving:
+            await asyncio.wait(self._moving)
+        if self._thread is not None:
+            self._thread.shutdown()
+        if self._file is not None:
+            self._file.close()
+        self._thread = self._file = None
+
+    # -- inside ----------------------------------------------------------------------------------------------------
+
+    def _check(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+    def _find(self, key: Key) -> Entry:
+        entry = self._entries.get(key)
+        if entry is None:
+            raise UsageError(f"key: chunk {key[0]}, micro-batch {key[1]} is not stored")
+        return entry
+
+    def _has_room(self, limit: int) -> bool:
+        return self._ledger.current + self._largest <= limit
+
+    def _move_out_for(self, limit: int) -> None:
+        """Begin to write what is needed last, until another value will fit."""
+        leaving = sum(entry.nbytes for entry in self._entries.values() if entry.moving and not entry.is_wanted)
+        staying = self._ledger.current - leaving
+        for entry in sorted(self._entries.values(), key=lambda entry: -entry.needed):
+            if staying + self._largest <= limit:
+                break
+            if entry.can_move_out:
+                staying -= entry.nbytes
+                self._start(entry, self._move_out(entry))
+
+    async def _one_moved(self) -> None:
+        await asyncio.wait(self._moving, return_when=asyncio.FIRST_COMPLETED)
+        self._check()
+
+    def _start(self, entry: Entry, moving: Coroutine[Any, Any, None]) -> None:
+        task = entry.moving = asyncio.create_task(moving, name=f"activation {entry.key}")
+        self._moving.add(task)
+        task.add_done_callback(self._moving.discard)
+
+    async def _move_out(self, entry: Entry) -> None:
+        """Write the value, and drop it unless it is wanted again by then."""
+        nbytes = entry.nbytes
+        try:
+            skeleton, blocks = take_apart(entry.value)
+            file = self._opened()
+            start = file.reserve(skeleton.nbytes)
+            try:
+                checksum = await self._in_thread(file.write, start, blocks)
+            except BaseException:
+                file.release(start)
+                raise
+            if entry.is_wanted or entry.is_freed:
+                file.release(start)
+                return
+            self._ledger.remove(entry.owners)
+            entry.on_disk = OnDisk(skeleton=skeleton, start=start, checksum=checksum)
+            entry.value, entry.owners = None, ()
+            self._offloaded = self._offloaded.plus(nbytes)
+        except OffloadError as error:
+            self._fail(entry, error)
+        finally:
+            entry.moving = None
+
+    async def _move_in(self, entry: Entry, place: OnDisk) -> None:
+        """Read the value again."""
+        try:
+            blocks = await self._in_thread(self._opened().read, place.start, place.skeleton.sizes, place.checksum)
+            if not entry.is_freed:
+                entry.value = place.skeleton.fill(blocks)
+                entry.owners = owners_in(entry.value)
+                self._ledger.add(entry.owners)
+                self._restored = self._restored.plus(place.skeleton.nbytes)
+                entry.is_wanted = True
+        except OffloadError as error:
+            self._fail(entry, error)
+        finally:
+            entry.moving = None
+            self._release(entry)
+
+    def _release(self, entry: Entry) -> None:
+        if entry.on_disk is not None:
+            assert self._file is not None, "what is on disk is in the file"
+            self._file.release(entry.on_disk.start)
+            entry.on_disk = None
+
+    def _fail(self, entry: Entry, error: OffloadError) -> None:
+        if self._failure is None and not entry.is_freed:
+            failure = OffloadError(f"activation of chunk {entry.key[0]}, micro-batch {entry.key[1]}: {error}")
+            failure.__cause__ = error
+            self._failure = failure
+
+    def _opened(self) -> SpillFile:
+        if self._file is None:
+            self._file = SpillFile(self._folder)
+        return self._file
+
+    async def _in_thread(self, work: Callable[[*Arguments], T], *arguments: *Arguments) -> T:
+        """Run ``work`` to its end even if cancelled: it reads and writes memory and file ranges of ours."""
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1, thread_name_prefix="activations")
+        running = asyncio.get_running_loop().run_in_executor(self._thread, work, *arguments)
+        try:
+            return await asyncio.shield(running)
+        except asyncio.CancelledError:
+            await asyncio.wait({running})
+            running.exception()
+            raise

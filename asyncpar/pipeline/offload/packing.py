@@ -1,0 +1,157 @@
+"""What a layer has saved, taken apart into memory blocks and put together again.  Pure.
+
+Arrays are replaced by holes in a copy of the containers that they are in; everything else stays the same object.  All
+views of one piece of memory are made views of one block again, so what was shared is shared afterwards.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any
+
+import numpy as np
+
+from asyncpar.pipeline.offload.arrays import Array, owner_of
+
+
+@dataclass(frozen=True, slots=True)
+class _Hole:
+    """Where an array was: a view into block ``block``."""
+
+    block: int
+    offset: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: np.dtype[Any]
+    is_writeable: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Skeleton:
+    """A value without its memory: ``sizes`` are the bytes of the blocks that ``fill`` needs."""
+
+    value: object
+    sizes: tuple[int, ...]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(self.sizes)
+
+    def fill(self, blocks: Sequence[Array]) -> Any:
+        """Return the value again, with ``blocks`` (arrays of bytes) as its memory."""
+        return _rebuilt(self.value, lambda leaf: _view(leaf, blocks) if isinstance(leaf, _Hole) else leaf)
+
+
+def take_apart(value: object) -> tuple[Skeleton, list[Array]]:
+    """Return the skeleton of ``value`` and its memory, as arrays of bytes that are views of it: nothing is copied.
+
+    Arrays of objects, and arrays inside objects that are no tuple, list, dict or dataclass, stay where they are.
+    """
+    blocks: list[Array] = []
+    places: dict[int, int] = {}
+
+    def make_hole(leaf: object) -> object:
+        if not isinstance(leaf, np.ndarray) or leaf.dtype.hasobject or type(leaf) is not np.ndarray:
+            return leaf
+        owner = owner_of(leaf)
+        if not _is_dense(owner):
+            owner = leaf = np.ascontiguousarray(leaf)
+        if id(owner) not in places:
+            places[id(owner)] = len(blocks)
+            blocks.append(_bytes_of(owner))
+        block = places[id(owner)]
+        offset = leaf.ctypes.data - owner.ctypes.data
+        return _Hole(block, offset, leaf.shape, leaf.strides, leaf.dtype, leaf.flags.writeable)
+
+    skeleton = _rebuilt(value, make_hole)
+    return Skeleton(value=skeleton, sizes=tuple(block.nbytes for block in blocks)), blocks
+
+
+def _is_dense(owner: Array) -> bool:
+    """Do the elements fill one range of memory, beginning with the first one?"""
+    expected = owner.itemsize
+    for stride, length in sorted(zip(owner.strides, owner.shape, strict=True)):
+        if length > 1:
+            if stride != expected:
+                return False
+            expected *= length
+    return not owner.dtype.hasobject and type(owner) is np.ndarray
+
+
+def _bytes_of(owner: Array) -> Array:
+    """Return the memory of a dense array in the order of addresses."""
+    if owner.size == 0:
+        return np.empty(0, np.uint8)
+    flat = np.lib.stride_tricks.as_strided(owner, (owner.size,), (owner.itemsize,), writeable=False)
+    return flat.view(np.uint8)
+
+
+def _view(hole: _Hole, blocks: Sequence[Array]) -> Array:
+    if 0 in hole.shape:
+        return np.empty(hole.shape, hole.dtype)
+    view: Array = np.ndarray(hole.shape, hole.dtype, blocks[hole.block], hole.offset, hole.strides)
+    view.flags.writeable = hole.is_writeable
+    return view
+
+
+def _rebuilt(value: object, change: Callable[[object], object]) -> object:
+    """Return ``value`` with its leaves changed; containers in which nothing changes stay the same objects."""
+    return _visit(value, change, {})
+
+
+def _visit(one: object, change: Callable[[object], object], known: dict[int, object]) -> object:
+    """Return what becomes of ``one``, which ``known`` has if it was met before.
+
+    No closure refers to itself here: such a cycle would keep what was visited in memory until Python collects cycles.
+    """
+    if id(one) not in known:
+        known[id(one)] = one  # for containers that contain themselves
+        known[id(one)] = _rebuild(one, change, lambda item: _visit(item, change, known))
+    return known[id(one)]
+
+
+def _rebuild(one: object, change: Callable[[object], object], visit: Callable[[object], object]) -> object:
+    if isinstance(one, (tuple, list)):
+        items = [visit(item) for item in one]
+        return one if _are_same(items, one) else _sequence_like(one, items)
+    if isinstance(one, Mapping):
+        values = [visit(item) for item in one.values()]
+        if _are_same(values, list(one.values())) or not isinstance(one, dict):
+            return one
+        changed = copy.copy(one)
+        changed.update(zip(one, values, strict=True))
+        return changed
+    if is_dataclass(one) and not isinstance(one, (type, _Hole)):
+        return _rebuilt_dataclass(one, visit)
+    return change(one)
+
+
+def _are_same(items: Sequence[object], others: Sequence[object]) -> bool:
+    return all(item is other for item, other in zip(items, others, strict=True))
+
+
+def _sequence_like(one: tuple[Any, ...] | list[Any], items: list[object]) -> object:
+    if isinstance(one, list):
+        changed = copy.copy(one)
+        changed[:] = items
+        return changed
+    make: Any = type(one)
+    return make(*items) if hasattr(one, "_fields") else make(items)
+
+
+def _rebuilt_dataclass(one: Any, visit: Callable[[object], object]) -> object:
+    changes = {}
+    for field in fields(one):
+        if hasattr(one, field.name):
+            before = getattr(one, field.name)
+            after = visit(before)
+            if after is not before:
+                changes[field.name] = after
+    if not changes:
+        return one
+    changed = copy.copy(one)
+    for name, after in changes.items():
+        object.__setattr__(changed, name, after)  # frozen ones, too
+    return changed

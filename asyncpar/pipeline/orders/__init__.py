@@ -1,0 +1,39 @@
+"""The order in which one rank computes, for each schedule: one module per family, each a generator of steps.  Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from asyncpar.config.parallel import PipelineScheduleType
+from asyncpar.pipeline.orders.breadth_first import gpipe, round_robin, sequential
+from asyncpar.pipeline.orders.dualpipe_v import dualpipe_v
+from asyncpar.pipeline.orders.interleaved import interleaved
+from asyncpar.pipeline.orders.one_f1b import one_f1b
+from asyncpar.pipeline.orders.step import Step
+from asyncpar.pipeline.orders.zbv import zbv
+from asyncpar.pipeline.orders.zero_bubble import zero_bubble
+
+__all__ = ["Step", "rank_order"]
+
+
+def rank_order(
+    schedule_type: PipelineScheduleType, *, rank: int, ranks: int, micro_batches: int, chunks: int
+) -> Iterator[Step]:
+    """Yield what ``rank`` of ``ranks`` computes; sizes are checked by the caller."""
+    match schedule_type:
+        case PipelineScheduleType.SEQUENTIAL:
+            return sequential(micro_batches, chunks)
+        case PipelineScheduleType.ROUND_ROBIN:
+            return round_robin(micro_batches, chunks)
+        case PipelineScheduleType.GPIPE:
+            return gpipe(micro_batches, chunks)
+        case PipelineScheduleType.ONE_FORWARD_ONE_BACKWARD:
+            return one_f1b(rank, ranks, micro_batches)
+        case PipelineScheduleType.INTERLEAVED_ONE_F1B:
+            return interleaved(rank, ranks, micro_batches, chunks)
+        case PipelineScheduleType.ZERO_BUBBLE:
+            return zero_bubble(rank, ranks, micro_batches, chunks)
+        case PipelineScheduleType.ZBV:
+            return zbv(rank, ranks, micro_batches)
+        case PipelineScheduleType.DUALPIPE_V:
+            return dualpipe_v(rank, ranks, micro_batches)

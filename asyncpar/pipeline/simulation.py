@@ -1,0 +1,141 @@
+"""What a schedule takes: time, idle time and memory, from the cost of each operation.  Pure.
+
+Ranks compute their orders one operation at a time; each begins when the rank is free and all that it needs is there.
+Messages travel beside the computation (receives are posted ahead, sends go in the background): what another rank made
+is there ``latency`` later, what the same rank made at once.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from asyncpar.errors import UsageError
+from asyncpar.pipeline.check import check_schedule
+from asyncpar.pipeline.costs import UNIT_COSTS, CostModel, Costs, cost_of, is_time
+from asyncpar.pipeline.dependencies import computing, in_order_of_need
+from asyncpar.pipeline.operation import Message, OperationKind, PipelineOp
+from asyncpar.pipeline.rendering import Row, check_width, table, timeline
+from asyncpar.pipeline.schedule import Schedule
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Span:
+    """An operation and when it ran."""
+
+    operation: PipelineOp
+    start: float
+    end: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Simulation:
+    """``spans[rank]`` is what each rank did and when; ``peak_in_flight[rank]`` the most that it kept at any time.
+
+    In flight is a micro-batch of a chunk from its forward until its backward, or its weight gradients, are done.
+    """
+
+    name: str
+    virtual_stages: tuple[tuple[int, ...], ...]
+    spans: tuple[tuple[Span, ...], ...]
+    peak_in_flight: tuple[int, ...]
+
+    @property
+    def makespan(self) -> float:
+        """From the first operation's start to the last one's end."""
+        return max(spans[-1].end for spans in self.spans)
+
+    @property
+    def busy(self) -> tuple[float, ...]:
+        """For each rank, the time that it computes."""
+        return tuple(sum(span.end - span.start for span in spans) for spans in self.spans)
+
+    @property
+    def ideal(self) -> float:
+        """What the busiest rank computes: no order is quicker."""
+        return max(self.busy)
+
+    @property
+    def bubble_over_ideal(self) -> float:
+        """Time lost, in parts of the ideal: the definition of the Megatron papers."""
+        return (self.makespan - self.ideal) / self.ideal if self.ideal else 0.0
+
+    @property
+    def bubble_fraction(self) -> float:
+        """Time lost, in parts of the makespan: the definition of the GPipe paper."""
+        return (self.makespan - self.ideal) / self.makespan if self.makespan else 0.0
+
+    @property
+    def span_bubble(self) -> float:
+        """The most that a rank idles between its own first and last operation.
+
+        Less than makespan - ideal where ranks begin the next step while others still end this one.
+        """
+        gaps = (spans[-1].end - spans[0].start - busy for spans, busy in zip(self.spans, self.busy, strict=True))
+        return max(gaps)
+
+    def render(self, width: int = 80) -> str:
+        """Return the figures, a table of ranks and the timeline, in lines of at most ``width`` characters."""
+        rows = [
+            Row(rank=rank, stages=stages, busy=busy, idle=self.makespan - busy, peak=peak)
+            for rank, (stages, busy, peak) in enumerate(
+                zip(self.virtual_stages, self.busy, self.peak_in_flight, strict=True)
+            )
+        ]
+        figures = [
+            f"{self.name}: makespan {self.makespan:g}, ideal {self.ideal:g}",
+            f"bubble {self.bubble_over_ideal:.1%} of ideal, {self.bubble_fraction:.1%} of makespan",
+        ]
+        drawn = [[(span.operation, span.start, span.end) for span in spans] for spans in self.spans]
+        wrapped = [line for figure in figures for line in textwrap.wrap(figure, check_width(width))]
+        return "\n".join([*wrapped, "", *table(rows, width), "", *timeline(drawn, width)])
+
+    def __str__(self) -> str:
+        return self.render()
+
+
+def simulate(schedule: Schedule, costs: CostModel = UNIT_COSTS, latency: float = 0.0) -> Simulation:
+    """Return what ``schedule`` takes if each hop between ranks takes ``latency``.
+
+    Raises InvalidSchedule, before anything is simulated, if it cannot be run (``check_schedule``).
+    """
+    check_schedule(schedule)
+    _check_costs(schedule, costs, latency)
+    ranks = schedule.layout.ranks
+    orders = [schedule.compute_order(rank) for rank in range(schedule.num_stages)]
+    ready: dict[Message, float] = {}
+    spans: list[list[Span]] = [[] for _ in orders]
+    for rank, operation, needed in in_order_of_need(orders, computing(len(ranks) - 1), schedule.place_of):
+        arrivals = [ready[message] + (latency if ranks[message.stage] != rank else 0.0) for message in needed]
+        start = max([*arrivals, spans[rank][-1].end if spans[rank] else 0.0])
+        end = start + cost_of(operation, costs)
+        spans[rank].append(Span(operation=operation, start=start, end=end))
+        if operation.made is not None:
+            ready[operation.made] = end
+    return Simulation(
+        name=schedule.name,
+        virtual_stages=tuple(schedule.virtual_stages_of(rank) for rank in range(schedule.num_stages)),
+        spans=tuple(map(tuple, spans)),
+        peak_in_flight=tuple(peak_in_flight(order) for order in orders),
+    )
+
+
+def peak_in_flight(order: Iterable[PipelineOp]) -> int:
+    """Return the most micro-batches, counted once per chunk, that are between forward and the end of backward."""
+    kept = peak = 0
+    for operation in order:
+        kept += operation.kind is OperationKind.FORWARD
+        peak = max(peak, kept)
+        kept -= operation.kind.frees_activation
+    return peak
+
+
+def _check_costs(schedule: Schedule, costs: CostModel, latency: float) -> None:
+    if not is_time(latency):
+        raise UsageError(f"latency: expected a finite time of 0 or more, got {latency!r}")
+    if isinstance(costs, Costs) and costs.stage_factors and len(costs.stage_factors) != schedule.num_virtual_stages:
+        raise UsageError(
+            f"stage_factors: expected one for each of {schedule.num_virtual_stages} virtual stages, "
+            f"got {costs.stage_factors!r}"
+        )

@@ -1,0 +1,118 @@
+"""Which part of a tensor each rank holds, in ceil chunks.  Pure.
+
+There are two ways to part a dimension, and both are needed.  ``shards.plan.split_bounds`` gives parts that differ by
+one at most, larger ones first: nobody is without work, so that is how layers are cut, whose ranks must all have some.
+Here a part has ``ceil(length / parts)`` places and only the last ones are shorter, or empty: where an element is
+follows from its index by one division, every rank can keep a buffer of the same size, and it is what
+``Communicator.reduce_scatter`` hands out; so it is how whole tensors are scattered and gathered.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import SupportsIndex
+
+from asyncpar.collectives.layout import ceil_bounds
+from asyncpar.config.slicing import TensorSlice
+from asyncpar.errors import UsageError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorPartition:
+    """The part ``start_idx`` to ``end_idx`` along dimension ``split_dim``, of ``num_partitions`` parts.
+
+    ``partition_rank`` is the number of the part.  An empty part may begin at the end of the dimension, never past it.
+    One partition is the whole tensor: it is not split, whoever holds it.
+    """
+
+    split_dim: int
+    start_idx: int
+    end_idx: int
+    num_partitions: int
+    partition_rank: int
+
+    def __post_init__(self) -> None:
+        for name in self.__dataclass_fields__:
+            object.__setattr__(self, name, check_number(getattr(self, name), name))
+        if self.num_partitions < 1:
+            raise UsageError(f"num_partitions: expected at least 1, got {self.num_partitions}")
+        if not 0 <= self.partition_rank < self.num_partitions:
+            raise UsageError(f"partition_rank: expected 0..{self.num_partitions - 1}, got {self.partition_rank}")
+        if self.split_dim < 0:
+            raise UsageError(f"split_dim: expected 0 or more, got {self.split_dim}")
+        if not 0 <= self.start_idx <= self.end_idx:
+            raise UsageError(
+                f"start_idx, end_idx: expected a range from 0 or more, got {self.start_idx}..{self.end_idx}"
+            )
+
+    @classmethod
+    def of(cls, shape: Sequence[int], split_dim: int, num_partitions: int, partition_rank: int) -> TensorPartition:
+        """Return part ``partition_rank`` of a tensor of ``shape`` that is parted along ``split_dim``."""
+        dim = check_split_dim(split_dim, len(shape))
+        if check_number(num_partitions, "num_partitions") < 1:
+            raise UsageError(f"num_partitions: expected at least 1, got {num_partitions}")
+        if not 0 <= check_number(partition_rank, "partition_rank") < num_partitions:
+            raise UsageError(f"partition_rank: expected 0..{num_partitions - 1}, got {partition_rank}")
+        start, end = ceil_bounds(shape[dim], num_partitions)[partition_rank]
+        return cls(
+            split_dim=dim,
+            start_idx=start,
+            end_idx=end,
+            num_partitions=num_partitions,
+            partition_rank=partition_rank,
+        )
+
+    @property
+    def length(self) -> int:
+        """Places along the split dimension."""
+        return self.end_idx - self.start_idx
+
+    @property
+    def is_empty(self) -> bool:
+        return self.start_idx == self.end_idx
+
+    @property
+    def is_whole(self) -> bool:
+        """Is the tensor not split at all?"""
+        return self.num_partitions == 1
+
+    def slice_of(self, shape: tuple[int, ...]) -> TensorSlice:
+        """Return the part of a tensor of ``shape``.  Raises ``UsageError`` if it has no such part."""
+        dim = check_split_dim(self.split_dim, len(shape))
+        if self.end_idx > shape[dim]:
+            raise UsageError(
+                f"end_idx: expected at most {shape[dim]}, the length of dimension {dim}, got {self.end_idx}"
+            )
+        if self.is_whole and self.length != shape[dim]:
+            raise UsageError(
+                f"start_idx, end_idx: expected 0..{shape[dim]} of the only partition, got {self.start_idx}.."
+                f"{self.end_idx}"
+            )
+        return TensorSlice.along(shape, dim, self.start_idx, self.end_idx)
+
+
+def check_number(value: object, name: str) -> int:
+    """Return ``value`` if it is an integer; numpy's are good, too."""
+    if isinstance(value, bool) or not isinstance(value, SupportsIndex):
+        raise UsageError(f"{name}: expected an integer, got {value!r}")
+    return operator.index(value)
+
+
+def check_split_dim(split_dim: object, ndim: int) -> int:
+    """Return ``split_dim`` if a tensor of ``ndim`` dimensions has it.  Dimensions are not counted from the end."""
+    dim = check_number(split_dim, "split_dim")
+    if not 0 <= dim < ndim:
+        raise UsageError(f"Split dimension {dim} out of bounds for tensor with {ndim} dimension{'s' * (ndim != 1)}")
+    return dim
+
+
+def check_shape(shape: object, name: str) -> tuple[int, ...]:
+    """Return ``shape`` as a tuple if it is one of an array."""
+    if not isinstance(shape, Sequence) or isinstance(shape, str | bytes):
+        raise UsageError(f"{name}: expected a sequence of lengths, got {shape!r}")
+    lengths = tuple(check_number(length, name) for length in shape)
+    if any(length < 0 for length in lengths):
+        raise UsageError(f"{name}: expected lengths of 0 or more, got {lengths}")
+    return lengths

@@ -1,0 +1,107 @@
+"""Settings of sharded training.  Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from asyncpar.errors import UsageError
+
+MIB = 1 << 20
+
+
+class ZeROStage(StrEnum):
+    """What is sharded over the replicas (Rajbhandari et al. 2020): each stage shards what the one before it does, too.
+
+    NONE: nothing, which is plain data parallelism.  STAGE1: optimizer states and master values.  STAGE2: gradients.
+    STAGE3: parameters.
+    """
+
+    NONE = "none"
+    STAGE1 = "stage1"
+    STAGE2 = "stage2"
+    STAGE3 = "stage3"
+
+    @classmethod
+    def of(cls, number: int) -> ZeROStage:
+        """Return the stage of that number, 0 to 3."""
+        stages = list(cls)
+        if isinstance(number, bool) or number not in range(len(stages)):
+            raise UsageError(f"stage: expected 0 to {len(stages) - 1}, got {number!r}")
+        return stages[number]
+
+    @property
+    def number(self) -> int:
+        """0 to 3."""
+        return list(ZeROStage).index(self)
+
+    @property
+    def shards_states(self) -> bool:
+        return self.number >= 1
+
+    @property
+    def shards_gradients(self) -> bool:
+        return self.number >= 2
+
+    @property
+    def shards_parameters(self) -> bool:
+        return self.number >= 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ZeROConfig:
+    """How gradients and parameters travel between replicas, and what each replica keeps.
+
+    - ``bucket_size_mb``: gradients are reduced, and parameters gathered after the step, in buckets of up to this size;
+      a larger parameter has a bucket to itself.
+    - ``reduce_bucket_size``: most values in one bucket; larger parameters are cut.
+    - ``overlap_comm``: a bucket is reduced as soon as the backward pass is through with it, else when all is over.
+    - ``prefetch_depth``: layers of stage 3 whose parameters are gathered ahead of the one that computes.
+    - ``max_memory_usage_mb``: most memory for buckets under way and gathered parameters.  Less is under way to stay
+      within it; what does not fit by itself is ``MemoryExceeded``.
+    - ``gradient_compression``: gradients travel as 8-bit integers with a scale per 1,024 values, a quarter of the
+      bytes, and are rounded for it (as in ZeRO++, Wang et al. 2023): not to the last bit what they were.
+    - ``pin_memory``: buckets lie in memory that the ranks of a host share, where there is any, and are used again; else
+      each is made anew and freed.
+    - ``average``: gradients become their mean over the replicas, else their sum.
+    - ``algorithm``: how buckets are reduced, by name; None: what is quickest.
+    """
+
+    stage: ZeROStage = ZeROStage.STAGE1
+    bucket_size_mb: float = 25
+    overlap_comm: bool = True
+    reduce_bucket_size: int = 500_000_000
+    prefetch_depth: int = 2
+    max_memory_usage_mb: float = 1024
+    gradient_compression: bool = False
+    pin_memory: bool = True
+    average: bool = True
+    algorithm: str | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.stage, ZeROStage):
+            raise UsageError(f"stage: expected a ZeROStage, one of {', '.join(ZeROStage)}, got {self.stage!r}")
+        for name in ("bucket_size_mb", "max_memory_usage_mb"):
+            if not 0 < getattr(self, name) < float("inf"):
+                raise UsageError(f"{name}: expected a positive number, got {getattr(self, name)!r}")
+        _check_count("reduce_bucket_size", self.reduce_bucket_size, least=1)
+        _check_count("prefetch_depth", self.prefetch_depth, least=0)
+        if self.gradient_compression and self.algorithm is not None:
+            raise UsageError(
+                f"algorithm: expected None with gradient_compression, which has its own, got {self.algorithm!r}"
+            )
+
+    @property
+    def bucket_bytes(self) -> int:
+        """``bucket_size_mb`` in bytes."""
+        return max(1, int(self.bucket_size_mb * MIB))
+
+    @property
+    def most_bytes(self) -> int:
+        """``max_memory_usage_mb`` in bytes."""
+        return int(self.max_memory_usage_mb * MIB)
+
+
+def _check_count(name: str, number: object, *, least: int) -> None:
+    if not isinstance(number, int) or isinstance(number, bool) or number < least:
+        raise UsageError(f"{name}: expected an integer of at least {least}, got {number!r}")

@@ -1,0 +1,339 @@
+"""The engine of sharded training: gradients to their owners, a step there, values to everyone.
+
+Theory of operation.  ``ready`` takes note of gradients as the backward pass goes on, ``reduce`` brings all of them to
+their owners, and no value changes before ``step``; in between the caller may look at norms and agree with whomever it
+likes on what to do.  A step begins with an exchange in which replicas make sure that all of them take the same one, and
+that gradients are finite; only then anything is written.  Whatever fails, fails on all replicas: this one gives up all
+collectives that others may be waiting for.  Then ``resume`` brings replicas together again.
+
+Sums are made by the same reduce-scatter in all stages, so all stages come to the same bits.  They are those of an
+all-reduce in the arena (which adds in rank order), and of one by the same ``algorithm`` where that adds all values in
+one order, as ``halving`` does; two replicas have but one order.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
+
+from asyncpar.collectives.bridge import LoopBridge
+from asyncpar.collectives.communicator import Communicator
+from asyncpar.errors import PeerError, UsageError
+from asyncpar.nn.optimizers import Rule, all_finite, combined, distinct, squared_norm
+from asyncpar.nn.parameter import Array, Parameter
+from asyncpar.nn.stage import Stage
+from asyncpar.zero.agreement import agree, describe
+from asyncpar.zero.budget import make_budget
+from asyncpar.zero.config import ZeROConfig
+from asyncpar.zero.exchanges import NormExchange, StepAgreement
+from asyncpar.zero.memory import TransientBytes, ZeROMemoryStats
+from asyncpar.zero.partition import Partition
+from asyncpar.zero.pieces import StatePiece, pieces_of, restore_pieces
+from asyncpar.zero.recovery import Names, Recovery, torn
+from asyncpar.zero.reducer import Reducer
+from asyncpar.zero.residence import Residence
+from asyncpar.zero.row_sum import MakeRowSum
+from asyncpar.zero.setup import make_means
+from asyncpar.zero.sharded import ShardedStage
+from asyncpar.zero.standing import Phase, Standing
+from asyncpar.zero.stepping import Update, gather_values
+from asyncpar.zero.unit import Unit
+
+
+class ZeroEngine:
+    """Trains ``parameters`` by ``rule`` over the replicas of ``communicator``, as ``config`` says.
+
+    All ranks make it, and await ``prepare``, with the same arguments, and then call the same methods in the same order.
+    A step is ``zero_grad``, backward passes, ``reduce``, then perhaps ``scale``, and ``step``.  Everything is called on
+    the event loop but ``ready``, which any thread may call.  ``bridge`` is that of the compute thread; by default stage
+    3 makes its own.  ``row_sum`` makes the sums of buckets another way than ``config`` says: host by host, say.
+    """
+
+    def __init__(
+        self,
+        parameters: Iterable[Parameter],
+        rule: Rule,
+        config: ZeROConfig,
+        communicator: Communicator,
+        *,
+        bridge: LoopBridge | None = None,
+        name: str = "zero",
+        row_sum: MakeRowSum | None = None,
+    ) -> None:
+        self.parameters = distinct(parameters)
+        self.rule = rule
+        self.config = config
+        self.communicator = communicator
+        self.step_count = 0
+        self.factor = 1.0
+        """What gradients are multiplied with in the next step."""
+        self._names = Names(name)
+        self._bridge = bridge
+        self._layers: list[ShardedStage] = []
+        self._gathered: list[Unit] = []
+        self._bytes_held = TransientBytes()
+        self._means = make_means(
+            self.parameters,
+            rule,
+            config,
+            communicator,
+            bytes_held=self._bytes_held,
+            key=self._names.key,
+            row_sum=row_sum,
+        )
+        self._budget = make_budget(self.partition, config)
+        self._standing = Standing(accumulates=config.stage.shards_gradients)
+        self._reducer = Reducer(self._means, window=self._budget.window)
+        self._recovery = Recovery(self._means, self._reducer, self._standing, self._names)
+
+    @property
+    def partition(self) -> Partition:
+        """Who owns what, and the buckets."""
+        return self._means.partition
+
+    # -- before the first step ---------------------------------------------------------------------------------------
+
+    def shard(self, stage: Stage[Any]) -> Stage[Any]:
+        """Return ``stage`` with its parameters gathered for each pass and released after it; itself before stage 3.
+
+        Call it for each layer, in the order of the forward pass, before ``prepare``.
+        """
+        self._standing.check_new("shard")
+        known = {id(parameter) for parameter in self.parameters}
+        for parameter in stage.parameters():
+            if id(parameter) not in known:
+                raise UsageError(f"stage: expected parameters of this engine, got another one, {parameter.name!r}")
+        if not self.config.stage.shards_parameters:
+            return stage
+        self._layers.append(ShardedStage(stage, len(self._layers)))
+        return self._layers[-1]
+
+    async def prepare(self) -> None:
+        """Make sure that all replicas hold the same parameters and settings, and keep only what this rank owns.
+
+        Raises ``UsageError`` on every rank, with nothing released, that names the first rank that differs and how.
+        """
+        self._standing.check_new("prepare")
+        stage, place = self.config.stage, {parameter.name: index for index, parameter in enumerate(self.parameters)}
+        layers = [sorted({place[parameter.name] for parameter in layer.parameters()}) for layer in self._layers]
+        lines = [str(self.config), str(self.rule), f"sharded layers {layers}"]
+        lines += describe(self.partition.specs, self.parameters)
+        await agree(lines, self.communicator, key=f"{self._names.prefix}/prepare")
+        key = f"{self._names.prefix}/word"
+        self._names.prefix += "/" + await self.communicator.broadcast_object(secrets.token_hex(4), key=key, wanted=str)
+        if stage.shards_gradients:
+            for share in self._means.shares:
+                share.parameter.release_grad()
+        if stage.shards_parameters:
+            self._recovery.residence = residence = Residence(
+                [Unit(f"layer {index}", members, self._means) for index, members in enumerate(layers)],
+                depth=self.config.prefetch_depth,
+                most=self._budget.rest,
+                bridge=self._bridge or LoopBridge(),
+                bytes_held=self._bytes_held,
+            )
+            for share in self._means.shares:
+                share.part_with_value()
+            for layer in self._layers:
+                layer.settle(residence)
+        self._standing.phase = Phase.OPEN
+
+    # -- gradients ---------------------------------------------------------------------------------------------------
+
+    def ready(self, name: str) -> None:
+        """The gradient of the parameter ``name`` is final: pass this as ``on_gradient``.  From any thread.
+
+        Its bucket is reduced as soon as all of it is final.  From stage 2 on the gradient is taken from the parameter:
+        what is added after that belongs to the next ``reduce``.
+        """
+        self._standing.check_giving("ready")
+        self._reducer.ready(name)
+
+    async def reduce(self) -> None:
+        """Bring all gradients to their owners; parameters without gradient count as zeros.
+
+        From stage 2 on it may be called several times in a step, after each micro-batch say: gradients add up.
+        """
+        self._standing.check_giving("reduce")
+        async with self._recovery.all_or_none("reduce"):
+            await self._reducer.finish()
+        self._standing.phase = Phase.REDUCED
+
+    def reduced(self) -> Mapping[str, Array]:
+        """Return the flat gradients of the values that this rank updates, by parameter: all of them before stage 1.
+
+        They are to be written to, by who adds what other tensor-parallel ranks or the other end of a tie have of them.
+        """
+        self._standing.check_reduced("reduced")
+        return {share.parameter.name: share.gradient for share in self._means.shares}
+
+    def squared_norm(self, *, without: Collection[str] = ()) -> float:
+        """Return this rank's part of the squared norm of scaled gradients, parameters ``without`` left out.
+
+        ``nn.optimizers.combined`` adds the parts of all replicas.  The sum has the same bits in all stages.
+        """
+        self._standing.check_reduced("squared_norm")
+        counted = (share for share in self._means.shares if share.parameter.name not in without)
+        return combined(squared_norm(share.own_gradient) for share in counted) * self.factor**2
+
+    async def global_norm(self, *, without: Collection[str] = ()) -> float:
+        """Return the norm of the scaled gradients of all replicas; not finite where one of them is not.
+
+        All ranks call it.
+        """
+        own = self.squared_norm(without=without)
+        async with self._recovery.all_or_none("global_norm"):
+            return await NormExchange(self._means, own).run()
+
+    def is_finite(self) -> bool:
+        """Are the gradients finite that this rank owns?"""
+        self._standing.check_reduced("is_finite")
+        return all(all_finite(share.own_gradient) for share in self._means.shares)
+
+    def scale(self, factor: float) -> None:
+        """Multiply gradients by ``factor``, in the next step; half precision loses nothing by it."""
+        self._standing.check_reduced("scale")
+        if not math.isfinite(factor):
+            raise UsageError(f"factor: expected a finite number, got {factor}")
+        self.factor *= factor
+
+    def zero_grad(self) -> None:
+        """Forget all gradients."""
+        self._standing.check_sound("zero_grad")
+        if not self._reducer.is_idle:
+            raise UsageError("zero_grad: gradients are on their way; reduce() or abandon() first")
+        self._forget_gradients()
+
+    # -- the step ----------------------------------------------------------------------------------------------------
+
+    async def step(self, learning_rate: float) -> None:
+        """Update all parameters once, on all replicas.
+
+        Raises ``NonFiniteValue`` or ``UsageError`` on all of them, with nothing changed, unless they agree on the step
+        and all gradients are finite; then gradients stay as they are.  Raises ``StepTorn`` when it fails half-way.
+        """
+        self._standing.check_reduced("step")
+        residence = self._recovery.residence
+        if residence is not None and residence.at_home:
+            raise UsageError(f"step: parameters are gathered, {residence.at_home[0]!r} for one; release() first")
+        settings = {"learning_rate": learning_rate, "factor": self.factor}
+        async with self._recovery.all_or_none("step"):
+            if residence is not None:
+                await residence.forget_prefetched()
+            agreement = StepAgreement(self._means, step=self.step_count, is_finite=self.is_finite(), **settings)
+            objection = await agreement.run()
+        if objection is not None:
+            raise objection
+        self.step_count += 1
+        await self._update(step=self.step_count, **settings)
+
+    async def _update(self, **settings: float) -> None:
+        update = Update(self._means, window=self._budget.window, **settings)
+        self._standing.phase = Phase.STEPPED
+        try:
+            await update.run()
+        except BaseException as error:
+            if not update.is_local:
+                await self._recovery.break_off(f"step: {str(error) or type(error).__name__}")
+            if isinstance(error, PeerError):
+                raise torn(self.step_count, error) from error
+            raise
+
+    # -- failure -----------------------------------------------------------------------------------------------------
+
+    async def abandon(self, why: str = "it was abandoned") -> None:
+        """Tell the other replicas that this one does not finish the step.  Waits for nobody.
+
+        For failures outside the engine, in a backward pass say; those inside it tell the others themselves.
+        """
+        self._standing.check_prepared("abandon")
+        await self._recovery.break_off(why)
+
+    async def resume(self) -> None:
+        """Bring replicas together after a failure: all of them call it.  Gradients are forgotten.
+
+        A step that was torn is made whole.  Raises ``StepTorn`` on all ranks when some took the step and others did
+        not; then they must ``restore`` a checkpoint.
+        """
+        self._standing.check_prepared("resume")
+        await self._recovery.break_off("resume() was called")
+        await self._recovery.meet(self.step_count)
+        await gather_values(self._means)
+        self._forget_gradients()
+
+    def _forget_gradients(self) -> None:
+        self.factor = 1.0
+        for share in self._means.shares:
+            share.zero_grad()
+        self._standing.phase = Phase.OPEN
+
+    # -- parameters, states, memory ----------------------------------------------------------------------------------
+
+    async def gather(self, names: Iterable[str] | None = None) -> None:
+        """Stage 3: give parameters (None: all) their whole values until ``release``.  All ranks name the same ones."""
+        residence = self._check_sharded("gather")
+        chosen = self._choose(names)
+        async with self._recovery.all_or_none("gather"):
+            await agree([str(chosen)], self.communicator, key=f"{self._means.key()}/gather")
+            unit = Unit("named", chosen, self._means)
+            await residence.gather(unit)
+        self._gathered.append(unit)
+
+    def release(self) -> None:
+        """Stage 3: undo all ``gather``."""
+        residence = self._check_sharded("release")
+        while self._gathered:
+            residence.release(self._gathered.pop())
+
+    def memory_stats(self) -> ZeROMemoryStats:
+        """Return the bytes that this rank holds now."""
+        shares = self._means.shares
+        return ZeROMemoryStats(
+            parameters=sum(share.parameter_bytes for share in shares),
+            gradients=sum(share.gradient_bytes for share in shares),
+            states=sum(share.stretch.nbytes for share in shares),
+            gathered=self._bytes_held.gathered,
+            buffers=self._bytes_held.buffers,
+            transient_peak=self._bytes_held.peak,
+            whole=sum(share.whole_bytes for share in shares),
+            values=sum(parameter.size for parameter in self.parameters),
+        )
+
+    def state_pieces(self) -> list[StatePiece]:
+        """Return what a checkpoint must hold of this rank, besides ``step_count``."""
+        self._standing.check_sound("state_pieces")
+        return pieces_of(self._means.shares)
+
+    async def restore(self, arrays: Mapping[tuple[str, str], Array], *, step_count: int) -> None:
+        """Go on from the ``state_pieces`` of a checkpoint, given by (parameter, kind); all ranks call it.
+
+        Raises ``UsageError``, with nothing written here, unless ``arrays`` are the pieces of this rank.
+        """
+        self._standing.check_prepared("restore")
+        try:
+            if step_count < 0:
+                raise UsageError(f"step_count: expected 0 or more, got {step_count}")
+            restore_pieces(self._means.shares, arrays)
+        except UsageError:
+            await self._recovery.break_off("restore")
+            await self._recovery.stay_away()
+            raise
+        self.step_count = step_count
+        await self.resume()
+
+    def _check_sharded(self, what: str) -> Residence:
+        if not self.config.stage.shards_parameters:
+            raise UsageError(f"{what}: expected stage 3, which shards parameters, got {self.config.stage}")
+        self._standing.check_sound(what)
+        assert self._recovery.residence is not None, "it is prepared"
+        return self._recovery.residence
+
+    def _choose(self, names: Iterable[str] | None) -> list[int]:
+        place = {parameter.name: index for index, parameter in enumerate(self.parameters)}
+        chosen = list(place) if names is None else list(names)
+        for name in chosen:
+            if name not in place:
+                raise UsageError(f"names: expected parameters of this engine, got {name!r}")
+        return sorted({place[name] for name in chosen})

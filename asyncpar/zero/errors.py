@@ -1,0 +1,16 @@
+"""What can go wrong with sharded training, beyond what collectives raise."""
+
+from __future__ import annotations
+
+from asyncpar.errors import AsyncparError, PeerError
+
+
+class StepTorn(PeerError):  # noqa: N818
+    """A step failed after some parameters were updated: this replica holds parameters of two different steps.
+
+    ``resume`` makes it whole again where all ranks have done their part of the step; otherwise restore a checkpoint.
+    """
+
+
+class MemoryExceeded(AsyncparError, MemoryError):  # noqa: N818
+    """What is to be held at a time does not fit into ``max_memory_usage_mb``; the message says how much does."""

@@ -1,0 +1,82 @@
+"""Values on their way from their owners to everyone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from asyncpar.collectives.offload import off_loop
+from asyncpar.gradsync.obligation import Obligation
+from asyncpar.nn.parameter import Array
+from asyncpar.zero.buffers import BufferPool, Lent
+from asyncpar.zero.packing import pack_own, unpack_rows
+from asyncpar.zero.partition import Bucket, Partition
+from asyncpar.zero.reduction import Means
+from asyncpar.zero.share import Share
+
+
+class BucketGather:
+    """Gathers the values of one bucket, once.
+
+    ``partition`` is that of ``shares``; what they own goes into ``targets``, the flat values of each parameter.
+    """
+
+    def __init__(
+        self, bucket: Bucket, means: Means, partition: Partition, shares: Sequence[Share], *, key: str
+    ) -> None:
+        self._bucket = bucket
+        self._partition = partition
+        self._shares = shares
+        self._pool: BufferPool = means.pool
+        self._communicator = means.communicator
+        self._key = key
+        self._memory: tuple[Lent, Lent] | None = None
+        self._gather: Obligation[Any] = Obligation(self._begin)
+
+    async def run(self, targets: Sequence[Array]) -> None:
+        """Gather the values into ``targets``, which also get the values that this rank owns itself."""
+        nbytes = self._partition.bucket_nbytes(self._bucket)
+        is_over = False
+        try:
+            row, rows = self._opened()
+            await off_loop(partial(self._pack, row.array), nbytes=nbytes)
+            await self._gather.run()
+            await off_loop(partial(self._unpack, rows.array, targets), nbytes=nbytes)
+            is_over = True
+        finally:
+            self._close(is_over=is_over)
+
+    async def give_up(self) -> None:
+        """Tell the others that this rank does not take part.  Waits for nobody."""
+        try:
+            await self._gather.give_up()
+        finally:
+            self._close(is_over=False)
+
+    def _opened(self) -> tuple[Lent, Lent]:
+        if self._memory is None:
+            shape = (self._partition.size, self._bucket.width)
+            self._memory = (
+                self._pool.take(shape[1:], self._bucket.dtype),
+                self._pool.take(shape, self._bucket.dtype),
+            )
+        return self._memory
+
+    def _begin(self) -> Any:
+        row, rows = self._opened()
+        return self._communicator.all_gather(row.array, out=rows.array, key=f"{self._key}/{self._bucket.index}")
+
+    def _pack(self, row: Array) -> None:
+        for slot in self._bucket.slots:
+            pack_own(slot, self._shares[slot.parameter].own_value, row)
+
+    def _unpack(self, rows: Array, targets: Sequence[Array]) -> None:
+        for slot in self._bucket.slots:
+            unpack_rows(self._partition, slot, rows, targets[slot.parameter])
+
+    def _close(self, *, is_over: bool) -> None:
+        if self._memory is not None:
+            for lent in self._memory:
+                (self._pool.give_back if is_over else self._pool.discard)(lent)
+        self._memory = None

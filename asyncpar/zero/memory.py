@@ -1,0 +1,82 @@
+"""What sharded training takes of memory: measured, and by the formulas.  Pure."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+
+from asyncpar.errors import UsageError
+from asyncpar.zero.config import ZeROStage
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ZeROMemoryStats:
+    """Bytes that this rank holds now, counted over the arrays that it really has.
+
+    ``parameters``, ``gradients`` and ``states`` (with master values) are there to stay; ``gathered`` parameters and
+    ``buffers`` come and go, and ``transient_peak`` is the most that there was of both.  ``whole`` is what parameters,
+    gradients and states take without sharding.
+    """
+
+    parameters: int
+    gradients: int
+    states: int
+    gathered: int
+    buffers: int
+    transient_peak: int
+    whole: int
+    values: int
+    """Number of values of all parameters."""
+
+    @property
+    def kept(self) -> int:
+        """Bytes that are there to stay."""
+        return self.parameters + self.gradients + self.states
+
+    @property
+    def total(self) -> int:
+        """All bytes."""
+        return self.kept + self.gathered + self.buffers
+
+    @property
+    def reduction(self) -> float:
+        """Which part of ``whole`` is saved."""
+        return 1.0 - self.kept / self.whole
+
+    @property
+    def bytes_per_value(self) -> float:
+        """Bytes that are there to stay, for each value of the parameters."""
+        return self.kept / self.values
+
+
+def memory_reduction(
+    stage: ZeROStage, size: int, *, parameters: float = 1.0, gradients: float = 1.0, states: float = 1.0
+) -> float:
+    """Return which part of the memory is saved by sharding over ``size`` ranks, given how the whole is divided.
+
+    Equal parts over 4 ranks: 0.25, 0.5 and 0.75 for stages 1 to 3.
+    """
+    if size < 1:
+        raise UsageError(f"size: expected 1 or more, got {size}")
+    whole = parameters + gradients + states
+    if min(parameters, gradients, states) < 0 or not whole > 0:
+        raise UsageError(f"parts: expected numbers >= 0, not all zero, got {parameters}, {gradients}, {states}")
+    sharded = states * stage.shards_states + gradients * stage.shards_gradients + parameters * stage.shards_parameters
+    return sharded / whole * (1.0 - 1.0 / size)
+
+
+class TransientBytes:
+    """Counts memory that comes and goes, by kind.  From any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.buffers = 0
+        self.gathered = 0
+        self.peak = 0
+
+    def add(self, *, buffers: int = 0, gathered: int = 0) -> None:
+        """Count bytes that are there from now on, or no longer if negative."""
+        with self._lock:
+            self.buffers += buffers
+            self.gathered += gathered
+            self.peak = max(self.peak, self.buffers + self.gathered)

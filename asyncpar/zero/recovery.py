@@ -1,0 +1,105 @@
+"""What fails on one replica fails on all, and they come together again."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import numpy as np
+
+from asyncpar.errors import PeerError
+from asyncpar.gradsync.obligation import Obligation
+from asyncpar.zero.errors import StepTorn
+from asyncpar.zero.exchanges import NormExchange, StepAgreement
+from asyncpar.zero.reducer import Reducer
+from asyncpar.zero.reduction import Means
+from asyncpar.zero.residence import Residence
+from asyncpar.zero.standing import Phase, Standing
+from asyncpar.zero.stepping import value_gathers
+
+
+class Names:
+    """The names by which collectives meet.
+
+    They begin with ``prefix``, equal on all replicas, and the number of failures that were overcome: after a failure
+    some replicas may have used a name more often than others.
+    """
+
+    def __init__(self, prefix: str) -> None:
+        self.prefix = prefix
+        self.incident = 0
+
+    def key(self) -> str:
+        """Return what names begin with now."""
+        return f"{self.prefix}/{self.incident}"
+
+
+class Recovery:
+    """Gives up, after a failure, whatever others may be waiting for; and meets them after that."""
+
+    residence: Residence | None = None
+
+    def __init__(self, means: Means, reducer: Reducer, standing: Standing, names: Names) -> None:
+        self._means = means
+        self._reducer = reducer
+        self._standing = standing
+        self._names = names
+
+    @asynccontextmanager
+    async def all_or_none(self, what: str) -> AsyncIterator[None]:
+        """What fails in this block is to fail on all replicas."""
+        try:
+            yield
+        except BaseException as error:
+            await self.break_off(f"{what}: {str(error) or type(error).__name__}")
+            raise
+
+    async def break_off(self, why: str) -> None:
+        """Give everything up, once.  Waits for nobody."""
+        if self._standing.phase is Phase.BROKEN:
+            return
+        self._standing.break_off(why)
+        await self._reducer.abandon()
+        if self.residence is not None:
+            await self.residence.abandon()
+        await NormExchange(self._means, 0.0).give_up()
+        await StepAgreement(self._means, step=0, learning_rate=0.0, factor=0.0, is_finite=False).give_up()
+        for gather in value_gathers(self._means, "spread"):
+            await gather.give_up()
+
+    async def meet(self, step_count: int) -> None:
+        """Wait for all replicas, and use new names from now on.
+
+        Raises ``StepTorn``, on all of them, unless they have taken as many steps.
+        """
+        rows = await self._meeting(step_count).run()
+        self._names.incident = int(rows[:, 0].max()) + 1
+        steps = rows[:, 1].tolist()
+        if min(steps) != max(steps):
+            rank = self._means.communicator.ranks[steps.index(min(steps))]
+            raise StepTorn(
+                f"some replicas have taken step {max(steps)} and others, rank {rank} for one, have not; "
+                f"restore a checkpoint",
+                rank=rank,
+            )
+
+    async def stay_away(self) -> None:
+        """Tell the others that this rank does not come to the meeting.  Waits for nobody."""
+        await self._meeting(0).give_up()
+
+    def _meeting(self, step_count: int) -> Obligation[Any]:
+        own = np.array([self._names.incident, step_count], np.int64)
+        key = f"{self._names.prefix}/resume"
+        return Obligation(lambda: self._means.communicator.all_gather(own, key=key))
+
+
+def torn(step: int, error: PeerError) -> StepTorn:
+    """Return the error for a step that failed, by ``error``, when values had been updated."""
+    return StepTorn(
+        f"step {step} failed after values were updated, so replicas differ; resume() or restore a checkpoint: {error}",
+        rank=error.rank,
+        host=error.host,
+        operation=error.operation,
+        cause=error.cause,
+    )

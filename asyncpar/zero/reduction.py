@@ -1,0 +1,144 @@
+"""One bucket's way through one round of reduction."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from asyncpar.collectives.communicator import Communicator
+from asyncpar.collectives.offload import off_loop
+from asyncpar.gradsync.obligation import Obligation
+from asyncpar.nn.parameter import Array
+from asyncpar.zero.buffers import BufferPool, Lent
+from asyncpar.zero.config import ZeROConfig
+from asyncpar.zero.packing import own_in_row, pack_rows, unpack_rows
+from asyncpar.zero.partition import Bucket, Partition
+from asyncpar.zero.row_sum import CompressedSum, MakeRowSum, PlainSum, RowSum
+from asyncpar.zero.share import Share
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Means:
+    """What reductions and gathers work with; ``key`` begins the names by which collectives meet.
+
+    ``row_sum`` makes the sums of rows where they are not made as ``config`` says.
+    """
+
+    communicator: Communicator
+    partition: Partition
+    shares: Sequence[Share]
+    config: ZeROConfig
+    pool: BufferPool
+    key: Callable[[], str]
+    row_sum: MakeRowSum | None = None
+
+
+class BucketReduction:
+    """Packs gradients, reduces them and lays the result down where it belongs.
+
+    ``contributions`` hold the flat gradients that are taken instead of the parameters' own, None for zeros.
+    """
+
+    def __init__(self, bucket: Bucket, means: Means, contributions: Mapping[int, Array | None]) -> None:
+        self._bucket = bucket
+        self._means = means
+        self._contributions = contributions
+        self._memory: tuple[Lent, Lent] | None = None
+        self._sum: RowSum | None = None
+        self.obligations: list[Obligation[Any]] = [Obligation(lambda: self._opened().begin(self._key()))]
+        if not means.config.stage.shards_states:
+            self.obligations.append(Obligation(self._gather))
+
+    async def run(self) -> None:
+        """Reduce the bucket."""
+        if self._means.partition.size == 1:
+            self._take_alone()
+            return
+        is_over = False
+        nbytes = self._means.partition.bucket_nbytes(self._bucket)
+        try:
+            self._opened()
+            await off_loop(self._pack, nbytes=nbytes)
+            await self.obligations[0].run()
+            await off_loop(self._opened().settle, nbytes=nbytes)
+            for gather in self.obligations[1:]:
+                await gather.run()
+            await off_loop(self._unpack, nbytes=nbytes)
+            is_over = True
+        finally:
+            self._close(is_over=is_over)
+
+    async def give_up(self) -> None:
+        """Tell the others that this rank does not reduce the bucket in this round.  Waits for nobody."""
+        try:
+            for obligation in self.obligations:
+                await obligation.give_up()
+        finally:
+            self._close(is_over=False)
+
+    def _opened(self) -> RowSum:
+        if self._sum is None:
+            means, bucket = self._means, self._bucket
+            self._memory = (
+                means.pool.take((means.partition.size, bucket.width), bucket.dtype),
+                means.pool.take((1, bucket.width), bucket.dtype),
+            )
+            rows, row = (lent.array for lent in self._memory)
+            op = "mean" if means.config.average else "sum"
+            if means.row_sum is not None:
+                self._sum = means.row_sum(rows, row, op)
+            elif means.config.gradient_compression:
+                self._sum = CompressedSum(means.communicator, rows, row, op=op)
+            else:
+                self._sum = PlainSum(means.communicator, rows, row, op=op, algorithm=means.config.algorithm)
+        return self._sum
+
+    def _gather(self) -> Any:
+        opened = self._opened()
+        return self._means.communicator.all_gather(opened.row[0], out=opened.rows, key=f"{self._key()}/all")
+
+    def _key(self) -> str:
+        return f"{self._means.key()}/reduce/{self._bucket.index}"
+
+    def _take_alone(self) -> None:
+        """Without other replicas a gradient is its own sum."""
+        if self._means.config.stage.shards_gradients:
+            for slot in self._bucket.slots:
+                gradient, part = self._gradient(slot.parameter), slice(slot.low, slot.high)
+                zeros = np.zeros(slot.high - slot.low, self._bucket.dtype)
+                self._means.shares[slot.parameter].add_reduced(part, zeros if gradient is None else gradient[part])
+
+    def _pack(self) -> None:
+        opened, partition = self._opened(), self._means.partition
+        for slot in self._bucket.slots:
+            pack_rows(partition, slot, self._gradient(slot.parameter), opened.rows)
+        opened.prepare()
+
+    def _gradient(self, index: int) -> Array | None:
+        if index in self._contributions:
+            return self._contributions[index]
+        parameter = self._means.shares[index].parameter
+        return parameter.grad.reshape(-1) if parameter.has_grad else None
+
+    def _unpack(self) -> None:
+        opened, means = self._opened(), self._means
+        for slot in self._bucket.slots:
+            share = means.shares[slot.parameter]
+            if not means.config.stage.shards_states:
+                unpack_rows(means.partition, slot, opened.rows, share.gradient)
+                continue
+            part, reduced = own_in_row(slot, opened.row[0], share.count)
+            if means.config.stage.shards_gradients:
+                share.add_reduced(part, reduced)
+            else:
+                share.own_gradient[part] = reduced
+
+    def _close(self, *, is_over: bool) -> None:
+        """Give memory back; what others may still read after a failure is not used again."""
+        if self._memory is not None:
+            for lent in self._memory:
+                (self._means.pool.give_back if is_over else self._means.pool.discard)(lent)
+        self._memory, self._sum = None, None

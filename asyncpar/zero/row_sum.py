@@ -1,0 +1,118 @@
+"""How the rows of a bucket are summed, each by its owner."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from asyncpar.codecs.int8 import Int8
+from asyncpar.collectives.communicator import Communicator
+from asyncpar.collectives.reduction import reduction_for
+from asyncpar.errors import NonFiniteValue, ProtocolError
+from asyncpar.gradsync.schemes.rows import FINE, NON_FINITE, body_of, row_bytes, set_status
+from asyncpar.zero.packing import Rows
+
+_FINE_CODEC = Int8()
+
+
+class RowSum(ABC):
+    """Brings this rank the sum, or the mean, of its row over all ranks.
+
+    ``rows`` is filled first; after ``prepare``, what ``begin`` returns and ``settle``, ``row`` holds the result.
+    ``prepare`` and ``settle`` compute, and wait for nobody.
+    """
+
+    def __init__(self, communicator: Communicator, rows: Rows, row: Rows, *, op: str) -> None:
+        self.rows = rows
+        self.row = row
+        self._communicator = communicator
+        self._op = op
+
+    @abstractmethod
+    def prepare(self) -> None:
+        """Get ready to send."""
+
+    @abstractmethod
+    def begin(self, key: str) -> Coroutine[Any, Any, Any]:
+        """Return the collective, which meets by ``key``."""
+
+    @abstractmethod
+    def settle(self) -> None:
+        """Make ``row`` of what has come."""
+
+
+MakeRowSum: TypeAlias = Callable[[Rows, Rows, str], RowSum]
+"""Makes the sum of ``rows`` into ``row`` by an operation, ``"sum"`` or ``"mean"``."""
+
+
+class PlainSum(RowSum):
+    """A reduce-scatter: each rank sends all rows but its own, the least possible."""
+
+    def __init__(
+        self, communicator: Communicator, rows: Rows, row: Rows, *, op: str, algorithm: str | None = None
+    ) -> None:
+        super().__init__(communicator, rows, row, op=op)
+        self._algorithm = algorithm
+
+    def prepare(self) -> None:
+        return
+
+    def begin(self, key: str) -> Coroutine[Any, Any, Any]:
+        return self._communicator.reduce_scatter(
+            self.rows, op=self._op, out=self.row, algorithm=self._algorithm, key=key
+        )
+
+    def settle(self) -> None:
+        return
+
+
+class CompressedSum(RowSum):
+    """Rows travel as 8-bit integers; the owner decodes them and adds them in float32, in rank order.
+
+    Its own row it adds as it is.  A row that is not finite makes the result NaN.
+    """
+
+    def __init__(self, communicator: Communicator, rows: Rows, row: Rows, *, op: str) -> None:
+        super().__init__(communicator, rows, row, op=op)
+        self._body = body_of(_FINE_CODEC, rows.shape[1])
+        shape = (len(rows), row_bytes(self._body))
+        self._outgoing: NDArray[np.uint8] = np.zeros(shape, np.uint8)
+        self._incoming: NDArray[np.uint8] = np.zeros(shape, np.uint8)
+
+    def prepare(self) -> None:
+        for rank, row in enumerate(self.rows):
+            if rank == self._communicator.rank:
+                continue
+            out = self._outgoing[rank]
+            try:
+                _FINE_CODEC.encode(row.astype(np.float32, copy=False), out[self._body])
+            except NonFiniteValue:
+                set_status(out, NON_FINITE)
+            else:
+                set_status(out, FINE)
+
+    def begin(self, key: str) -> Coroutine[Any, Any, Any]:
+        return self._communicator.all_to_all(self._outgoing, out=self._incoming, key=key)
+
+    def settle(self) -> None:
+        total = np.zeros(self.rows.shape[1], np.float32)
+        with np.errstate(over="ignore", invalid="ignore"):
+            for rank, encoded in enumerate(self._incoming):
+                if rank == self._communicator.rank:
+                    total += self.rows[rank].astype(np.float32, copy=False)
+                elif encoded[0] != FINE:
+                    total.fill(np.nan)
+                else:
+                    self._add(rank, encoded[self._body], total)
+            reduction_for(self._op, total.dtype).finish(total, self._communicator.size)
+            self.row[0] = total
+
+    def _add(self, rank: int, encoded: NDArray[np.uint8], total: NDArray[np.float32]) -> None:
+        try:
+            _FINE_CODEC.decode_add(encoded, total)
+        except ProtocolError as error:
+            raise ProtocolError(f"gradients that rank {rank} sent cannot be decoded: {error}") from error

@@ -1,0 +1,70 @@
+"""Where an engine is in a step, and what may come next.  Pure."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from asyncpar.errors import UsageError
+
+
+class Phase(StrEnum):
+    """NEW: not prepared.  OPEN: gradients come.  REDUCED: owners have them.  STEPPED: they are used up.  BROKEN: a step
+    has failed.
+    """
+
+    NEW = "new"
+    OPEN = "open"
+    REDUCED = "reduced"
+    STEPPED = "stepped"
+    BROKEN = "broken"
+
+
+_ADVICE = {
+    Phase.NEW: "await prepare() on all ranks first",
+    Phase.OPEN: "the gradients of this step are not reduced; await reduce() first",
+    Phase.REDUCED: "the gradients of this step are reduced, and must not be averaged twice; zero_grad() first",
+    Phase.STEPPED: "the gradients of the last step are used up; zero_grad() first",
+}
+
+
+class Standing:
+    """``accumulates`` says that gradients may be reduced several times in a step."""
+
+    def __init__(self, *, accumulates: bool) -> None:
+        self.phase = Phase.NEW
+        self._why = ""
+        self._giving = (Phase.OPEN, Phase.REDUCED) if accumulates else (Phase.OPEN,)
+
+    def check_new(self, what: str) -> None:
+        """Raise ``UsageError`` unless the engine is not prepared yet."""
+        if self.phase is not Phase.NEW:
+            raise UsageError(f"{what}: this must come before prepare()")
+
+    def check_prepared(self, what: str) -> None:
+        """Raise ``UsageError`` unless the engine was prepared."""
+        if self.phase is Phase.NEW:
+            raise UsageError(f"{what}: {_ADVICE[Phase.NEW]}")
+
+    def check_giving(self, what: str) -> None:
+        """Raise ``UsageError`` unless gradients may come."""
+        self._check(what, *self._giving)
+
+    def check_reduced(self, what: str) -> None:
+        """Raise ``UsageError`` unless gradients are reduced and wait for the step."""
+        self._check(what, Phase.REDUCED)
+
+    def check_sound(self, what: str) -> None:
+        """Raise ``UsageError`` unless the engine is prepared and not broken."""
+        self._check(what, Phase.OPEN, Phase.REDUCED, Phase.STEPPED)
+
+    def break_off(self, why: str) -> None:
+        """Something has failed; what came first is remembered."""
+        if self.phase is not Phase.BROKEN:
+            self.phase, self._why = Phase.BROKEN, why
+
+    def _check(self, what: str, *allowed: Phase) -> None:
+        if self.phase in allowed:
+            return
+        if self.phase is Phase.BROKEN:
+            raise UsageError(f"{what}: an earlier step failed ({self._why}); await resume() on all ranks first")
+        raise UsageError(f"{what}: {_ADVICE[self.phase]}")

@@ -1,0 +1,39 @@
+"""Waiting for several tasks."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+
+async def first_failure(tasks: Sequence[asyncio.Task[Any]]) -> None:
+    """Wait until all ``tasks`` have ended well, or raise what the first one raised that has not."""
+    if tasks:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+    for task in sorted((task for task in tasks if task.done()), key=asyncio.Task.cancelled):
+        task.result()
+
+
+async def stopped(tasks: Sequence[asyncio.Task[Any]]) -> None:
+    """Cancel ``tasks`` and wait until they are over, however they end."""
+    for task in tasks:
+        task.cancel()
+    if tasks:
+        await asyncio.wait(tasks)
+    for task in tasks:
+        if not task.cancelled():
+            task.exception()  # looked at, so that nobody complains that it was not
+
+
+async def ended(task: asyncio.Task[Any]) -> None:
+    """Wait for ``task``, which waits for no other rank, even if this is cancelled meanwhile."""
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.wait({task})
+        except asyncio.CancelledError as error:
+            cancelled = error
+    task.result()
+    if cancelled is not None:
+        raise cancelled
