@@ -187,14 +187,15 @@ class ArenaCall(Coroutine[Any, Any, Any]):
 
     def close(self) -> None:
         try:
-            if self._running is not None:
-                self._running.close()
+            if self._running is None:
+                self._running = self.__await__()
+            self._running.close()
         finally:
             give_up(self._task.operation)
 
     def __del__(self) -> None:
         operation = self._task.operation
-        if not operation.has_started and not operation.is_over:
+        if self._running is None and not operation.has_started and not operation.is_over:
             warnings.warn(f"coroutine '{self.__qualname__}' was never awaited", RuntimeWarning, stacklevel=2)
             give_up(operation)
 

@@ -162,8 +162,7 @@ class QuickCall(Coroutine[Any, Any, Array]):
 
     def close(self) -> None:
         try:
-            if self._running is not None:
-                self._running.close()
+            (self._running or self.__await__()).close()
         finally:
             self._give_up()
 

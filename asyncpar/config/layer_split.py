@@ -11,8 +11,8 @@ def split_layers(num_layers: int, ranks: Sequence[int], given: Sequence[int] | N
     """Return the number of layers of each virtual stage, in the order of the model.
 
     ``ranks[v]`` is the pipeline rank that holds virtual stage ``v``.  ``given`` None: equal numbers.  Otherwise it has
-    one number per rank, which the virtual stages there share equally, or one per virtual stage.  Raises ``UsageError``
-    unless that comes out at ``num_layers`` with at least one in each.
+    one number per rank, which the virtual stages there share in parts that differ by one at most, or one per virtual
+    stage.  Raises ``UsageError`` unless that comes out at ``num_layers`` with at least one in each.
     """
     virtual, stages = len(ranks), len(set(ranks))
     chunks = virtual // stages
@@ -25,12 +25,13 @@ def split_layers(num_layers: int, ranks: Sequence[int], given: Sequence[int] | N
         )
     if len(given) == virtual:
         return tuple(given)
-    if any(count % chunks for count in given):
+    if min(given) < chunks:
         raise UsageError(
-            f"layers_per_stage: expected multiples of {chunks}, as each rank holds {chunks} pieces of the model, or "
-            f"{virtual} numbers, one for each piece, got {list(given)}"
+            f"layers_per_stage: expected at least {chunks} for each rank, which holds {chunks} pieces of the model, "
+            f"got {list(given)}"
         )
-    return tuple(given[rank] // chunks for rank in ranks)
+    shares = [iter(spread_layers(count, chunks)) for count in given]
+    return tuple(next(shares[rank]) for rank in ranks)
 
 
 def spread_layers(num_layers: int, virtual_stages: int) -> tuple[int, ...]:

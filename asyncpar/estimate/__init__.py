@@ -1,0 +1,48 @@
+"""What a model takes on a number of ranks: memory, traffic and time, by published formulas and simulation.  Pure.
+
+Read ``shape.py`` (the model), ``state.py``, ``activations.py`` and ``traffic.py`` (one formula each, with its source),
+then ``layout.py`` (one layout of a job) and ``search.py`` (all of them).  ``asyncpar plan`` shows what is found.
+"""
+
+from asyncpar.estimate.activations import ActivationModel, kept_layers
+from asyncpar.estimate.job import Job
+from asyncpar.estimate.layout import Layout, estimate_layouts, rank_traffics
+from asyncpar.estimate.machine import Machine
+from asyncpar.estimate.memory import RankMemory, memory_requirements
+from asyncpar.estimate.search import Findings, Misfit, Search, find_layouts
+from asyncpar.estimate.shape import ModelShape
+from asyncpar.estimate.state import Precision, StateBytes, bytes_per_parameter
+from asyncpar.estimate.traffic import (
+    RankTraffic,
+    all_reduce_bytes,
+    boundary_bytes,
+    data_parallel_bytes,
+    part_bytes,
+    tensor_parallel_bytes,
+)
+
+__all__ = [
+    "ActivationModel",
+    "Findings",
+    "Job",
+    "Layout",
+    "Machine",
+    "Misfit",
+    "ModelShape",
+    "Precision",
+    "RankMemory",
+    "RankTraffic",
+    "Search",
+    "StateBytes",
+    "all_reduce_bytes",
+    "boundary_bytes",
+    "bytes_per_parameter",
+    "data_parallel_bytes",
+    "estimate_layouts",
+    "find_layouts",
+    "kept_layers",
+    "memory_requirements",
+    "part_bytes",
+    "rank_traffics",
+    "tensor_parallel_bytes",
+]

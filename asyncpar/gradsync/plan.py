@@ -15,6 +15,10 @@ FIRST_BUCKET_BYTES = 1 << 20
 _GROWTH = 1.1
 
 
+_BFLOAT16 = "bfloat16"
+"""Which numpy takes for no number at all."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GradientSpec:
     """Name, shape, dtype and placement of one gradient."""
@@ -161,7 +165,7 @@ def _check_specs(specs: Sequence[GradientSpec]) -> None:
     for spec in specs:
         if spec.name in seen:
             raise UsageError(f"parameters: two are named {spec.name!r}; names must be unique")
-        if not np.issubdtype(spec.dtype, np.floating):
+        if not (np.issubdtype(spec.dtype, np.floating) or spec.dtype.name == _BFLOAT16):
             raise UsageError(f"parameter {spec.name}: expected a gradient of a floating dtype, got {spec.dtype}")
         tied = spec.placement.tied
         if tied in ties:

@@ -42,11 +42,18 @@ class Assembly:
     parameters: tuple[Parameter, ...]
     flow: GradientFlow
     executor: PipelineExecutor
+    loss: Loss
+    layers: Sequence[StageLayers]
     slices: TensorGroup
     bridge: LoopBridge
     worker: ComputeWorker
     memory: MemoryManager
     memory_limit: int
+
+    def set_training(self, is_training: bool) -> None:
+        """Let layers do what they do in training only, such as dropout, or not."""
+        for layers in self.layers:
+            layers.set_training(is_training)
 
     async def close(self) -> None:
         """Free everything.  Idempotent."""
@@ -86,6 +93,8 @@ async def assemble(config: HybridConfig, model: ParallelModel, groups: ProcessGr
         parameters=parameters,
         flow=flow,
         executor=executor,
+        loss=loss,
+        layers=layers,
         slices=slices,
         bridge=bridge,
         worker=worker,

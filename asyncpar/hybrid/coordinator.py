@@ -138,8 +138,13 @@ class ThreeDParallelismCoordinator:
 
         Of a transformer they are this rank's part of the logits.
         """
-        async with self._together():
+        async with self._together(is_training=False):
             return await self._assembly.executor.run_forward(inputs)
+
+    async def evaluate(self, inputs: Sequence[Any] | None, targets: Sequence[Any] | None) -> float:
+        """Return the mean loss of one batch, of all replicas' micro-batches together; on all ranks."""
+        async with self._together(is_training=False):
+            return await self._runner.evaluate(inputs, targets)
 
     # -- figures -----------------------------------------------------------------------------------------------------
 
@@ -185,7 +190,7 @@ class ThreeDParallelismCoordinator:
     # -- inside ------------------------------------------------------------------------------------------------------
 
     @asynccontextmanager
-    async def _together(self) -> AsyncIterator[None]:
+    async def _together(self, *, is_training: bool = True) -> AsyncIterator[None]:
         """Run a block on all ranks, or end it on all of them."""
         has_failed, self._has_failed = self._has_failed, True
         async with self._alarm.watch():
@@ -193,6 +198,7 @@ class ThreeDParallelismCoordinator:
             if has_failed:
                 self._verdict = None
                 await self._assembly.flow.resume()
+            self._assembly.set_training(is_training)
             self._randomness.begin(self.steps)
             yield
         self._has_failed = False

@@ -47,6 +47,8 @@ class StageLayers:
     head: Sequence[Stage[Any]] = ()
     table: Parameter | None = None
     """The token table, on the first stage of tied embeddings."""
+    set_training: Callable[[bool], None] = lambda _: None
+    """Turns on and off what layers do in training only."""
 
     def joined(self, wrap: Callable[[Stage[Any]], Stage[Any]] = lambda stage: stage) -> Sequential:
         """Return all layers as one stage, each as ``wrap`` returns it."""

@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 
+from asyncpar.collectives.offload import off_loop
 from asyncpar.gradsync import GradientSynchronizer
 from asyncpar.hybrid.flow import GradientFlow
 from asyncpar.nn.half import HalfParameter, stored_value
@@ -53,7 +55,8 @@ class ReplicatedFlow(GradientFlow):
         self._optimizer.scale(factor)
 
     async def step(self, learning_rate: float) -> None:
-        self._optimizer.step(learning_rate)
+        moved = sum(stored_value(parameter).nbytes for parameter in self.parameters)
+        await off_loop(partial(self._optimizer.step, learning_rate), nbytes=4 * moved)
 
     async def resume(self) -> None:
         """Nothing is left of a step that failed."""

@@ -91,6 +91,17 @@ class StepRunner:
             self._assembly.flow.scale(clip_factor(verdict.gradient_norm, clip))
         await self._assembly.flow.step(learning_rate)
 
+    async def evaluate(self, inputs: Sequence[Any] | None, targets: Sequence[Any] | None) -> float:
+        """Return the mean loss of one batch, without gradients."""
+        assembly = self._assembly
+        outputs = await assembly.executor.run_forward(inputs)
+        own = np.zeros(2)
+        for output, target in zip(outputs, targets or (), strict=bool(outputs)):
+            loss, _ = await assembly.worker.run(assembly.loss, output, target)
+            own += (loss, self._model.count(target)) if self._tells else 0.0
+        rows = await assembly.groups.world.all_gather(own, key="hybrid/evaluation")
+        return math.fsum(rows[:, 0]) / max(1.0, math.fsum(rows[:, 1]))
+
     def measure(self, step: int, seconds: float, tokens: int) -> StepMeasure:
         """Return the figures of the step just done."""
         assembly, pipeline = self._assembly, self.pipeline
@@ -122,7 +133,8 @@ class StepRunner:
 
     async def _judge(self, tokens: int, pipeline: PipelineResult) -> Verdict:
         loss = math.fsum(pipeline.losses) if self._tells else 0.0
-        own = np.array([loss, self._assembly.flow.squared_norm(self._not_counted)])
+        squared = await self._assembly.worker.run(self._assembly.flow.squared_norm, self._not_counted)
+        own = np.array([loss, squared])
         began = self._clock()
         rows = await self._assembly.groups.world.all_gather(own, key="hybrid/verdict")
         self._communicating += self._clock() - began

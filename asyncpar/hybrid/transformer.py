@@ -63,9 +63,13 @@ class TransformerModel(ParallelModel):
             table=place.table,
             initializer=initializer,
         )
-        is_tied = self.config.tied_embeddings and place.is_first
-        tables = [parameter for parameter in stage.parameters() if is_tied and parameter.name == "embedding/tokens"]
-        return StageLayers(entry=stage.entry, blocks=stage.blocks, head=stage.head, table=tables[0] if tables else None)
+        return StageLayers(
+            entry=stage.entry,
+            blocks=stage.blocks,
+            head=stage.head,
+            table=stage.table,
+            set_training=stage.set_training,
+        )
 
     def make_loss(self, group: TensorGroup, scale: Callable[[], float]) -> Loss:
         def loss(logits: Array, targets: Any) -> tuple[float, Array]:

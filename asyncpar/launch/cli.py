@@ -12,6 +12,7 @@ from asyncpar.errors import UsageError
 from asyncpar.launch.bench import bench
 from asyncpar.launch.certs import certs
 from asyncpar.launch.command_line import OneLineCommand, exit_with, option
+from asyncpar.launch.layouts import plan
 from asyncpar.launch.options import (
     BACKENDS,
     LaunchOptions,
@@ -33,6 +34,7 @@ def main() -> None:
 
 main.add_command(bench)
 main.add_command(certs)
+main.add_command(plan)
 
 
 @main.command(cls=OneLineCommand, context_settings={"allow_interspersed_args": False})

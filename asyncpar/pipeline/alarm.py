@@ -21,48 +21,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
-from enum import StrEnum
 from typing import Any, Final
 
 from asyncpar.collectives.communicator import Communicator
-from asyncpar.errors import AsyncparError, PeerCancelled, PeerError, PeerLost, PeerTimeout, UsageError
+from asyncpar.errors import AsyncparError, PeerCancelled, PeerError, PeerLost, PeerTimeout, ProtocolError, UsageError
+from asyncpar.pipeline.notice import Notice, NoticeKind, StepFailed, error_of
+
+__all__ = ["GRACE", "StepAlarm", "StepFailed"]
 
 GRACE: Final = 2.0
 """Seconds that a rank which sees only the echo of a failure waits for its origin."""
 
 _LONGEST_TEXT = 4000
-
-
-class StepFailed(PeerCancelled):
-    """A block that ranks run together has ended because one of them failed in it, or was cancelled.
-
-    ``rank`` is the culprit in world numbering, ``cause`` what happened there.  The group stays usable.
-    """
-
-
-class NoticeKind(StrEnum):
-    """Why a rank left a block."""
-
-    FAILED = "failed"
-    CANCELLED = "cancelled"
-    LOST = "lost"
-    ECHO = "echo"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Notice:
-    """``sender`` (in the group's numbering) left block ``block``; ``culprit`` is the world's rank that is the cause."""
-
-    block: int
-    sender: int
-    kind: NoticeKind
-    culprit: int
-    text: str
-
-    @property
-    def is_origin(self) -> bool:
-        return self.kind is not NoticeKind.ECHO
 
 
 class _Block:
@@ -150,29 +120,36 @@ class StepAlarm:
             self._block = None
 
     async def close(self) -> None:
-        """Listen no more, and wait for nothing.  Idempotent."""
+        """Listen no more.  Notices get a moment to go, but are not waited for if a peer is hung.  Idempotent."""
         reception, self._reception = self._reception, None
-        for task in [*self._notices, *([] if reception is None else [reception])]:
-            task.cancel()
+        if reception is not None:
+            reception.cancel()
+        if self._notices:
+            await asyncio.wait(self._notices, timeout=self._grace)
+        for notice in self._notices:
+            notice.cancel()
 
     # -- ends ------------------------------------------------------------------------------------------------------
 
     async def _ended(self, block: _Block, error: BaseException) -> BaseException:
-        """Tell the others what happened here, and return what this rank raises."""
+        """Tell the others what happened here, and return what this rank raises.
+
+        One turn of the loop goes by, in which the notices leave: nothing may be left of this rank after it.
+        """
         block.is_failing = True
         was_told = block.take_back()
         if isinstance(error, asyncio.CancelledError):
             if not was_told:
-                self._tell(block, NoticeKind.CANCELLED, "it was cancelled")
-                return error
+                return await self._tell(block, error, NoticeKind.CANCELLED, "it was cancelled")
         elif not isinstance(error, PeerCancelled):
             lost = error.rank if isinstance(error, PeerLost) else None
             kind = NoticeKind.FAILED if lost is None else NoticeKind.LOST
             culprit = error.rank if isinstance(error, PeerError) else None
-            self._tell(block, kind, _text_of(error), culprit)
-            return error
+            return await self._tell(block, error, kind, _text_of(error), culprit)
         elif not was_told:
-            self._tell(block, NoticeKind.ECHO, _text_of(error), error.rank)
+            error = await self._tell(block, error, NoticeKind.ECHO, _text_of(error), error.rank)
+            if isinstance(error, asyncio.CancelledError):
+                return error
         return await self._explained(block, error)
 
     async def _explained(self, block: _Block, error: BaseException) -> BaseException:
@@ -193,30 +170,14 @@ class StepAlarm:
         return error if isinstance(error, AsyncparError) else self._error_of(block.notices[0])
 
     def _error_of(self, notice: Notice) -> PeerError:
-        me = self._group.ranks[self._group.rank]
-        sender = self._group.ranks[notice.sender]
-        step = f"step #{notice.block} of {self._group.name}"
-        match notice.kind:
-            case NoticeKind.LOST:
-                cause = f"{notice.text} (reported by rank {sender})"
-                return PeerLost(
-                    f"rank {me}: {step}: rank {notice.culprit} is lost: {cause}",
-                    rank=notice.culprit,
-                    operation=step,
-                    cause=cause,
-                )
-            case NoticeKind.CANCELLED:
-                text = f"rank {sender} was cancelled"
-            case _:
-                text = f"rank {sender} failed: {notice.text}"
-        return StepFailed(
-            f"rank {me}: {step} has ended: {text}", rank=notice.culprit, operation=step, cause=notice.text
-        )
+        return error_of(notice, self._group.ranks, me=self._group.rank, group=self._group.name)
 
     # -- telling ---------------------------------------------------------------------------------------------------
 
-    def _tell(self, block: _Block, kind: NoticeKind, text: str, culprit: int | None = None) -> None:
-        """Send notices to all others in the background: one of them may be hung."""
+    async def _tell(
+        self, block: _Block, error: BaseException, kind: NoticeKind, text: str, culprit: int | None = None
+    ) -> BaseException:
+        """Send notices to all others in the background, because one of them may be hung; return ``error``."""
         me = self._group.rank
         notice = Notice(
             block=block.number,
@@ -230,6 +191,13 @@ class StepAlarm:
                 sending = asyncio.create_task(_send(self._group, notice, other), name=f"notice to rank {other}")
                 self._notices.add(sending)
                 sending.add_done_callback(self._notices.discard)
+        if isinstance(error, GeneratorExit):
+            return error  # nothing can be awaited any more
+        try:
+            await asyncio.sleep(0)
+        except asyncio.CancelledError as cancelled:
+            return cancelled
+        return error
 
     # -- hearing ---------------------------------------------------------------------------------------------------
 
@@ -258,7 +226,10 @@ class StepAlarm:
             self._block.tell(told)
 
     def _take(self, notice: Notice) -> None:
-        if self._block is not None and notice.block == self._block.number:
+        if not 0 <= notice.sender < self._group.size:
+            if self._block is not None:
+                self._block.tell(ProtocolError(f"a notice of a step has come from rank {notice.sender} of its group"))
+        elif self._block is not None and notice.block == self._block.number:
             self._block.tell(notice)
         elif notice.block > self._number:
             self._early.append(notice)

@@ -53,8 +53,8 @@ class Part:
 class Load:
     """What goes into one run.  ``is_training`` says that there are targets and backward passes."""
 
-    inputs: Sequence[Any]
-    targets: Sequence[Any]
+    inputs: Sequence[Any] | None
+    targets: Sequence[Any] | None
     on_gradient: OnGradient | None
     is_training: bool
 
@@ -127,13 +127,14 @@ class Execution:
         stage = part.stages[operation.chunk]
         is_last = operation.stage == part.last_stage
         before = Message(operation.stage - 1, Content.ACTIVATION, micro_batch)
-        x = self._load.inputs[micro_batch] if operation.stage == 0 else self._made.pop(before)
+        x = _item(self._load.inputs, micro_batch) if operation.stage == 0 else self._made.pop(before)
         if not self._load.is_training:
             y = await self._timed(_infer, stage, x)
         elif is_last:
             await part.memory.make_room()
             assert part.loss is not None, "the opening has looked for it"
-            loss, kept = await self._timed(_forward_with_loss, stage, part.loss, x, self._load.targets[micro_batch])
+            target = _item(self._load.targets, micro_batch)
+            loss, kept = await self._timed(_forward_with_loss, stage, part.loss, x, target)
             self.losses[micro_batch] = loss
             self._store(operation, kept)
             return
@@ -190,6 +191,11 @@ class Execution:
             return await self._part.compute.run(function, *arguments)
         finally:
             self.seconds_busy += self._clock() - began
+
+
+def _item(items: Sequence[Any] | None, micro_batch: int) -> Any:
+    assert items is not None, "the opening has looked for it"
+    return items[micro_batch]
 
 
 def _infer(stage: Stage[Any], x: Any) -> Array:

@@ -17,6 +17,8 @@ from collections.abc import Coroutine, Sequence
 from contextlib import nullcontext
 from typing import Any
 
+import numpy as np
+
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.errors import UsageError
 from asyncpar.nn.parameter import OnGradient
@@ -117,7 +119,7 @@ class PipelineExecutor:
         thread, with the name of each parameter when its gradient is final.
         """
         problem = self._problem(inputs, targets, is_training=True)
-        load = Load(inputs=inputs or (), targets=targets or (), on_gradient=on_gradient, is_training=True)
+        load = Load(inputs=inputs, targets=targets, on_gradient=on_gradient, is_training=True)
         began = asyncio.get_running_loop().time()
         execution = await self._execute("run", problem, load, self._operations)
         stats = self._memory.stats
@@ -135,7 +137,7 @@ class PipelineExecutor:
     async def run_forward(self, inputs: Sequence[Any] | None = None) -> tuple[Array, ...]:
         """Do the forward passes only, and return the outputs where the last virtual stage is; () on other ranks."""
         problem = self._problem(inputs, None, is_training=False)
-        load = Load(inputs=inputs or (), targets=(), on_gradient=None, is_training=False)
+        load = Load(inputs=inputs, targets=None, on_gradient=None, is_training=False)
         operations = [operation for operation in self._operations if operation.kind in _OF_INFERENCE]
         execution = await self._execute("run_forward", problem, load, operations)
         return tuple(execution.outputs[micro_batch] for micro_batch in sorted(execution.outputs))
@@ -154,15 +156,20 @@ class PipelineExecutor:
         if len(self._part.stages) != len(held):
             numbers = ", ".join(map(str, held))
             return f"stages: expected {len(held)} (virtual stages {numbers}), got {len(self._part.stages)}"
-        wanted = self.schedule.num_microbatches
-        if self.has_first_stage and (inputs is None or len(inputs) != wanted):
-            return f"inputs: expected {wanted} micro-batches, got {'none' if inputs is None else len(inputs)}"
-        if is_training and self.has_last_stage:
+        problem = self._lack("inputs", inputs) if self.has_first_stage else None
+        if problem is None and is_training and self.has_last_stage:
             if self._part.loss is None:
                 return "loss: expected a function on the rank with the last virtual stage, got None"
-            if targets is None or len(targets) != wanted:
-                return f"targets: expected {wanted} micro-batches, got {'none' if targets is None else len(targets)}"
-        return None
+            return self._lack("targets", targets)
+        return problem
+
+    def _lack(self, name: str, items: object) -> str | None:
+        wanted = self.schedule.num_microbatches
+        if items is None:
+            return f"{name}: expected {wanted} micro-batches, got none"
+        if not isinstance(items, (Sequence, np.ndarray)):
+            return f"{name}: expected a sequence of {wanted} micro-batches, got {type(items).__name__}"
+        return None if len(items) == wanted else f"{name}: expected {wanted} micro-batches, got {len(items)}"
 
     async def _execute(
         self, method: str, problem: str | None, load: Load, operations: Sequence[PipelineOp]

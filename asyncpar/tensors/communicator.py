@@ -27,7 +27,8 @@ class TensorCommunicator:
     All ranks call the same operations in the same order; each takes its place when it is called, and runs when what
     the call returned is awaited.  Before anything moves, ranks compare what they call: unless it fits together, every
     rank raises.  Who passes wrong arguments gets ``UsageError`` and the others ``PeerCancelled`` with its text; where
-    ranks call different things it is an ``OperationMismatch`` that says who and what.  The group stays usable.
+    ranks call different things it is an ``OperationMismatch`` that says who and what.  The group stays usable.  That
+    costs an exchange of less than 300 bytes per rank and call: layers that must be quick call ``communicator``.
 
     Tensors have any layout and any dtype that collectives carry, bfloat16 among them; results are C-contiguous.
     """

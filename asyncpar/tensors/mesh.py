@@ -11,6 +11,8 @@ import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
+import numpy as np
+
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.errors import UsageError
 from asyncpar.meshes.shape import Coordinates, MeshShape
@@ -191,7 +193,7 @@ def check_devices(devices: Iterable[int]) -> tuple[int, ...]:
 
 
 def _chosen(devices: int | Iterable[int]) -> tuple[int, ...]:
-    chosen = check_devices(range(devices) if isinstance(devices, int) else devices)
+    chosen = check_devices(range(devices) if isinstance(devices, int | np.integer) else devices)
     if not chosen:
         raise UsageError(f"devices: expected at least one, got {devices!r}")
     return chosen

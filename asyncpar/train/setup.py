@@ -6,10 +6,8 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Protocol
 
-from asyncpar.collectives.communicator import Communicator
-from asyncpar.config.parallel import RankMapping, ThreeDParallelismConfig
 from asyncpar.errors import UsageError
-from asyncpar.gradsync import GradientBucketingConfig, GradientCompressionConfig, GradientSynchronizer, SyncStatistics
+from asyncpar.gradsync import GradientBucketingConfig, GradientCompressionConfig, GradientSynchronizer
 from asyncpar.node import Node
 from asyncpar.parallel import SynchronizationMode
 from asyncpar.parallel.local import DiLoCo, HostGroups, HostSynchronizer, Synchronizer
@@ -37,10 +35,6 @@ class Setup:
     trainer: Trainer
     synchronizer: GradientSynchronizer | None
 
-    def statistics(self) -> SyncStatistics:
-        """Return the synchronizer's statistics; empty ones without it."""
-        return SyncStatistics() if self.synchronizer is None else self.synchronizer.get_sync_stats()
-
 
 def make_trainer(
     mode: TrainingMode,
@@ -58,14 +52,16 @@ def make_trainer(
     """
     world = node.world
     if mode.kind is ModeKind.SYNC:
-        synchronizer = make_synchronizer(world, compression, bucketing, name="gradients")
+        synchronizer = GradientSynchronizer.data_parallel(world, compression=compression, bucketing=bucketing)
         trainer = DataParallelTrainer(model, batches, communicator=world, synchronizer=synchronizer)
         return Setup(trainer=trainer, synchronizer=synchronizer)
     if mode.kind is ModeKind.HIERARCHICAL:
         return _make_hierarchical(mode, model, batches, node=node, compression=compression, bucketing=bucketing)
     if mode.is_free:
         return _make_free(mode, model, batches, node=node, compression=compression)
-    synchronizer = make_synchronizer(world, compression, bucketing, name="rounds")
+    synchronizer = GradientSynchronizer.data_parallel(
+        world, compression=compression, bucketing=bucketing, name="rounds"
+    )
     local = LocalTrainer(model, batches, communicator=world, rounds=_make_rounds(mode, model, synchronizer))
     return Setup(trainer=local, synchronizer=synchronizer)
 
@@ -81,10 +77,12 @@ def _make_hierarchical(
 ) -> Setup:
     """Return a trainer that averages gradients inside each host, exactly, and makes rounds between hosts."""
     groups = HostGroups.of(node.world, node.membership.hosts)
-    inside = make_synchronizer(groups.host, GradientCompressionConfig(), bucketing, name="gradients")
+    inside = GradientSynchronizer.data_parallel(groups.host, bucketing=bucketing)
     between = None
     if groups.leaders is not None:
-        between = make_synchronizer(groups.leaders, compression, bucketing, name="rounds")
+        between = GradientSynchronizer.data_parallel(
+            groups.leaders, compression=compression, bucketing=bucketing, name="rounds"
+        )
     rounds = _make_rounds(mode, model, HostSynchronizer(groups.host, between))
     trainer = LocalTrainer(model, batches, communicator=node.world, rounds=rounds, inside=inside)
     return Setup(trainer=trainer, synchronizer=between)
@@ -107,23 +105,4 @@ def _make_rounds(mode: TrainingMode, model: LanguageModel, synchronizer: Synchro
         every=mode.every,
         outer_learning_rate=mode.learning_rate,
         outer_momentum=mode.momentum,
-    )
-
-
-def make_synchronizer(
-    communicator: Communicator,
-    compression: GradientCompressionConfig,
-    bucketing: GradientBucketingConfig,
-    *,
-    name: str,
-) -> GradientSynchronizer:
-    """Return the synchronizer of all ranks of ``communicator``."""
-    config = ThreeDParallelismConfig(dp_size=communicator.size)
-    return GradientSynchronizer(
-        config,
-        RankMapping(config, communicator.rank),
-        communicator=communicator,
-        bucketing=bucketing,
-        compression=compression,
-        name=name,
     )

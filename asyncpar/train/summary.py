@@ -14,6 +14,7 @@ class Summary:
 
     Losses are means over the whole batch; ``held_out_loss`` is that of text which was not trained on, at the end.
     ``bytes_sent_per_rank`` is the mean over ranks of all bytes, headers too, that left a rank while training;
+    ``layout`` says how the run was spread over ranks, where that was not data parallelism alone.
     ``compression_ratio`` compares it with uncompressed gradients alone in every step.  ``residual_norm`` is what error
     feedback has not sent yet.  ``seconds`` is the time of the distributed part without start-up.
     """
@@ -30,6 +31,7 @@ class Summary:
     tokens_per_second: float
     codec: str = "none"
     sync: str = "sync"
+    layout: str = ""
     held_out_loss: float | None = None
     residual_norm: float | None = None
 

@@ -318,7 +318,7 @@ class ZeroEngine:
             restore_pieces(self._means.shares, arrays)
         except UsageError:
             await self._recovery.break_off("restore")
-            await self._recovery.stay_away()
+            self._recovery.stay_away()
             raise
         self.step_count = step_count
         await self.resume()

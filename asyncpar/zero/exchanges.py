@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from asyncpar.errors import AsyncparError, NonFiniteValue, UsageError
-from asyncpar.gradsync.obligation import Obligation
 from asyncpar.nn.optimizers import combined
+from asyncpar.zero.owed import Owed
 from asyncpar.zero.reduction import Means
 
 
@@ -18,16 +18,16 @@ class NormExchange:
 
     def __init__(self, means: Means, own: float) -> None:
         row, key = np.array([own]), f"{means.key()}/norm"
-        self._exchange: Obligation[Any] = Obligation(lambda: means.communicator.all_gather(row, key=key))
+        self._exchange: Owed[Any] = Owed(lambda: means.communicator.all_gather(row, key=key))
 
     async def run(self) -> float:
         """Return the norm: the same bits on every replica."""
         rows = await self._exchange.run()
         return math.sqrt(combined(rows[:, 0].tolist()))
 
-    async def give_up(self) -> None:
+    def give_up(self) -> None:
         """Tell the others that this rank has no part.  Waits for nobody."""
-        await self._exchange.give_up()
+        self._exchange.give_up()
 
 
 class StepAgreement:
@@ -37,7 +37,7 @@ class StepAgreement:
         self._communicator = means.communicator
         self._own = np.array([step, learning_rate, factor, is_finite], np.float64)
         key = f"{means.key()}/step"
-        self._exchange: Obligation[Any] = Obligation(lambda: self._communicator.all_gather(self._own, key=key))
+        self._exchange: Owed[Any] = Owed(lambda: self._communicator.all_gather(self._own, key=key))
 
     async def run(self) -> AsyncparError | None:
         """Return what is wrong, on every replica alike: that they are not at the same step, or gradients not finite."""
@@ -58,6 +58,6 @@ class StepAgreement:
             )
         return None
 
-    async def give_up(self) -> None:
+    def give_up(self) -> None:
         """Tell the others that this rank takes no step.  Waits for nobody."""
-        await self._exchange.give_up()
+        self._exchange.give_up()

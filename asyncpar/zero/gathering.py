@@ -7,9 +7,9 @@ from functools import partial
 from typing import Any
 
 from asyncpar.collectives.offload import off_loop
-from asyncpar.gradsync.obligation import Obligation
 from asyncpar.nn.parameter import Array
 from asyncpar.zero.buffers import BufferPool, Lent
+from asyncpar.zero.owed import Owed
 from asyncpar.zero.packing import pack_own, unpack_rows
 from asyncpar.zero.partition import Bucket, Partition
 from asyncpar.zero.reduction import Means
@@ -32,7 +32,7 @@ class BucketGather:
         self._communicator = means.communicator
         self._key = key
         self._memory: tuple[Lent, Lent] | None = None
-        self._gather: Obligation[Any] = Obligation(self._begin)
+        self._gather: Owed[Any] = Owed(self._begin)
 
     async def run(self, targets: Sequence[Array]) -> None:
         """Gather the values into ``targets``, which also get the values that this rank owns itself."""
@@ -47,10 +47,10 @@ class BucketGather:
         finally:
             self._close(is_over=is_over)
 
-    async def give_up(self) -> None:
+    def give_up(self) -> None:
         """Tell the others that this rank does not take part.  Waits for nobody."""
         try:
-            await self._gather.give_up()
+            self._gather.give_up()
         finally:
             self._close(is_over=False)
 

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from asyncpar.errors import PeerError
-from asyncpar.gradsync.obligation import Obligation
 from asyncpar.zero.errors import StepTorn
 from asyncpar.zero.exchanges import NormExchange, StepAgreement
+from asyncpar.zero.owed import Owed
 from asyncpar.zero.reducer import Reducer
 from asyncpar.zero.reduction import Means
 from asyncpar.zero.residence import Residence
@@ -63,10 +63,10 @@ class Recovery:
         await self._reducer.abandon()
         if self.residence is not None:
             await self.residence.abandon()
-        await NormExchange(self._means, 0.0).give_up()
-        await StepAgreement(self._means, step=0, learning_rate=0.0, factor=0.0, is_finite=False).give_up()
+        NormExchange(self._means, 0.0).give_up()
+        StepAgreement(self._means, step=0, learning_rate=0.0, factor=0.0, is_finite=False).give_up()
         for gather in value_gathers(self._means, "spread"):
-            await gather.give_up()
+            gather.give_up()
 
     async def meet(self, step_count: int) -> None:
         """Wait for all replicas, and use new names from now on.
@@ -84,14 +84,14 @@ class Recovery:
                 rank=rank,
             )
 
-    async def stay_away(self) -> None:
+    def stay_away(self) -> None:
         """Tell the others that this rank does not come to the meeting.  Waits for nobody."""
-        await self._meeting(0).give_up()
+        self._meeting(0).give_up()
 
-    def _meeting(self, step_count: int) -> Obligation[Any]:
+    def _meeting(self, step_count: int) -> Owed[Any]:
         own = np.array([self._names.incident, step_count], np.int64)
         key = f"{self._names.prefix}/resume"
-        return Obligation(lambda: self._means.communicator.all_gather(own, key=key))
+        return Owed(lambda: self._means.communicator.all_gather(own, key=key))
 
 
 def torn(step: int, error: PeerError) -> StepTorn:

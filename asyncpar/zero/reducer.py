@@ -70,7 +70,7 @@ class Reducer:
         current.is_over = True
         await stopped(current.tasks)
         for reduction in current.reductions:
-            await reduction.give_up()
+            reduction.give_up()
 
     def _report(self, index: int) -> None:
         current = self._round

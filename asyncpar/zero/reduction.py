@@ -10,10 +10,10 @@ import numpy as np
 
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.collectives.offload import off_loop
-from asyncpar.gradsync.obligation import Obligation
 from asyncpar.nn.parameter import Array
 from asyncpar.zero.buffers import BufferPool, Lent
 from asyncpar.zero.config import ZeROConfig
+from asyncpar.zero.owed import Owed
 from asyncpar.zero.packing import own_in_row, pack_rows, unpack_rows
 from asyncpar.zero.partition import Bucket, Partition
 from asyncpar.zero.row_sum import CompressedSum, MakeRowSum, PlainSum, RowSum
@@ -48,9 +48,9 @@ class BucketReduction:
         self._contributions = contributions
         self._memory: tuple[Lent, Lent] | None = None
         self._sum: RowSum | None = None
-        self.obligations: list[Obligation[Any]] = [Obligation(lambda: self._opened().begin(self._key()))]
+        self.owed: list[Owed[Any]] = [Owed(lambda: self._opened().begin(self._key()))]
         if not means.config.stage.shards_states:
-            self.obligations.append(Obligation(self._gather))
+            self.owed.append(Owed(self._gather))
 
     async def run(self) -> None:
         """Reduce the bucket."""
@@ -62,20 +62,20 @@ class BucketReduction:
         try:
             self._opened()
             await off_loop(self._pack, nbytes=nbytes)
-            await self.obligations[0].run()
+            await self.owed[0].run()
             await off_loop(self._opened().settle, nbytes=nbytes)
-            for gather in self.obligations[1:]:
+            for gather in self.owed[1:]:
                 await gather.run()
             await off_loop(self._unpack, nbytes=nbytes)
             is_over = True
         finally:
             self._close(is_over=is_over)
 
-    async def give_up(self) -> None:
+    def give_up(self) -> None:
         """Tell the others that this rank does not reduce the bucket in this round.  Waits for nobody."""
         try:
-            for obligation in self.obligations:
-                await obligation.give_up()
+            for owed in self.owed:
+                owed.give_up()
         finally:
             self._close(is_over=False)
 

@@ -142,7 +142,7 @@ class Residence:
             unit.pending = None
             self._drop(unit)
             for gather in unit.gathers():
-                await gather.give_up()
+                gather.give_up()
 
     async def _gather(self, unit: Unit) -> list[Array]:
         task = asyncio.current_task()

@@ -40,7 +40,7 @@ class Update:
         finally:
             await stopped(spreading)
             for gather in self._gathers:
-                await gather.give_up()
+                gather.give_up()
             await ended(updating)
 
     @property

@@ -1,6 +1,7 @@
-"""Train a byte-level transformer on real text with data parallelism, and check it against one process.
+"""Train a byte-level transformer on real text over several ranks, and check it against one process.
 
     asyncpar launch --nproc-per-node 4 scripts/examples/train_lm.py --check
+    asyncpar launch --nproc-per-node 4 scripts/examples/train_lm.py --dp 2 --pp 2 --zero 1 --check
     asyncpar launch --nproc-per-node 4 scripts/examples/train_lm.py --codec int8 --sync diloco:20:0.7:0.7
     python scripts/examples/train_lm.py --steps 20
 
@@ -10,44 +11,52 @@ Without a launcher it trains alone.  The last line on stdout is one JSON object 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import hashlib
 import json
 import math
 import os
+import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import NoReturn
 
 import asyncpar as ap
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.config.environment import LaunchEnvironment
 from asyncpar.errors import UsageError
-from asyncpar.gradsync import GradientBucketingConfig, GradientCompressionConfig, SyncStatistics, least_bytes
-from asyncpar.nn import AdamWConfig, TransformerConfig, WarmupCosine
+from asyncpar.gradsync import GradientBucketingConfig
+from asyncpar.hybrid import Precision, TransformerModel
 from asyncpar.observe.reporting import Reporter
+from asyncpar.pipeline import simulate
 from asyncpar.train import (
     Batches,
     Expectation,
+    HybridSession,
+    HybridTrainer,
     LanguageModel,
     Progress,
+    ReplicatedSession,
+    Session,
     StepReport,
     Summary,
     Texts,
     TrainingConfig,
     compare,
     compression_ratio,
-    evaluate,
     expect,
     find_fault,
+    is_hybrid,
+    make_checkpoints,
+    make_compression,
+    make_config,
+    make_layout,
     make_texts,
     make_trainer,
     open_progress,
+    parse_arguments,
     parse_mode,
     plot_losses,
     read_corpus,
@@ -58,6 +67,9 @@ from asyncpar.train import (
 LIBRARY_BYTES = 4 << 20
 PATIENCE = 5.0
 """Seconds within which the launcher ends the other ranks after one has failed."""
+
+HALF_TOLERANCE = 0.03
+"""By which the last loss may differ where parameters and gradients are stored in half precision."""
 
 LEAST_WINDOWS = 16
 """A text shorter than this many windows is too short to learn anything from."""
@@ -70,90 +82,6 @@ class Run:
     losses: list[float]
     summary: Summary
     is_first: bool
-
-
-class Parser(argparse.ArgumentParser):
-    """Raises ``UsageError`` for wrong options, so that not every rank prints them."""
-
-    def error(self, message: str) -> NoReturn:
-        raise UsageError(message)
-
-
-def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """Return the options.  Raises ``UsageError`` for a wrong one."""
-    parser = Parser(description="Train a byte-level transformer on text, data parallel.")
-    parser.add_argument(
-        "--text", nargs="+", type=Path, metavar="PATH", help="files or folders (default: the standard library's source)"
-    )
-    parser.add_argument("--steps", type=int, default=160)
-    parser.add_argument("--batch", type=int, default=64, help="windows per step, over all ranks (default: 64)")
-    parser.add_argument("--seq", type=int, default=64, help="bytes per window (default: 64)")
-    parser.add_argument("--dim", type=int, default=128, help="features (default: 128)")
-    parser.add_argument("--layers", type=int, default=2)
-    parser.add_argument("--heads", type=int, default=4)
-    parser.add_argument("--lr", type=float, default=2e-3, help="peak learning rate (default: 0.002)")
-    parser.add_argument("--lr-floor", type=float, default=0.1, help="last rate as a part of the peak (default: 0.1)")
-    parser.add_argument("--beta1", type=float, default=0.9, help="of AdamW (default: 0.9; 0 to 0.5 for sparse codecs)")
-    parser.add_argument("--beta2", type=float, default=0.99, help="of AdamW (default: 0.99; 0.999 for sparse codecs)")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--dtype", choices=("float32", "float64"), default="float32")
-    parser.add_argument(
-        "--codec",
-        "--compress",
-        default="none",
-        metavar="NAME",
-        help="gradients on the wire: none, bf16, fp16, int8, int4, sign, topk:0.01, topk:0.01+int8, randomk:0.1, "
-        "powersgd:4, auto (default: none)",
-    )
-    parser.add_argument(
-        "--sync",
-        default="sync",
-        metavar="MODE",
-        help="sync, local:H, diloco:H[:RATE[:MOMENTUM]], hierarchical:H[:RATE[:MOMENTUM]], async, stale:STEPS "
-        "(default: sync)",
-    )
-    parser.add_argument(
-        "--held-out", type=float, default=0.0, metavar="PART", help="part of the text to evaluate on (default: 0)"
-    )
-    parser.add_argument("--bucket-mb", type=float, default=25.0, help="largest bucket in MiB (default: 25)")
-    parser.add_argument("--check", action="store_true", help="repeat the run in one process and compare")
-    parser.add_argument("--out", type=Path, default=Path("out"), help="folder for loss.png and summary.json")
-    return parser.parse_args(arguments)
-
-
-def make_config(options: argparse.Namespace) -> TrainingConfig:
-    """Return everything that decides the numbers.  Raises ``UsageError`` for settings out of range.
-
-    The rate is low enough, the warm-up long enough and epsilon large enough that training is stable: an unstable run
-    amplifies the rounding of different orders of summation, a stable one keeps two runs together to 1e-7.
-    """
-    for name in ("steps", "batch", "seq", "dim", "layers", "heads", "lr", "bucket_mb"):
-        value = getattr(options, name)
-        if not 0 < value < math.inf:
-            raise UsageError(f"--{name.replace('_', '-')}: expected a positive number, got {value}")
-    if options.seed < 0:
-        raise UsageError(f"--seed: expected 0 or more, got {options.seed}")
-    if not 0.0 <= options.held_out <= 0.5:
-        raise UsageError(f"--held-out: expected a part in 0..0.5, got {options.held_out}")
-    if parse_mode(options.sync).is_free and options.codec != "none":
-        raise UsageError(f"--codec: expected none with --sync {options.sync}, got {options.codec}")
-    if not 0.0 <= options.lr_floor <= 1.0:
-        raise UsageError(f"--lr-floor: expected a part of the peak in 0..1, got {options.lr_floor}")
-    warmup = min(40, options.steps // 4)
-    return TrainingConfig(
-        model=TransformerConfig(
-            length=options.seq,
-            features=options.dim,
-            layers=options.layers,
-            heads=options.heads,
-            seed=options.seed,
-            dtype=options.dtype,
-        ),
-        optimizer=AdamWConfig(beta1=options.beta1, beta2=options.beta2, epsilon=1e-5, clip_norm=1.0),
-        schedule=WarmupCosine(peak=options.lr, steps=options.steps, warmup=warmup, floor=options.lr_floor),
-        steps=options.steps,
-        rows=options.batch,
-    )
 
 
 def read_texts(options: argparse.Namespace) -> Texts:
@@ -173,40 +101,61 @@ async def train(options: argparse.Namespace, config: TrainingConfig, texts: Text
     async with ap.init() as node:
         communicator = node.world
         await check_same_text(communicator, texts.training)
-        model = LanguageModel(config)
-        setup = make_trainer(
-            parse_mode(options.sync),
-            model,
-            texts.training,
-            node=node,
-            compression=make_compression(options),
-            bucketing=GradientBucketingConfig(bucket_size_mb=options.bucket_mb),
-        )
+        session = await make_session(options, config, texts, node)
         await communicator.barrier()
-        losses: list[float] = []
+        losses = list(session.losses)
         sent, start = node.bytes_sent, time.perf_counter()
         is_first = communicator.rank == 0
         with open_progress(description="train", total=config.steps, reporter=reporter, is_watched=is_first) as progress:
-            async with aclosing(setup.trainer.run()) as reports:
+            async with aclosing(session.run()) as reports:
                 async for report in reports:
                     losses.append(report.loss)
-                    show(progress, report, config, setup.statistics())
+                    show(progress, report, config, session)
         sent, seconds = node.bytes_sent - sent, time.perf_counter() - start
-        await setup.trainer.check_replicas()
+        await session.check_replicas()
         counts = await communicator.all_gather_object(sent)
-        least = least_bytes(sum(parameter.grad.nbytes for parameter in model.model.parameters()), communicator)
-        summary = summarize(losses, config, options, counts=counts, seconds=seconds, least=least)
-        if options.codec != "none":
-            summary = replace(summary, residual_norm=setup.statistics().residual_norm)
-        if texts.held_out is not None and is_first:
-            loss = await asyncio.to_thread(evaluate, model, texts.held_out)
-            summary = replace(summary, held_out_loss=loss)
+        summary = summarize(losses, config, options, counts=counts, seconds=seconds, session=session)
+        if texts.held_out is not None:
+            summary = replace(summary, held_out_loss=await session.evaluate(texts.held_out))
+        report_text = ""
+        if len(losses) > len(session.losses):
+            report_text = await session.report(width=min(100, shutil.get_terminal_size().columns))
+        if report_text and is_first:
+            print(report_text, file=sys.stderr)
+        await session.close()
         return Run(losses=losses, summary=summary, is_first=is_first)
 
 
-def make_compression(options: argparse.Namespace) -> GradientCompressionConfig:
-    """Return the settings of the codec.  Raises ``UsageError`` for one that is not known."""
-    return GradientCompressionConfig(codec=None if options.codec == "none" else options.codec)
+async def make_session(options: argparse.Namespace, config: TrainingConfig, texts: Texts, node: ap.Node) -> Session:
+    """Return the run that ``options`` ask for."""
+    compression, bucketing = make_compression(options), GradientBucketingConfig(bucket_size_mb=options.bucket_mb)
+    if not is_hybrid(options):
+        model = LanguageModel(config)
+        setup = make_trainer(
+            parse_mode(options.sync), model, texts.training, node=node, compression=compression, bucketing=bucketing
+        )
+        return ReplicatedSession(setup, model, node.world, has_codec=options.codec != "none")
+    layout = make_layout(options)
+    trainer = await HybridTrainer.create(
+        config,
+        layout.make_config(config, world_size=node.world.size, compression=compression, bucketing=bucketing),
+        texts.training,
+        communicator=node.world,
+        checkpoints=make_checkpoints(options),
+    )
+    return HybridSession(trainer, layout=layout.describe(node.world.size))
+
+
+def check_layout(options: argparse.Namespace, config: TrainingConfig, *, world_size: int) -> None:
+    """Raise ``UsageError``, before anything starts, for a run that cannot be spread over so many ranks."""
+    layout = make_layout(options)
+    split_rows(config.rows, rank=0, size=layout.replicas(world_size))
+    if is_hybrid(options):
+        compression, bucketing = make_compression(options), GradientBucketingConfig(bucket_size_mb=options.bucket_mb)
+        made = layout.make_config(config, world_size=world_size, compression=compression, bucketing=bucketing)
+        TransformerModel(config=config.model).check(made.parallelism)
+        simulate(made.make_schedule())
+        make_checkpoints(options)
 
 
 async def check_same_text(communicator: Communicator, batches: Batches) -> None:
@@ -217,16 +166,9 @@ async def check_same_text(communicator: Communicator, batches: Batches) -> None:
             raise UsageError(f"text: expected the same bytes on all ranks, but rank {rank} has others than rank 0")
 
 
-def show(progress: Progress, report: StepReport, config: TrainingConfig, statistics: SyncStatistics) -> None:
+def show(progress: Progress, report: StepReport, config: TrainingConfig, session: Session) -> None:
     """Show a step."""
-    steps = statistics.total_sync_operations
-    fields = {
-        "loss": f"{report.loss:.4f}",
-        "bytes/s": f"{config.tokens / report.seconds:,.0f}",
-        "comm": f"{statistics.average_sync_time_ms:.0f} ms",
-        "exposed": f"{1e3 * statistics.total_exposed_time / max(1, steps):.0f} ms",
-        "ratio": f"{statistics.compression_ratio_achieved:.2f}",
-    }
+    fields = {"loss": f"{report.loss:.4f}", "bytes/s": f"{config.tokens / report.seconds:,.0f}", **session.figures()}
     progress.show(report.step + 1, fields)
 
 
@@ -237,27 +179,32 @@ def summarize(
     *,
     counts: list[int],
     seconds: float,
-    least: int,
+    session: Session,
 ) -> Summary:
-    """Return the figures of the distributed part; ``least`` is what uncompressed gradients would send in a step."""
-    ranks, sent = len(counts), sum(counts) // len(counts)
+    """Return the figures of the distributed part."""
+    ranks, sent, done = len(counts), sum(counts) // len(counts), len(losses) - len(session.losses)
+    ratio = None
+    if session.least_bytes is not None:
+        ratio = compression_ratio(
+            ranks=ranks,
+            least_bytes=session.least_bytes,
+            steps=config.steps,
+            sent=sent,
+            is_exact=options.codec == "none" and options.sync == "sync",
+        )
     return Summary(
         ranks=ranks,
         steps=config.steps,
         first_loss=losses[0],
         last_loss=losses[-1],
         bytes_sent_per_rank=sent,
-        compression_ratio=compression_ratio(
-            ranks=ranks,
-            least_bytes=least,
-            steps=config.steps,
-            sent=sent,
-            is_exact=options.codec == "none" and options.sync == "sync",
-        ),
+        compression_ratio=ratio,
         codec=options.codec,
         sync=options.sync,
+        layout=session.layout,
+        residual_norm=session.residual_norm(),
         seconds=seconds,
-        tokens_per_second=config.tokens * config.steps / seconds,
+        tokens_per_second=config.tokens * done / seconds,
     )
 
 
@@ -276,6 +223,8 @@ def repeat_alone(config: TrainingConfig, batches: Batches, *, reporter: Reporter
 
 def make_expectation(options: argparse.Namespace, config: TrainingConfig) -> Expectation:
     """Return what the checked run has to come to."""
+    if make_layout(options).precision is not Precision.FULL:
+        return Expectation(last_loss=HALF_TOLERANCE)
     shapes = [parameter.value.shape for parameter in LanguageModel(config).model.parameters()]
     return expect(options.codec, parse_mode(options.sync), shapes=shapes, steps=config.steps)
 
@@ -323,7 +272,7 @@ def main() -> None:
         make_compression(options)
         texts = read_texts(options)
         place = LaunchEnvironment.from_mapping(os.environ)
-        split_rows(config.rows, rank=0, size=1 if place is None else place.world_size)
+        check_layout(options, config, world_size=1 if place is None else place.world_size)
         make_folder(options.out)
     except UsageError as error:
         raise refuse(error) from None

@@ -34,6 +34,12 @@ def test_a_split_by_rank_goes_round_in_a_loop_and_back_in_a_v() -> None:
     assert config(pipeline_schedule=ZBV, **split).virtual_stage_layers() == (3, 1, 1, 3)
 
 
+def test_what_a_rank_has_is_shared_by_its_pieces_with_the_larger_part_first() -> None:
+    split = {"num_layers": 8, "layers_per_stage": (5, 3)}
+    assert config(pipeline_schedule=INTERLEAVED, num_model_chunks=2, **split).virtual_stage_layers() == (3, 2, 2, 1)
+    assert config(pipeline_schedule=ZBV, **split).virtual_stage_layers() == (3, 2, 1, 2)
+
+
 def test_a_split_by_virtual_stage_is_taken_as_it_is() -> None:
     split = {"num_layers": 7, "layers_per_stage": (3, 1, 1, 2)}
     looped, v_shaped = config(num_model_chunks=2, **split), config(pipeline_schedule=ZBV, **split)
@@ -53,7 +59,7 @@ def test_the_ends_of_the_model_are_on_two_stages_of_a_loop_and_on_one_of_a_v() -
     [
         ({"num_model_chunks": 3}, r"num_layers: expected a multiple of pp_size \* num_model_chunks = 2 \* 3, got 8"),
         ({"num_model_chunks": 5}, r"num_layers: expected at least pp_size \* num_model_chunks = 2 \* 5, got 8"),
-        ({"num_model_chunks": 2, "layers_per_stage": (5, 3)}, "layers_per_stage: expected multiples of 2, as each"),
+        ({"num_model_chunks": 2, "layers_per_stage": (7, 1)}, "layers_per_stage: expected at least 2 for each rank"),
         ({"num_model_chunks": 2, "layers_per_stage": (8,)}, "layers_per_stage: expected 2 or 4 positive numbers"),
         ({"num_model_chunks": 3, "pipeline_schedule": "zbv"}, "num_model_chunks: expected 2 with zbv, got 3"),
         (

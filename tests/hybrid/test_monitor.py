@@ -32,7 +32,7 @@ def analysis_of(*ranks: dict[str, Any]) -> PerformanceAnalysis:
     return analyze([summarize(rank, [measure(**figures)]) for rank, figures in enumerate(ranks)])
 
 
-def only(analysis: PerformanceAnalysis) -> tuple[BottleneckKind, Severity, float, float]:
+def only(analysis: PerformanceAnalysis) -> tuple[object, ...]:
     (bottleneck,) = analysis.bottlenecks
     return bottleneck.kind, bottleneck.severity, bottleneck.value, bottleneck.threshold
 
@@ -44,13 +44,14 @@ def only(analysis: PerformanceAnalysis) -> tuple[BottleneckKind, Severity, float
 @pytest.mark.parametrize("value", [-1e-9, float("nan"), float("inf")])
 def test_durations_are_finite_and_not_negative(name: str, value: float) -> None:
     with pytest.raises(UsageError, match=f"{name}: expected a finite number of seconds, 0 or more, got"):
-        measure(**{name: value})
+        measure(1, **{name: value})
 
 
 @pytest.mark.parametrize("name", ["step", "memory_used", "memory_limit", "tokens"])
 def test_counts_are_not_negative(name: str) -> None:
     with pytest.raises(UsageError, match=f"{name}: expected 0 or more, got -1"):
-        StepMeasure(**{"step": 0, "seconds": 1.0, name: -1})
+        figures: dict[str, Any] = {"step": 0, "seconds": 1.0, name: -1}
+        StepMeasure(**figures)
 
 
 # -- the monitor -----------------------------------------------------------------------------------------------------

@@ -87,7 +87,8 @@ def give_gradients(parameters: list[Parameter], step: int) -> None:
 )
 def test_updates_are_those_of_the_papers(rule: Rule, reference: Reference) -> None:
     value = np.random.default_rng(0).normal(size=6)
-    expected, states, kept = value.copy(), new_states(rule, 6, value.dtype), dict[str, Array]()
+    expected: Array = value.copy()
+    states, kept = new_states(rule, 6, value.dtype), dict[str, Array]()
     for step in range(1, 6):
         gradient = np.random.default_rng(step).normal(size=6)
         rule.update(value, gradient, states, step=step, learning_rate=RATE, decays=True)

@@ -295,6 +295,42 @@ def test_a_rank_that_leaves_the_world_in_good_order_ends_the_block() -> None:
         assert error.rank == 2
 
 
+@pytest.mark.parametrize("close_first", [False, True])
+def test_a_rank_that_fails_and_goes_at_once_has_told_why(close_first: bool) -> None:
+    async def main(ranks: Ranks) -> list[Any]:
+        alarms = alarms_of(ranks)
+        await step(alarms, lambda _: asyncio.sleep(0))
+
+        async def fail_and_go() -> None:
+            try:
+                await watched(alarms[1], fails_at({1: 1.0})(1))
+            finally:
+                if close_first:
+                    await alarms[1].close()
+                await ranks.links[1].close()
+
+        return await outcomes([watched(alarms[0], never()), fail_and_go(), watched(alarms[2], never())])
+
+    zero, one, two = in_virtual_time(3, main)
+    assert isinstance(one, ValueError)
+    for error in (zero, two):
+        assert isinstance(error, StepFailed)
+        assert error.cause == "ValueError: fault of 1"
+
+
+def test_closing_waits_for_no_peer_that_is_hung() -> None:
+    async def main(ranks: Ranks) -> float:
+        alarm = alarms_of(ranks)[0]
+        ranks.links[1].link(0)  # rank 1 makes no communicator calls at all
+        with pytest.raises(ValueError, match="fault"):
+            await watched(alarm, fails_at({0: 1.0})(0))
+        await alarm.close()
+        await alarm.close()
+        return now()
+
+    assert in_virtual_time(2, main) <= 3.0
+
+
 def test_alarms_may_be_nested_and_an_inner_failure_keeps_its_reason() -> None:
     async def main(ranks: Ranks) -> list[Any]:
         outer = alarms_of(ranks)

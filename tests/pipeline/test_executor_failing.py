@@ -313,19 +313,21 @@ def test_inference_on_one_rank_and_training_on_others_is_refused_on_all() -> Non
         ({"stages": []}, 4, 4, r"rank 0: stages: expected 1 \(virtual stages 0\), got 0"),
         ({}, None, 4, "rank 0: inputs: expected 4 micro-batches, got none"),
         ({}, 3, 4, "rank 0: inputs: expected 4 micro-batches, got 3"),
+        ({}, iter([1]), 4, "rank 0: inputs: expected a sequence of 4 micro-batches, got list_iterator"),
+        ({}, np.zeros((3, 2)), 4, "rank 0: inputs: expected 4 micro-batches, got 3"),
         ({}, 4, 5, "rank 1: targets: expected 4 micro-batches, got 5"),
         ({}, 4, None, "rank 1: targets: expected 4 micro-batches, got none"),
         ({"loss": None}, 4, 4, "rank 1: loss: expected a function on the rank with the last virtual stage, got None"),
     ],
 )
 def test_what_a_rank_lacks_is_named_on_all_before_anything_is_computed(
-    options: dict[str, Any], inputs: int | None, targets: int | None, message: str
+    options: dict[str, Any], inputs: Any, targets: Any, message: str
 ) -> None:
     def make(rank: int, communicator: Any) -> PipelineExecutor:
         return make_executor(schedule_of(ranks=2), communicator, **options)
 
-    def batches(count: int | None) -> list[Array] | None:
-        return None if count is None else [np.zeros(1)] * count
+    def batches(count: Any) -> Any:
+        return [np.zeros(1)] * count if isinstance(count, int) else count
 
     async def run(executor: PipelineExecutor) -> Any:
         return await executor.run(batches(inputs), batches(targets))
@@ -428,3 +430,21 @@ def test_memory_is_free_again_after_a_failure() -> None:
         return [memory.stats.current_bytes for memory in memories]
 
     assert in_virtual_time(2, main) == [0, 0]
+
+
+def test_a_rank_that_never_runs_is_named_after_the_timeout_and_meets_the_failure_when_it_comes() -> None:
+    async def main(ranks: Ranks) -> tuple[list[Any], float, Any, list[Any]]:
+        executors = fails_on(ranks, schedule_of(), {})
+        errors = await outcomes([run_one(executors[0]), run_one(executors[2])])
+        ended = asyncio.get_running_loop().time()
+        (late,) = await outcomes([run_one(executors[1])])
+        return errors, ended, late, await asyncio.gather(*(run_one(executor) for executor in executors))
+
+    errors, ended, late, results = in_virtual_time(3, main, timeout=30.0)
+    assert ended == 30.0
+    for error in errors:
+        assert isinstance(error, PeerError)
+        assert error.rank == 1
+    assert isinstance(late, StepFailed)
+    assert "PeerTimeout" in str(late)
+    assert results[2].losses == (0, 1, 2, 3)

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -122,6 +123,12 @@ def test_a_line_has_one_axis() -> None:
     assert DeviceMesh.linear((7, 3), axis="dp") == DeviceMesh((2,), ("dp",), (7, 3))
     assert DeviceMesh.linear(3).device_at([2]) == 2
     assert DeviceMesh.linear(3).device_at([3]) is None
+
+
+def test_integers_and_arrays_of_numpy_will_do() -> None:
+    mesh = DeviceMesh.linear(np.arange(4)[::-1])
+    assert mesh == DeviceMesh.linear((3, 2, 1, 0))
+    assert DeviceMesh.two_dimensional(np.int64(4)).device_at(np.array([1, 0])) == 2  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

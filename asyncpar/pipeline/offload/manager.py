@@ -164,6 +164,11 @@ class MemoryManager:
         if entry.moving is None:
             self._release(entry)
 
+    async def settle(self) -> None:
+        """Wait until nothing is on its way to disk or back."""
+        while self._moving:
+            await asyncio.wait(self._moving)
+
     def clear(self) -> None:
         """Free everything, and forget that the disk has failed."""
         for key in list(self._entries):
@@ -173,8 +178,7 @@ class MemoryManager:
     async def close(self) -> None:
         """Free everything, and end what runs.  Idempotent."""
         self.clear()
-        while self._moving:
-            await asyncio.wait(self._moving)
+        await self.settle()
         if self._thread is not None:
             self._thread.shutdown()
         if self._file is not None:

@@ -1,0 +1,191 @@
+"""One layout of a job over ranks, and what it takes: memory, traffic and time.  Pure.
+
+The time is rough: ranks compute at a constant rate, tensor-parallel all-reduces stop the computation, messages between
+stages travel beside it, and gradients are reduced, or values gathered, when it is over.  It is there to put layouts in
+order, not to promise seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import pairwise
+
+from asyncpar.config.parallel import ThreeDParallelismConfig
+from asyncpar.config.rank_order import RankOrder
+from asyncpar.estimate.activations import ActivationModel
+from asyncpar.estimate.job import Job
+from asyncpar.estimate.memory import ActivationPolicy, RankMemory, make_schedule, rank_activations, rank_memories
+from asyncpar.estimate.pipelining import PipelineFigures, StageWork, pipeline_figures
+from asyncpar.estimate.stages import VirtualStage, rank_parameters, virtual_stages
+from asyncpar.estimate.traffic import (
+    LAYER_ALL_REDUCES,
+    RECOMPUTED_ALL_REDUCES,
+    RankTraffic,
+    all_reduce_bytes,
+    data_parallel_bytes,
+    tensor_parallel_bytes,
+)
+from asyncpar.zero.config import ZeROStage
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """What ``config`` with ZeRO stage ``zero`` takes.
+
+    ``memory`` is that of the fullest rank, ``traffic`` that of the one that sends most in a step; ``pipeline`` is the
+    part of the step with the forward and backward passes, ``step_seconds`` all of it.
+    """
+
+    config: ThreeDParallelismConfig
+    zero: ZeROStage
+    micro_batches: int
+    memory: RankMemory
+    traffic: RankTraffic
+    pipeline: PipelineFigures
+    step_seconds: float
+
+
+def estimate_layouts(job: Job, config: ThreeDParallelismConfig, stages: Iterable[ZeROStage]) -> Iterator[Layout]:
+    """Yield the layout for each of ``stages``.
+
+    Raises ``UsageError`` when the configuration does not fit model or batch.
+    """
+    model = job.model
+    config.validate(config.world_size, hidden=model.hidden, heads=model.heads)
+    estimate = _Estimate(job, config)
+    for stage in stages:
+        yield estimate.layout(stage)
+
+
+def rank_traffics(job: Job, config: ThreeDParallelismConfig, stage: ZeROStage) -> tuple[RankTraffic, ...]:
+    """Return what each pipeline rank sends in a step, but for a few numbers per token and step.
+
+    Those are the maxima and sums of a vocabulary-parallel cross-entropy, and what ranks tell each other about losses.
+    Raises ``UsageError`` when the configuration does not fit model or batch.
+    """
+    config.validate(config.world_size, hidden=job.model.hidden, heads=job.model.heads)
+    return tuple(_Estimate(job, config).traffics(stage))
+
+
+class _Estimate:
+    """What all ZeRO stages of one configuration have in common."""
+
+    def __init__(self, job: Job, config: ThreeDParallelismConfig) -> None:
+        self._job = job
+        self._config = config
+        self._micro_batches = config.micro_batches(job.batch)
+        self._pieces = virtual_stages(config)
+        self._policy = ActivationPolicy(strategy=job.memory_strategy, recompute_all=job.recompute)
+        self._payload = job.precision.value_bytes * job.model.sequence * config.micro_batch_size * job.model.hidden
+        activations = ActivationModel(
+            shape=job.model,
+            micro_batch_size=config.micro_batch_size,
+            tp_size=config.tp_size,
+            sequence_parallel=job.sequence_parallel,
+            value_bytes=job.precision.value_bytes,
+        )
+        self._activations = rank_activations(config, activations, self._policy, micro_batches=self._micro_batches)
+        self._order = config.rank_order()
+        self._reduction = all_reduce_bytes(self._payload, config.tp_size) / self._rings_bandwidth("tp")
+        self._pipeline = pipeline_figures(
+            make_schedule(config, self._micro_batches),
+            [self._work(piece) for piece in self._pieces],
+            latency=self._payload / job.machine.hops_bandwidth(self._hops()),
+        )
+
+    def layout(self, stage: ZeROStage) -> Layout:
+        job = self._job
+        memories = rank_memories(
+            job.model,
+            self._config,
+            self._activations,
+            micro_batches=self._micro_batches,
+            stage=stage,
+            precision=job.precision,
+            optimizer_states=job.optimizer_states,
+        )
+        traffics = self.traffics(stage)
+        ends = [[ranks[stage] for stage in self._config.end_stages] for ranks in _axis_groups(self._order, "pp")]
+        after = max(traffic.data for traffic in traffics) / self._rings_bandwidth("dp")
+        after += max(traffic.embedding for traffic in traffics) / job.machine.rings_bandwidth(ends)
+        return Layout(
+            config=self._config,
+            zero=stage,
+            micro_batches=self._micro_batches,
+            memory=max(memories, key=lambda memory: memory.total),
+            traffic=max(traffics, key=lambda traffic: traffic.total),
+            pipeline=self._pipeline,
+            step_seconds=self._pipeline.makespan + after,
+        )
+
+    def _work(self, piece: VirtualStage) -> StageWork:
+        """Return the seconds of each pass: the same arithmetic in all three, and what tensor parallelism waits for."""
+        job, tp_size = self._job, self._config.tp_size
+        rate = job.machine.flops * tp_size / (job.model.sequence * self._config.micro_batch_size)
+        layer = job.model.layer_flops / rate
+        head = job.model.head_flops / rate if piece.is_last else 0.0
+        reduction = self._reduction
+        each_way = piece.layers * LAYER_ALL_REDUCES / 2
+        again = self._recomputed(piece)
+        return StageWork(
+            forward=piece.layers * layer + head + (each_way + piece.is_first) * reduction,
+            backward_input=piece.layers * layer
+            + head
+            + (each_way + piece.is_last) * reduction
+            + again * (layer + RECOMPUTED_ALL_REDUCES * reduction),
+            backward_weight=piece.layers * layer + head,
+        )
+
+    def _recomputed(self, piece: VirtualStage) -> int:
+        return piece.layers - self._policy.kept(piece.layers)
+
+    def traffics(self, stage: ZeROStage) -> list[RankTraffic]:
+        job, config = self._job, self._config
+        tied = job.model.is_tied and len(config.end_stages) > 1
+        owners = config.dp_size if stage.shards_states else 1
+        shared = job.model.embedding_parameters(config.tp_size) * job.precision.value_bytes / owners
+        found = []
+        for rank, parameters in enumerate(rank_parameters(job.model, config)):
+            mine = [piece for piece in self._pieces if piece.rank == rank]
+            size = parameters * job.precision.value_bytes
+            found.append(
+                RankTraffic(
+                    data=data_parallel_bytes(size, size, config.dp_size, stage, micro_batches=self._micro_batches),
+                    tensor=self._micro_batches * sum(map(self._tensor_bytes, mine)),
+                    pipeline=self._micro_batches * self._payload * self._sends(rank),
+                    embedding=all_reduce_bytes(shared, 2) if tied and rank in config.end_stages else 0.0,
+                )
+            )
+        return found
+
+    def _tensor_bytes(self, piece: VirtualStage) -> float:
+        return tensor_parallel_bytes(
+            self._payload,
+            self._config.tp_size,
+            piece.layers,
+            recomputed=self._recomputed(piece),
+            ends=piece.ends,
+        )
+
+    def _sends(self, rank: int) -> int:
+        """Return how often a rank sends to another for each micro-batch: activations on, gradients back."""
+        return sum((one.rank == rank) + (other.rank == rank) for one, other in self._boundaries())
+
+    def _boundaries(self) -> list[tuple[VirtualStage, VirtualStage]]:
+        return [(one, other) for one, other in pairwise(self._pieces) if one.rank != other.rank]
+
+    def _hops(self) -> Iterator[tuple[int, int]]:
+        steps = {(one.rank, other.rank) for one, other in self._boundaries()}
+        for ranks in _axis_groups(self._order, "pp"):
+            yield from ((ranks[one], ranks[other]) for one, other in steps)
+
+    def _rings_bandwidth(self, axis: str) -> float:
+        return self._job.machine.rings_bandwidth(_axis_groups(self._order, axis))
+
+
+@lru_cache(maxsize=16)
+def _axis_groups(order: RankOrder, axis: str) -> tuple[tuple[int, ...], ...]:
+    """Return all groups along ``axis``; those of one order are asked for again and again."""
+    return order.groups(axis)

@@ -1,0 +1,170 @@
+"""What a rank needs of memory: parameters, gradients, optimizer states and activations.  Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from asyncpar.config.checks import check_count
+from asyncpar.config.parallel import MemoryOptimizationStrategy, MemoryRequirements, ThreeDParallelismConfig
+from asyncpar.errors import UsageError
+from asyncpar.estimate.activations import ActivationModel, kept_layers
+from asyncpar.estimate.pipelining import peak_bytes
+from asyncpar.estimate.shape import ModelShape
+from asyncpar.estimate.stages import VirtualStage, rank_parameters, virtual_stages
+from asyncpar.estimate.state import ADAM_STATES, Precision, StateBytes, bytes_per_parameter
+from asyncpar.pipeline.schedule import PipelineSchedule
+from asyncpar.zero.config import ZeROStage
+
+_MEBIBYTE = float(1 << 20)
+_ON_THEIR_WAY = 2
+"""Pieces of activations that are in memory while others are on disk: the one in use and the next."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankMemory:
+    """Bytes that one rank needs.
+
+    ``state`` is there to stay.  ``accumulating`` are the gradients of others that ZeRO stages 2 and 3 hold, too, while
+    several micro-batches add to them: they are reduced once, and shared out only then.
+    """
+
+    state: StateBytes
+    accumulating: float
+    activations: float
+
+    @property
+    def total(self) -> float:
+        return self.state.total + self.accumulating + self.activations
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActivationPolicy:
+    """What is kept of activations, and where."""
+
+    strategy: MemoryOptimizationStrategy = MemoryOptimizationStrategy.BASIC
+    recompute_all: bool = False
+
+    def kept(self, layers: int) -> int:
+        """Return how many of ``layers`` are not computed again."""
+        return kept_layers(self.strategy, layers, recompute_all=self.recompute_all)
+
+    def stage_bytes(self, stage: VirtualStage, activations: ActivationModel) -> float:
+        """Return what one micro-batch leaves behind in a piece of the model."""
+        ends = activations.input_end * stage.is_first + activations.output_end * stage.is_last
+        return activations.layers(stage.layers, self.kept(stage.layers)) + ends
+
+    def rank_bytes(self, peak: float, mine: Sequence[VirtualStage], activations: ActivationModel) -> float:
+        """Return what a rank with the pieces ``mine`` needs, if ``peak`` bytes are in flight.
+
+        A layer that is computed again is whole while its backward pass runs.  What EXTREME puts on disk does not count.
+        """
+        if self.strategy is MemoryOptimizationStrategy.EXTREME:
+            largest = max(self.stage_bytes(stage, activations) for stage in mine)
+            peak = min(peak, _ON_THEIR_WAY * largest)
+        recomputes = any(self.kept(stage.layers) < stage.layers for stage in mine)
+        return peak + (activations.layer if recomputes else 0.0)
+
+
+def rank_activations(
+    config: ThreeDParallelismConfig, activations: ActivationModel, policy: ActivationPolicy, *, micro_batches: int
+) -> tuple[float, ...]:
+    """Return the bytes of activations that each pipeline rank needs.
+
+    That is what a micro-batch leaves in each piece of the model, times the micro-batches that the schedule has in
+    flight there.
+    """
+    stages = virtual_stages(config)
+    schedule = make_schedule(config, micro_batches)
+    peaks = peak_bytes(schedule, [policy.stage_bytes(piece, activations) for piece in stages])
+    return tuple(
+        policy.rank_bytes(peak, [piece for piece in stages if piece.rank == rank], activations)
+        for rank, peak in enumerate(peaks)
+    )
+
+
+def rank_memories(
+    model: ModelShape,
+    config: ThreeDParallelismConfig,
+    activations: Sequence[float],
+    *,
+    micro_batches: int,
+    stage: ZeROStage | int,
+    precision: Precision,
+    optimizer_states: int = ADAM_STATES,
+) -> tuple[RankMemory, ...]:
+    """Return what each pipeline rank needs, on the tensor-parallel rank that needs most, besides its ``activations``.
+
+    That is its parameters times ``bytes_per_parameter``; what communication needs for buffers is not counted.
+    """
+    each = bytes_per_parameter(stage, config.dp_size, precision, optimizer_states=optimizer_states)
+    of_others = precision.value_bytes - each.gradients if micro_batches > 1 else 0.0
+    return tuple(
+        RankMemory(state=each.times(parameters), accumulating=of_others * parameters, activations=kept)
+        for parameters, kept in zip(rank_parameters(model, config), activations, strict=True)
+    )
+
+
+def memory_requirements(
+    config: ThreeDParallelismConfig,
+    model: ModelShape | None = None,
+    *,
+    rough: bool = False,
+    micro_batches: int | None = None,
+    stage: ZeROStage | int = ZeROStage.NONE,
+    optimizer_states: int = ADAM_STATES,
+    sequence_parallel: bool = False,
+) -> MemoryRequirements:
+    """Return what the fullest rank needs, in MiB; values and gradients are ``model_memory_mb``.
+
+    ``rough``: the rule of thumb that needs no ``model``, ``config.memory_requirements()``.  ``micro_batches`` is how
+    many each replica runs per step, by default twice as many as there are stages, from where on most schedules have no
+    more of them in flight.  Precision, memory strategy and recomputation are those of ``config``.
+    """
+    if rough:
+        return config.memory_requirements(rough=True)
+    model = _checked_model(config, model)
+    count = 2 * config.pp_size if micro_batches is None else check_count("micro_batches", micro_batches)
+    precision = Precision.MIXED if config.enable_mixed_precision else Precision.FP32
+    activations = ActivationModel(
+        shape=model,
+        micro_batch_size=config.micro_batch_size,
+        tp_size=config.tp_size,
+        sequence_parallel=sequence_parallel,
+        value_bytes=precision.value_bytes,
+    )
+    policy = ActivationPolicy(strategy=config.memory_strategy, recompute_all=config.enable_gradient_checkpointing)
+    memories = rank_memories(
+        model,
+        config,
+        rank_activations(config, activations, policy, micro_batches=count),
+        micro_batches=count,
+        stage=stage,
+        precision=precision,
+        optimizer_states=optimizer_states,
+    )
+    fullest = max(memories, key=lambda memory: memory.total)
+    return MemoryRequirements(
+        model_memory_mb=(fullest.state.values + fullest.state.gradients + fullest.accumulating) / _MEBIBYTE,
+        activation_memory_mb=fullest.activations / _MEBIBYTE,
+        optimizer_memory_mb=fullest.state.optimizer / _MEBIBYTE,
+    )
+
+
+def make_schedule(config: ThreeDParallelismConfig, micro_batches: int) -> PipelineSchedule:
+    """Return the schedule that ``config`` asks for."""
+    return PipelineSchedule(
+        num_stages=config.pp_size,
+        num_microbatches=micro_batches,
+        schedule_type=config.pipeline_schedule,
+        num_model_chunks=config.chunks_per_stage,
+    )
+
+
+def _checked_model(config: ThreeDParallelismConfig, model: ModelShape | None) -> ModelShape:
+    if model is None:
+        raise UsageError("model: expected the shape of a model unless rough=True, got None")
+    if model.layers != config.num_layers:
+        raise UsageError(f"model: expected num_layers = {config.num_layers} layers, got {model.layers}")
+    config.validate(config.world_size, hidden=model.hidden, heads=model.heads)
+    return model

@@ -1,0 +1,114 @@
+"""What a pipeline takes: time and idle time by simulation, and what it keeps of activations.  Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from asyncpar.config.parallel import PipelineScheduleType
+from asyncpar.errors import UsageError
+from asyncpar.pipeline.operation import OperationKind, PipelineOp
+from asyncpar.pipeline.schedule import PipelineSchedule
+from asyncpar.pipeline.simulation import simulate
+
+_FULL_PERIODS = 3
+"""Micro-batches, in times the number of stages, from which on more of them only lengthen the middle."""
+
+_FORWARDS_FIRST = (PipelineScheduleType.GPIPE, PipelineScheduleType.SEQUENTIAL)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageWork:
+    """Seconds that one virtual stage takes for each pass of one micro-batch."""
+
+    forward: float = 1.0
+    backward_input: float = 1.0
+    backward_weight: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipelineFigures:
+    """``makespan`` is the time of one step, ``ideal`` that in which the busiest rank computes, in seconds."""
+
+    makespan: float
+    ideal: float
+
+    @property
+    def bubble_over_ideal(self) -> float:
+        """Time lost in parts of the ideal, as in the Megatron papers."""
+        return (self.makespan - self.ideal) / self.ideal if self.ideal else 0.0
+
+    @property
+    def bubble_fraction(self) -> float:
+        """Time lost in parts of the makespan, as in the GPipe paper."""
+        return (self.makespan - self.ideal) / self.makespan if self.makespan else 0.0
+
+
+def pipeline_figures(schedule: PipelineSchedule, work: Sequence[StageWork], *, latency: float = 0.0) -> PipelineFigures:
+    """Return what ``schedule`` takes if its virtual stages do ``work`` and each hop between ranks takes ``latency``.
+
+    Long ones are not simulated to the end: each further round of as many micro-batches as there are stages takes the
+    time that the last one simulated took.  That is exact where all stages take as long and micro-batches are a multiple
+    of them, and a few percent off elsewhere.
+    """
+    if len(work) != schedule.num_virtual_stages:
+        raise UsageError(f"work: expected that of {schedule.num_virtual_stages} virtual stages, got {len(work)}")
+    stages, count = schedule.num_stages, schedule.num_microbatches
+    simulated = min(count, _FULL_PERIODS * stages + count % stages)
+    makespan, ideal = _simulated(schedule, simulated, work, latency)
+    if count > simulated:
+        earlier_makespan, earlier_ideal = _simulated(schedule, simulated - stages, work, latency)
+        rounds = (count - simulated) // stages
+        makespan += rounds * (makespan - earlier_makespan)
+        ideal += rounds * (ideal - earlier_ideal)
+        makespan = max(makespan, ideal)
+    return PipelineFigures(makespan=makespan, ideal=ideal)
+
+
+def peak_bytes(schedule: PipelineSchedule, kept: Sequence[float]) -> tuple[float, ...]:
+    """Return, for each rank, the most bytes that it keeps at once, if a micro-batch leaves ``kept`` in virtual stages.
+
+    They are kept from the forward pass until the backward pass, or its weight half, is done.  Where all forward passes
+    come first that is everything; otherwise whole rounds in the middle, which are all alike, are left out.
+    """
+    if len(kept) != schedule.num_virtual_stages:
+        raise UsageError(f"kept: expected bytes for {schedule.num_virtual_stages} virtual stages, got {len(kept)}")
+    stages, count = schedule.num_stages, schedule.num_microbatches
+    if schedule.schedule_type in _FORWARDS_FIRST:
+        return tuple(count * sum(kept[piece] for piece in schedule.virtual_stages_of(rank)) for rank in range(stages))
+    if count % stages == 0:
+        schedule = replace(schedule, num_microbatches=min(count, _FULL_PERIODS * stages))
+    return tuple(_peak(schedule.compute_order(rank), kept) for rank in range(stages))
+
+
+def _simulated(
+    schedule: PipelineSchedule, micro_batches: int, work: Sequence[StageWork], latency: float
+) -> tuple[float, float]:
+    """Return the makespan and what the busiest rank computes."""
+    shorter = replace(schedule, num_microbatches=micro_batches)
+    simulation = simulate(shorter, costs=lambda operation: _seconds(operation, work), latency=latency)
+    return simulation.makespan, simulation.ideal
+
+
+def _seconds(operation: PipelineOp, work: Sequence[StageWork]) -> float:
+    stage = work[operation.stage]
+    match operation.kind:
+        case OperationKind.FORWARD:
+            return stage.forward
+        case OperationKind.BACKWARD_INPUT:
+            return stage.backward_input
+        case OperationKind.BACKWARD_WEIGHT:
+            return stage.backward_weight
+        case _:
+            return stage.backward_input + stage.backward_weight
+
+
+def _peak(order: Sequence[PipelineOp], sizes: Sequence[float]) -> float:
+    kept = peak = 0.0
+    for operation in order:
+        if operation.kind is OperationKind.FORWARD:
+            kept += sizes[operation.stage]
+            peak = max(peak, kept)
+        elif operation.kind.frees_activation:
+            kept -= sizes[operation.stage]
+    return peak

@@ -1,0 +1,203 @@
+"""`asyncpar plan`: which layouts of a model over ranks fit, and what each takes."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from asyncpar.config.checks import check_choice
+from asyncpar.config.parallel import DEFAULT_ORDER, MemoryOptimizationStrategy, PipelineScheduleType
+from asyncpar.errors import LaunchError, UsageError
+from asyncpar.launch.command_line import OneLineCommand, exit_with, option
+from asyncpar.launch.options import parse_count
+
+if TYPE_CHECKING:
+    from asyncpar.estimate.job import Job
+    from asyncpar.estimate.search import Findings, Search
+
+_GIGA = 1e9
+_OPTIMIZERS = {"adam": 2, "momentum": 1, "sgd": 0}
+_BATCH_PER_RANK = 4
+
+
+@click.command(cls=OneLineCommand)
+@option("--layers", metavar="N", required=True, help="Transformer layers.")
+@option("--hidden", metavar="N", required=True, help="Features between layers.")
+@option("--heads", metavar="N", required=True, help="Attention heads.")
+@option("--vocab", metavar="N", required=True, help="Tokens in the vocabulary.")
+@option("--seq", metavar="N", required=True, help="Tokens in a sequence.")
+@option("--world", metavar="N", required=True, help="Ranks.")
+@option("--ffn", metavar="N", default="4", help="The perceptron is N times as wide as --hidden.  [4]")
+@option("--untied", is_flag=True, help="The head has weights of its own.")
+@option("--batch", metavar="N", default=None, help="Sequences per step, on all ranks.  [4 micro-batches a rank]")
+@option("--micro-batch", metavar="N", default="1", help="Sequences in a micro-batch.  [1]")
+@option("--memory", metavar="GB", default="8", help="Memory of a rank.  [8]")
+@option("--precision", metavar="NAME", default="fp32", help="fp32, or mixed: half, with float32 masters.  [fp32]")
+@option("--optimizer", metavar="NAME", default="adam", help=f"{', '.join(_OPTIMIZERS)}.  [adam]")
+@option("--schedule", metavar="NAME,...", default=None, help="Only these, such as 1f1b,zbv.  [all eight]")
+@option("--chunks", metavar="N", default="2", help="Pieces per rank of the interleaved schedule.  [2]")
+@option("--zero", metavar="N,...", default="0,1,2,3", help="Only these ZeRO stages.  [0,1,2,3]")
+@option("--uneven", is_flag=True, help="Stages may differ by one layer.")
+@option("--recompute", is_flag=True, help="Compute every layer again in the backward pass.")
+@option("--memory-strategy", metavar="NAME", default="basic", help="basic, standard, aggressive, extreme.  [basic]")
+@option("--sequence-parallel", is_flag=True, help="Cut norms and dropout over tensor-parallel ranks, too.")
+@option("--order", metavar="AXES", default=DEFAULT_ORDER, help=f"Fastest axis first.  [{DEFAULT_ORDER}]")
+@option("--ranks-per-host", metavar="N", default="8", help="Ranks that share a host.  [8]")
+@option("--flops", metavar="GFLOP/S", default="50", help="What a rank computes.  [50]")
+@option("--bandwidth", metavar="GB/S", default="1.25", help="Between hosts, each way.  [1.25]")
+@option("--host-bandwidth", metavar="GB/S", default="4", help="Between ranks of a host.  [4]")
+@option("--top", metavar="N", default="10", help="Show the N best.  [10]")
+@option("--json", "prints_json", is_flag=True, help="One JSON document on stdout, in bytes and seconds.")
+def plan(**given: Any) -> None:
+    """Find layouts of a transformer over ranks: data, tensor and pipeline
+    parallel sizes, ZeRO stage and pipeline schedule.  Nothing is started.
+
+    \b
+    asyncpar plan --layers 24 --hidden 1024 --heads 16 --vocab 50257 \\
+        --seq 1024 --world 16
+    asyncpar plan ... --memory 16 --precision mixed --schedule 1f1b,zbv
+
+    Shown are, best first, layouts whose fullest rank has enough memory: that
+    memory, what the busiest rank sends per step, the part of the pipeline's
+    time in which its busiest rank idles (bubble), and a rough step time.  GB
+    are 10^9 bytes.  Memory is parameters, gradients, optimizer states and
+    activations by the published formulas, without buffers.  Bubbles come from
+    simulation.
+
+    Exits with 1 if no layout fits.
+    """
+    exit_with("plan", lambda: run_plan(given))
+
+
+def run_plan(given: dict[str, Any]) -> int:
+    """Show the layouts and return the exit code: 1 if there are none.  Raises ``UsageError`` for wrong arguments."""
+    from asyncpar.estimate.search import find_layouts
+    from asyncpar.launch.layout_table import document, show_findings
+
+    top = _count("--top", given["top"])
+    job, search = _job(given), _search(given)
+    findings = find_layouts(job, search)
+    if given["prints_json"]:
+        _print(json.dumps(document(job, search, findings, top), indent=2))
+    elif findings.layouts:
+        _print(show_findings(job, search, findings, top, is_terminal=sys.stdout.isatty()), ends_line=False)
+    if findings.layouts:
+        return 0
+    click.echo(f"asyncpar plan: {_nothing_fits(findings, search)}", err=True)
+    return 1
+
+
+def _job(given: dict[str, Any]) -> Job:
+    from asyncpar.estimate.job import Job
+    from asyncpar.estimate.machine import Machine
+    from asyncpar.estimate.shape import ModelShape
+    from asyncpar.estimate.state import Precision
+
+    world, micro_batch = _count("--world", given["world"]), _count("--micro-batch", given["micro_batch"])
+    if given["optimizer"] not in _OPTIMIZERS:
+        raise UsageError(f"--optimizer: expected one of {', '.join(_OPTIMIZERS)}, got {given['optimizer']!r}")
+    model = ModelShape(
+        layers=_count("--layers", given["layers"]),
+        hidden=_count("--hidden", given["hidden"]),
+        heads=_count("--heads", given["heads"]),
+        vocabulary=_count("--vocab", given["vocab"]),
+        sequence=_count("--seq", given["seq"]),
+        ffn_multiple=_count("--ffn", given["ffn"]),
+        is_tied=not given["untied"],
+    )
+    machine = Machine(
+        ranks_per_host=_count("--ranks-per-host", given["ranks_per_host"]),
+        flops=_giga("--flops", given["flops"]),
+        bandwidth=_giga("--bandwidth", given["bandwidth"]),
+        host_bandwidth=_giga("--host-bandwidth", given["host_bandwidth"]),
+    )
+    return Job(
+        model=model,
+        machine=machine,
+        batch=_BATCH_PER_RANK * world * micro_batch if given["batch"] is None else _count("--batch", given["batch"]),
+        micro_batch_size=micro_batch,
+        precision=check_choice("--precision", Precision, given["precision"]),
+        optimizer_states=_OPTIMIZERS[given["optimizer"]],
+        memory_strategy=check_choice("--memory-strategy", MemoryOptimizationStrategy, given["memory_strategy"]),
+        recompute=given["recompute"],
+        sequence_parallel=given["sequence_parallel"],
+        order=given["order"],
+    )
+
+
+def _search(given: dict[str, Any]) -> Search:
+    from asyncpar.estimate.search import Search
+    from asyncpar.zero.config import ZeROStage
+
+    schedules = given["schedule"]
+    chunks = parse_count("--chunks", given["chunks"])
+    if chunks < 2:
+        raise UsageError(f"--chunks: expected at least 2, got {chunks}")
+    return Search(
+        world=_count("--world", given["world"]),
+        memory=_giga("--memory", given["memory"]),
+        schedules=tuple(PipelineScheduleType)
+        if schedules is None
+        else tuple(dict.fromkeys(_schedule(name) for name in schedules.split(","))),
+        zero_stages=tuple(dict.fromkeys(ZeROStage.of(_zero(text)) for text in given["zero"].split(","))),
+        chunks=chunks,
+        is_uneven=given["uneven"],
+    )
+
+
+def _schedule(name: str) -> PipelineScheduleType:
+    try:
+        return PipelineScheduleType.parse(name)
+    except UsageError as error:
+        raise UsageError(f"--{error}") from error
+
+
+def _zero(text: str) -> int:
+    if text not in ("0", "1", "2", "3"):
+        raise UsageError(f"--zero: expected stages 0 to 3 joined by ',', got {text!r}")
+    return int(text)
+
+
+def _count(name: str, text: str) -> int:
+    count = parse_count(name, text)
+    if count < 1:
+        raise UsageError(f"{name}: expected at least 1, got {count}")
+    return count
+
+
+def _giga(name: str, text: str) -> float:
+    """Parse a positive number of billions."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not 0.0 < number < math.inf:
+        raise UsageError(f"{name}: expected a positive number, got {text!r}")
+    return number * _GIGA
+
+
+def _nothing_fits(findings: Findings, search: Search) -> str:
+    """Return why, and what would help."""
+    reasons = ", ".join(f"{count} {misfit}" for misfit, count in findings.misfits.items())
+    text = f"no layout fits on {search.world} ranks: {reasons}"
+    least = findings.least
+    if least is None:
+        return f"{text}; change the sizes that do not divide"
+    config = least.config
+    needed = math.ceil(least.memory.total / _GIGA * 100) / 100
+    return (
+        f"{text}; the least memory needed is {needed:.2f} GB per rank, {search.memory / _GIGA:g} GB are there: "
+        f"dp {config.dp_size}, tp {config.tp_size}, pp {config.pp_size}, ZeRO {least.zero.number}, "
+        f"{config.pipeline_schedule.short}; give --memory {needed:.2f}, more ranks, or --recompute"
+    )
+
+
+def _print(text: str, *, ends_line: bool = True) -> None:
+    try:
+        click.echo(text, nl=ends_line)
+    except OSError as error:
+        raise LaunchError(f"the layouts cannot be written: {error.strerror}") from error

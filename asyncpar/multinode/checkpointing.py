@@ -1,0 +1,67 @@
+"""Checkpoints: every rank saves what it owns, and any other layout can go on from that."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from asyncpar.checkpoint import Piece, Wanted, load_checkpoint, save_checkpoint
+from asyncpar.collectives.communicator import Communicator
+from asyncpar.multinode.standing import Registered
+
+_RUN, _USER = "run", "user"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunState:
+    """Optimizer steps, and micro-steps in them."""
+
+    steps: int
+    micro_steps: int
+
+
+async def save(
+    folder: Path,
+    known: Registered,
+    state: RunState,
+    *,
+    world: Communicator,
+    extra: Mapping[str, Any] | None,
+    keep: int | None,
+) -> Path:
+    """Save what all ranks hold, and return the folder of the checkpoint."""
+    pieces = [
+        Piece(name=one.parameter, kind=one.kind, slice=one.slice, flat=one.flat, array=one.array)
+        for one in await known.flow.pieces()
+    ]
+    saved = await save_checkpoint(
+        folder,
+        step=state.steps,
+        pieces=pieces,
+        model=_identity(known),
+        communicator=world,
+        extra={_RUN: {"steps": state.steps, "micro_steps": state.micro_steps}, _USER: dict(extra or {})},
+        keep=keep,
+    )
+    return saved.path
+
+
+async def load(folder: Path, known: Registered, *, world: Communicator) -> tuple[RunState, dict[str, Any]]:
+    """Restore what all ranks hold; return the rest."""
+    wanted = [
+        Wanted(name=one.parameter, kind=one.kind, slice=one.slice, flat=one.flat, dtype=one.array.dtype)
+        for one in await known.flow.pieces()
+    ]
+    loaded = await load_checkpoint(folder, wanted, model=_identity(known), communicator=world)
+    run: dict[str, int] = loaded.extra[_RUN]
+    state = RunState(steps=run["steps"], micro_steps=run["micro_steps"])
+    arrays = {(one.name, one.kind): array.reshape(-1) for one, array in zip(wanted, loaded.arrays, strict=True)}
+    await known.flow.restore(arrays, step_count=state.steps)
+    return state, loaded.extra[_USER]
+
+
+def _identity(known: Registered) -> dict[str, Any]:
+    """Return what the model is known by."""
+    return {"parameters": [[parameter.name, list(parameter.shape)] for parameter in known.parameters]}

@@ -1,0 +1,137 @@
+"""Takes gradients off parameters, micro-step by micro-step, and puts their means back."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from asyncpar.errors import UsageError
+from asyncpar.multinode.gradient_buffer import Array, GradientSyncBuffer
+from asyncpar.nn import Parameter
+
+
+class BufferedGradient:
+    """The sum in a buffer, for whoever synchronizes gradients."""
+
+    def __init__(self, name: str, buffer: GradientSyncBuffer) -> None:
+        self.name = name
+        self._buffer = buffer
+
+    @property
+    def grad(self) -> NDArray[np.floating[Any]]:
+        return self._buffer[self.name]
+
+
+class GradientIntake:
+    """The gradients of ``parameters`` in ``buffer``, and of how many micro-steps they are.
+
+    A micro-step is taken whole by ``add``, or parameter by parameter between ``open`` and ``complete``.  Sums are in
+    the dtype that is computed in, also for parameters that are stored in half precision.
+    """
+
+    def __init__(self, parameters: Sequence[Parameter]) -> None:
+        self.buffer = GradientSyncBuffer()
+        self.micro_steps = 0
+        self._by_name = {parameter.name: parameter for parameter in parameters}
+        self._gradients = tuple(BufferedGradient(name, self.buffer) for name in self._by_name)
+        self._expected: set[str] = set()
+        self._lock = threading.Lock()
+
+    def add(self, gradients: Mapping[str, Array] | None) -> None:
+        """Take a micro-step: ``gradients`` by name, or those that parameters hold, which have none after it.
+
+        Raises ``UsageError``, with nothing taken, for gradients that do not fit.
+        """
+        if gradients is None:
+            for name in self._by_name:
+                self._take(name)
+        else:
+            for name, gradient in gradients.items():
+                self._check(name, gradient)
+            for name, gradient in gradients.items():
+                self.buffer.add_gradient(name, gradient)
+        self.micro_steps += 1
+
+    def open(self) -> None:
+        """Begin a micro-step whose gradients come one by one, by ``take``."""
+        with self._lock:
+            self._expected = set(self._by_name)
+        self.micro_steps += 1
+
+    def take(self, name: str, report: Callable[[str], None]) -> None:
+        """Take the gradient of ``name``, once per micro-step, and ``report`` it as final.  From any thread.
+
+        Has no effect when the micro-step is over or given up: a worker thread need not know.
+        """
+        with self._lock:
+            if name not in self._by_name:
+                raise UsageError(f"name: expected a registered parameter, got {name!r}")
+            if not self._expected:
+                return
+            if name not in self._expected:
+                raise UsageError(f"name: the gradient of {name!r} was reported twice in one micro-step")
+            self._expected.remove(name)
+            self._take(name)
+        report(name)
+
+    def complete(self) -> None:
+        """End the micro-step: what was not reported is taken now."""
+        with self._lock:
+            rest, self._expected = self._expected, set()
+            for name in self._by_name:
+                if name in rest:
+                    self._take(name)
+
+    def fill(self) -> tuple[BufferedGradient, ...]:
+        """Return the sums of all parameters; zeros for those without a gradient so far."""
+        for name, parameter in self._by_name.items():
+            self.buffer.add_nothing(name, parameter.shape, parameter.dtype)
+        return self._gradients
+
+    def give_back(self, name: str | None = None) -> None:
+        """Give the parameter ``name``, by default all of them, the sum of its gradients as its gradient."""
+        with self._lock:
+            for each in list(self.buffer) if name is None else [name]:
+                if each in self.buffer:
+                    self._by_name[each].grad = self.buffer.pop(each)
+
+    def hand_over(self, micro_steps: int) -> None:
+        """Give parameters their means over ``micro_steps``, and forget the sums."""
+        self.buffer.average_gradients(micro_steps)
+        self.give_back()
+        self.clear()
+
+    def drop(self) -> None:
+        """Forget the sums and the gradients of parameters."""
+        with self._lock:
+            self._expected = set()
+            self.clear()
+            for parameter in self._by_name.values():
+                parameter.release_grad()
+
+    def clear(self) -> None:
+        """Forget the sums."""
+        self.buffer.clear()
+        self.micro_steps = 0
+
+    def _take(self, name: str) -> None:
+        """Take the array itself away from the parameter, which makes another one when it needs it."""
+        parameter = self._by_name[name]
+        if parameter.has_grad:
+            gradient = parameter.grad.astype(parameter.dtype, copy=False)
+            parameter.release_grad()
+            self.buffer.add_gradient(name, gradient, owns=True)
+
+    def _check(self, name: str, gradient: Array) -> None:
+        parameter = self._by_name.get(name)
+        if parameter is None:
+            raise UsageError(f"gradients: expected names of registered parameters, got {name!r}")
+        if (gradient.shape, gradient.dtype) != (parameter.shape, parameter.dtype):
+            raise UsageError(
+                f"gradient of {name}: expected {parameter.dtype}{list(parameter.shape)}, "
+                f"got {gradient.dtype}{list(gradient.shape)}"
+            )

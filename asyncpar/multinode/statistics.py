@@ -1,0 +1,94 @@
+"""What multi-node training has done so far, and what it takes.  Pure."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, field
+from typing import TextIO
+
+from asyncpar.gradsync.statistics import SyncStatistics
+
+_MEBI = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompressionInfo:
+    """Bytes that this rank would have sent to other nodes uncompressed, and those that it has sent."""
+
+    original_size: int = 0
+    compressed_size: int = 0
+
+    @property
+    def compression_ratio(self) -> float:
+        """How many times fewer bytes were sent; 1 without compression, and on ranks that send nothing."""
+        return self.original_size / self.compressed_size if self.compressed_size else 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryUsage:
+    """Bytes of the arrays that a trainer holds on this rank now, by what they are for.
+
+    ``accumulation`` are sums of gradients over micro-steps, ``buffers`` those of sharded training for what travels.
+    """
+
+    parameters: int = 0
+    gradients: int = 0
+    accumulation: int = 0
+    optimizer_states: int = 0
+    buffers: int = 0
+
+    @property
+    def total(self) -> int:
+        return self.parameters + self.gradients + self.accumulation + self.optimizer_states + self.buffers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MultiNodeStats:
+    """A snapshot of one rank.
+
+    ``steps`` counts optimizer steps, ``micro_steps`` the gradients in them.  ``synchronization`` has times and traffic,
+    ``compression`` what went between nodes.
+    """
+
+    num_nodes: int
+    devices_per_node: int
+    node_rank: int
+    local_rank: int
+    global_rank: int
+    parameter_count: int = 0
+    steps: int = 0
+    micro_steps: int = 0
+    memory: MemoryUsage = MemoryUsage()
+    compression: CompressionInfo = CompressionInfo()
+    synchronization: SyncStatistics = field(default_factory=SyncStatistics)
+
+    @property
+    def world_size(self) -> int:
+        return self.num_nodes * self.devices_per_node
+
+    def __str__(self) -> str:
+        """A few lines for people, at most 80 columns."""
+        sync, memory, compression = self.synchronization, self.memory, self.compression
+        sent = _mebi(compression.compressed_size)
+        rows = {
+            "node": f"{self.node_rank} of {self.num_nodes}, local rank {self.local_rank} of {self.devices_per_node}",
+            "parameters": f"{self.parameter_count:,}",
+            "steps": f"{self.steps:,} of {self.micro_steps:,} micro-steps",
+            "synchronization": f"{sync.average_sync_time_ms:.2f} ms on average, {sync.overlap_fraction:.0%} hidden",
+            "between nodes": f"{sent} sent, compressed {compression.compression_ratio:.2f} times",
+            "memory": f"{_mebi(memory.total)}: parameters {_mebi(memory.parameters)}, gradients "
+            f"{_mebi(memory.gradients + memory.accumulation)},",
+            "": f"optimizer {_mebi(memory.optimizer_states)}",
+        }
+        head = f"Multi-node training, rank {self.global_rank} of {self.world_size}"
+        return "\n".join([head, *(f"  {name:16}{text}" for name, text in rows.items())])
+
+    def print_stats(self, stream: TextIO | None = None) -> None:
+        """Write the figures to ``stream``, by default standard output."""
+        out = sys.stdout if stream is None else stream
+        out.write(f"{self}\n")
+        out.flush()
+
+
+def _mebi(nbytes: int) -> str:
+    return f"{nbytes / _MEBI:,.1f} MiB"

@@ -1,0 +1,308 @@
+"""Training on several nodes: gradients are reduced inside each node first, then between nodes."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from asyncpar.backends import BackendConfig, CommunicationRuntime
+from asyncpar.collectives.bridge import LoopBridge
+from asyncpar.collectives.communicator import Communicator
+from asyncpar.errors import UsageError
+from asyncpar.multinode import checkpointing
+from asyncpar.multinode.config import MultiNodeConfig
+from asyncpar.multinode.environment import Environment
+from asyncpar.multinode.flow import StepFlow
+from asyncpar.multinode.gradient_buffer import Array
+from asyncpar.multinode.groups import NodeGroups, check_world
+from asyncpar.multinode.intake import GradientIntake
+from asyncpar.multinode.registration import register
+from asyncpar.multinode.replicated import ReplicatedFlow
+from asyncpar.multinode.sharded import ShardedFlow
+from asyncpar.multinode.standing import Phase, Registered
+from asyncpar.multinode.statistics import MemoryUsage, MultiNodeStats
+from asyncpar.nn import Parameter, Stage
+from asyncpar.nn.optimizers import Rule
+from asyncpar.nn.parameter import OnGradient
+
+
+class MultiNodeTrainer:
+    """One rank of data-parallel training on ``config.num_nodes`` nodes.
+
+    Use it as ``async with``, or await ``initialize_environment`` first and ``finalize`` last.  A step is
+    ``update_gradients`` after the backward pass of each micro-step; then ``synchronize_gradients``, ``apply_gradients``
+    and ``optimizer_step``.  All ranks call the same in the same order.  To let gradients travel during the last
+    backward pass of a step, run it in the block of ``synchronization``, in place of its ``update_gradients`` and of
+    ``synchronize_gradients``::
+
+        async with trainer.synchronization() as ready:
+            await worker.run(model.backward, saved, dy, ready)
+
+    ``communicator`` joins all ranks.  Without one, the trainer opens ``config.comm_backend`` with ``backend`` settings,
+    in ``runtime``, which stays open, or in one of its own, which it finalizes.
+    """
+
+    def __init__(
+        self,
+        config: MultiNodeConfig,
+        rule: Rule,
+        *,
+        communicator: Communicator | None = None,
+        runtime: CommunicationRuntime | None = None,
+        backend: BackendConfig | None = None,
+        name: str = "multinode",
+    ) -> None:
+        self.config = config
+        self._rule = rule
+        self._environment = Environment(config, communicator, runtime=runtime, backend=backend)
+        self._name = name
+        self._groups: NodeGroups | None = None
+        self._registered: Registered | None = None
+        self._is_finalized = False
+        self._steps = self._micro_steps = 0
+
+    async def __aenter__(self) -> Self:
+        await self.initialize_environment()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.finalize()
+
+    # -- beginning and end -------------------------------------------------------------------------------------------
+
+    async def initialize_environment(self) -> None:
+        """Join the world, and check that all ranks are where their configurations say.
+
+        Raises ``UsageError``, on every rank, unless the configurations fit the world and each other, and what opening
+        the backend raises.
+        """
+        if self._groups is not None or self._is_finalized:
+            raise UsageError("initialize_environment: it was awaited before")
+        world = await self._environment.open()
+        try:
+            await check_world(self.config, world, (f"rule {self._rule}",), key=f"{self._name}/environment")
+        except BaseException:
+            await self._environment.close()
+            raise
+        self._groups = NodeGroups.of(self.config, world)
+
+    async def register_parameters(self, parameters: Iterable[Parameter]) -> None:
+        """Train ``parameters``, with the values that rank 0 has; in the same order on all ranks.
+
+        Raises ``UsageError``, on every rank, where names, shapes, dtypes or order differ.
+        """
+        if self.config.zero_config.stage.shards_parameters:
+            raise UsageError("register_parameters: stage 3 gathers parameters layer by layer; await register_layers")
+        await self._register("register_parameters", parameters, ())
+
+    async def register_layers(
+        self, layers: Sequence[Stage[Any]], *, bridge: LoopBridge | None = None
+    ) -> tuple[Stage[Any], ...]:
+        """Train the parameters of ``layers``, and return the layers to compute with, in the order of the forward pass.
+
+        In stage 3 their parameters are there while they compute only, in a compute thread, whose ``bridge`` it is;
+        before it, they are ``layers`` themselves.  Otherwise as ``register_parameters``.
+        """
+        parameters = [parameter for layer in layers for parameter in layer.parameters()]
+        return await self._register("register_layers", parameters, layers, bridge=bridge)
+
+    async def barrier(self) -> None:
+        """Return when all ranks have come here."""
+        await self._open("barrier").world.barrier(key=f"{self._name}/barrier")
+
+    async def finalize(self) -> None:
+        """Free all buffers, and leave the world where the trainer has opened it.  Idempotent; waits for no rank."""
+        self._is_finalized = True
+        if self._registered is not None:
+            self._registered.intake.clear()
+            self._registered = None
+        self._groups = None
+        await self._environment.close()
+
+    # -- a step ------------------------------------------------------------------------------------------------------
+
+    def update_gradients(self, gradients: Mapping[str, Array] | None = None) -> None:
+        """Take the gradients of one micro-step: ``gradients`` by name, or those that parameters hold, away from them.
+
+        They must be of this micro-step alone.  Callable from the thread that computes.
+        """
+        known = self._at(Phase.GATHERING, "update_gradients")
+        known.intake.add(gradients)
+
+    async def synchronize_gradients(self) -> None:
+        """Make the sums over micro-steps the mean over all ranks.
+
+        Raises ``UsageError``, on every rank, unless all ranks have taken in as many micro-steps, at least one.
+        Whatever goes wrong, on any rank, raises on every rank, and the gradients of the step are dropped.
+        """
+        async with self._synchronizing("synchronize_gradients"):
+            pass
+
+    @asynccontextmanager
+    async def synchronization(self) -> AsyncIterator[OnGradient]:
+        """Take the last micro-step of a step in this block, and synchronize at the same time.
+
+        Yields what to call for each parameter whose gradient is final, from any thread; the others are final when the
+        block is left.  Without ``overlap_comm_compute`` nothing travels before that.
+        """
+        async with self._synchronizing("synchronization", opens=True) as (intake, ready):
+            yield partial(intake.take, report=ready)
+            intake.complete()
+
+    async def apply_gradients(self, accumulation_steps: int = 1) -> None:
+        """Divide the synchronized gradients by the number of micro-steps, and give them to ``optimizer_step``.
+
+        Parameters hold them then, where gradients are not sharded.  Raises ``UsageError`` unless
+        ``accumulation_steps`` micro-steps were taken in.
+        """
+        known = self._at(Phase.SYNCHRONIZED, "apply_gradients")
+        taken = known.intake.micro_steps
+        if accumulation_steps != taken:
+            raise UsageError(f"accumulation_steps: expected {taken}, as were taken in, got {accumulation_steps}")
+        await known.flow.apply(known.intake)
+        self._micro_steps += taken
+        known.phase = Phase.APPLIED
+
+    async def optimizer_step(self, learning_rate: float, *, clip_norm: float | None = None) -> float:
+        """Move parameters against their gradients, which are zero after it; return the norm of all gradients together.
+
+        A larger norm than ``clip_norm`` is scaled down to it: the norm is that of the means over all ranks.  Raises
+        ``NonFiniteValue``, on every rank and with nothing changed, for gradients that are not finite.
+        """
+        known = self._at(Phase.APPLIED, "optimizer_step")
+        known.phase = Phase.GATHERING
+        try:
+            norm = await known.flow.step(learning_rate, clip_norm=clip_norm)
+        finally:
+            known.drop()
+        self._steps += 1
+        return norm
+
+    # -- checkpoints -------------------------------------------------------------------------------------------------
+
+    async def save_checkpoint(
+        self, folder: Path | str, *, extra: Mapping[str, Any] | None = None, keep: int | None = None
+    ) -> Path:
+        """Save all that decides what comes next, with ``extra``, and return the checkpoint's folder.
+
+        Between steps; all ranks share ``folder``.  See ``asyncpar.checkpoint.save_checkpoint``.  What compression still
+        owes is not in it.
+        """
+        known = self._known("save_checkpoint")
+        known.check_between_steps("save_checkpoint")
+        state = checkpointing.RunState(steps=self._steps, micro_steps=self._micro_steps)
+        world = self._open("save_checkpoint").world
+        return await checkpointing.save(Path(folder), known, state, world=world, extra=extra, keep=keep)
+
+    async def load_checkpoint(self, folder: Path | str) -> dict[str, Any]:
+        """Go on from the last checkpoint in ``folder``, of any numbers of nodes, ranks and stage; return its ``extra``.
+
+        Between steps.  Raises on all ranks, with parameters as they were: see ``asyncpar.checkpoint.load_checkpoint``.
+        """
+        known = self._known("load_checkpoint")
+        known.check_between_steps("load_checkpoint")
+        world = self._open("load_checkpoint").world
+        state, extra = await checkpointing.load(Path(folder), known, world=world)
+        self._steps, self._micro_steps = state.steps, state.micro_steps
+        return extra
+
+    # -- figures -----------------------------------------------------------------------------------------------------
+
+    def get_memory_usage(self) -> MemoryUsage:
+        """Return what the arrays that are held on this rank take now."""
+        known = self._known("get_memory_usage")
+        return replace(known.flow.memory(), accumulation=known.intake.buffer.nbytes)
+
+    def get_training_stats(self) -> MultiNodeStats:
+        """Return a snapshot of what this rank has done so far."""
+        known, config = self._known("get_training_stats"), self.config
+        return MultiNodeStats(
+            num_nodes=config.num_nodes,
+            devices_per_node=config.devices_per_node,
+            node_rank=config.node_rank,
+            local_rank=config.local_rank,
+            global_rank=config.global_rank,
+            parameter_count=sum(parameter.size for parameter in known.parameters),
+            steps=self._steps,
+            micro_steps=self._micro_steps,
+            memory=self.get_memory_usage(),
+            compression=known.flow.compression,
+            synchronization=known.flow.statistics(),
+        )
+
+    def should_save_checkpoint(self) -> bool:
+        """Does this rank hold anything that belongs into a checkpoint and that no rank before it has?
+
+        Rank 0 alone where nothing is sharded, else every rank that owns some of the values.
+        """
+        return self.config.is_master or self._known("should_save_checkpoint").flow.owns_part
+
+    @property
+    def groups(self) -> NodeGroups:
+        """All ranks, those of this node, and the first ranks of nodes."""
+        return self._open("groups")
+
+    # -- inside ------------------------------------------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def _synchronizing(
+        self, what: str, *, opens: bool = False
+    ) -> AsyncIterator[tuple[GradientIntake, OnGradient]]:
+        """Synchronize around a block, which with ``opens`` is one more micro-step."""
+        known = self._at(Phase.GATHERING, what)
+        known.phase = Phase.SYNCHRONIZING
+        try:
+            if opens:
+                known.intake.open()
+            async with known.flow.run(known.intake) as ready:
+                yield known.intake, ready
+        except BaseException:
+            known.drop()
+            known.phase = Phase.GATHERING
+            raise
+        known.phase = Phase.SYNCHRONIZED
+
+    async def _register(
+        self,
+        what: str,
+        parameters: Iterable[Parameter],
+        layers: Sequence[Stage[Any]],
+        *,
+        bridge: LoopBridge | None = None,
+    ) -> tuple[Stage[Any], ...]:
+        groups, config = self._open(what), self.config
+        if self._registered is not None:
+            raise UsageError(f"{what}: parameters are registered already")
+        chosen = await register(parameters, groups, key=f"{self._name}/parameters")
+        flow: StepFlow
+        if config.zero_config.stage.shards_states:
+            flow = sharded = ShardedFlow(chosen, self._rule, config, groups, bridge=bridge, name=self._name)
+            layers = await sharded.prepare(layers)
+        else:
+            flow = ReplicatedFlow(chosen, self._rule, config, groups, name=self._name)
+        self._registered = Registered(parameters=chosen, intake=GradientIntake(chosen), flow=flow)
+        return tuple(layers)
+
+    def _open(self, what: str) -> NodeGroups:
+        if self._groups is None:
+            state = "after finalize" if self._is_finalized else "before initialize_environment"
+            raise UsageError(f"{what}: expected an open environment, but it is called {state}")
+        return self._groups
+
+    def _known(self, what: str) -> Registered:
+        self._open(what)
+        if self._registered is None:
+            raise UsageError(f"{what}: expected registered parameters; await register_parameters first")
+        return self._registered
+
+    def _at(self, phase: Phase, what: str) -> Registered:
+        known = self._known(what)
+        known.check(phase, what)
+        return known

@@ -1,0 +1,175 @@
+"""The command line of a training program."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from asyncpar.config.parallel import PipelineScheduleType
+from asyncpar.errors import UsageError
+from asyncpar.gradsync import GradientCompressionConfig
+from asyncpar.hybrid import Precision
+from asyncpar.nn import AdamWConfig, TransformerConfig, WarmupCosine
+from asyncpar.train.hybrid import Checkpoints
+from asyncpar.train.language_model import TrainingConfig
+from asyncpar.train.mode import parse_mode
+from asyncpar.train.parallel_layout import ParallelLayout, Recompute
+
+
+class Parser(argparse.ArgumentParser):
+    """Raises ``UsageError`` for wrong options, so that not every rank prints them."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(message)
+
+
+def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """Return the options.  Raises ``UsageError`` for a wrong one."""
+    parser = Parser(description="Train a byte-level transformer on text, data, tensor and pipeline parallel.")
+    parser.add_argument(
+        "--text", nargs="+", type=Path, metavar="PATH", help="files or folders (default: the standard library's source)"
+    )
+    parser.add_argument("--steps", type=int, default=160)
+    parser.add_argument("--batch", type=int, default=64, help="windows per step, over all ranks (default: 64)")
+    parser.add_argument("--seq", type=int, default=64, help="bytes per window (default: 64)")
+    parser.add_argument("--dim", type=int, default=128, help="features (default: 128)")
+    parser.add_argument("--layers", type=int, default=2)
+    parser.add_argument("--heads", type=int, default=4)
+    parser.add_argument("--lr", type=float, default=2e-3, help="peak learning rate (default: 0.002)")
+    parser.add_argument("--lr-floor", type=float, default=0.1, help="last rate as a part of the peak (default: 0.1)")
+    parser.add_argument("--beta1", type=float, default=0.9, help="of AdamW (default: 0.9; 0 to 0.5 for sparse codecs)")
+    parser.add_argument("--beta2", type=float, default=0.99, help="of AdamW (default: 0.99; 0.999 for sparse codecs)")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--dtype", choices=("float32", "float64"), default="float32")
+    parser.add_argument(
+        "--codec",
+        "--compress",
+        default="none",
+        metavar="NAME",
+        help="gradients on the wire: none, bf16, fp16, int8, int4, sign, topk:0.01, topk:0.01+int8, randomk:0.1, "
+        "powersgd:4, auto (default: none)",
+    )
+    parser.add_argument(
+        "--sync",
+        default="sync",
+        metavar="MODE",
+        help="sync, local:H, diloco:H[:RATE[:MOMENTUM]], hierarchical:H[:RATE[:MOMENTUM]], async, stale:STEPS "
+        "(default: sync)",
+    )
+    parser.add_argument(
+        "--held-out", type=float, default=0.0, metavar="PART", help="part of the text to evaluate on (default: 0)"
+    )
+    _add_layout(parser)
+    parser.add_argument("--bucket-mb", type=float, default=25.0, help="largest bucket in MiB (default: 25)")
+    parser.add_argument("--check", action="store_true", help="repeat the run in one process and compare")
+    parser.add_argument("--out", type=Path, default=Path("out"), help="folder for loss.png and summary.json")
+    return parser.parse_args(arguments)
+
+
+def _add_layout(parser: Parser) -> None:
+    """Add how the run is spread over ranks."""
+    parser.add_argument("--dp", type=int, help="replicas (default: as many as there are ranks for)")
+    parser.add_argument("--tp", type=int, default=1, help="tensor-parallel ranks that share each layer (default: 1)")
+    parser.add_argument("--pp", type=int, default=1, help="pipeline stages (default: 1)")
+    parser.add_argument(
+        "--schedule",
+        choices=[str(kind) for kind in PipelineScheduleType],
+        default=str(PipelineScheduleType.ONE_FORWARD_ONE_BACKWARD),
+        metavar="NAME",
+        help=f"of the pipeline: {', '.join(PipelineScheduleType)} (default: one_forward_one_backward)",
+    )
+    parser.add_argument("--chunks", type=int, default=1, help="model chunks per stage, where schedules have them")
+    parser.add_argument("--zero", type=int, choices=range(4), default=0, help="what replicas share out (default: 0)")
+    parser.add_argument("--micro-batches", type=int, help="per replica and step (default: 4 in a pipeline, else 1)")
+    parser.add_argument(
+        "--recompute",
+        choices=[str(kind) for kind in Recompute],
+        default=str(Recompute.BASIC),
+        help="which blocks are computed again in the backward pass: none, every second, three of four (the fourth on "
+        "disk with extreme), all (default: basic)",
+    )
+    parser.add_argument(
+        "--precision",
+        choices=[str(kind) for kind in Precision],
+        default=str(Precision.FULL),
+        help="in which parameters and gradients are stored (default: full)",
+    )
+    parser.add_argument(
+        "--checkpoint", type=Path, metavar="FOLDER", help="save to it, and go on from the latest in it, in any layout"
+    )
+    parser.add_argument("--checkpoint-every", type=int, default=50, metavar="STEPS", help="(default: 50)")
+
+
+def make_layout(options: argparse.Namespace) -> ParallelLayout:
+    """Return how the run is spread over ranks."""
+    return ParallelLayout(
+        dp=options.dp,
+        tp=options.tp,
+        pp=options.pp,
+        schedule=PipelineScheduleType(options.schedule),
+        chunks=options.chunks,
+        zero=options.zero,
+        micro_batches=options.micro_batches,
+        recompute=Recompute(options.recompute),
+        precision=Precision(options.precision),
+    )
+
+
+def make_checkpoints(options: argparse.Namespace) -> Checkpoints | None:
+    """Return where checkpoints go, if anywhere."""
+    if options.checkpoint is None:
+        return None
+    return Checkpoints(folder=options.checkpoint, every=options.checkpoint_every)
+
+
+def is_hybrid(options: argparse.Namespace) -> bool:
+    """Is there more to the run than data parallelism?"""
+    return not make_layout(options).is_plain or options.checkpoint is not None
+
+
+def make_config(options: argparse.Namespace) -> TrainingConfig:
+    """Return everything that decides the numbers.  Raises ``UsageError`` for settings out of range.
+
+    The rate is low enough, the warm-up long enough and epsilon large enough that training is stable: an unstable run
+    amplifies the rounding of different orders of summation, a stable one keeps two runs together to 1e-7.
+    """
+    for name in ("steps", "batch", "seq", "dim", "layers", "heads", "lr", "bucket_mb"):
+        value = getattr(options, name)
+        if not 0 < value < math.inf:
+            raise UsageError(f"--{name.replace('_', '-')}: expected a positive number, got {value}")
+    if options.seed < 0:
+        raise UsageError(f"--seed: expected 0 or more, got {options.seed}")
+    if not 0.0 <= options.held_out <= 0.5:
+        raise UsageError(f"--held-out: expected a part in 0..0.5, got {options.held_out}")
+    if parse_mode(options.sync).is_free and options.codec != "none":
+        raise UsageError(f"--codec: expected none with --sync {options.sync}, got {options.codec}")
+    if is_hybrid(options) and options.sync != "sync":
+        raise UsageError(
+            f"--sync: expected sync with tensor or pipeline parallelism, ZeRO, recomputation, other "
+            f"precision, micro-batches or checkpoints, got {options.sync}"
+        )
+    if not 0.0 <= options.lr_floor <= 1.0:
+        raise UsageError(f"--lr-floor: expected a part of the peak in 0..1, got {options.lr_floor}")
+    warmup = min(40, options.steps // 4)
+    return TrainingConfig(
+        model=TransformerConfig(
+            length=options.seq,
+            features=options.dim,
+            layers=options.layers,
+            heads=options.heads,
+            seed=options.seed,
+            dtype=options.dtype,
+        ),
+        optimizer=AdamWConfig(beta1=options.beta1, beta2=options.beta2, epsilon=1e-5, clip_norm=1.0),
+        schedule=WarmupCosine(peak=options.lr, steps=options.steps, warmup=warmup, floor=options.lr_floor),
+        steps=options.steps,
+        rows=options.batch,
+    )
+
+
+def make_compression(options: argparse.Namespace) -> GradientCompressionConfig:
+    """Return the settings of the codec.  Raises ``UsageError`` for one that is not known."""
+    return GradientCompressionConfig(codec=None if options.codec == "none" else options.codec)

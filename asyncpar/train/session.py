@@ -1,0 +1,136 @@
+"""One training run, whichever trainer does it."""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, Mapping, Sequence
+
+from asyncpar.collectives.communicator import Communicator
+from asyncpar.gradsync import GradientSynchronizer, SyncStatistics, least_bytes
+from asyncpar.train.batches import Batches
+from asyncpar.train.hybrid import HybridTrainer
+from asyncpar.train.language_model import LanguageModel
+from asyncpar.train.replica import StepReport
+from asyncpar.train.setup import Setup
+from asyncpar.train.texts import evaluate
+
+
+class Session(ABC):
+    """What a training program asks of a run.  All ranks call the coroutines together."""
+
+    layout: str = ""
+    """How the run is spread over ranks, where that is not data parallelism alone."""
+
+    losses: Sequence[float] = ()
+    """Those of steps that an earlier run has done."""
+
+    @abstractmethod
+    def run(self) -> AsyncGenerator[StepReport, None]:
+        """Yield a report after each step."""
+
+    @abstractmethod
+    async def check_replicas(self) -> None:
+        """Raise ``AsyncparError`` unless what replicas hold alike is equal to the last bit."""
+
+    @abstractmethod
+    async def evaluate(self, batches: Batches) -> float:
+        """Return the mean loss on text that was held out."""
+
+    @abstractmethod
+    def figures(self) -> Mapping[str, str]:
+        """Return what the last steps cost, for people who watch."""
+
+    @property
+    @abstractmethod
+    def least_bytes(self) -> int | None:
+        """What uncompressed gradients alone would make a rank send in a step; None where more is sent than these."""
+
+    def residual_norm(self) -> float | None:
+        """Return the norm of what error feedback has not sent yet; None without it."""
+        return None
+
+    async def report(self, *, width: int) -> str:  # noqa: ARG002
+        """Return where the time went, as text for people; empty where there is nothing to say."""
+        return ""
+
+    async def close(self) -> None:  # noqa: B027
+        """Free what the run has used."""
+
+
+class ReplicatedSession(Session):
+    """Every rank has all of ``model``."""
+
+    def __init__(self, setup: Setup, model: LanguageModel, communicator: Communicator, *, has_codec: bool) -> None:
+        self._setup = setup
+        self._model = model
+        self._communicator = communicator
+        self._has_codec = has_codec
+
+    def run(self) -> AsyncGenerator[StepReport, None]:
+        return self._setup.trainer.run()
+
+    async def check_replicas(self) -> None:
+        await self._setup.trainer.check_replicas()
+
+    async def evaluate(self, batches: Batches) -> float:
+        """Rank 0 does it: all have the same model."""
+        loss = 0.0
+        if self._communicator.rank == 0:
+            loss = await asyncio.to_thread(evaluate, self._model, batches)
+        told: float = await self._communicator.broadcast_object(loss, key="train/held_out", wanted=float)
+        return told
+
+    def figures(self) -> Mapping[str, str]:
+        statistics = self._statistics()
+        steps = statistics.total_sync_operations
+        return {
+            "comm": f"{statistics.average_sync_time_ms:.0f} ms",
+            "exposed": f"{1e3 * statistics.total_exposed_time / max(1, steps):.0f} ms",
+            "ratio": f"{statistics.compression_ratio_achieved:.2f}",
+        }
+
+    @property
+    def least_bytes(self) -> int:
+        size = sum(parameter.grad.nbytes for parameter in self._model.model.parameters())
+        return least_bytes(size, self._communicator)
+
+    def residual_norm(self) -> float | None:
+        return self._statistics().residual_norm if self._has_codec else None
+
+    def _statistics(self) -> SyncStatistics:
+        synchronizer: GradientSynchronizer | None = self._setup.synchronizer
+        return SyncStatistics() if synchronizer is None else synchronizer.get_sync_stats()
+
+
+class HybridSession(Session):
+    """Ranks have parts of the model."""
+
+    least_bytes = None
+
+    def __init__(self, trainer: HybridTrainer, *, layout: str) -> None:
+        self._trainer = trainer
+        self.layout = layout
+        self.losses = tuple(trainer.losses)
+
+    def run(self) -> AsyncGenerator[StepReport, None]:
+        return self._trainer.run()
+
+    async def check_replicas(self) -> None:
+        await self._trainer.check_replicas()
+
+    async def evaluate(self, batches: Batches) -> float:
+        return await self._trainer.evaluate(batches)
+
+    def figures(self) -> Mapping[str, str]:
+        last = self._trainer.last
+        if last is None:
+            return {}
+        figures = {"norm": f"{last.gradient_norm:.3g}", "wait": f"{1e3 * last.pipeline.seconds_waiting:.0f} ms"}
+        return {**figures, "skipped": "yes"} if last.is_skipped else figures
+
+    async def report(self, *, width: int) -> str:
+        return await self._trainer.report(width=width)
+
+    async def close(self) -> None:
+        await self._trainer.close()

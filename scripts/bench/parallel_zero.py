@@ -1,0 +1,141 @@
+"""A step of each ZeRO stage, and of plain data parallelism, on a model of which compute is next to nothing.
+
+Each layer is one weight; its forward pass hands on, its backward pass adds a constant to the gradient, which is what
+every backward pass does at the least.  All of the rest is the coordinator's: buckets reduced while layers compute, the
+agreement on the step, AdamW, and from stage 1 on the gathering of values.  Since first values and gradients are equal
+all over a layer, every value that a rank owns can be checked, to the last bit, against a weight of one value.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+import asyncpar as ap
+from asyncpar.config.parallel import ThreeDParallelismConfig
+from asyncpar.hybrid import HybridConfig, Loss, ParallelModel, StageLayers, StagePlace, ThreeDParallelismCoordinator
+from asyncpar.nn.optimizers import AdamW
+from asyncpar.nn.parameter import Array, OnGradient, Parameter
+from asyncpar.nn.stage import Deferred, Stage, report
+from asyncpar.nn.tensor.group import TensorGroup
+from asyncpar.node import Node
+from asyncpar.zero import ZeROConfig, ZeROStage
+
+_LAYERS = 8
+_RATE = 1e-3
+_WARM_UP = 2
+_RULE = AdamW(weight_decay=0.0)
+
+
+class Weight(Stage[None]):
+    """A layer of one weight that hands on its input; its gradient is one more than the replica's number."""
+
+    def __init__(self, name: str, count: int, replica: int) -> None:
+        self._weight = Parameter(name, np.zeros(count, np.float32))
+        self._gradient = np.float32(1 + replica)
+
+    def forward(self, x: Array) -> tuple[Array, None]:
+        assert self._weight.value.size, "the values are here"
+        return x, None
+
+    def backward(
+        self, saved: None, dy: Array, on_gradient: OnGradient | None = None, deferred: Deferred | None = None
+    ) -> Array:
+        self._weight.accumulate(self._gradient)
+        report((self._weight,), on_gradient)
+        return dy
+
+    def parameters(self) -> tuple[Parameter, ...]:
+        return (self._weight,)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightsModel(ParallelModel):
+    """Layers of ``values`` values in all."""
+
+    values: int
+
+    @property
+    def num_layers(self) -> int:
+        return _LAYERS
+
+    @property
+    def identity(self) -> Mapping[str, Any]:
+        return {"kind": "weights", "values": self.values}
+
+    def check(self, config: ThreeDParallelismConfig) -> None:
+        """Everything goes: it is run with replicas only."""
+
+    def build(self, place: StagePlace, group: TensorGroup) -> StageLayers:
+        count = self.values // _LAYERS
+        return StageLayers(blocks=[Weight(f"weight{layer}", count, place.replica) for layer in place.layers])
+
+    def make_loss(self, group: TensorGroup, scale: Callable[[], float]) -> Loss:
+        return lambda y, target: (0.0, np.ones_like(y))
+
+    def count(self, targets: Any) -> int:
+        return 1
+
+
+async def measure_stages(node: Node, *, values: int, steps: int) -> None:
+    """Measure all stages, in turn; rank 0 prints a line for each."""
+    for stage in ZeROStage:
+        parallelism = ThreeDParallelismConfig(dp_size=node.world.size, num_layers=_LAYERS)
+        config = HybridConfig(parallelism=parallelism, rule=_RULE, zero=ZeROConfig(stage=stage))
+        model = WeightsModel(values=values)
+        async with await ThreeDParallelismCoordinator.create(config, model, node.world) as coordinator:
+            figures = await _measure(coordinator, node.world, steps)
+        if node.rank == 0:
+            record = {"what": "zero", "lane": node.links.lane_kind(1), "stage": stage, "values": values}
+            sys.stdout.write(json.dumps(record | figures) + "\n")
+            sys.stdout.flush()
+
+
+async def _measure(
+    coordinator: ThreeDParallelismCoordinator, comm: ap.Communicator, steps: int
+) -> dict[str, float | int]:
+    """Return medians of the halves of a step on the slowest rank, what it sent and holds, and how many are wrong."""
+    batch = [np.zeros(1, np.float32)]
+    halves, sent = [], 0
+    for step in range(_WARM_UP + steps):
+        if step == _WARM_UP:
+            sent = comm.traffic.payload_bytes
+        await comm.barrier()
+        began = time.perf_counter()
+        await coordinator.backward_pass(batch, batch)
+        reduced = time.perf_counter()
+        await coordinator.optimizer_step(_RATE)
+        ended = time.perf_counter()
+        halves.append((reduced - began, ended - reduced, ended - began))
+    reduction, update, whole = (statistics.median(times) for times in zip(*halves[_WARM_UP:], strict=True))
+    sent = (comm.traffic.payload_bytes - sent) // steps
+    held = coordinator.monitor.measures[-1].memory_used
+    wrong = _count_wrong(coordinator, _WARM_UP + steps, comm.size)
+    every = await comm.all_gather(np.array([whole, reduction, update, sent, held, wrong]))
+    whole, reduction, update = every[every[:, 0].argmax(), :3].tolist()
+    return {
+        "seconds": whole,
+        "reduction": reduction,
+        "update": update,
+        "sent": int(every[:, 3].max()),
+        "held": int(every[:, 4].max()),
+        "wrong": int(every[:, 5].sum()),
+    }
+
+
+def _count_wrong(coordinator: ThreeDParallelismCoordinator, steps: int, ranks: int) -> int:
+    """Return how many of this rank's values are not, bit by bit, those of a weight of one value."""
+    value = np.zeros(1, np.float32)
+    gradient = np.full(1, (1 + ranks) / 2, np.float32)
+    states = {name: np.zeros(1, np.float32) for name in _RULE.state_names}
+    for step in range(1, steps + 1):
+        _RULE.update(value, gradient, states, step=step, learning_rate=_RATE, decays=True)
+    pieces = [piece for piece in coordinator.pieces() if piece.kind == "value"]
+    return sum(int(np.count_nonzero(piece.array != value)) for piece in pieces) + (not pieces)

@@ -1,0 +1,184 @@
+"""Which layouts, schedules and settings are tried together: the whole product is far too much."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from itertools import combinations, product
+from math import prod
+from typing import Any
+
+from asyncpar.config.parallel import MemoryOptimizationStrategy, PipelineScheduleType, ThreeDParallelismConfig
+from asyncpar.config.three_d import DEFAULT_ORDER
+from asyncpar.hybrid import HybridConfig
+from asyncpar.nn import TransformerConfig
+from asyncpar.zero.config import ZeROConfig, ZeROStage
+
+RANKS = 8
+
+LAYOUTS = tuple(
+    sorted((shape for shape in product((1, 2, 4, 8), repeat=3) if prod(shape) == RANKS), key=lambda shape: max(shape))
+)
+"""All factorizations of 8 ranks, (dp, tp, pp)."""
+
+RECOMPUTES_ALL = "all"
+RECOMPUTATIONS = (*MemoryOptimizationStrategy, RECOMPUTES_ALL)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One combination of all there is to choose."""
+
+    layout: tuple[int, int, int]
+    schedule: PipelineScheduleType
+    zero: ZeROStage
+    micro_batches: int
+    recompute: str
+    is_tied: bool
+    is_uneven: bool
+    is_sequence_parallel: bool
+    order: str
+    clip_norm: float | None
+
+    def __str__(self) -> str:
+        marks = [
+            "x".join(map(str, self.layout)),
+            self.schedule.short,
+            self.zero,
+            f"m{self.micro_batches}",
+            self.recompute,
+            "tied" * self.is_tied,
+            "uneven" * self.is_uneven,
+            "sp" * self.is_sequence_parallel,
+            self.order * (self.order != DEFAULT_ORDER),
+            "clip" * (self.clip_norm is not None),
+        ]
+        return "-".join(mark for mark in marks if mark)
+
+    @property
+    def chunks(self) -> int:
+        return 2 if self.schedule is PipelineScheduleType.INTERLEAVED_ONE_F1B or self.schedule.is_v_shaped else 1
+
+    @property
+    def rows(self) -> int:
+        """Rows of the whole batch; where uneven, replicas have micro-batches of different sizes."""
+        dp = self.layout[0]
+        return (
+            dp * self.micro_batches + (dp * self.micro_batches + 1) // 2 if self.is_uneven else dp * self.micro_batches
+        )
+
+    @property
+    def layers(self) -> int:
+        pieces = self.layout[2] * self.chunks
+        return pieces + (pieces + 1) // 2 if self.is_uneven else max(2, pieces)
+
+    @property
+    def model(self) -> TransformerConfig:
+        """Dimensions that tensor-parallel ranks cannot share equally, where it is uneven; but for the heads."""
+        tp = self.layout[1]
+        features = 8 if tp < 8 else 16
+        return TransformerConfig(
+            vocabulary=13 if self.is_uneven else 16,
+            length=5 if self.is_uneven else 8,
+            features=features,
+            heads=max(2, tp),
+            mlp_hidden=4 * features - 1 if self.is_uneven else None,
+            layers=self.layers,
+            dtype="float64",
+            tied_embeddings=self.is_tied,
+        )
+
+    @property
+    def config(self) -> HybridConfig:
+        dp, tp, pp = self.layout
+        everything = self.recompute == RECOMPUTES_ALL
+        pieces, layers = pp * self.chunks, self.layers
+        parallelism = ThreeDParallelismConfig(
+            dp_size=dp,
+            tp_size=tp,
+            pp_size=pp,
+            num_layers=layers,
+            pipeline_schedule=self.schedule,
+            num_model_chunks=self.chunks,
+            layers_per_stage=tuple(layers // pieces + (at < layers % pieces) for at in range(pieces)),
+            memory_strategy=MemoryOptimizationStrategy.BASIC
+            if everything
+            else MemoryOptimizationStrategy(self.recompute),
+            enable_gradient_checkpointing=everything,
+            order=self.order,
+        )
+        return HybridConfig(
+            parallelism=parallelism,
+            micro_batches=self.micro_batches,
+            zero=ZeROConfig(stage=self.zero, bucket_size_mb=0.002),
+            clip_norm=self.clip_norm,
+        )
+
+
+CHOICES: Mapping[str, Sequence[Any]] = {
+    "layout": LAYOUTS,
+    "schedule": tuple(PipelineScheduleType),
+    "zero": tuple(ZeROStage),
+    "micro_batches": (4, 1),
+    "recompute": RECOMPUTATIONS,
+    "is_tied": (False, True),
+    "is_uneven": (True, False),
+    "is_sequence_parallel": (False, True),
+    "order": (DEFAULT_ORDER, "tp-dp-pp"),
+    "clip_norm": (0.3, None),
+}
+assert [field.name for field in fields(Case)] == list(CHOICES)
+
+_PIPELINED = tuple(layout for layout in LAYOUTS if layout[2] > 1)
+
+
+def whole_product() -> Iterator[Case]:
+    """Yield every combination."""
+    for values in product(*CHOICES.values()):
+        yield Case(**dict(zip(CHOICES, values, strict=True)))
+
+
+def covering_sample() -> list[Case]:
+    """Return cases in which every two choices come together at least once, always the same cases.
+
+    But for a layout and a schedule, which would be 80 for themselves; every schedule meets every stage of ZeRO in a
+    pipeline of more than one rank.
+    """
+    missing = _pairs_to_cover()
+    cases = []
+    while missing:
+        case = _next_case(missing)
+        missing -= _pairs_of(case)
+        cases.append(Case(**dict(case)))
+    return cases
+
+
+_Choice = tuple[str, Any]
+
+
+def _pairs_to_cover() -> set[frozenset[_Choice]]:
+    pairs = set()
+    for (one, values), (other, others) in combinations(CHOICES.items(), 2):
+        if {one, other} != {"layout", "schedule"}:
+            pairs |= {frozenset({(one, value), (other, another)}) for value in values for another in others}
+    return pairs
+
+
+def _pairs_of(case: Mapping[str, Any]) -> set[frozenset[_Choice]]:
+    """What concerns schedules counts only where there is a pipeline."""
+    is_pipelined = case["layout"] in _PIPELINED
+    return {frozenset(pair) for pair in combinations(case.items(), 2) if is_pipelined or "schedule" not in dict(pair)}
+
+
+def _next_case(missing: set[frozenset[_Choice]]) -> dict[str, Any]:
+    """Choose greedily, one by one, what brings most pairs that are missing."""
+    case: dict[str, Any] = {}
+    for name, values in CHOICES.items():
+
+        def gain(value: Any, name: str = name) -> tuple[int, int]:
+            chosen = [frozenset({(name, value), known}) for known in case.items()]
+            later = sum((name, value) in pair for pair in missing)
+            return sum(pair in missing for pair in chosen), later
+
+        case[name] = max(values, key=gain)
+    return case

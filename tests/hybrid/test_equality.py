@@ -1,0 +1,106 @@
+"""Training over ranks comes to what one process comes to: losses, norms, values and states of the optimizer.
+
+``ASYNCPAR_WHOLE_PRODUCT=1`` tries every combination in ``cases.py``, which takes hours, instead of a sample; or every
+n-th with another number ``n``.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from functools import lru_cache
+from itertools import islice
+from typing import Any
+
+import pytest
+
+from asyncpar.config.parallel import MemoryOptimizationStrategy, PipelineScheduleType
+from asyncpar.hybrid import HybridConfig
+from asyncpar.nn import TransformerConfig
+from asyncpar.nn.optimizers import SGD, Adam
+from asyncpar.zero.config import ZeROConfig, ZeROStage
+from tests.hybrid.cases import Case, covering_sample, whole_product
+from tests.hybrid.worlds import TINY, Outcome, assert_same, make_config, train_alone, train_together
+
+EVERY = int(os.environ.get("ASYNCPAR_WHOLE_PRODUCT", "0"))
+CASES = list(islice(whole_product(), 0, None, EVERY)) if EVERY else covering_sample()
+EXACT = 1e-12
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+async def test_any_layout_trains_as_one_process_does(case: Case) -> None:
+    together = await train_together(
+        case.model, case.config, rows=case.rows, sequence_parallel=case.is_sequence_parallel
+    )
+    assert_same(together, alone(case.model, case.clip_norm, case.rows), tolerance=EXACT)
+
+
+@lru_cache(maxsize=64)
+def alone(model: TransformerConfig, clip_norm: float | None, rows: int) -> Outcome:
+    return train_alone(model, HybridConfig(parallelism=make_config().parallelism, clip_norm=clip_norm), rows=rows)
+
+
+SEVEN = replace(TINY, layers=7, tied_embeddings=True)
+
+
+@pytest.mark.parametrize("stage", ZeROStage)
+@pytest.mark.parametrize("dp", [1, 2])
+async def test_seven_layers_on_three_stages(dp: int, stage: ZeROStage) -> None:
+    config = make_config(
+        dp, 1, 3, layers=7, layers_per_stage=(3, 2, 2), micro_batches=4, zero=ZeROConfig(stage=stage), clip_norm=0.3
+    )
+    together = await train_together(SEVEN, config, rows=11)
+    assert_same(together, train_alone(SEVEN, config, rows=11), tolerance=EXACT)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "chunks", "given"),
+    [
+        (PipelineScheduleType.INTERLEAVED_ONE_F1B, 2, (2, 1, 1, 3)),
+        (PipelineScheduleType.ZERO_BUBBLE, 3, (1, 1, 2, 1, 1, 1)),
+        (PipelineScheduleType.GPIPE, 2, (1, 3, 2, 1)),
+        (PipelineScheduleType.ZBV, 2, (3, 1, 1, 2)),
+        (PipelineScheduleType.DUALPIPE_V, 2, (1, 2, 3, 1)),
+    ],
+)
+async def test_every_virtual_stage_may_have_its_own_number_of_layers(
+    schedule: PipelineScheduleType, chunks: int, given: tuple[int, ...]
+) -> None:
+    config = make_config(
+        1, 1, 2, layers=7, layers_per_stage=given, pipeline_schedule=schedule, num_model_chunks=chunks, micro_batches=4
+    )
+    together = await train_together(SEVEN, config, rows=9)
+    assert_same(together, train_alone(SEVEN, config, rows=9), tolerance=EXACT)
+
+
+@pytest.mark.parametrize("stage", ZeROStage)
+@pytest.mark.parametrize("rule", [SGD(momentum=0.9, weight_decay=0.01), Adam()], ids=["sgd", "adam"])
+async def test_other_rules_train_as_in_one_process(rule: Any, stage: ZeROStage) -> None:
+    config = make_config(2, 2, 1, rule=rule, micro_batches=2, zero=ZeROConfig(stage=stage), clip_norm=0.3)
+    together = await train_together(TINY, config, rows=10, steps=3)
+    assert_same(together, train_alone(TINY, config, rows=10, steps=3), tolerance=EXACT)
+
+
+@pytest.mark.parametrize("stage", ZeROStage)
+@pytest.mark.parametrize("layout", [(2, 2, 2), (8, 1, 1), (1, 8, 1), (2, 1, 4)])
+async def test_losses_of_float32_stay_within_a_millionth(layout: tuple[int, int, int], stage: ZeROStage) -> None:
+    model = replace(TINY, dtype="float32", heads=8, features=16, tied_embeddings=True)
+    config = make_config(*layout, micro_batches=4, zero=ZeROConfig(stage=stage), clip_norm=0.3)
+    together = await train_together(model, config, rows=34, steps=3)
+    alone = train_alone(model, config, rows=34, steps=3)
+    for one, other in zip(together.losses, alone.losses, strict=True):
+        assert one == pytest.approx(other, rel=1e-6)
+
+
+@pytest.mark.parametrize("strategy", MemoryOptimizationStrategy)
+@pytest.mark.parametrize("stage", [ZeROStage.NONE, ZeROStage.STAGE3])
+async def test_what_is_recomputed_drops_the_same_again(strategy: MemoryOptimizationStrategy, stage: ZeROStage) -> None:
+    """Dropout depends on the replica, so there is no one process to compare with: what keeps everything is the rule."""
+    model = replace(TINY, dropout=0.3)
+    settings: dict[str, Any] = {"micro_batches": 2, "zero": ZeROConfig(stage=stage)}
+    kept = make_config(2, 1, 2, memory_strategy=MemoryOptimizationStrategy.BASIC, **settings)
+    recomputed = make_config(2, 1, 2, memory_strategy=strategy, **settings)
+    expected = await train_together(model, kept, rows=8)
+    assert_same(await train_together(model, recomputed, rows=8), expected, tolerance=0.0)
+    without = train_alone(replace(model, dropout=0.0), kept, rows=8)
+    assert abs(expected.losses[-1] - without.losses[-1]) > 1e-4

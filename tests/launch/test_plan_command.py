@@ -1,0 +1,231 @@
+"""`asyncpar plan` as people use it."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from asyncpar.launch.cli import main
+
+GPT2 = ["--layers", "24", "--hidden", "1024", "--heads", "16", "--vocab", "50257", "--seq", "1024", "--world", "16"]
+SMALL = ["--layers", "4", "--hidden", "64", "--heads", "4", "--vocab", "101", "--seq", "32", "--world", "4"]
+
+
+def invoke(*arguments: str) -> Result:
+    return CliRunner().invoke(main, ["plan", *arguments], prog_name="asyncpar")
+
+
+def rows(result: Result) -> list[list[str]]:
+    """Return the rows of the table: lines that begin with three numbers."""
+    assert result.exit_code == 0, result.output
+    lines = [line.split() for line in result.stdout.splitlines()]
+    return [cells for cells in lines if len(cells) > 8 and all(cell.isdigit() for cell in cells[:3])]
+
+
+def document(*arguments: str) -> dict[str, Any]:
+    result = invoke(*arguments, "--json")
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    assert isinstance(found, dict)
+    return found
+
+
+def test_layouts_of_the_world_are_shown_best_first() -> None:
+    table = rows(invoke(*GPT2))
+    assert len(table) == 10
+    for dp, tp, pp, zero, *_ in table:
+        assert int(dp) * int(tp) * int(pp) == 16
+        assert zero in "0123"
+    steps = [float(cells[8]) for cells in table]
+    assert steps == sorted(steps)
+    assert all(float(cells[5]) <= 8.0 for cells in table)
+
+
+def test_what_was_asked_is_repeated_above() -> None:
+    text = invoke(*GPT2, "--precision", "mixed", "--memory", "16").stdout
+    assert "16 ranks, 8 per host, 16 GB each" in text
+    assert "354.8 M parameters, mixed" in text
+    assert "64 sequences of 1024 a step, 1 a micro-batch" in text
+
+
+def test_what_does_not_fit_is_counted_below() -> None:
+    text = invoke(*GPT2, "--world", "64").stdout
+    for reason in ("heads do not divide by tp", "fewer layers than stages", "out of memory"):
+        assert f" layouts left out: {reason}\n" in text
+    assert " fit, the best 10 shown\n" in text
+
+
+def test_top_says_how_many() -> None:
+    assert len(rows(invoke(*SMALL, "--top", "3"))) == 3
+    assert len(rows(invoke(*SMALL, "--top", "1000"))) > 30
+
+
+def test_json_has_all_figures_in_bytes_and_seconds() -> None:
+    found = document(*SMALL, "--top", "5", "--zero", "1,3", "--schedule", "1f1b,zbv")
+    assert found["model"]["parameters"] == 4 * (12 * 64**2 + 13 * 64) + (101 + 32) * 64 + 2 * 64
+    assert (found["world"], found["memory"], found["batch"]) == (4, 8e9, 16)
+    assert len(found["layouts"]) == 5 < found["fitting"]
+    for layout in found["layouts"]:
+        assert layout["zero"] in ((1, 3) if layout["dp"] > 1 else (0,))
+        assert layout["schedule"] in ("one_forward_one_backward", "zbv")
+        assert sum(layout["layers"]) == 4
+        parts = ("values", "gradients", "optimizer", "accumulating", "activations")
+        assert layout["memory"]["total"] == pytest.approx(sum(layout["memory"][part] for part in parts))
+        kinds = ("data", "tensor", "pipeline", "embedding")
+        assert layout["traffic"]["total"] == pytest.approx(sum(layout["traffic"][kind] for kind in kinds))
+        assert layout["tokens_per_second"] == pytest.approx(16 * 32 / layout["step_seconds"])
+        assert 0.0 <= layout["bubble_fraction"] <= layout["bubble_over_ideal"]
+
+
+def test_options_change_what_is_found() -> None:
+    plain = document(*SMALL, "--top", "1000")
+    assert document(*SMALL, "--recompute", "--top", "1000")["layouts"] != plain["layouts"]
+    assert document(*SMALL, "--untied")["model"]["parameters"] == plain["model"]["parameters"] + 101 * 64
+    assert document(*SMALL, "--batch", "32")["batch"] == 32
+    slower = document(*SMALL, "--flops", "1", "--top", "1000")
+    assert min(row["step_seconds"] for row in slower["layouts"]) > plain["layouts"][0]["step_seconds"]
+    uneven = document(*SMALL, "--layers", "5", "--uneven", "--top", "1000")
+    assert any(row["layers"] == [3, 2] for row in uneven["layouts"])
+    less = document(*SMALL, "--optimizer", "sgd", "--top", "1000")
+    assert {row["memory"]["optimizer"] for row in less["layouts"]} == {0.0}
+
+
+def test_underscores_are_taken_for_dashes() -> None:
+    assert rows(invoke(*SMALL, "--micro_batch", "2", "--ranks_per_host", "2"))
+
+
+def test_nothing_fits_is_an_error_that_tells_the_least_memory() -> None:
+    result = invoke(*GPT2, "--memory", "0.5")
+    assert result.exit_code == 1
+    assert result.stdout == ""
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("asyncpar plan: no layout fits on 16 ranks: ")
+    assert "out of memory; the least memory needed is 0.9" in line
+    assert "GB per rank, 0.5 GB are there: dp " in line
+
+
+def test_the_memory_that_it_asks_for_is_enough() -> None:
+    words = invoke(*GPT2, "--memory", "0.5").stderr.split()
+    needed = words[words.index("--memory") + 1].rstrip(",")
+    assert rows(invoke(*GPT2, "--memory", needed))
+
+
+def test_sizes_that_never_divide_say_so() -> None:
+    result = invoke(*SMALL, "--batch", "1", "--world", "6", "--layers", "1")
+    assert result.exit_code == 1
+    assert result.stderr.endswith("; change the sizes that do not divide\n")
+
+
+def test_json_stays_json_when_nothing_fits() -> None:
+    result = invoke(*GPT2, "--memory", "0.5", "--json")
+    assert result.exit_code == 1
+    found = json.loads(result.stdout)
+    assert found["layouts"] == []
+    assert found["least"]["memory"]["total"] > 0.5e9
+    assert "no layout fits" in result.stderr
+
+
+MISTAKES = [
+    ((), "Missing option '--layers'"),
+    (("--layers", "four"), "--layers: expected a whole number, got 'four'"),
+    (("--layers", "0"), "--layers: expected at least 1, got 0"),
+    (("--world", "-1"), "--world: expected a whole number, got '-1'"),
+    (("--heads", "5"), "heads: expected a divisor of hidden = 64, got 5"),
+    (("--memory", "0"), "--memory: expected a positive number, got '0'"),
+    (("--memory", "lots"), "--memory: expected a positive number, got 'lots'"),
+    (("--memory", "nan"), "--memory: expected a positive number, got 'nan'"),
+    (("--bandwidth", "inf"), "--bandwidth: expected a positive number, got 'inf'"),
+    (("--flops", "-5"), "--flops: expected a positive number, got '-5'"),
+    (("--schedule", "2f2b"), "--schedule: expected one of sequential, "),
+    (("--schedule", ""), "--schedule: expected one of sequential, "),
+    (("--zero", "4"), "--zero: expected stages 0 to 3 joined by ',', got '4'"),
+    (("--zero", "1,,2"), "--zero: expected stages 0 to 3 joined by ',', got ''"),
+    (("--chunks", "1"), "--chunks: expected at least 2, got 1"),
+    (("--precision", "fp8"), "--precision: expected one of fp32, mixed, got 'fp8'"),
+    (("--optimizer", "lion"), "--optimizer: expected one of adam, momentum, sgd, got 'lion'"),
+    (("--memory-strategy", "hope"), "--memory-strategy: expected one of basic, "),
+    (("--order", "tp-dp"), "order: expected every axis of dp-tp-pp, got 'tp-dp' without pp"),
+    (("--top", "0"), "--top: expected at least 1, got 0"),
+    (("--batch", "0"), "--batch: expected at least 1, got 0"),
+    (("--surprise",), "No such option"),
+    (("extra",), "Got unexpected extra argument (extra)"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), MISTAKES)
+def test_mistakes_are_one_line_and_exit_code_2(arguments: tuple[str, ...], message: str) -> None:
+    result = invoke(*SMALL, *arguments) if arguments else invoke()
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("asyncpar plan: ")
+    assert message in line
+
+
+def test_help_fits_in_80_columns_and_has_an_example() -> None:
+    result = invoke("--help")
+    assert result.exit_code == 0
+    assert max(map(len, result.output.splitlines())) <= 80
+    assert "asyncpar plan --layers 24 --hidden 1024" in result.output
+
+
+def test_it_is_listed_with_the_other_commands() -> None:
+    assert "plan" in CliRunner().invoke(main, ["--help"]).output
+
+
+def in_terminal(*arguments: str, columns: int) -> str:
+    """Return what the command writes to a terminal of some width."""
+    outer, inner = pty.openpty()
+    environment = {**os.environ, "COLUMNS": str(columns), "TERM": "xterm"}
+    with subprocess.Popen(
+        [sys.executable, "-m", "asyncpar", "plan", *arguments], stdout=inner, stdin=subprocess.DEVNULL, env=environment
+    ) as process:
+        os.close(inner)
+        written = bytearray()
+        while True:
+            try:
+                written += os.read(outer, 65536)
+            except OSError:  # the other end is closed
+                break
+        os.close(outer)
+        assert process.wait(30) == 0
+    return written.decode()
+
+
+def _unstyled(text: str) -> str:
+    return re.sub(r"\x1b\[[0-9;]*m", "", text)
+
+
+@pytest.mark.process
+def test_a_narrow_terminal_gets_whole_rows() -> None:
+    lines = _unstyled(in_terminal(*GPT2, columns=60)).splitlines()
+    assert max(map(len, lines)) <= 60
+    titles = next(line for line in lines if "schedule" in line)
+    assert titles.split() == ["dp", "tp", "pp", "ZeRO", "schedule", "memory", "traffic", "bubble", "step"]
+    table = [line.split() for line in lines if line.split()[:1] == ["8"]]
+    assert all(len(cells) == 9 for cells in table)
+    assert table
+
+
+@pytest.mark.process
+def test_a_wide_terminal_gets_more_columns_and_colour() -> None:
+    text = in_terminal(*GPT2, columns=120)
+    assert "\x1b[1;32m" in text
+    assert "micro-batches" in _unstyled(text)
+
+
+@pytest.mark.process
+def test_a_full_disk_is_one_line() -> None:
+    command = [sys.executable, "-m", "asyncpar", "plan", *SMALL]
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=30, check=False)
+    assert done.returncode == 1
+    assert done.stderr == "asyncpar plan: the layouts cannot be written: No space left on device\n"

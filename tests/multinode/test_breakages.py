@@ -1,0 +1,140 @@
+"""Tests of the tests: each mistake that must not come back, switched on, is noticed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from asyncpar.collectives.communicator import Communicator
+from asyncpar.gradsync import phases
+from asyncpar.gradsync.schemes import Scheme
+from asyncpar.multinode import GradientSyncBuffer, MultiNodeConfig, registration
+from asyncpar.multinode.groups import NodeGroups
+from asyncpar.multinode.intake import GradientIntake
+from asyncpar.multinode.node_sum import NodeSum
+from asyncpar.testing.loop import run_virtual
+from asyncpar.zero.config import ZeROStage
+from tests.multinode.worlds import members, on_all, train_alone
+
+Break = Callable[[pytest.MonkeyPatch], None]
+
+
+async def check(stage: ZeROStage) -> None:
+    """What test_trainer asks for."""
+    async with members(2, 2, stage=stage) as ranks:
+        await on_all(ranks, lambda member: member.train(2, micro_steps=3))
+        expected = train_alone(4, steps=2, micro_steps=3).values()
+        for member in ranks:
+            for name, value in member.model.values().items():
+                np.testing.assert_allclose(value, expected[name], rtol=0, atol=1e-12)
+
+
+def leaders_call_a_world_collective(monkeypatch: pytest.MonkeyPatch) -> None:
+    make = NodeGroups.of
+
+    def broken(config: MultiNodeConfig, world: Communicator) -> NodeGroups:
+        groups = make(config, world)
+        leaders = None if groups.leaders is None else world
+        return NodeGroups(world=world, node=groups.node, leaders=leaders, num_nodes=groups.num_nodes)
+
+    monkeypatch.setattr(NodeGroups, "of", broken)
+
+
+def sub_groups_are_the_world(monkeypatch: pytest.MonkeyPatch) -> None:
+    make = NodeGroups.of
+
+    def broken(config: MultiNodeConfig, world: Communicator) -> NodeGroups:
+        groups = make(config, world)
+        return NodeGroups(world=world, node=world, leaders=groups.leaders, num_nodes=groups.num_nodes)
+
+    monkeypatch.setattr(NodeGroups, "of", broken)
+
+
+def the_mean_over_ranks_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Scheme, "factor", lambda self, contributors: 1.0)
+    monkeypatch.setattr(NodeSum, "settle", lambda self: None)
+
+
+def the_mean_over_ranks_is_taken_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    factor, settle = Scheme.factor, NodeSum.settle
+    monkeypatch.setattr(Scheme, "factor", lambda self, contributors: factor(self, contributors) / contributors)
+
+    def broken(self: NodeSum) -> None:
+        settle(self)
+        settle(self)
+
+    monkeypatch.setattr(NodeSum, "settle", broken)
+
+
+def the_result_of_the_reduction_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that every rank applies gradients of its own, too."""
+    monkeypatch.setattr(phases, "unpack", lambda *arguments, **settings: None)
+
+
+def the_values_of_rank_0_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def broken(*arguments: Any, **settings: Any) -> None:
+        pass
+
+    monkeypatch.setattr(registration, "_broadcast", broken)
+
+
+def the_mean_over_micro_steps_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(GradientSyncBuffer, "_divide", lambda self, micro_steps: None)
+
+
+def the_mean_over_micro_steps_is_taken_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    divide = GradientSyncBuffer._divide
+
+    def broken(self: GradientSyncBuffer, micro_steps: int | None) -> None:
+        divide(self, micro_steps)
+        divide(self, micro_steps)
+
+    monkeypatch.setattr(GradientSyncBuffer, "_divide", broken)
+
+
+def buffers_that_add_up_are_fed_in_every_micro_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that k equal gradients weigh k (k + 1) / 2."""
+
+    def broken(self: GradientIntake, name: str) -> None:
+        self.buffer.add_gradient(name, self._by_name[name].grad)
+
+    monkeypatch.setattr(GradientIntake, "_take", broken)
+
+
+NONE, STAGE2 = ZeROStage.NONE, ZeROStage.STAGE2
+
+BREAKAGES: list[tuple[Break, ZeROStage, type[BaseException]]] = [
+    (leaders_call_a_world_collective, NONE, TimeoutError),
+    (leaders_call_a_world_collective, STAGE2, TimeoutError),
+    (sub_groups_are_the_world, NONE, AssertionError),
+    (the_mean_over_ranks_is_forgotten, NONE, AssertionError),
+    (the_mean_over_ranks_is_forgotten, STAGE2, AssertionError),
+    (the_mean_over_ranks_is_taken_twice, NONE, AssertionError),
+    (the_mean_over_ranks_is_taken_twice, STAGE2, AssertionError),
+    (the_result_of_the_reduction_is_dropped, NONE, AssertionError),
+    (the_values_of_rank_0_are_dropped, NONE, AssertionError),
+    (the_values_of_rank_0_are_dropped, STAGE2, ExceptionGroup),
+    (the_mean_over_micro_steps_is_forgotten, NONE, AssertionError),
+    (the_mean_over_micro_steps_is_taken_twice, NONE, AssertionError),
+    (buffers_that_add_up_are_fed_in_every_micro_step, NONE, AssertionError),
+    (buffers_that_add_up_are_fed_in_every_micro_step, STAGE2, AssertionError),
+]
+
+
+@pytest.mark.parametrize(
+    ("breaks", "stage", "noticed"), BREAKAGES, ids=[f"{breaks.__name__}-{stage}" for breaks, stage, _ in BREAKAGES]
+)
+def test_a_mistake_is_noticed(
+    breaks: Break, stage: ZeROStage, noticed: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    breaks(monkeypatch)
+    with pytest.raises(noticed):
+        run_virtual(check(stage))
+
+
+@pytest.mark.parametrize("stage", [NONE, STAGE2])
+def test_nothing_is_noticed_where_nothing_is_broken(stage: ZeROStage) -> None:
+    run_virtual(check(stage))

@@ -1,0 +1,107 @@
+"""Training goes on from a checkpoint, on any number of nodes and in any stage, as if nothing had happened."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from asyncpar.errors import CheckpointError, UsageError
+from asyncpar.multinode import MultiNodeTrainer
+from asyncpar.nn import Parameter
+from asyncpar.zero.config import ZeROStage
+from tests.multinode.worlds import RULE, Member, Model, config_of, members, node_world, on_all, on_all_failing
+
+NONE, STAGE1, STAGE2 = ZeROStage.NONE, ZeROStage.STAGE1, ZeROStage.STAGE2
+
+
+async def train_the_same(member: Member, *, first: int, steps: int) -> None:
+    """Train on batches of which all ranks have the same, so that their number does not matter."""
+    trainer, model = member.trainer, member.model
+    for step in range(first, first + steps):
+        model.backward(step, 0, 0)
+        trainer.update_gradients()
+        await trainer.synchronize_gradients()
+        await trainer.apply_gradients()
+        await trainer.optimizer_step(0.05)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ((2, 2, NONE), (2, 2, NONE)),
+        ((2, 2, NONE), (3, 1, STAGE2)),
+        ((3, 2, STAGE2), (1, 2, NONE)),
+        ((2, 1, STAGE1), (1, 3, STAGE2)),
+        ((1, 1, STAGE2), (2, 2, STAGE1)),
+    ],
+)
+async def test_training_goes_on_at_any_other_layout(
+    before: tuple[int, int, ZeROStage], after: tuple[int, int, ZeROStage], tmp_path: Path
+) -> None:
+    async with members(*before[:2], stage=before[2]) as ranks:
+        await on_all(ranks, lambda member: train_the_same(member, first=0, steps=2))
+        saved = await on_all(ranks, lambda member: member.trainer.save_checkpoint(tmp_path, extra={"epoch": 7}))
+        assert len(set(saved)) == 1
+        await on_all(ranks, lambda member: train_the_same(member, first=2, steps=2))
+        expected = ranks[0].model.values()
+    async with members(*after[:2], stage=after[2]) as ranks:
+        assert await on_all(ranks, lambda member: member.trainer.load_checkpoint(tmp_path)) == [{"epoch": 7}] * len(
+            ranks
+        )
+        assert ranks[0].trainer.get_training_stats().steps == 2
+        await on_all(ranks, lambda member: train_the_same(member, first=2, steps=2))
+        for member in ranks:
+            for name, value in member.model.values().items():
+                np.testing.assert_allclose(value, expected[name], rtol=0, atol=1e-12)
+
+
+async def test_a_checkpoint_can_be_saved_after_a_step_that_failed(tmp_path: Path) -> None:
+    async with members(1, 2, stage=STAGE2) as ranks:
+
+        async def fail(member: Member) -> None:
+            async with member.trainer.synchronization():
+                raise RuntimeError
+
+        await on_all_failing(ranks, fail)
+        await on_all(ranks, lambda member: member.trainer.save_checkpoint(tmp_path))
+        await on_all(ranks, lambda member: member.trainer.load_checkpoint(tmp_path))
+        await on_all(ranks, lambda member: train_the_same(member, first=0, steps=1))
+
+
+async def test_only_the_last_checkpoints_are_kept_if_so_asked(tmp_path: Path) -> None:
+    async with members(1, 2) as ranks:
+
+        async def main(member: Member) -> None:
+            for step in range(3):
+                await member.trainer.save_checkpoint(tmp_path, keep=2)
+                await train_the_same(member, first=step, steps=1)
+
+        await on_all(ranks, main)
+    assert len(list(tmp_path.glob("step_*"))) == 2
+
+
+async def test_nothing_is_saved_or_loaded_in_the_middle_of_a_step(tmp_path: Path) -> None:
+    async with members(1, 1) as [member]:
+        member.model.backward(0, 0, 0)
+        member.trainer.update_gradients()
+        with pytest.raises(UsageError, match="save_checkpoint: expected no gradients, got those of 1 micro-steps"):
+            await member.trainer.save_checkpoint(tmp_path)
+        await member.trainer.synchronize_gradients()
+        with pytest.raises(UsageError, match="load_checkpoint: expected apply_gradients next"):
+            await member.trainer.load_checkpoint(tmp_path)
+
+
+async def test_a_checkpoint_of_another_model_is_refused_on_every_rank(tmp_path: Path) -> None:
+    async with members(1, 2) as ranks:
+        await on_all(ranks, lambda member: member.trainer.save_checkpoint(tmp_path))
+    async with node_world(1, 2) as nodes:
+
+        async def main(rank: int) -> None:
+            trainer = MultiNodeTrainer(config_of(rank, 1, 2), RULE, communicator=nodes[rank].world)
+            async with trainer:
+                await trainer.register_parameters([*Model().parameters, Parameter("more", np.ones(3))])
+                await trainer.load_checkpoint(tmp_path)
+
+        assert all(isinstance(error, CheckpointError) for error in await on_all_failing([0, 1], main))

@@ -1,0 +1,138 @@
+"""Bytes that replicas hold, counted, against the formulas."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from asyncpar.nn.optimizers import SGD, Adam
+from asyncpar.zero import ZeroEngine, ZeROMemoryStats, ZeROStage, memory_reduction
+from asyncpar.zero.buffers import BufferPool
+from asyncpar.zero.memory import TransientBytes
+from tests.zero.replicas import EVEN_SHAPES, SHAPES, engines, give_gradients, on_all
+
+STAGES = list(ZeROStage)
+
+
+async def reduce_once(engine: ZeroEngine) -> ZeROMemoryStats:
+    """Return what is held between the reduction and the step."""
+    give_gradients(engine.parameters, rank=engine.communicator.rank, step=0)
+    await engine.reduce()
+    return engine.memory_stats()
+
+
+def formula(stage: ZeROStage, size: int, *, parameters: int, gradients: int, states: int) -> float:
+    """Return the bytes for each value."""
+    return (
+        parameters / (size if stage.shards_parameters else 1)
+        + gradients / (size if stage.shards_gradients else 1)
+        + states / (size if stage.shards_states else 1)
+    )
+
+
+@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+async def test_single_precision_takes_what_the_formulas_say(size: int, stage: ZeROStage) -> None:
+    """16, 8 + 8/N, 4 + 12/N and 16/N bytes for each value."""
+    async with engines(size, stage, rule=Adam(), shapes=EVEN_SHAPES) as made:
+        expected = formula(stage, size, parameters=4, gradients=4, states=8)
+        for stats in await on_all(made, reduce_once):
+            assert stats.bytes_per_value == expected
+            assert stats.whole == 16 * stats.values
+
+
+@pytest.mark.parametrize("storage", ["bfloat16", "float16"])
+@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("size", [2, 4])
+async def test_mixed_precision_takes_what_the_formulas_say(size: int, stage: ZeROStage, storage: str) -> None:
+    """16, 4 + 12/N, 2 + 14/N and 16/N bytes for each value."""
+    async with engines(size, stage, rule=Adam(), shapes=EVEN_SHAPES, dtype=storage) as made:
+        expected = formula(stage, size, parameters=2, gradients=2, states=12)
+        for stats in await on_all(made, reduce_once):
+            assert stats.bytes_per_value == expected
+            assert stats.whole == 16 * stats.values
+
+
+@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("size", [2, 3, 4])
+async def test_what_does_not_divide_takes_less_than_a_value_per_parameter_more(size: int, stage: ZeROStage) -> None:
+    async with engines(size, stage, rule=Adam(), shapes=SHAPES) as made:
+        stats = await on_all(made, reduce_once)
+        exact = formula(stage, size, parameters=4, gradients=4, states=8) * stats[0].values
+        assert all(each.kept <= exact + 16 * len(SHAPES) for each in stats)
+        assert sum(each.kept for each in stats) == pytest.approx(size * exact)
+
+
+@pytest.mark.parametrize(("stage", "expected"), [(1, 0.25), (2, 0.5), (3, 0.75)])
+async def test_equal_parts_over_four_ranks_are_reduced_by_a_quarter_a_stage(stage: int, expected: float) -> None:
+    """Values, gradients and one state of four bytes each."""
+    async with engines(4, ZeROStage.of(stage), rule=SGD(momentum=0.9), shapes=EVEN_SHAPES) as made:
+        for stats in await on_all(made, reduce_once):
+            assert stats.reduction == expected == memory_reduction(ZeROStage.of(stage), 4)
+
+
+@pytest.mark.parametrize("stage", [ZeROStage.STAGE2, ZeROStage.STAGE3])
+async def test_whole_gradients_are_gone_when_they_are_reduced(stage: ZeROStage) -> None:
+    async with engines(2, stage) as made:
+        await on_all(made, reduce_once)
+        assert not any(parameter.has_grad for engine in made for parameter in engine.parameters)
+
+
+async def test_gathered_parameters_count_while_they_are_there() -> None:
+    async with engines(2, ZeROStage.STAGE3, shapes=EVEN_SHAPES) as made:
+        before = made[0].memory_stats()
+        await on_all(made, ZeroEngine.gather)
+        during = made[0].memory_stats()
+        assert during.gathered == 4 * during.values
+        assert during.total == during.kept + during.gathered + during.buffers
+        for engine in made:
+            engine.release()
+        after = made[0].memory_stats()
+        assert before.gathered == after.gathered == 0
+        assert after.transient_peak >= 4 * after.values
+        assert after.parameters == before.parameters == 2 * after.values
+
+
+async def test_buffers_are_kept_only_where_that_is_asked_for() -> None:
+    for pinned in (True, False):
+        async with engines(2, ZeROStage.STAGE2, pin_memory=pinned) as made:
+            stats = (await on_all(made, reduce_once))[0]
+            assert (stats.buffers > 0) is pinned
+            assert stats.transient_peak > 0
+
+
+def test_a_pool_lends_the_smallest_memory_that_fits_again() -> None:
+    held = TransientBytes()
+    pool = BufferPool(np.empty, reuses=True, bytes_held=held)
+    single = np.dtype(np.float32)
+    small, large = pool.take((2, 5), single), pool.take((100,), single)
+    for lent in (large, small):
+        pool.give_back(lent)
+    again = pool.take((9,), single)
+    assert again.memory is small.memory
+    assert again.array.shape == (9,)
+    assert held.buffers == 440
+    pool.discard(again)
+    assert held.buffers == 400
+    pool.clear()
+    assert held.buffers == 0
+    assert held.peak == 440
+
+
+def test_a_pool_keeps_few_buffers() -> None:
+    held = TransientBytes()
+    pool = BufferPool(np.empty, reuses=True, bytes_held=held)
+    lent = [pool.take((count,), np.dtype(np.float64)) for count in range(1, 10)]
+    for each in lent:
+        pool.give_back(each)
+    assert held.buffers == 8 * (6 + 7 + 8 + 9)
+
+
+async def test_buckets_lie_where_other_ranks_of_the_host_read_them() -> None:
+    async with engines(2, ZeROStage.STAGE1, transport="shm", shapes={"a": (64, 64)}) as made:
+        asked: list[tuple[int, ...]] = []
+        pool = made[0]._means.pool
+        empty = pool._empty
+        pool._empty = lambda shape, dtype: asked.append(shape) or empty(shape, dtype)  # type: ignore[func-returns-value]
+        await on_all(made, reduce_once)
+        assert asked == [(64 * 64,), (64 * 32,)]
