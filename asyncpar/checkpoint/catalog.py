@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from asyncpar.checkpoint.manifest import Manifest, PieceRecord
 from asyncpar.checkpoint.piece import Wanted, label_of
-from asyncpar.checkpoint.spans import Moves, Spans, first_gap, intersect, spans_of, subtract
+from asyncpar.checkpoint.spans import Moves, Spans, first_gap, intersect, reach_of, spans_of, subtract
 from asyncpar.errors import CheckpointError
 
 
@@ -76,14 +76,17 @@ class Catalog:
         missing = mine
         for place in places:
             self._check_fits(place, wanted)
-            if not missing.size:
+            if not missing.starts.size:
                 return
+            first, end = reach_of(place.record.part, place.record.flat)
+            if end <= missing.starts[0] or missing.stops[-1] <= first:
+                continue
             theirs = place.spans
             shared = intersect(missing, theirs)
-            if shared.size:
+            if shared.starts.size:
                 missing = subtract(missing, theirs)
                 yield Reading(target=target, place=place, moves=Moves.between(theirs, mine, shared))
-        if missing.size:
+        if missing.starts.size:
             raise CheckpointError(
                 f"{self._where}: {wanted.label}: no rank has saved its values {missing.starts[0]}..{missing.stops[0]}"
             )

@@ -30,6 +30,7 @@ class Council:
         assert group is not None, "every rank is one of all"
         self._group = group
         self._what = what
+        self._has_begun = False
         self._has_left = False
 
     @property
@@ -47,6 +48,7 @@ class Council:
         ``PeerCancelled`` when that is cancelled.  A rank whose work stands still for as long as the group's timeout
         fails; otherwise it may take as long as it likes.
         """
+        self._has_begun = True
         progress = Progress()
         running = asyncio.get_running_loop().run_in_executor(None, work, progress)
         try:
@@ -82,8 +84,9 @@ class Council:
         return refused()
 
     def leave_unbegun(self) -> None:
-        """The call has ended, perhaps before it could do anything: nobody is to wait for this rank."""
-        self.leave(_CANCELLED)
+        """The call was ended; if that was before it could do anything, nobody is to wait for this rank."""
+        if not self._has_begun:
+            self.leave(_CANCELLED)
 
     def _place(self, world_rank: int | None) -> int | None:
         """Return the number in the group of a rank of the world."""

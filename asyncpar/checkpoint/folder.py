@@ -42,6 +42,15 @@ class Survey:
     unfinished: tuple[Path, ...]
     unreadable: tuple[tuple[Path, str], ...]
 
+    @property
+    def later_unreadable(self) -> tuple[Path, str] | None:
+        """The last of those whose marker is bad, if it is later than every complete one."""
+        steps = [(_step_of(path), path, reason) for path, reason in self.unreadable]
+        last = max(steps, default=None)
+        if last is None or (self.complete and last[0] < self.complete[-1].step):
+            return None
+        return last[1:]
+
 
 def folder_name(step: int) -> str:
     """Return the name of the folder of a checkpoint."""
@@ -51,6 +60,12 @@ def folder_name(step: int) -> str:
 def is_step_folder(path: Path) -> bool:
     """Is this the name of one checkpoint, rather than of a folder of checkpoints?"""
     return _SAVED.fullmatch(path.name) is not None
+
+
+def _step_of(path: Path) -> int:
+    match = _SAVED.fullmatch(path.name)
+    assert match, "only such folders are looked into"
+    return int(match[1])
 
 
 def survey(folder: Path, files: FileSystem) -> Survey:
@@ -90,12 +105,17 @@ def latest(folder: Path | str, *, files: FileSystem | None = None) -> Found | No
     What is later and not complete is skipped, and the log says so.  Reads markers only.  Raises ``CheckpointError`` if
     there is no such folder, or it cannot be read.
     """
-    found = survey(Path(folder), files or LocalFiles())
-    for path in found.unfinished:
+    seen = survey(Path(folder), files or LocalFiles())
+    log_skipped(seen)
+    return seen.complete[-1] if seen.complete else None
+
+
+def log_skipped(seen: Survey) -> None:
+    """Say in the log which folders are not considered, and why."""
+    for path in seen.unfinished:
         _LOG.warning("%s is skipped: saving it was not finished", path)
-    for path, reason in found.unreadable:
+    for path, reason in seen.unreadable:
         _LOG.warning("%s is skipped: %s", path, reason)
-    return found.complete[-1] if found.complete else None
 
 
 def remove_unfinished(folder: Path, files: FileSystem) -> None:

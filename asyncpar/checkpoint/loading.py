@@ -8,7 +8,16 @@ from typing import Any
 
 from asyncpar.checkpoint.catalog import Catalog
 from asyncpar.checkpoint.files import LocalFiles
-from asyncpar.checkpoint.folder import Found, folder_name, is_step_folder, latest, read_marker, survey, translated
+from asyncpar.checkpoint.folder import (
+    Found,
+    Survey,
+    folder_name,
+    is_step_folder,
+    log_skipped,
+    read_marker,
+    survey,
+    translated,
+)
 from asyncpar.checkpoint.manifest import (
     MARKER,
     Manifest,
@@ -109,19 +118,21 @@ def _find(request: LoadRequest, files: LocalFiles) -> Found:
         return found
     if request.step is not None:
         return read_marker(folder / folder_name(request.step), files)
-    last = latest(folder, files=files)
-    if last is None:
-        raise CheckpointError(_nothing(folder, files))
-    return last
-
-
-def _nothing(folder: Path, files: LocalFiles) -> str:
-    """Say what is in a folder that has no complete checkpoint."""
     seen = survey(folder, files)
-    reasons = [f"saving {path.name} was not finished" for path in seen.unfinished]
-    reasons += [reason for _, reason in seen.unreadable]
+    if seen.later_unreadable is not None:
+        path, reason = seen.later_unreadable
+        raise CheckpointError(f"{reason} (to load an older one than {path.name}, say which step)")
+    if not seen.complete:
+        raise CheckpointError(_nothing(folder, seen))
+    log_skipped(seen)
+    return seen.complete[-1]
+
+
+def _nothing(folder: Path, seen: Survey) -> str:
+    """Say what is in a folder that has no complete checkpoint."""
     text = f"{folder}: there is no complete checkpoint"
-    return f"{text}: {'; '.join(reasons[:4])}" if reasons else text
+    reasons = [f"saving {path.name} was not finished" for path in seen.unfinished[:4]]
+    return f"{text}: {'; '.join(reasons)}" if reasons else text
 
 
 def _check_model(marker: Marker, request: LoadRequest, path: Path) -> None:

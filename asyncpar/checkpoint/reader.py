@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,34 +55,39 @@ def read_wanted(
 ) -> Read:
     """Return the arrays for ``wanted``.  Raises ``CheckpointError`` naming file, tensor and hashes of damage."""
     flat = [np.empty(each.flat[1] - each.flat[0], each.dtype) for each in wanted]
-    with _opened(folder, manifests, readings) as shards:
-
-        def read(task: tuple[Reading, int]) -> int:
-            reading, block = task
-            count = _read_block(shards[reading.place.rank], reading, block, flat[reading.target])
-            progress.advance(count)
-            return count
-
-        tasks = [(reading, block) for reading in readings for block in _blocks(reading)]
-        nbytes = sum(for_each(read, tasks))
+    of_rank: dict[int, list[Reading]] = {}
+    for reading in readings:
+        of_rank.setdefault(reading.place.rank, []).append(reading)
+    nbytes = 0
+    for rank, own in sorted(of_rank.items()):  # one file after the other, for there may be more than may be open
+        with _opened(folder / shard_name(rank), manifests[rank]) as shard:
+            nbytes += _read_shard(shard, own, flat, progress)
     arrays = tuple(array.reshape(each.shape) for array, each in zip(flat, wanted, strict=True))
     return Read(arrays=arrays, nbytes=nbytes)
 
 
+def _read_shard(shard: _Shard, readings: Sequence[Reading], flat: Sequence[NDArray[Any]], progress: Progress) -> int:
+    def read(task: tuple[Reading, int]) -> int:
+        reading, block = task
+        count = _read_block(shard, reading, block, flat[reading.target])
+        progress.advance(count)
+        return count
+
+    return sum(for_each(read, [(reading, block) for reading in readings for block in _blocks(reading)]))
+
+
 @contextmanager
-def _opened(folder: Path, manifests: Sequence[Manifest], readings: Sequence[Reading]) -> Iterator[Mapping[int, _Shard]]:
-    """Open the shards that are needed, after looking at their headers."""
-    shards: dict[int, _Shard] = {}
+def _opened(path: Path, manifest: Manifest) -> Iterator[_Shard]:
+    """Open a shard, after looking at its header."""
+    with translated(f"cannot read {path}"):
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        for rank in sorted({reading.place.rank for reading in readings}):
-            path = folder / shard_name(rank)
-            with translated(f"cannot read {path}"):
-                shards[rank] = _Shard(path=path, descriptor=os.open(path, os.O_RDONLY | os.O_CLOEXEC))
-                _check_header(shards[rank], manifests[rank])
-        yield shards
+        shard = _Shard(path=path, descriptor=descriptor)
+        with translated(f"cannot read {path}"):
+            _check_header(shard, manifest)
+        yield shard
     finally:
-        for shard in shards.values():
-            os.close(shard.descriptor)
+        os.close(descriptor)
 
 
 def _check_header(shard: _Shard, manifest: Manifest) -> None:

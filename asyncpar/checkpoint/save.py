@@ -9,7 +9,6 @@ one are removed by the next save.
 from __future__ import annotations
 
 from collections.abc import Coroutine, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -46,8 +45,8 @@ def save_checkpoint(
 
     All ranks call it, in the same order; it takes its place in that order when it is called.  What several ranks hold
     is written once.  Returns, on every rank, when the checkpoint is complete and on disk; the loop stays free
-    meanwhile.  The arrays must not change until then, unless ``snapshot`` is true: then they are copied in the call
-    itself, and what it returns may run as a task beside the training.
+    meanwhile.  The arrays must not change until then (it is an error if they have), unless ``snapshot`` is true: then
+    they are copied in the call itself, and what it returns may run as a task beside the training.
 
     ``model`` says what identifies the model; loading compares it.  ``extra`` is anything JSON keeps (see ``plain``);
     each rank's is saved.  With ``keep``, all complete checkpoints but the ``keep`` last ones are removed, after this
@@ -65,7 +64,7 @@ def save_checkpoint(
         return council.refuse(error)
     if snapshot:
         copies = tuple(replace(piece, array=np.array(piece.array, order="C")) for piece in request.pieces)
-        request = replace(request, pieces=copies)
+        request = replace(request, pieces=copies, is_snapshot=True)
     return Call(_save(council, request), council.leave_unbegun)
 
 
@@ -101,8 +100,8 @@ def _checked(
 
 
 async def _save(council: Council, request: Request) -> Saved:
-    with ExitStack() as held:
-        saving = Saving(request=request, rank=council.rank, held=held)
+    saving = Saving(request=request, rank=council.rank)
+    try:
         prepared = await council.agree(saving.prepare, wanted=Prepared)
         check_terms([each.terms for each in prepared])
         written = await council.agree(
@@ -112,6 +111,8 @@ async def _save(council: Council, request: Request) -> Saved:
         ends = await council.agree(
             lambda progress: saving.complete(stamps, progress), wanted=tuple[list[str], str | None]
         )
+    finally:
+        saving.close()
     removed, left = ends[0]
     return Saved(
         path=request.path,

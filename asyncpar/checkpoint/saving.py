@@ -24,9 +24,9 @@ from asyncpar.checkpoint.manifest import (
 )
 from asyncpar.checkpoint.piece import Piece
 from asyncpar.checkpoint.plain import decode_plain, encode_plain, first_difference
-from asyncpar.checkpoint.progress import Progress
+from asyncpar.checkpoint.progress import Progress, Stopped
 from asyncpar.checkpoint.replicas import choose, encode_holdings
-from asyncpar.checkpoint.writer import Content, hash_pieces, write_file, write_rank
+from asyncpar.checkpoint.writer import Content, check_unchanged, hash_pieces, write_file, write_rank
 from asyncpar.errors import CheckpointError, UsageError
 
 _LOCK: Final = ".saving.lock"
@@ -58,6 +58,8 @@ class Request:
     extra: dict[str, Any]
     keep: int | None
     files: FileSystem
+    is_snapshot: bool = False
+    """Has nobody else the arrays?"""
 
     @property
     def path(self) -> Path:
@@ -89,12 +91,13 @@ def check_terms(terms: Sequence[bytes]) -> None:
 
 
 class Saving:
-    """The phases, in order: ``prepare``, ``write``, ``complete``.  ``held`` gets rank 0's lock on the folder."""
+    """The phases, in order: ``prepare``, ``write``, ``complete``; then ``close``, whatever has happened."""
 
-    def __init__(self, *, request: Request, rank: int, held: ExitStack) -> None:
+    def __init__(self, *, request: Request, rank: int) -> None:
         self._request = request
         self._rank = rank
-        self._held = held
+        self._held = ExitStack()
+        self._is_closed = False
         self._contents: list[Content] = []
         self._temporary = request.folder
 
@@ -117,9 +120,12 @@ class Saving:
                     f"rank {rank} does not see the folder {self._temporary} that rank 0 has made: {_SHARED}"
                 )
             contents = [self._contents[index] for index in chosen]
-            return write_rank(
+            written = write_rank(
                 self._temporary, contents, request.files, progress, rank=rank, step=request.step, extra=request.extra
             )
+        if not request.is_snapshot:
+            check_unchanged(contents, progress)
+        return written
 
     def complete(self, stamps: Sequence[ManifestStamp], progress: Progress) -> tuple[list[str], str | None]:
         """Rank 0 looks at what all have written, and makes it a checkpoint; return what it removed, and why not."""
@@ -137,6 +143,11 @@ class Saving:
             files.sync_folder(request.path)
         return self._remove_old()
 
+    def close(self) -> None:
+        """Free the lock on the folder, also one that a phase which nobody waits for any more is about to get."""
+        self._is_closed = True
+        self._held.close()
+
     def _open_folder(self) -> str:
         """Make the folder to write into, after removing what saves that failed have left."""
         request, files = self._request, self._request.files
@@ -146,6 +157,9 @@ class Saving:
                 self._held.enter_context(files.lock(request.folder / _LOCK))
             except BlockingIOError as error:
                 raise CheckpointError(f"{request.folder}: another save into this folder is under way") from error
+            if self._is_closed:
+                self._held.close()
+                raise Stopped
             remove_unfinished(request.folder, files)
             if files.has_folder(request.path):
                 raise CheckpointError(f"{request.path} is there already: remove it, or save another step")

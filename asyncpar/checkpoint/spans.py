@@ -80,6 +80,15 @@ def spans_of(part: TensorSlice, flat: tuple[int, int]) -> Spans:
     return Spans(starts=starts, stops=stops)
 
 
+def reach_of(part: TensorSlice, flat: tuple[int, int]) -> tuple[int, int]:
+    """Return the first position of ``spans_of``, and the end of the last; quicker than those."""
+    runs, (start, stop) = Runs.of(part), flat
+    if start == stop:
+        return 0, 0
+    first, last = divmod(start, runs.length), divmod(stop - 1, runs.length)
+    return runs.first + first[0] * runs.stride + first[1], runs.first + last[0] * runs.stride + last[1] + 1
+
+
 def intersect(left: Spans, right: Spans) -> Spans:
     """Return what both have, cut wherever one of them is."""
     low = np.searchsorted(right.stops, left.starts, side="right")

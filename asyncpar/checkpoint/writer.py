@@ -31,6 +31,7 @@ from asyncpar.checkpoint.replicas import Holding
 from asyncpar.checkpoint.spans import Runs
 from asyncpar.checkpoint.threads import for_each
 from asyncpar.config.slicing import TensorSlice
+from asyncpar.errors import CheckpointError
 
 _WRITE_BYTES = 8 << 20
 
@@ -60,7 +61,25 @@ def identity_of(piece: Piece) -> bytes:
 def hash_pieces(pieces: Sequence[Piece], progress: Progress) -> list[Content]:
     """Return the bytes of ``pieces`` with their hashes, by a few threads at once."""
     memories = [_bytes_of(piece.array) for piece in pieces]
+    blocks = _hash_blocks(memories, progress)
+    return [
+        Content(piece=piece, memory=memory, blocks=hashes)
+        for piece, memory, hashes in zip(pieces, memories, blocks, strict=True)
+    ]
 
+
+def check_unchanged(contents: Sequence[Content], progress: Progress) -> None:
+    """Raise ``CheckpointError`` naming the tensor if what was written may not be what was hashed."""
+    blocks = _hash_blocks([content.memory for content in contents], progress)
+    for content, hashes in zip(contents, blocks, strict=True):
+        if content.blocks != hashes:
+            raise CheckpointError(
+                f"{content.piece.label}: its array has changed while it was saved; pass snapshot=True, or wait for the "
+                "end of the save before changing it"
+            )
+
+
+def _hash_blocks(memories: Sequence[memoryview], progress: Progress) -> list[tuple[bytes, ...]]:
     def digest(block: memoryview) -> bytes:
         found = hashlib.sha256(block).digest()
         progress.advance(len(block))
@@ -68,10 +87,7 @@ def hash_pieces(pieces: Sequence[Piece], progress: Progress) -> list[Content]:
 
     cuts = [_cut(memory, BLOCK_BYTES) for memory in memories]
     digests = iter(for_each(digest, [block for blocks in cuts for block in blocks]))
-    return [
-        Content(piece=piece, memory=memory, blocks=tuple(islice(digests, len(blocks))))
-        for piece, memory, blocks in zip(pieces, memories, cuts, strict=True)
-    ]
+    return [tuple(islice(digests, len(blocks))) for blocks in cuts]
 
 
 def write_rank(

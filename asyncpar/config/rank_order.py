@@ -65,7 +65,12 @@ class RankOrder:
 
     def groups(self, axis: str) -> tuple[tuple[int, ...], ...]:
         """Return all groups along ``axis``, in order of their first rank."""
-        return self.blocks((axis,))
+        size, stride = self._size(axis), self._stride(axis)
+        return tuple(
+            tuple(range(first, first + size * stride, stride))
+            for block in range(0, self.world_size, size * stride)
+            for first in range(block, block + stride)
+        )
 
     def blocks(self, axes: Collection[str]) -> tuple[tuple[int, ...], ...]:
         """Return the groups of ranks that differ along ``axes`` only, each ascending, in order of their first rank."""
@@ -76,6 +81,11 @@ class RankOrder:
             place = self.coordinates(rank)
             blocks.setdefault(tuple(at for name, at in place.items() if name not in axes), []).append(rank)
         return tuple(map(tuple, blocks.values()))
+
+    def _stride(self, axis: str) -> int:
+        """Return how far apart neighbours along ``axis`` are."""
+        names = [name for name, _ in self.axes]
+        return math.prod(size for _, size in self.axes[: names.index(axis)])
 
     def _size(self, axis: str) -> int:
         for name, size in self.axes:

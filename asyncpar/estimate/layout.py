@@ -9,13 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import pairwise
 
 from asyncpar.config.parallel import ThreeDParallelismConfig
-from asyncpar.config.rank_order import RankOrder
 from asyncpar.estimate.activations import ActivationModel
 from asyncpar.estimate.job import Job
+from asyncpar.estimate.links import hop_bandwidth, pipeline_ring_bandwidth, ring_bandwidth
 from asyncpar.estimate.memory import ActivationPolicy, RankMemory, make_schedule, rank_activations, rank_memories
 from asyncpar.estimate.pipelining import PipelineFigures, StageWork, pipeline_figures
 from asyncpar.estimate.stages import VirtualStage, rank_parameters, virtual_stages
@@ -88,11 +87,12 @@ class _Estimate:
         )
         self._activations = rank_activations(config, activations, self._policy, micro_batches=self._micro_batches)
         self._order = config.rank_order()
-        self._reduction = all_reduce_bytes(self._payload, config.tp_size) / self._rings_bandwidth("tp")
+        self._reduction = all_reduce_bytes(self._payload, config.tp_size) / self._ring_bandwidth("tp")
+        hops = frozenset((one.rank, other.rank) for one, other in self._boundaries())
         self._pipeline = pipeline_figures(
             make_schedule(config, self._micro_batches),
             [self._work(piece) for piece in self._pieces],
-            latency=self._payload / job.machine.hops_bandwidth(self._hops()),
+            latency=self._payload / hop_bandwidth(job.machine, self._order, hops),
         )
 
     def layout(self, stage: ZeROStage) -> Layout:
@@ -107,9 +107,9 @@ class _Estimate:
             optimizer_states=job.optimizer_states,
         )
         traffics = self.traffics(stage)
-        ends = [[ranks[stage] for stage in self._config.end_stages] for ranks in _axis_groups(self._order, "pp")]
-        after = max(traffic.data for traffic in traffics) / self._rings_bandwidth("dp")
-        after += max(traffic.embedding for traffic in traffics) / job.machine.rings_bandwidth(ends)
+        ends_bandwidth = pipeline_ring_bandwidth(job.machine, self._order, self._config.end_stages)
+        after = max(traffic.data for traffic in traffics) / self._ring_bandwidth("dp")
+        after += max(traffic.embedding for traffic in traffics) / ends_bandwidth
         return Layout(
             config=self._config,
             zero=stage,
@@ -176,16 +176,5 @@ class _Estimate:
     def _boundaries(self) -> list[tuple[VirtualStage, VirtualStage]]:
         return [(one, other) for one, other in pairwise(self._pieces) if one.rank != other.rank]
 
-    def _hops(self) -> Iterator[tuple[int, int]]:
-        steps = {(one.rank, other.rank) for one, other in self._boundaries()}
-        for ranks in _axis_groups(self._order, "pp"):
-            yield from ((ranks[one], ranks[other]) for one, other in steps)
-
-    def _rings_bandwidth(self, axis: str) -> float:
-        return self._job.machine.rings_bandwidth(_axis_groups(self._order, axis))
-
-
-@lru_cache(maxsize=16)
-def _axis_groups(order: RankOrder, axis: str) -> tuple[tuple[int, ...], ...]:
-    """Return all groups along ``axis``; those of one order are asked for again and again."""
-    return order.groups(axis)
+    def _ring_bandwidth(self, axis: str) -> float:
+        return ring_bandwidth(self._job.machine, self._order, axis)

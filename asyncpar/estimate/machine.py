@@ -40,6 +40,8 @@ class Machine:
         """
         leaving = Counter[int]()
         for group in groups:
+            if len(group) == 1:
+                continue
             hosts = {self._host(rank) for rank in group}
             leaving.update(hosts if len(hosts) > 1 else ())
         return self._shared(leaving)

@@ -14,6 +14,9 @@ from asyncpar.pipeline.simulation import simulate
 _FULL_PERIODS = 3
 """Micro-batches, in times the number of stages, from which on more of them only lengthen the middle."""
 
+_MANY_PERIODS = 64
+"""The same for what is kept where micro-batches are no multiple of the stages."""
+
 _FORWARDS_FIRST = (PipelineScheduleType.GPIPE, PipelineScheduleType.SEQUENTIAL)
 
 
@@ -76,8 +79,9 @@ def peak_bytes(schedule: PipelineSchedule, kept: Sequence[float]) -> tuple[float
     stages, count = schedule.num_stages, schedule.num_microbatches
     if schedule.schedule_type in _FORWARDS_FIRST:
         return tuple(count * sum(kept[piece] for piece in schedule.virtual_stages_of(rank)) for rank in range(stages))
-    if count % stages == 0:
-        schedule = replace(schedule, num_microbatches=min(count, _FULL_PERIODS * stages))
+    rounds, rest = divmod(count, stages)
+    shorter = min(rounds, _MANY_PERIODS if rest else _FULL_PERIODS) * stages + rest
+    schedule = replace(schedule, num_microbatches=shorter)
     return tuple(_peak(schedule.compute_order(rank), kept) for rank in range(stages))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -14,6 +15,7 @@ from asyncpar.estimate.job import Job
 from asyncpar.estimate.layout import Layout, estimate_layouts
 from asyncpar.zero.config import ZeROStage
 
+MOST_RANKS = 1_000_000
 _GIGABYTE = 1e9
 _ALONE = PipelineScheduleType.ONE_FORWARD_ONE_BACKWARD
 """The schedule of a pipeline of one stage: they are all the same."""
@@ -45,7 +47,8 @@ class Search:
     is_uneven: bool = False
 
     def __post_init__(self) -> None:
-        check_count("world", self.world)
+        if check_count("world", self.world) > MOST_RANKS:
+            raise UsageError(f"world: expected at most {MOST_RANKS} ranks, got {self.world}")
         check_positive("memory", self.memory, "bytes")
         if not self.schedules or not self.zero_stages:
             raise UsageError("schedules, zero_stages: expected at least one of each, got none")
@@ -99,7 +102,8 @@ def factorizations(world: int) -> Iterator[tuple[int, int, int]]:
 
 
 def _divisors(number: int) -> list[int]:
-    return [divisor for divisor in range(1, number + 1) if number % divisor == 0]
+    small = [divisor for divisor in range(1, math.isqrt(number) + 1) if number % divisor == 0]
+    return sorted({*small, *(number // divisor for divisor in small)})
 
 
 def _preference(layout: Layout) -> tuple[float, float, int]:

@@ -32,10 +32,10 @@ class Performance3DMonitor:
     def record(self, measure: StepMeasure) -> None:
         """Keep ``measure``; it takes the place of the oldest when there are ``capacity``.
 
-        Raises ``UsageError`` for a step that does not come after the last one.
+        Steps that do not come before it are forgotten: training has gone back, to a checkpoint say.
         """
-        if self._measures and measure.step <= self._measures[-1].step:
-            raise UsageError(f"step: expected one after {self._measures[-1].step}, got {measure.step}")
+        while self._measures and self._measures[-1].step >= measure.step:
+            self._measures.pop()
         self._measures.append(measure)
 
     def clear(self) -> None:

@@ -73,6 +73,13 @@ def tokens_rate(job: Job, layout: Layout) -> float:
     return job.batch * job.model.sequence / layout.step_seconds
 
 
+def place_of(layout: Layout) -> str:
+    """Return the layout in words."""
+    config = layout.config
+    schedule = f", {config.pipeline_schedule.short}" if config.pp_size > 1 else ""
+    return f"dp {config.dp_size}, tp {config.tp_size}, pp {config.pp_size}, ZeRO {layout.zero.number}{schedule}"
+
+
 def _row(job: Job, layout: Layout) -> dict[str, Any]:
     config, memory = layout.config, layout.memory
     return {

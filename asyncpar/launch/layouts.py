@@ -87,7 +87,7 @@ def run_plan(given: dict[str, Any]) -> int:
         _print(show_findings(job, search, findings, top, is_terminal=sys.stdout.isatty()), ends_line=False)
     if findings.layouts:
         return 0
-    click.echo(f"asyncpar plan: {_nothing_fits(findings, search)}", err=True)
+    click.echo(f"asyncpar plan: {_nothing_fits(job, search, findings)}", err=True)
     return 1
 
 
@@ -180,19 +180,20 @@ def _giga(name: str, text: str) -> float:
     return number * _GIGA
 
 
-def _nothing_fits(findings: Findings, search: Search) -> str:
+def _nothing_fits(job: Job, search: Search, findings: Findings) -> str:
     """Return why, and what would help."""
+    from asyncpar.launch.layout_table import place_of
+
+    ranks = "1 rank" if search.world == 1 else f"{search.world} ranks"
     reasons = ", ".join(f"{count} {misfit}" for misfit, count in findings.misfits.items())
-    text = f"no layout fits on {search.world} ranks: {reasons}"
+    text = f"no layout fits on {ranks}: {reasons}"
     least = findings.least
     if least is None:
-        return f"{text}; change the sizes that do not divide"
-    config = least.config
+        return f"{text}; change the sizes that do not divide" + ("" if search.is_uneven else ", or give --uneven")
     needed = math.ceil(least.memory.total / _GIGA * 100) / 100
     return (
         f"{text}; the least memory needed is {needed:.2f} GB per rank, {search.memory / _GIGA:g} GB are there: "
-        f"dp {config.dp_size}, tp {config.tp_size}, pp {config.pp_size}, ZeRO {least.zero.number}, "
-        f"{config.pipeline_schedule.short}; give --memory {needed:.2f}, more ranks, or --recompute"
+        f"{place_of(least)}; give --memory {needed:.2f}, more ranks" + ("" if job.recompute else ", or --recompute")
     )
 
 

@@ -15,15 +15,18 @@ from asyncpar.nn import Parameter
 
 
 class BufferedGradient:
-    """The sum in a buffer, for whoever synchronizes gradients."""
+    """The sum in a buffer, for whoever synchronizes gradients; zeros, to be read only, where there is none."""
 
-    def __init__(self, name: str, buffer: GradientSyncBuffer) -> None:
-        self.name = name
+    def __init__(self, parameter: Parameter, buffer: GradientSyncBuffer) -> None:
+        self.name = parameter.name
         self._buffer = buffer
+        self._zeros = np.broadcast_to(np.zeros((), parameter.dtype), parameter.shape)
 
     @property
     def grad(self) -> NDArray[np.floating[Any]]:
-        return self._buffer[self.name]
+        if self.name in self._buffer:
+            return self._buffer[self.name]
+        return self._zeros
 
 
 class GradientIntake:
@@ -37,7 +40,8 @@ class GradientIntake:
         self.buffer = GradientSyncBuffer()
         self.micro_steps = 0
         self._by_name = {parameter.name: parameter for parameter in parameters}
-        self._gradients = tuple(BufferedGradient(name, self.buffer) for name in self._by_name)
+        self.gradients = tuple(BufferedGradient(parameter, self.buffer) for parameter in parameters)
+        """The sums of all parameters."""
         self._expected: set[str] = set()
         self._lock = threading.Lock()
 
@@ -86,11 +90,10 @@ class GradientIntake:
                 if name in rest:
                     self._take(name)
 
-    def fill(self) -> tuple[BufferedGradient, ...]:
-        """Return the sums of all parameters; zeros for those without a gradient so far."""
+    def fill(self) -> None:
+        """Make room for the means of those parameters that have no gradient here."""
         for name, parameter in self._by_name.items():
             self.buffer.add_nothing(name, parameter.shape, parameter.dtype)
-        return self._gradients
 
     def give_back(self, name: str | None = None) -> None:
         """Give the parameter ``name``, by default all of them, the sum of its gradients as its gradient."""

@@ -12,6 +12,7 @@ from asyncpar.collectives.offload import off_loop
 from asyncpar.collectives.reduction import reduction_for
 from asyncpar.gradsync.obligation import Obligation
 from asyncpar.multinode.groups import NodeGroups
+from asyncpar.zero.buffers import BufferPool, Lent
 from asyncpar.zero.packing import Rows
 from asyncpar.zero.row_sum import CompressedSum, PlainSum, RowSum
 
@@ -29,19 +30,24 @@ class NodeSum(RowSum):
 
     Rows are added inside each node at its first rank; the first ranks exchange what belongs to each other's nodes,
     in 8 bits if ``is_compressed``, and hand the rows of their nodes out.  So a node sends others what one rank would.
+    Memory for that comes from ``pool``.
     """
 
-    def __init__(self, groups: NodeGroups, rows: Rows, row: Rows, *, op: str, is_compressed: bool) -> None:
+    def __init__(
+        self, groups: NodeGroups, rows: Rows, row: Rows, *, op: str, is_compressed: bool, pool: BufferPool
+    ) -> None:
         super().__init__(groups.world, rows, row, op=op)
         self._node = groups.node
+        self._pool = pool
+        self._memory: list[Lent] = []
         self._total: Rows | None = None
         self._between: RowSum | None = None
         leaders = groups.leaders
         if leaders is not None:
-            self._total = np.empty_like(rows)
+            self._total = self._take(rows.shape, rows.dtype)
             by_node = self._total.reshape(leaders.size, -1)
             make = CompressedSum if is_compressed else PlainSum
-            self._between = make(leaders, by_node, np.empty_like(by_node[:1]), op="sum")
+            self._between = make(leaders, by_node, self._take(by_node[:1].shape, rows.dtype), op="sum")
 
     def prepare(self) -> None:
         return
@@ -61,16 +67,24 @@ class NodeSum(RowSum):
         except BaseException:
             for leg in legs:
                 await leg.exchange.give_up()
+            for lent in self._memory:
+                self._pool.discard(lent)
             raise
+        for lent in self._memory:
+            self._pool.give_back(lent)
 
     def _legs(self, key: str) -> list[_Leg]:
+        """Return what this rank has to do with others; those that are not the first of their node have no more."""
         node, between = self._node, self._between
         inside = Obligation(lambda: node.reduce(self.rows, root=0, out=self._total, key=f"{key}/node"))
         if between is None:
-            return [
-                _Leg(None, inside),
-                _Leg(None, Obligation(lambda: node.scatter(out=self.row[0], key=f"{key}/back"))),
-            ]
+            back = Obligation(lambda: node.scatter(out=self.row[0], key=f"{key}/back"))
+            return [_Leg(None, inside), _Leg(None, back)]
         exchange = Obligation(lambda: between.begin(f"{key}/leaders"))
         back = Obligation(lambda: node.scatter(between.row.reshape(node.size, -1), out=self.row[0], key=f"{key}/back"))
         return [_Leg(None, inside), _Leg(between.prepare, exchange), _Leg(between.settle, back)]
+
+    def _take(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Rows:
+        lent = self._pool.take(shape, dtype)
+        self._memory.append(lent)
+        return lent.array

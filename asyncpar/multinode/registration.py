@@ -49,6 +49,8 @@ def _problem(parameters: Sequence[Parameter]) -> str | None:
             )
         if parameter.is_released:
             return f"parameter {parameter.name}: expected a value, got one that is released"
+        if not stored_value(parameter).flags.writeable:
+            return f"parameter {parameter.name}: expected a value that can be written to, got one that is read-only"
     return None
 
 

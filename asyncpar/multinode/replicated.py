@@ -66,17 +66,17 @@ class ReplicatedFlow(StepFlow):
 
     @asynccontextmanager
     async def run(self, intake: GradientIntake) -> AsyncIterator[OnGradient]:
-        sums = intake.fill()
         call = self._roll.open(intake.micro_steps)
         self._traffic.begin()
         try:
-            async with self._synchronizer.step(sums) as step:
+            async with self._synchronizer.step(intake.gradients) as step:
                 yield step.ready
+                intake.fill()
                 await call.run()
         except BaseException:
             await call.give_up()
             raise
-        self._traffic.end(sum(one.grad.nbytes for one in sums))
+        self._traffic.end(intake.buffer.nbytes)
         call.check()
 
     async def apply(self, intake: GradientIntake) -> None:
@@ -85,6 +85,7 @@ class ReplicatedFlow(StepFlow):
     async def step(self, learning_rate: float, *, clip_norm: float | None) -> float:
         norms: list[float] = []
         await off_loop(partial(self._step, learning_rate, clip_norm, norms), nbytes=4 * self._nbytes)
+        self._roll.took(self._optimizer.step_count, learning_rate, clip_norm)
         return norms[0]
 
     def forget(self) -> None:

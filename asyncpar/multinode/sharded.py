@@ -22,13 +22,17 @@ from asyncpar.multinode.leader_traffic import LeaderTraffic
 from asyncpar.multinode.micro_steps import MicroStepRoll
 from asyncpar.multinode.node_sum import NodeSum
 from asyncpar.multinode.statistics import CompressionInfo, MemoryUsage
+from asyncpar.multinode.timed_sum import TimedSum
 from asyncpar.nn import Parameter, Stage
 from asyncpar.nn.optimizers import Rule, clip_factor
 from asyncpar.nn.parameter import Array, OnGradient
+from asyncpar.zero.buffers import BufferPool
 from asyncpar.zero.config import ZeROConfig
 from asyncpar.zero.engine import ZeroEngine
+from asyncpar.zero.memory import TransientBytes
 from asyncpar.zero.packing import Rows
 from asyncpar.zero.pieces import StatePiece
+from asyncpar.zero.row_sum import CompressedSum, PlainSum, RowSum
 
 
 class ShardedFlow(StepFlow):
@@ -55,8 +59,12 @@ class ShardedFlow(StepFlow):
             groups.world,
             bridge=bridge,
             name=f"{name}/zero",
-            row_sum=self._make_sum if groups.num_nodes > 1 else None,
+            row_sum=self._make_sum,
         )
+        self._bytes_held = TransientBytes()
+        self._pool = BufferPool(groups.world.empty, reuses=config.zero_config.pin_memory, bytes_held=self._bytes_held)
+        self._loop = asyncio.get_running_loop()
+        self._record = StepRecord()
         self._roll = MicroStepRoll(groups.world, key=f"{name}/micro_steps")
         self._traffic = LeaderTraffic(groups, is_compressed=self._is_compressed)
         self._statistics = SyncStatistics()
@@ -75,20 +83,20 @@ class ShardedFlow(StepFlow):
             await self._resume()
             self._traffic.begin()
             record, before = StepRecord(), self._sent()
-            start = asyncio.get_running_loop().time()
+            self._record = record
             yield lambda name: self._report(name, intake)
-            record.last_gradient_at = asyncio.get_running_loop().time()
+            record.last_gradient_at = self._loop.time()
             intake.give_back()
             await call.run()
             await self._engine.reduce()
-            record.intervals.append((start, asyncio.get_running_loop().time()))
         except BaseException:
             await self._break("synchronization")
             await call.give_up()
             raise
         nbytes = sum(self._engine.partition.bucket_nbytes(bucket) for bucket in self._engine.partition.buckets)
         self._traffic.end(nbytes // 2)  # a reduce-scatter sends half of what an all-reduce does
-        self._record(record, self._sent() - before)
+        record.count(self._sent() - before, least_bytes=None)
+        record.add_to(self._statistics, lane_bandwidth=self._groups.world.bandwidth)
         call.check()
 
     async def apply(self, intake: GradientIntake) -> None:
@@ -102,6 +110,7 @@ class ShardedFlow(StepFlow):
             if clip_norm is not None and math.isfinite(norm):
                 engine.scale(clip_factor(norm, clip_norm))
             await engine.step(learning_rate)
+            self._roll.took(engine.step_count, learning_rate, clip_norm)
         except NonFiniteValue:
             raise
         except BaseException:
@@ -119,7 +128,7 @@ class ShardedFlow(StepFlow):
             parameters=stats.parameters + stats.gathered,
             gradients=stats.gradients,
             optimizer_states=stats.states,
-            buffers=stats.buffers,
+            buffers=stats.buffers + self._bytes_held.buffers,
         )
 
     def statistics(self) -> SyncStatistics:
@@ -161,18 +170,22 @@ class ShardedFlow(StepFlow):
         self._is_broken = True
         await self._engine.abandon(why)
 
-    def _record(self, record: StepRecord, traffic: SyncTraffic) -> None:
-        record.count(traffic, least_bytes=None)
-        record.add_to(self._statistics, lane_bandwidth=self._groups.world.bandwidth)
-        self._statistics.total_buckets_synced += len(self._engine.partition.buckets) - 1
-
     def _sent(self) -> SyncTraffic:
         groups = self._groups
         leaders = [] if groups.leaders is None else [groups.leaders]
         return SyncTraffic.read([groups.world, groups.node, *leaders])
 
-    def _make_sum(self, rows: Rows, row: Rows, op: str) -> NodeSum:
-        return NodeSum(self._groups, rows, row, op=op, is_compressed=self._is_compressed)
+    def _make_sum(self, rows: Rows, row: Rows, op: str) -> RowSum:
+        """Return what reduces a bucket: node by node, if there are several."""
+        groups, zero = self._groups, self._engine.config
+        inner: RowSum
+        if groups.num_nodes > 1:
+            inner = NodeSum(groups, rows, row, op=op, is_compressed=self._is_compressed, pool=self._pool)
+        elif zero.gradient_compression:
+            inner = CompressedSum(groups.world, rows, row, op=op)
+        else:
+            inner = PlainSum(groups.world, rows, row, op=op, algorithm=zero.algorithm)
+        return TimedSum(inner, self._record.intervals, self._loop.time)
 
 
 def _settings(config: MultiNodeConfig) -> ZeROConfig:

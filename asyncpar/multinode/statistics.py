@@ -8,8 +8,6 @@ from typing import TextIO
 
 from asyncpar.gradsync.statistics import SyncStatistics
 
-_MEBI = 1 << 20
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompressionInfo:
@@ -69,16 +67,18 @@ class MultiNodeStats:
     def __str__(self) -> str:
         """A few lines for people, at most 80 columns."""
         sync, memory, compression = self.synchronization, self.memory, self.compression
-        sent = _mebi(compression.compressed_size)
+        sent = _size(compression.compressed_size)
         rows = {
             "node": f"{self.node_rank} of {self.num_nodes}, local rank {self.local_rank} of {self.devices_per_node}",
             "parameters": f"{self.parameter_count:,}",
             "steps": f"{self.steps:,} of {self.micro_steps:,} micro-steps",
             "synchronization": f"{sync.average_sync_time_ms:.2f} ms on average, {sync.overlap_fraction:.0%} hidden",
-            "between nodes": f"{sent} sent, compressed {compression.compression_ratio:.2f} times",
-            "memory": f"{_mebi(memory.total)}: parameters {_mebi(memory.parameters)}, gradients "
-            f"{_mebi(memory.gradients + memory.accumulation)},",
-            "": f"optimizer {_mebi(memory.optimizer_states)}",
+            "between nodes": f"{sent} sent, {compression.compression_ratio:.2f} times fewer than uncompressed",
+            "memory": _size(memory.total),
+            "  parameters": _size(memory.parameters),
+            "  gradients": _size(memory.gradients + memory.accumulation),
+            "  optimizer": _size(memory.optimizer_states),
+            "  buffers": _size(memory.buffers),
         }
         head = f"Multi-node training, rank {self.global_rank} of {self.world_size}"
         return "\n".join([head, *(f"  {name:16}{text}" for name, text in rows.items())])
@@ -90,5 +90,8 @@ class MultiNodeStats:
         out.flush()
 
 
-def _mebi(nbytes: int) -> str:
-    return f"{nbytes / _MEBI:,.1f} MiB"
+def _size(nbytes: int) -> str:
+    for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if nbytes >= size:
+            return f"{nbytes / size:.1f} {unit}"
+    return f"{nbytes} B"

@@ -44,7 +44,8 @@ class MultiNodeTrainer:
             await worker.run(model.backward, saved, dy, ready)
 
     ``communicator`` joins all ranks.  Without one, the trainer opens ``config.comm_backend`` with ``backend`` settings,
-    in ``runtime``, which stays open, or in one of its own, which it finalizes.
+    in ``runtime``, which stays open, or in one of its own, which it finalizes.  ``name`` tells apart trainers that
+    share a communicator.
     """
 
     def __init__(
@@ -240,7 +241,8 @@ class MultiNodeTrainer:
     def should_save_checkpoint(self) -> bool:
         """Does this rank hold anything that belongs into a checkpoint and that no rank before it has?
 
-        Rank 0 alone where nothing is sharded, else every rank that owns some of the values.
+        Rank 0 alone where nothing is sharded, else every rank that owns some of the values.  ``save_checkpoint`` sees
+        to that by itself, and is called by all ranks.
         """
         return self.config.is_master or self._known("should_save_checkpoint").flow.owns_part
 

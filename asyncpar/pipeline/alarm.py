@@ -19,13 +19,15 @@ origin, and reports that.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Final
 
 from asyncpar.collectives.communicator import Communicator
-from asyncpar.errors import AsyncparError, PeerCancelled, PeerError, PeerLost, PeerTimeout, ProtocolError, UsageError
-from asyncpar.pipeline.notice import Notice, NoticeKind, StepFailed, error_of
+from asyncpar.errors import AsyncparError, PeerCancelled, PeerError, PeerLost, ProtocolError, UsageError
+from asyncpar.pipeline.block import Block
+from asyncpar.pipeline.channel import Channel
+from asyncpar.pipeline.notice import Mailing, Notice, NoticeKind, StepFailed, Word, error_of
 
 __all__ = ["GRACE", "StepAlarm", "StepFailed"]
 
@@ -35,45 +37,10 @@ GRACE: Final = 2.0
 _LONGEST_TEXT = 4000
 
 
-class _Block:
-    """One block that runs on this rank."""
-
-    def __init__(self, number: int, task: asyncio.Task[object]) -> None:
-        self.number = number
-        self.task = task
-        self.cancelling = task.cancelling()
-        self.notices: list[Notice] = []
-        self.error: AsyncparError | None = None
-        self.has_cancelled = False
-        self.is_failing = False
-        self.news = asyncio.Event()
-
-    @property
-    def origin(self) -> Notice | None:
-        return next((notice for notice in self.notices if notice.is_origin), None)
-
-    def tell(self, what: Notice | AsyncparError) -> None:
-        """Another rank has left the block, or nobody can be heard any more: this ends it here, too."""
-        if isinstance(what, Notice):
-            self.notices.append(what)
-        elif self.error is None:
-            self.error = what
-        self.news.set()
-        if not self.has_cancelled and not self.is_failing:
-            self.has_cancelled = True
-            self.task.cancel()
-
-    def take_back(self) -> bool:
-        """Return whether the task was cancelled by nobody but ``tell``; that cancellation is over now."""
-        return self.has_cancelled and self.task.uncancel() <= self.cancelling
-
-
 class StepAlarm:
     """Ends what the ranks of ``communicator`` do together on all of them as soon as one fails in it.
 
-    Make one on every rank, in the same order as other groups are made.  It owns the reception of notices, which is
-    pending from the first block to ``close`` (or the end of the node), and the notices that are on their way; these end
-    by themselves, the latest after the communicator's timeout.
+    Make one on every rank, in the same order as other groups are made, and ``close`` it.
     """
 
     def __init__(self, communicator: Communicator, *, grace: float = GRACE) -> None:
@@ -84,10 +51,20 @@ class StepAlarm:
         self._group = group
         self._grace = grace
         self._number = 0
-        self._block: _Block | None = None
+        self._block: Block | None = None
         self._early: list[Notice] = []
-        self._reception: asyncio.Task[Notice] | None = None
-        self._notices: set[asyncio.Task[None]] = set()
+        self._words: dict[tuple[int, str], dict[int, Any]] = {}
+        self._channel = Channel(group, on_mailing=self._take, on_error=self._take_error)
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The ranks, in world numbering, that run blocks together."""
+        return self._group.ranks
+
+    @property
+    def block(self) -> int:
+        """The number of the block that runs; raises ``UsageError`` when none does."""
+        return self._running.number
 
     @asynccontextmanager
     async def watch(self) -> AsyncIterator[None]:
@@ -102,11 +79,11 @@ class StepAlarm:
         if self._block is not None:
             raise UsageError("watch: expected one block at a time, but one is running already")
         self._number += 1
-        block = self._block = _Block(self._number, task)
         closing = self._group.barrier()
+        block = self._block = Block(self._number, task)
         try:
             try:
-                self._listen()
+                self._channel.listen()
                 self._recall(block)
                 yield
                 await closing
@@ -119,25 +96,38 @@ class StepAlarm:
         finally:
             self._block = None
 
+    async def exchange(self, topic: str, value: Any, ranks: Sequence[int]) -> list[Any]:
+        """Return what each of ``ranks`` (of the world, this one among them) says about ``topic`` in this block.
+
+        Values are plain data.  All of ``ranks`` call it, once per block and topic; unlike a collective, it finds
+        together again after a block in which some have called it and others have failed before.
+        """
+        block, me = self._running, self._group.rank
+        places = [self._group.ranks.index(rank) for rank in ranks]
+        others = [place for place in places if place != me]
+        word = Word(block=block.number, sender=me, topic=topic, value=value)
+        self._channel.post(Mailing(word=word), others, must_arrive=True)
+        heard = self._words.setdefault((block.number, topic), {})
+        while missing := [place for place in others if place not in heard]:
+            block.news.clear()
+            await self._channel.wait(block.news, missing)
+        return [value if place == me else heard[place] for place in places]
+
     async def close(self) -> None:
         """Listen no more.  Notices get a moment to go, but are not waited for if a peer is hung.  Idempotent."""
-        reception, self._reception = self._reception, None
-        if reception is not None:
-            reception.cancel()
-        if self._notices:
-            await asyncio.wait(self._notices, timeout=self._grace)
-        for notice in self._notices:
-            notice.cancel()
+        await self._channel.close(self._grace)
 
     # -- ends ------------------------------------------------------------------------------------------------------
 
-    async def _ended(self, block: _Block, error: BaseException) -> BaseException:
+    async def _ended(self, block: Block, error: BaseException) -> BaseException:
         """Tell the others what happened here, and return what this rank raises.
 
         One turn of the loop goes by, in which the notices leave: nothing may be left of this rank after it.
         """
         block.is_failing = True
         was_told = block.take_back()
+        if isinstance(error, PeerCancelled) and block.is_cancelled_by_others:
+            error = asyncio.CancelledError("cancelled while another rank ended the operation that was waited for")
         if isinstance(error, asyncio.CancelledError):
             if not was_told:
                 return await self._tell(block, error, NoticeKind.CANCELLED, "it was cancelled")
@@ -152,7 +142,7 @@ class StepAlarm:
                 return error
         return await self._explained(block, error)
 
-    async def _explained(self, block: _Block, error: BaseException) -> BaseException:
+    async def _explained(self, block: Block, error: BaseException) -> BaseException:
         """Return the origin of ``error``, which came from another rank; wait a moment for it."""
         try:
             async with asyncio.timeout(self._grace):
@@ -169,13 +159,19 @@ class StepAlarm:
             return block.error
         return error if isinstance(error, AsyncparError) else self._error_of(block.notices[0])
 
+    @property
+    def _running(self) -> Block:
+        if self._block is None:
+            raise UsageError("alarm: expected to be used within a block that it watches, but none runs")
+        return self._block
+
     def _error_of(self, notice: Notice) -> PeerError:
         return error_of(notice, self._group.ranks, me=self._group.rank, group=self._group.name)
 
     # -- telling ---------------------------------------------------------------------------------------------------
 
     async def _tell(
-        self, block: _Block, error: BaseException, kind: NoticeKind, text: str, culprit: int | None = None
+        self, block: Block, error: BaseException, kind: NoticeKind, text: str, culprit: int | None = None
     ) -> BaseException:
         """Send notices to all others in the background, because one of them may be hung; return ``error``."""
         me = self._group.rank
@@ -186,11 +182,8 @@ class StepAlarm:
             culprit=self._group.ranks[me] if culprit is None else culprit,
             text=text[:_LONGEST_TEXT],
         )
-        for other in range(self._group.size):
-            if other != me:
-                sending = asyncio.create_task(_send(self._group, notice, other), name=f"notice to rank {other}")
-                self._notices.add(sending)
-                sending.add_done_callback(self._notices.discard)
+        others = [other for other in range(self._group.size) if other != me]
+        self._channel.post(Mailing(notice=notice), others)
         if isinstance(error, GeneratorExit):
             return error  # nothing can be awaited any more
         try:
@@ -201,44 +194,30 @@ class StepAlarm:
 
     # -- hearing ---------------------------------------------------------------------------------------------------
 
-    def _listen(self) -> None:
-        """Have a reception pending."""
-        if self._group.size > 1 and self._reception is None:
-            self._reception = asyncio.create_task(_receive(self._group), name="notices of a step")
-            self._reception.add_done_callback(self._heard)
+    def _take(self, mailing: Mailing) -> None:
+        content = mailing.notice or mailing.word
+        if content is None or not 0 <= content.sender < self._group.size:
+            self._take_error(ProtocolError("what has come through the channel of an alarm is nothing that ranks send"))
+        elif isinstance(content, Word):
+            if content.block >= self._number:
+                self._words.setdefault((content.block, content.topic), {})[content.sender] = content.value
+                if self._block is not None:
+                    self._block.news.set()
+        elif self._block is not None and content.block == self._block.number:
+            self._block.tell(content)
+        elif content.block > self._number:
+            self._early.append(content)
 
-    def _heard(self, reception: asyncio.Task[Notice]) -> None:
-        if self._reception is reception:
-            self._reception = None
-        if reception.cancelled():
-            return
-        error = reception.exception()
-        if error is None:
-            self._listen()
-            self._take(reception.result())
-        elif isinstance(error, PeerTimeout):  # quiet for so long, which is how it should be
-            if self._block is not None:
-                self._listen()
-        elif self._block is not None:
-            if not isinstance(error, PeerLost):
-                self._listen()
-            told = error if isinstance(error, AsyncparError) else AsyncparError(_text_of(error))
-            self._block.tell(told)
+    def _take_error(self, error: AsyncparError) -> None:
+        if self._block is not None:
+            self._block.tell(error)
 
-    def _take(self, notice: Notice) -> None:
-        if not 0 <= notice.sender < self._group.size:
-            if self._block is not None:
-                self._block.tell(ProtocolError(f"a notice of a step has come from rank {notice.sender} of its group"))
-        elif self._block is not None and notice.block == self._block.number:
-            self._block.tell(notice)
-        elif notice.block > self._number:
-            self._early.append(notice)
-
-    def _recall(self, block: _Block) -> None:
-        """Take the notices of this block that came before it began."""
+    def _recall(self, block: Block) -> None:
+        """Take the notices of this block that came before it began, and forget the words of earlier ones."""
         early, self._early = self._early, []
         block.notices += [notice for notice in early if notice.block == block.number]
         self._early = [notice for notice in early if notice.block > block.number]
+        self._words = {place: heard for place, heard in self._words.items() if place[0] >= block.number}
         if block.notices:
             raise self._error_of(block.notices[0])
 
@@ -247,18 +226,6 @@ def _give_up(call: Coroutine[Any, Any, None]) -> None:
     """Let nobody wait for what this rank has called and will not do."""
     call.close()
     asyncio.get_running_loop().call_soon(call.close)  # keeps it alive until the others have been told
-
-
-async def _send(group: Communicator, notice: Notice, dest: int) -> None:
-    try:
-        await group.send_object(notice, dest)
-    except PeerError:
-        return  # who cannot be told is gone, and everybody learns that; or hangs, and is told nothing by anyone
-
-
-async def _receive(group: Communicator) -> Notice:
-    notice: Notice = await group.recv_object(wanted=Notice)
-    return notice
 
 
 def _text_of(error: BaseException) -> str:

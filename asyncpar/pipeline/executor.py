@@ -13,8 +13,9 @@ on any rank all go on with messages of another group, so that what is left of th
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -45,10 +46,10 @@ class PipelineExecutor:
     """This rank's part of a pipeline.  Make it on all ranks of ``communicator``, in the same order as other groups.
 
     ``stages`` are the virtual stages that the schedule puts on this rank, by chunk; ``loss`` is called on the rank with
-    the last one.  ``memory`` holds activations (default: in memory, counted).  With ``has_alarm`` a failure on any rank
-    ends the run on all of them with ``ActionFailed``, ``StepFailed`` or ``PeerLost``; without, somebody else's
-    ``StepAlarm`` around the runs must see to that.  The next run works, on gradients that the failed one may have added
-    to: forget them first.
+    the last one.  ``memory`` holds activations (default: in memory, counted).  A failure on any rank ends the run on all
+    of them with ``ActionFailed``, ``StepFailed`` or ``PeerLost``.  With ``alarm``, whose ranks include these, that is
+    left to the block around the runs, which it must watch.  The next run works, on gradients that the failed one may
+    have added to: forget them first.
 
     Raises ``InvalidSchedule`` for a schedule that cannot be run.
     """
@@ -62,18 +63,21 @@ class PipelineExecutor:
         compute: Compute,
         loss: LossFunction | None = None,
         memory: MemoryManager | None = None,
-        has_alarm: bool = True,
+        alarm: StepAlarm | None = None,
         receive_ahead: int = RECEIVE_AHEAD,
     ) -> None:
         group = communicator.subgroup(range(communicator.size), name=f"{communicator.name} pipeline")
         assert group is not None, "this rank is in its own group"
         self._group = group  # made before anything can be refused: all ranks must make the same groups
-        self._alarm = StepAlarm(communicator) if has_alarm else None
+        self._alarm = StepAlarm(communicator) if alarm is None else alarm
+        self._own_alarm = self._alarm if alarm is None else None
         if communicator.size != schedule.num_stages:
             raise UsageError(
                 f"communicator: expected a group of {schedule.num_stages} ranks, as the schedule has, "
                 f"got one of {communicator.size}"
             )
+        if not set(group.ranks) <= set(self._alarm.ranks):
+            raise UsageError(f"alarm: expected one over ranks {group.ranks}, got one over {self._alarm.ranks}")
         if receive_ahead < 1:
             raise UsageError(f"receive_ahead: expected 1 or more, got {receive_ahead}")
         tags = make_tags(schedule)
@@ -93,6 +97,7 @@ class PipelineExecutor:
         self._digest = schedule.digest()
         self._operations = schedule.get_stage_schedule(group.rank)
         self._attempt = 1
+        self._runs = (0, 0)
         self._is_running = False
 
     @property
@@ -144,8 +149,8 @@ class PipelineExecutor:
 
     async def close(self) -> None:
         """Listen no more for failures of other ranks, and free what memory holds.  Idempotent."""
-        if self._alarm is not None:
-            await self._alarm.close()
+        if self._own_alarm is not None:
+            await self._own_alarm.close()
         await self._memory.close()
 
     # -- inside ----------------------------------------------------------------------------------------------------
@@ -177,16 +182,15 @@ class PipelineExecutor:
         if self._is_running:
             raise UsageError(f"{method}: expected one run at a time, but one is under way")
         execution = Execution(self._part, load, operations)
-        opening = self._group.all_gather_object(self._opening(method, problem), wanted=Opening)
+        opening = self._opening(method, problem)
         self._attempt += 1  # unless this one succeeds
         self._is_running = True
         self._memory.start_peak()
         try:
-            async with nullcontext() if self._alarm is None else self._alarm.watch():
-                mismatch = await self._try(execution, opening, problem)
+            async with nullcontext() if self._own_alarm is None else self._own_alarm.watch():
+                mismatch = await self._try(execution, opening)
             self._attempt -= 1
         finally:
-            opening.close()
             self._memory.clear()
             self._is_running = False
         if mismatch is not None:
@@ -203,16 +207,16 @@ class PipelineExecutor:
             problem=problem,
         )
 
-    async def _try(
-        self, execution: Execution, opening: Coroutine[Any, Any, list[Opening]], problem: str | None
-    ) -> _Disagreement | None:
+    async def _try(self, execution: Execution, opening: Opening) -> _Disagreement | None:
         """Run it; return, instead of raising, what all ranks know alike."""
+        topic = self._next_topic()
 
         async def agree() -> Communicator:
-            return self._messages_of(await opening)
+            said = await self._alarm.exchange(topic, asdict(opening), self._group.ranks)
+            return self._messages_of([Opening(**one) for one in said])
 
         try:
-            if problem is not None:
+            if opening.problem is not None:
                 await agree()
             else:
                 await execution.run(agree)
@@ -225,6 +229,13 @@ class PipelineExecutor:
         if isinstance(failure, _Disagreement):
             return failure
         raise failure
+
+    def _next_topic(self) -> str:
+        """Return what all ranks call this run: its place among those of this executor in the block that runs."""
+        number, runs = self._runs
+        runs = runs + 1 if number == self._alarm.block else 1
+        self._runs = (self._alarm.block, runs)
+        return f"run {runs} of pipeline {self._group.group:x}"
 
     def _messages_of(self, openings: Sequence[Opening]) -> Communicator:
         """Return the group for the messages of this run."""

@@ -1,10 +1,11 @@
-"""What a rank tells the others when it leaves a block that they run together.  Pure."""
+"""What ranks that run a block together tell each other.  Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
 from asyncpar.errors import PeerCancelled, PeerError, PeerLost
 
@@ -38,6 +39,24 @@ class Notice:
     @property
     def is_origin(self) -> bool:
         return self.kind is not NoticeKind.ECHO
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Word:
+    """What ``sender`` (in the group's numbering) has to say about ``topic`` in block ``block``."""
+
+    block: int
+    sender: int
+    topic: str
+    value: Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mailing:
+    """What goes through the channel of an alarm: one of the two."""
+
+    notice: Notice | None = None
+    word: Word | None = None
 
 
 def error_of(notice: Notice, ranks: Sequence[int], *, me: int, group: str) -> PeerError:

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Mapping, Sequence
 
 from asyncpar.collectives.communicator import Communicator
-from asyncpar.gradsync import GradientSynchronizer, SyncStatistics, least_bytes
+from asyncpar.gradsync import least_bytes
 from asyncpar.train.batches import Batches
 from asyncpar.train.hybrid import HybridTrainer
 from asyncpar.train.language_model import LanguageModel
@@ -82,7 +82,7 @@ class ReplicatedSession(Session):
         return told
 
     def figures(self) -> Mapping[str, str]:
-        statistics = self._statistics()
+        statistics = self._setup.statistics()
         steps = statistics.total_sync_operations
         return {
             "comm": f"{statistics.average_sync_time_ms:.0f} ms",
@@ -96,11 +96,7 @@ class ReplicatedSession(Session):
         return least_bytes(size, self._communicator)
 
     def residual_norm(self) -> float | None:
-        return self._statistics().residual_norm if self._has_codec else None
-
-    def _statistics(self) -> SyncStatistics:
-        synchronizer: GradientSynchronizer | None = self._setup.synchronizer
-        return SyncStatistics() if synchronizer is None else synchronizer.get_sync_stats()
+        return self._setup.statistics().residual_norm if self._has_codec else None
 
 
 class HybridSession(Session):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from asyncpar.errors import UsageError
-from asyncpar.gradsync import GradientBucketingConfig, GradientCompressionConfig, GradientSynchronizer
+from asyncpar.gradsync import GradientBucketingConfig, GradientCompressionConfig, GradientSynchronizer, SyncStatistics
 from asyncpar.node import Node
 from asyncpar.parallel import SynchronizationMode
 from asyncpar.parallel.local import DiLoCo, HostGroups, HostSynchronizer, Synchronizer
@@ -34,6 +34,10 @@ class Setup:
 
     trainer: Trainer
     synchronizer: GradientSynchronizer | None
+
+    def statistics(self) -> SyncStatistics:
+        """Return the synchronizer's statistics; empty ones without it."""
+        return SyncStatistics() if self.synchronizer is None else self.synchronizer.get_sync_stats()
 
 
 def make_trainer(

@@ -20,6 +20,7 @@ from typing import Any
 
 from asyncpar.collectives.bridge import LoopBridge
 from asyncpar.collectives.communicator import Communicator
+from asyncpar.collectives.offload import off_loop
 from asyncpar.errors import PeerError, UsageError
 from asyncpar.nn.optimizers import Rule, all_finite, combined, distinct, squared_norm
 from asyncpar.nn.parameter import Array, Parameter
@@ -119,7 +120,10 @@ class ZeroEngine:
         stage, place = self.config.stage, {parameter.name: index for index, parameter in enumerate(self.parameters)}
         layers = [sorted({place[parameter.name] for parameter in layer.parameters()}) for layer in self._layers]
         lines = [str(self.config), str(self.rule), f"sharded layers {layers}"]
-        lines += describe(self.partition.specs, self.parameters)
+        await off_loop(
+            lambda: lines.extend(describe(self.partition.specs, self.parameters)),
+            nbytes=sum(map(self.partition.bucket_nbytes, self.partition.buckets)),
+        )
         await agree(lines, self.communicator, key=f"{self._names.prefix}/prepare")
         key = f"{self._names.prefix}/word"
         self._names.prefix += "/" + await self.communicator.broadcast_object(secrets.token_hex(4), key=key, wanted=str)
@@ -261,6 +265,7 @@ class ZeroEngine:
         await self._recovery.break_off("resume() was called")
         await self._recovery.meet(self.step_count)
         await gather_values(self._means)
+        self._reducer.start_over()
         self._forget_gradients()
 
     def _forget_gradients(self) -> None:
@@ -277,7 +282,9 @@ class ZeroEngine:
         chosen = self._choose(names)
         async with self._recovery.all_or_none("gather"):
             await agree([str(chosen)], self.communicator, key=f"{self._means.key()}/gather")
-            unit = Unit("named", chosen, self._means)
+        unit = Unit("named", chosen, self._means)
+        residence.check_room(unit)
+        async with self._recovery.all_or_none("gather"):
             await residence.gather(unit)
         self._gathered.append(unit)
 

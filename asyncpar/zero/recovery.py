@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from asyncpar.errors import PeerError
+from asyncpar.gradsync.agreement import Disagreement
 from asyncpar.zero.errors import StepTorn
 from asyncpar.zero.exchanges import NormExchange, StepAgreement
 from asyncpar.zero.owed import Owed
@@ -51,6 +52,8 @@ class Recovery:
         """What fails in this block is to fail on all replicas."""
         try:
             yield
+        except Disagreement:  # which all of them raise
+            raise
         except BaseException as error:
             await self.break_off(f"{what}: {str(error) or type(error).__name__}")
             raise

@@ -44,9 +44,9 @@ class Reducer:
                     f"parameter {name}: its gradient was reported already; pass on_gradient in the last micro-batch "
                     f"only, or reduce() after each"
                 )
-            self._report(index)
-        if self._means.config.overlap_comm:
-            self._loop.call_soon_threadsafe(self._launch, self._round)
+            current, is_complete = self._round, self._report(index)
+        if is_complete and self._means.config.overlap_comm:
+            self._loop.call_soon_threadsafe(self._launch, current)
 
     async def finish(self) -> None:
         """Reduce everything that is not reduced yet, and end the round.
@@ -72,13 +72,19 @@ class Reducer:
         for reduction in current.reductions:
             reduction.give_up()
 
-    def _report(self, index: int) -> None:
+    def start_over(self) -> None:
+        """Begin a round with nothing reported; the one before was abandoned."""
+        self._round = self._new_round()
+
+    def _report(self, index: int) -> bool:
+        """Take note of a gradient; return whether that makes a bucket complete."""
         current = self._round
         current.reported.add(index)
         if self._means.config.stage.shards_gradients:
             current.contributions[index] = self._means.shares[index].take_gradient()
         for bucket in self._buckets_of[index]:
             current.missing[bucket] -= 1
+        return any(not current.missing[bucket] for bucket in self._buckets_of[index])
 
     def _launch(self, current: _Round) -> None:
         """Begin the buckets whose turn it is.  On the loop."""

@@ -120,6 +120,10 @@ class Residence:
 
     # -- on the loop, while no thread computes -----------------------------------------------------------------------
 
+    def check_room(self, unit: Unit) -> None:
+        """Raise ``MemoryExceeded``, on all replicas alike, when ``unit`` does not fit beside what is there."""
+        self._check_fits(unit, unit.nbytes + self._bytes_held.gathered)
+
     async def gather(self, unit: Unit) -> None:
         """Give the parameters of ``unit`` their values, until ``release``."""
         self._take_in(unit, await self._gather(unit))

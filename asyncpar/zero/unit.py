@@ -14,7 +14,7 @@ from asyncpar.zero.reduction import Means
 
 
 class Unit:
-    """The parameters ``members``; all values of a dtype travel in one message.
+    """The parameters ``members``, in buckets of their own.
 
     ``name`` is that of the unit on all replicas.  ``holders`` counts who uses the values, ``pending`` are those that
     are on their way.  ``arrived`` counts bytes of values that are here, but not in the parameters yet; they are there
@@ -25,7 +25,9 @@ class Unit:
         self.name = name
         self.shares = [means.shares[member] for member in members]
         self.partition: Partition = make_partition(
-            [means.partition.specs[member] for member in members], means.partition.size
+            [means.partition.specs[member] for member in members],
+            means.partition.size,
+            bucket_bytes=means.config.bucket_bytes,
         )
         self.holders = 0
         self.pending: Pending[list[Array]] | None = None
@@ -40,8 +42,8 @@ class Unit:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that it takes to gather the values."""
-        rows = sum(self.partition.bucket_nbytes(bucket) for bucket in self.partition.buckets)
+        """Bytes that it takes to gather the values, one bucket at a time."""
+        rows = max(map(self.partition.bucket_nbytes, self.partition.buckets), default=0)
         return self.value_nbytes + rows + rows // self.partition.size
 
     @property

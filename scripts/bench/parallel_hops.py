@@ -2,8 +2,8 @@
 
 With ROUND_ROBIN there is one micro-batch at a time, so that it takes a round trip and what the executor adds to it: two
 hops, the activation and the gradient.  With 1F1B two are under way.  The raw round trip is that of ``send`` and
-``recv`` alone, of the same arrays.  What a run costs once, whatever the number of micro-batches (its opening exchange,
-its alarm), is told apart by running one micro-batch, too.  All is done on the loop, and in a compute thread, too.
+``recv`` alone, of the same arrays.  What a run costs once, whatever the number of micro-batches (its opening exchange),
+is told apart by running one micro-batch, too.  All is done on the loop, and with a compute thread, too.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar, TypeVarTuple
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, TypeAlias, TypeVar, TypeVarTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,6 +34,9 @@ Values = NDArray[np.float32]
 
 ONE_AT_A_TIME = PipelineScheduleType.ROUND_ROBIN
 ONE_F1B = PipelineScheduleType.ONE_FORWARD_ONE_BACKWARD
+Action: TypeAlias = Callable[[], Awaitable[None]]
+
+_KINDS = (ONE_AT_A_TIME, ONE_F1B)
 _REPEATS = 7
 _TRIPS = 50
 
@@ -68,24 +71,30 @@ def echo(y: Values, target: object) -> tuple[float, Values]:
 async def measure_hops(node: Node, *, sizes: list[int], micro_batches: int) -> None:
     """Measure all sizes; rank 0 prints a line for each."""
     for size in sizes:
-        seconds = {"raw": await _time_raw(node.world, np.ones(size // 4, np.float32))}
-        for place in ("loop", "thread"):
-            worker = ComputeWorker("hops")
-            compute: Compute = worker if place == "thread" else OnTheLoop()
-            for kind in (ONE_AT_A_TIME, ONE_F1B):
-                seconds[f"{kind} {place}"], seconds[f"{kind} {place} once"] = await _time_runs(
-                    node.world, compute, kind, size, micro_batches
-                )
-            worker.close()
+        seconds = await _measure_size(node.world, size, micro_batches)
         if node.rank == 0:
             record = {"what": "hops", "lane": node.links.lane_kind(1), "size": size, "micro_batches": micro_batches}
             sys.stdout.write(json.dumps(record | {"seconds": seconds}) + "\n")
             sys.stdout.flush()
 
 
-async def _time_raw(comm: ap.Communicator, array: Values) -> float:
-    """Return the seconds of a round trip."""
+async def _measure_size(comm: ap.Communicator, size: int, micro_batches: int) -> dict[str, float]:
+    """Return the seconds of a raw round trip and, for both orders and places, of a micro-batch and of a run besides."""
+    worker = ComputeWorker("hops")
+    computes: dict[str, Compute] = {"loop": OnTheLoop(), "thread": worker}
+    cases = [(kind, place, count) for kind in _KINDS for place in computes for count in (1, micro_batches)]
+    runs = [await _make_run(comm, computes[place], kind, size, count) for kind, place, count in cases]
+    raw, *totals = await _medians(comm, [_raw_trips(comm, np.ones(size // 4, np.float32)), *runs])
+    worker.close()
+    seconds = {"raw": raw / _TRIPS}
+    for (kind, place, count), one, many in zip(cases[::2], totals[::2], totals[1::2], strict=True):
+        assert count == 1, "each run of one micro-batch comes before its run of many"
+        each = (many - one) / (micro_batches - 1)
+        seconds |= {f"{kind} {place}": each, f"{kind} {place} once": max(0.0, one - each)}
+    return seconds
 
+
+def _raw_trips(comm: ap.Communicator, array: Values) -> Action:
     async def trips() -> None:
         for _ in range(_TRIPS):
             if comm.rank == 0:
@@ -94,34 +103,31 @@ async def _time_raw(comm: ap.Communicator, array: Values) -> float:
             else:
                 await comm.send(await comm.recv(0), 0)
 
-    return await time_median(comm, trips) / _TRIPS
+    return trips
 
 
-async def _time_runs(
+async def _make_run(
     comm: ap.Communicator, compute: Compute, kind: PipelineScheduleType, size: int, micro_batches: int
-) -> tuple[float, float]:
-    """Return the seconds of each further micro-batch, and those of a run besides them."""
-    totals = {}
-    for count in (1, micro_batches):
-        schedule = PipelineSchedule(num_stages=2, num_microbatches=count, schedule_type=kind)
-        executor = PipelineExecutor(schedule, [Idle()], communicator=comm, compute=compute, loss=echo)
-        inputs = [np.ones(size // 4, np.float32) for _ in range(count)]
+) -> Action:
+    schedule = PipelineSchedule(num_stages=2, num_microbatches=micro_batches, schedule_type=kind)
+    group = comm.subgroup(range(comm.size))
+    assert group is not None, "it has all ranks"
+    executor = PipelineExecutor(schedule, [Idle()], communicator=group, compute=compute, loss=echo, has_alarm=False)
+    inputs = [np.ones(size // 4, np.float32) for _ in range(micro_batches)]
 
-        async def run(executor: PipelineExecutor = executor, inputs: list[Values] = inputs) -> None:
-            await executor.run(inputs, inputs)
+    async def run() -> None:
+        await executor.run(inputs, inputs)
 
-        totals[count] = await time_median(comm, run)
-        await executor.close()
-    each = (totals[micro_batches] - totals[1]) / (micro_batches - 1)
-    return each, max(0.0, totals[1] - each)
+    return run
 
 
-async def time_median(comm: ap.Communicator, action: Callable[[], Awaitable[None]]) -> float:
-    """Return the median seconds on rank 0 of several goes, each begun at the same time, and one before them."""
-    times = []
+async def _medians(comm: ap.Communicator, actions: Sequence[Action]) -> list[float]:
+    """Return the median seconds of each action on rank 0; they take turns, and each begins everywhere at once."""
+    times: list[list[float]] = [[] for _ in actions]
     for _ in range(1 + _REPEATS):
-        await comm.barrier()
-        started = time.perf_counter()
-        await action()
-        times.append(time.perf_counter() - started)
-    return statistics.median(times[1:])
+        for action, kept in zip(actions, times, strict=True):
+            await comm.barrier()
+            started = time.perf_counter()
+            await action()
+            kept.append(time.perf_counter() - started)
+    return [statistics.median(kept[1:]) for kept in times]

@@ -8,6 +8,9 @@ import statistics
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -18,6 +21,7 @@ from asyncpar.nn import TransformerConfig
 from asyncpar.nn.optimizers import AdamW
 from asyncpar.node import Node
 from asyncpar.zero import ZeROConfig, ZeROStage
+from scripts.bench.comparison import OURS
 from scripts.bench.peers import model_rules
 from scripts.bench.peers.model_rules import Rules
 
@@ -54,19 +58,61 @@ def transformer_of(rules: Rules) -> TransformerConfig:
     )
 
 
+@dataclass(slots=True, kw_only=True)
+class _Trial:
+    """One layout under way."""
+
+    layout: str
+    coordinator: ThreeDParallelismCoordinator
+    seconds: list[float] = field(default_factory=list)
+    losses: list[float] = field(default_factory=list)
+
+    async def step(self, comm: ap.Communicator, rules: Rules, number: int) -> None:
+        coordinator, config = self.coordinator, self.coordinator.config
+        if number == model_rules.WARM_UP:
+            coordinator.monitor.clear()
+        await comm.barrier()
+        began = time.perf_counter()
+        batch = rules.batch(number, coordinator.groups.mapping.dp_rank, config.parallelism.dp_size)
+        tokens, targets = (np.array_split(part, config.micro_batches) for part in batch)
+        result = await coordinator.train_step(tokens, targets, learning_rate=model_rules.LEARNING_RATE)
+        self.seconds.append(time.perf_counter() - began)
+        self.losses.append(result.loss)
+
+    async def figures(self, comm: ap.Communicator) -> dict[str, Any]:
+        """Return the median of a step on the slowest rank, and what it is made of."""
+        slowest = np.array([statistics.median(self.seconds[model_rules.WARM_UP :])])
+        await comm.all_reduce(slowest, "max")
+        parts = shares(await self.coordinator.get_performance_stats())
+        return {
+            "layout": self.layout,
+            "micro_batches": self.coordinator.config.micro_batches,
+            "seconds": float(slowest[0]),
+            "losses": self.losses,
+            **parts,
+        }
+
+
 async def measure_layouts(node: Node, layouts: Sequence[str], rules: Rules, micro_batches: int) -> None:
-    """Train in each layout, one after the other; rank 0 prints a line for each."""
-    model = TransformerModel(config=transformer_of(rules))
-    for layout in layouts:
-        config = config_of(layout, rules, micro_batches)
-        async with await ThreeDParallelismCoordinator.create(config, model, node.world) as coordinator:
-            seconds, losses = await _train(coordinator, node.world, rules)
-            analysis = await coordinator.get_performance_stats()
-        if node.rank == 0:
-            record = {"what": "train", "side": "asyncpar", "layout": layout, "lane": _lane(node)}
-            record |= {"micro_batches": config.micro_batches, "seconds": seconds, "losses": losses}
-            sys.stdout.write(json.dumps(record | shares(analysis)) + "\n")
-            sys.stdout.flush()
+    """Train in all layouts, which take their steps in turn; rank 0 prints a line for each."""
+    model, size = TransformerModel(config=transformer_of(rules)), node.world.size
+    async with AsyncExitStack() as stack:
+        trials = []
+        for layout in layouts:
+            world = node.world.subgroup(range(size), name=f"world of {layout}")
+            assert world is not None, "it has all ranks"
+            config = config_of(layout, rules, micro_batches)
+            made = await ThreeDParallelismCoordinator.create(config, model, world)
+            trials.append(_Trial(layout=layout, coordinator=await stack.enter_async_context(made)))
+        for number in range(rules.total_steps):
+            for trial in trials:
+                await trial.step(node.world, rules, number)
+        lane = node.links.lane_kind(1) if size > 1 else "none"
+        for trial in trials:
+            figures = await trial.figures(node.world)
+            if node.rank == 0:
+                sys.stdout.write(json.dumps({"what": "train", "side": OURS, "lane": lane} | figures) + "\n")
+                sys.stdout.flush()
 
 
 def shares(analysis: PerformanceAnalysis) -> dict[str, float]:
@@ -77,27 +123,3 @@ def shares(analysis: PerformanceAnalysis) -> dict[str, float]:
         "communicating": statistics.mean(one.communication_share for one in ranks),
         "waiting": statistics.mean(1.0 - one.pipeline_utilization for one in ranks),
     }
-
-
-async def _train(
-    coordinator: ThreeDParallelismCoordinator, comm: ap.Communicator, rules: Rules
-) -> tuple[float, list[float]]:
-    """Return the median seconds of a step on the slowest rank, and all losses."""
-    config, replica = coordinator.config, coordinator.groups.mapping.dp_rank
-    seconds, losses = [], []
-    for number in range(rules.total_steps):
-        if number == model_rules.WARM_UP:
-            coordinator.monitor.clear()
-        await comm.barrier()
-        began = time.perf_counter()
-        batch = rules.batch(number, replica, config.parallelism.dp_size)
-        tokens, targets = (np.array_split(part, config.micro_batches) for part in batch)
-        result = await coordinator.train_step(tokens, targets, learning_rate=model_rules.LEARNING_RATE)
-        seconds.append(time.perf_counter() - began)
-        losses.append(result.loss)
-    slowest = np.array([statistics.median(seconds[model_rules.WARM_UP :])])
-    return float((await comm.all_reduce(slowest, "max"))[0]), losses
-
-
-def _lane(node: Node) -> str:
-    return node.links.lane_kind(1) if node.world.size > 1 else "none"

@@ -13,7 +13,8 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -84,50 +85,72 @@ class WeightsModel(ParallelModel):
         return 1
 
 
-async def measure_stages(node: Node, *, values: int, steps: int) -> None:
-    """Measure all stages, in turn; rank 0 prints a line for each."""
-    for stage in ZeROStage:
-        parallelism = ThreeDParallelismConfig(dp_size=node.world.size, num_layers=_LAYERS)
-        config = HybridConfig(parallelism=parallelism, rule=_RULE, zero=ZeROConfig(stage=stage))
-        model = WeightsModel(values=values)
-        async with await ThreeDParallelismCoordinator.create(config, model, node.world) as coordinator:
-            figures = await _measure(coordinator, node.world, steps)
-        if node.rank == 0:
-            record = {"what": "zero", "lane": node.links.lane_kind(1), "stage": stage, "values": values}
-            sys.stdout.write(json.dumps(record | figures) + "\n")
-            sys.stdout.flush()
+@dataclass(slots=True, kw_only=True)
+class _Trial:
+    """One stage under way: seconds of backward pass with reduction and of the update, by step."""
 
+    stage: ZeROStage
+    coordinator: ThreeDParallelismCoordinator
+    halves: list[tuple[float, float]] = field(default_factory=list)
+    sent: int = 0
 
-async def _measure(
-    coordinator: ThreeDParallelismCoordinator, comm: ap.Communicator, steps: int
-) -> dict[str, float | int]:
-    """Return medians of the halves of a step on the slowest rank, what it sent and holds, and how many are wrong."""
-    batch = [np.zeros(1, np.float32)]
-    halves, sent = [], 0
-    for step in range(_WARM_UP + steps):
-        if step == _WARM_UP:
-            sent = comm.traffic.payload_bytes
+    async def step(self, comm: ap.Communicator) -> None:
+        batch = [np.zeros(1, np.float32)]
+        before = self._sent()
         await comm.barrier()
         began = time.perf_counter()
-        await coordinator.backward_pass(batch, batch)
+        await self.coordinator.backward_pass(batch, batch)
         reduced = time.perf_counter()
-        await coordinator.optimizer_step(_RATE)
-        ended = time.perf_counter()
-        halves.append((reduced - began, ended - reduced, ended - began))
-    reduction, update, whole = (statistics.median(times) for times in zip(*halves[_WARM_UP:], strict=True))
-    sent = (comm.traffic.payload_bytes - sent) // steps
-    held = coordinator.monitor.measures[-1].memory_used
-    wrong = _count_wrong(coordinator, _WARM_UP + steps, comm.size)
-    every = await comm.all_gather(np.array([whole, reduction, update, sent, held, wrong]))
-    whole, reduction, update = every[every[:, 0].argmax(), :3].tolist()
-    return {
-        "seconds": whole,
-        "reduction": reduction,
-        "update": update,
-        "sent": int(every[:, 3].max()),
-        "held": int(every[:, 4].max()),
-        "wrong": int(every[:, 5].sum()),
-    }
+        await self.coordinator.optimizer_step(_RATE)
+        self.halves.append((reduced - began, time.perf_counter() - reduced))
+        self.sent = self._sent() - before
+
+    async def figures(self, comm: ap.Communicator) -> dict[str, float | int]:
+        """Return medians of the slowest rank, the most that a rank sent in a step and holds, and what is wrong."""
+        halves = np.array(self.halves[_WARM_UP:])
+        seconds = [statistics.median(times) for times in (halves.sum(axis=1), halves[:, 0], halves[:, 1])]
+        held = self.coordinator.monitor.measures[-1].memory_used
+        wrong = _count_wrong(self.coordinator, len(self.halves), comm.size)
+        every = await comm.all_gather(np.array([*seconds, self.sent, held, wrong]))
+        whole, reduction, update = every[every[:, 0].argmax(), :3].tolist()
+        return {
+            "seconds": whole,
+            "reduction": reduction,
+            "update": update,
+            "sent": int(every[:, 3].max()),
+            "held": int(every[:, 4].max()),
+            "wrong": int(every[:, 5].sum()),
+        }
+
+    def _sent(self) -> int:
+        groups = self.coordinator.groups
+        return groups.world.traffic.payload_bytes + groups.dp.traffic.payload_bytes
+
+
+async def measure_stages(node: Node, *, values: int, steps: int) -> None:
+    """Measure all stages, which take their steps in turn; rank 0 prints a line for each."""
+    async with AsyncExitStack() as stack:
+        trials = []
+        for stage in ZeROStage:
+            coordinator = await stack.enter_async_context(await _make(node, stage, values))
+            trials.append(_Trial(stage=stage, coordinator=coordinator))
+        for _ in range(_WARM_UP + steps):
+            for trial in trials:
+                await trial.step(node.world)
+        for trial in trials:
+            figures = await trial.figures(node.world)
+            if node.rank == 0:
+                record = {"what": "zero", "lane": node.links.lane_kind(1), "stage": trial.stage, "values": values}
+                sys.stdout.write(json.dumps(record | figures) + "\n")
+                sys.stdout.flush()
+
+
+async def _make(node: Node, stage: ZeROStage, values: int) -> ThreeDParallelismCoordinator:
+    parallelism = ThreeDParallelismConfig(dp_size=node.world.size, num_layers=_LAYERS)
+    config = HybridConfig(parallelism=parallelism, rule=_RULE, zero=ZeROConfig(stage=stage))
+    world = node.world.subgroup(range(node.world.size), name=f"world of {stage}")
+    assert world is not None, "it has all ranks"
+    return await ThreeDParallelismCoordinator.create(config, WeightsModel(values=values), world)
 
 
 def _count_wrong(coordinator: ThreeDParallelismCoordinator, steps: int, ranks: int) -> int:

@@ -6,6 +6,7 @@ import asyncio
 import math
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
+from functools import cache
 
 import pytest
 
@@ -35,6 +36,7 @@ ROWS = 8
 # -- checks ------------------------------------------------------------------------------------------------------------
 
 
+@cache
 def coordinators_train_as_one_process(dp: int, tp: int, pp: int) -> Callable[[], None]:
     """Return the check that one clipped step over (dp, tp, pp) gives the model that one process has."""
 

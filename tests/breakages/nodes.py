@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractAsyncContextManager
+from functools import cache
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from asyncpar.collectives.communicator import Communicator
+from asyncpar.gradsync import GradientSynchronizer, SyncStep
+from asyncpar.gradsync.model import HasGradient
 from asyncpar.multinode import MultiNodeConfig
 from asyncpar.multinode.gradient_buffer import GradientSyncBuffer
-from asyncpar.multinode.intake import BufferedGradient, GradientIntake
+from asyncpar.multinode.intake import GradientIntake
 from asyncpar.nn.optimizers import SGD, Optimizer, clip_factor
 from asyncpar.parallel.local.hosts import HostGroups
 from tests.breakages.breakage import Breakage, Mistake, impatient, on_virtual_time
@@ -25,6 +30,7 @@ CLIP = 1.0
 # -- checks -----------------------------------------------------------------------------------------------------------
 
 
+@cache
 def nodes_train_as_one_process(clip_norm: float | None = None) -> Callable[[], None]:
     """Return the check that a step on all ranks moves parameters as it does in one process."""
 
@@ -66,41 +72,38 @@ async def _train(member: Member, clip_norm: float | None) -> None:
 # -- mistakes ---------------------------------------------------------------------------------------------------------
 
 
-def apply_what_was_not_synchronized(patch: pytest.MonkeyPatch) -> None:
-    right = GradientIntake.fill
+def synchronize(change: Callable[[list[HasGradient]], list[HasGradient]]) -> Callable[[pytest.MonkeyPatch], None]:
+    """Return the mistake of synchronizing what ``change`` makes of the gradients."""
 
-    def wrong(self: GradientIntake) -> tuple[BufferedGradient, ...]:
-        copies = GradientSyncBuffer()
-        for gradient in right(self):
-            copies.add_gradient(gradient.name, gradient.grad)
-        return tuple(BufferedGradient(name, copies) for name in copies)
+    def switch_on(patch: pytest.MonkeyPatch) -> None:
+        right = GradientSynchronizer.step
 
-    patch.setattr(GradientIntake, "fill", wrong)
+        def wrong(
+            self: GradientSynchronizer, parameters: Iterable[HasGradient]
+        ) -> AbstractAsyncContextManager[SyncStep]:
+            return right(self, change(list(parameters)))
+
+        patch.setattr(GradientSynchronizer, "step", wrong)
+
+    return switch_on
+
+
+def copies_of(gradients: list[HasGradient]) -> list[HasGradient]:
+    return [SimpleNamespace(name=gradient.name, grad=gradient.grad.copy()) for gradient in gradients]
+
+
+def clipped(gradients: list[HasGradient]) -> list[HasGradient]:
+    norm = math.sqrt(sum(float(np.sum(gradient.grad**2)) for gradient in gradients)) / MICRO_STEPS
+    for gradient in gradients:
+        gradient.grad[...] *= clip_factor(norm, CLIP)
+    return gradients
 
 
 def take_sums_so_far(patch: pytest.MonkeyPatch) -> None:
     def wrong(self: GradientIntake, name: str) -> None:
-        self.buffer.add_gradient(name, self._by_name[name].grad)
+        self.buffer.add_gradient(name, self._by_name[name].grad)  # which stays where it is
 
     patch.setattr(GradientIntake, "_take", wrong)
-
-
-def leave_out_a_gradient(patch: pytest.MonkeyPatch) -> None:
-    right = GradientIntake.fill
-    patch.setattr(GradientIntake, "fill", lambda self: right(self)[:-1])
-
-
-def clip_on_each_rank(patch: pytest.MonkeyPatch) -> None:
-    right = GradientIntake.fill
-
-    def wrong(self: GradientIntake) -> tuple[BufferedGradient, ...]:
-        gradients = right(self)
-        norm = math.sqrt(sum(float(np.sum(gradient.grad**2)) for gradient in gradients)) / self.micro_steps
-        for gradient in gradients:
-            gradient.grad[...] *= clip_factor(norm, CLIP)
-        return gradients
-
-    patch.setattr(GradientIntake, "fill", wrong)
 
 
 def divide_by_micro_steps(times: int) -> Callable[[pytest.MonkeyPatch], None]:
@@ -153,10 +156,10 @@ def _case(
 
 
 CASES = (
-    _case(Mistake.UNSYNCHRONIZED_APPLIED, apply_what_was_not_synchronized),
+    _case(Mistake.UNSYNCHRONIZED_APPLIED, synchronize(copies_of)),
     _case(Mistake.CUMULATIVE_BUFFER, take_sums_so_far),
-    _case(Mistake.LEFT_OUT, leave_out_a_gradient, shows=r"rank \d scale"),
-    _case(Mistake.CLIPPED_TOO_EARLY, clip_on_each_rank, clip_norm=CLIP),
+    _case(Mistake.LEFT_OUT, synchronize(lambda gradients: gradients[:-1]), shows=r"rank \d scale"),
+    _case(Mistake.CLIPPED_TOO_EARLY, synchronize(clipped), clip_norm=CLIP),
     _case(Mistake.MEAN_FORGOTTEN, divide_by_micro_steps(0)),
     _case(Mistake.MEAN_TWICE, divide_by_micro_steps(2)),
     _case(Mistake.DROPPED_RESULT, broadcast_into_a_copy),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Coroutine, Iterable
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,7 @@ RULE = SGD(momentum=0.5)
 # -- checks -----------------------------------------------------------------------------------------------------------
 
 
+@cache
 def replicas_train_as_one_process(stage: ZeROStage) -> Callable[[], None]:
     """Return the check that a step of sharded replicas moves parameters as it does in one process."""
 

@@ -160,6 +160,9 @@ HIERARCHICAL: dict[str, Any] = {
     "tolerance": 2e-2,
 }
 
+REPLICAS = gradients_are_those_of_one_process(2, 1, 1)
+MICRO_STEPS_AVERAGE = on_virtual_time(_equal_gradients_are_their_own_mean)
+
 CASES = (
     Breakage(
         mistake=Mistake.SUMMED_SLICES,
@@ -172,7 +175,7 @@ CASES = (
         mistake=Mistake.LEFT_OUT,
         where="gradsync",
         switch_on=leave_out_down_projections,
-        check=gradients_are_those_of_one_process(2, 1, 1),
+        check=REPLICAS,
         shows="layer_1_down_projection",
     ),
     Breakage(
@@ -186,42 +189,42 @@ CASES = (
         mistake=Mistake.DROPPED_RESULT,
         where="gradsync",
         switch_on=drop_what_was_reduced,
-        check=gradients_are_those_of_one_process(2, 1, 1),
+        check=REPLICAS,
         shows="rank 0 layer_0_weight",
     ),
     Breakage(
         mistake=Mistake.MEAN_FORGOTTEN,
         where="gradsync",
         switch_on=forget_the_mean_over_ranks,
-        check=gradients_are_those_of_one_process(2, 1, 1),
+        check=REPLICAS,
         shows="rank 0 layer_0_weight",
     ),
     Breakage(
         mistake=Mistake.MEAN_FORGOTTEN,
         where="micro-steps",
         switch_on=forget_the_mean_over_micro_steps,
-        check=on_virtual_time(_equal_gradients_are_their_own_mean),
+        check=MICRO_STEPS_AVERAGE,
         shows="layer_0_weight",
     ),
     Breakage(
         mistake=Mistake.MEAN_TWICE,
         where="gradsync",
         switch_on=take_the_mean_twice,
-        check=gradients_are_those_of_one_process(2, 1, 1),
+        check=REPLICAS,
         shows="rank 0 layer_0_weight",
     ),
     Breakage(
         mistake=Mistake.CUMULATIVE_BUFFER,
         where="gradsync",
         switch_on=feed_sums_so_far,
-        check=on_virtual_time(_equal_gradients_are_their_own_mean),
+        check=MICRO_STEPS_AVERAGE,
         shows=rf"x and y|{MICRO_STEPS * (MICRO_STEPS + 1) // 2 / MICRO_STEPS}",
     ),
     Breakage(
         mistake=Mistake.HASH_ORDER,
         where="gradsync",
         switch_on=order_by_a_hash_of_the_process,
-        check=gradients_are_those_of_one_process(2, 1, 1),
+        check=REPLICAS,
         shows="expected the same names, shapes, dtypes, order and settings on all ranks",
     ),
     Breakage(

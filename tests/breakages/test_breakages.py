@@ -10,10 +10,13 @@ from tests.breakages.breakage import Breakage, Mistake
 
 CASES = (*synchronization.CASES, *partitions.CASES, *nodes.CASES, *pipelines.CASES, *sharding.CASES, *hybrids.CASES)
 
+EACH_CHECK = tuple({case.check: case for case in CASES}.values())
+"""One case for each of the checks, which several may share."""
+
 pytestmark = pytest.mark.timeout(20)
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", EACH_CHECK, ids=str)
 def test_the_check_passes_without_the_mistake(case: Breakage) -> None:
     case.check()
 

@@ -144,6 +144,15 @@ def test_latest_skips_what_is_damaged_or_unfinished_and_says_so(
     assert found.step == 3
     told = [record.getMessage() for record in caplog.records]
     assert [name in " ".join(told) for name in ("step_000000004", "5 is", "6.saving", "7.mine")] == [True] * 3 + [False]
+    run_virtual(load_and_check(path.parent, small_model(), LOADED, step=3))
+
+
+def test_loading_does_not_silently_fall_back_behind_a_marker_that_it_cannot_read(intact: Path, tmp_path: Path) -> None:
+    path = damaged(intact, tmp_path)
+    shutil.copytree(path, path.with_name("step_000000004"))
+    forge_marker(path.with_name("step_000000004"), put(version=2, step=4))
+    assert_refused(path.parent, "written by a newer asyncpar", "to load an older one than step_000000004, say which")
+    path.with_name("step_000000004").rename(path.with_name("step_000000002"))
     run_virtual(load_and_check(path.parent, small_model(), LOADED))
 
 

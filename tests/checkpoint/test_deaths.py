@@ -10,7 +10,8 @@ from random import Random
 
 import pytest
 
-from asyncpar.checkpoint import latest
+from asyncpar.checkpoint import LocalFiles, latest
+from asyncpar.checkpoint.folder import survey
 from asyncpar.errors import AsyncparError
 from asyncpar.node import Node
 from asyncpar.testing.loop import run_virtual
@@ -69,14 +70,21 @@ def _leaves(errors: BaseExceptionGroup[BaseException]) -> list[BaseException]:
     ]
 
 
-async def check_last(nodes: Sequence[Node], disk: Disk, place: Path) -> int:
-    """Assert that the last complete checkpoint has every bit, on a copy of the disk; return its step."""
+async def check_complete(nodes: Sequence[Node], disk: Disk, place: Path) -> int:
+    """Assert that the first and the last complete checkpoint have every bit, on a copy of the disk.
+
+    Returns the last one's step.
+    """
     disk.copy_to(place)
+    complete = survey(place / FOLDER.name, LocalFiles()).complete
     last = latest(place / FOLDER.name)
     assert last is not None
-    loaded = await each(nodes, lambda node: loading(node, place / FOLDER.name, model_at(last.step), LAYOUT))
-    for node, one in zip(nodes, loaded, strict=True):
-        LAYOUT.check(model_at(last.step), node.rank, one.arrays)
+    assert last == complete[-1]
+    for step in {complete[0].step, last.step}:
+        tensors = model_at(step)
+        loaded = await each(nodes, lambda node: loading(node, place / FOLDER.name, tensors, LAYOUT, step=step))  # noqa: B023
+        for node, one in zip(nodes, loaded, strict=True):
+            LAYOUT.check(tensors, node.rank, one.arrays)
     shutil.rmtree(place)
     return last.step
 
@@ -106,7 +114,7 @@ def test_the_last_complete_checkpoint_survives_death_at_any_byte(place: Path, ba
                     disk.lose_power(random)
                 else:
                     disk.kill()
-                found = await check_last(nodes, disk, place / "disk")
+                found = await check_complete(nodes, disk, place / "disk")
                 assert found in ((next_step,) if is_saved else (step, next_step))
                 came_off, died, step = came_off + is_saved, died + (not is_saved), found
         assert died > came_off > 1

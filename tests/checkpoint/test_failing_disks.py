@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from asyncpar.checkpoint import NewFile, latest
@@ -13,8 +12,6 @@ from asyncpar.testing.loop import run_virtual
 from asyncpar.testing.world import local_world
 from tests.checkpoint.layouts import Layout, small_model
 from tests.checkpoint.worlds import NoSync, UnsyncedFile, assert_all_say, each, each_fails, load_and_check, save, saving
-
-F32 = np.dtype(np.float32)
 
 
 class Full(NoSync):

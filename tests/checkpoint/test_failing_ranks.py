@@ -15,9 +15,6 @@ from asyncpar.testing.world import local_world
 from tests.checkpoint.layouts import Layout, small_model
 from tests.checkpoint.worlds import MODEL, Gate, NoSync, assert_all_say, each, each_fails, load_and_check, save, saving
 
-F32 = np.dtype(np.float32)
-
-
 # -- ranks that go -------------------------------------------------------------------------------------------------
 
 
@@ -129,6 +126,27 @@ def test_a_snapshot_may_be_saved_while_the_arrays_change_and_ranks_talk(tmp_path
                     sums = await each(nodes, lambda node: node.world.all_reduce(np.full(3, node.rank + step)))  # noqa: B023
                     assert all((one == 2 * step + 1).all() for one in sums)
         await load_and_check(tmp_path, tensors, Layout())
+
+    run_virtual(main())
+
+
+def test_an_array_that_changes_while_it_is_saved_is_an_error_and_no_checkpoint(tmp_path: Path) -> None:
+    async def main() -> None:
+        gate, tensors = Gate(), small_model()
+        async with local_world(2) as nodes:
+            held = [Layout(dp=2).pieces(tensors, node.rank) for node in nodes]
+            calls = [
+                saving(node, tmp_path, tensors, Layout(dp=2), pieces=pieces, files=gate)
+                for node, pieces in zip(nodes, held, strict=True)
+            ]
+            running = [asyncio.ensure_future(call) for call in calls]
+            await gate.reached.wait()
+            held[0][3].array.setflags(write=True)
+            held[0][3].array.view(np.uint16)[0] ^= 1
+            gate.open()
+            errors = await each_fails(nodes, lambda node: running[node.rank])
+            assert_all_say(errors, 'tensor "bias" (value): its array has changed while it was saved')
+        assert latest(tmp_path) is None
 
     run_virtual(main())
 

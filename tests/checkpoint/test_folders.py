@@ -6,14 +6,10 @@ import asyncio
 import errno
 from pathlib import Path
 
-import numpy as np
-
 from asyncpar.testing.loop import run_virtual
 from asyncpar.testing.world import local_world
 from tests.checkpoint.layouts import Layout, small_model
 from tests.checkpoint.worlds import Gate, NoSync, assert_all_say, each_fails, load_and_check, save, saving
-
-F32 = np.dtype(np.float32)
 
 
 def test_a_step_is_saved_once(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncpar.checkpoint.spans import Moves, Runs, Spans, first_gap, intersect, spans_of, subtract
+from asyncpar.checkpoint.spans import Moves, Runs, Spans, first_gap, intersect, reach_of, spans_of, subtract
 from asyncpar.config.slicing import TensorSlice
 
 SHAPE = (4, 3, 6)
@@ -48,6 +48,8 @@ def test_spans_are_the_positions_that_numpy_finds(one: tuple[TensorSlice, tuple[
     assert listed(spans) == positions(*one)
     assert (spans.starts < spans.stops).all()
     assert spans.size == len(positions(*one))
+    if spans.size:
+        assert reach_of(*one) == (spans.starts[0], spans.stops[-1])
 
 
 @given(parts(), parts())

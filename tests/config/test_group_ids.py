@@ -83,6 +83,14 @@ def test_names_lead_to_the_groups_of_other_frameworks(golden: dict[str, Any]) ->
         assert named == set(map(tuple, golden["groups"][axis]))
 
 
+@pytest.mark.parametrize("order", ["-".join(axes) for axes in itertools.permutations(("dp", "tp", "pp"))])
+def test_groups_are_blocks_along_one_axis(order: str) -> None:
+    layout = RankOrder.parse(order, {"dp": 2, "tp": 3, "pp": 4})
+    for axis in ("dp", "tp", "pp"):
+        assert layout.groups(axis) == layout.blocks((axis,))
+        assert all(layout.group(axis, rank) == ranks for ranks in layout.groups(axis) for rank in ranks)
+
+
 def test_blocks_span_several_axes() -> None:
     layout = RankOrder.parse("tp-dp-pp", {"tp": 2, "dp": 2, "pp": 2})
     assert layout.blocks(("tp", "pp")) == ((0, 1, 4, 5), (2, 3, 6, 7))

@@ -128,6 +128,7 @@ def test_odd_vocabularies_do_not_stand_in_the_way() -> None:
     ("settings", "message"),
     [
         ({"world": 0}, "world: expected a positive number, got 0"),
+        ({"world": 1_000_001}, "world: expected at most 1000000 ranks, got 1000001"),
         ({"memory": 0.0}, "memory: expected a positive number of bytes"),
         ({"chunks": 1}, "chunks: expected 2 or more, got 1"),
         ({"schedules": ()}, "schedules, zero_stages: expected at least one of each"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 import asyncpar as ap
+from asyncpar.checkpoint import latest
 from asyncpar.train import Summary
 
 EMPTY = str(Path(ap.__file__).with_name("py.typed"))
@@ -119,6 +121,8 @@ def test_numbers_that_miss_the_promise_fail_the_job(tmp_path: Path) -> None:
         (("--sync", "async", "--codec", "int8"), "train_lm: --codec: expected none with --sync async, got int8"),
         (("--held-out", "0.9"), "train_lm: --held-out: expected a part in 0..0.5, got 0.9"),
         (("--batch", "1"), "train_lm: batch: expected at least one row for each of 2 ranks, got 1"),
+        (("--pp", "3"), "train_lm: --dp, --tp, --pp: expected tp 1 * pp 3 to divide the number of ranks, 2"),
+        (("--zero", "1", "--sync", "async"), "train_lm: --sync: expected sync with tensor or pipeline parallelism"),
     ],
 )
 def test_bad_input_is_one_clear_line_before_anything_starts(
@@ -129,3 +133,52 @@ def test_bad_input_is_one_clear_line_before_anything_starts(
     assert message in done.stderr
     assert "Traceback" not in done.stderr
     assert done.stdout == ""
+
+
+LAYERED = ("--steps", "8", "--batch", "8", "--seq", "16", "--dim", "32", "--layers", "4", "--heads", "2")
+
+
+@pytest.mark.parametrize(
+    ("layout", "described"),
+    [
+        (("--dp", 2, "--pp", 2), "dp 2, pp 2, one_forward_one_backward"),
+        (("--tp", 2, "--zero", 3, "--recompute", "all"), "dp 2, tp 2, zero 3, recompute all"),
+        (("--tp", 2, "--pp", 2, "--schedule", "zbv"), "dp 1, tp 2, pp 2, zbv"),
+        (("--zero", 2, "--precision", "bfloat16", "--micro-batches", 2), "dp 4, zero 2, bfloat16"),
+    ],
+)
+def test_four_ranks_in_any_layout_train_as_one_process_does(
+    tmp_path: Path, layout: tuple[object, ...], described: str
+) -> None:
+    done = run(*LAYERED, *layout, "--held-out", 0.1, "--check", "--out", tmp_path, ranks=4)
+    assert done.returncode == 0, done.stderr
+    figures = last_line(done)
+    assert figures["layout"] == described
+    assert figures["last_loss"] < figures["first_loss"]
+    assert 4.0 < figures["held_out_loss"] < 6.0
+    assert "Ranks, the slowest first" in done.stderr
+
+
+def test_a_killed_run_goes_on_in_another_layout_as_if_nothing_had_been(tmp_path: Path) -> None:
+    options = (*LAYERED, "--checkpoint", str(tmp_path / "saved"), "--checkpoint-every", "2")
+    launch = [sys.executable, "-m", "asyncpar", "launch", "--nproc-per-node"]
+    command = [*launch, "4", str(SCRIPT), *options, "--dp", "2", "--pp", "2", "--out", str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as running:
+        while latest_step(tmp_path / "saved") < 2 and running.poll() is None:
+            time.sleep(0.01)
+        running.kill()
+    saved = latest_step(tmp_path / "saved")
+    assert saved >= 2
+    done = run(*options, "--tp", 2, "--check", "--out", tmp_path, ranks=2)
+    assert done.returncode == 0, done.stderr
+    assert last_line(done)["max_relative_loss_difference"] <= 1e-5
+    assert latest_step(tmp_path / "saved") == 8
+    other = run(*options, "--lr", 0.1, "--zero", 1, "--out", tmp_path, ranks=2)
+    assert other.returncode != 0
+    assert "checkpoint: expected one of a run with these settings" in other.stderr
+
+
+def latest_step(folder: Path) -> int:
+    """Return the step of the latest complete checkpoint, -1 without one."""
+    found = latest(folder) if folder.exists() else None
+    return -1 if found is None else found.step

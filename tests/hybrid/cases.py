@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
+from functools import partial
 from itertools import combinations, product
 from math import prod
-from typing import Any
+from typing import Any, TypeAlias
 
 from asyncpar.config.parallel import MemoryOptimizationStrategy, PipelineScheduleType, ThreeDParallelismConfig
 from asyncpar.config.three_d import DEFAULT_ORDER
@@ -148,37 +149,42 @@ def covering_sample() -> list[Case]:
     cases = []
     while missing:
         case = _next_case(missing)
-        missing -= _pairs_of(case)
-        cases.append(Case(**dict(case)))
+        for pair in _pairs_of(case):
+            missing.pop(pair, None)
+        cases.append(Case(**case))
     return cases
 
 
-_Choice = tuple[str, Any]
+_Choice: TypeAlias = tuple[str, Any]
+_Pairs: TypeAlias = dict[frozenset[_Choice], None]
+"""A set in the order in which it was made."""
 
 
-def _pairs_to_cover() -> set[frozenset[_Choice]]:
-    pairs = set()
+def _pairs_to_cover() -> _Pairs:
+    pairs: _Pairs = {}
     for (one, values), (other, others) in combinations(CHOICES.items(), 2):
         if {one, other} != {"layout", "schedule"}:
-            pairs |= {frozenset({(one, value), (other, another)}) for value in values for another in others}
+            pairs |= {frozenset({(one, value), (other, another)}): None for value in values for another in others}
     return pairs
 
 
-def _pairs_of(case: Mapping[str, Any]) -> set[frozenset[_Choice]]:
+def _pairs_of(case: Mapping[str, Any]) -> list[frozenset[_Choice]]:
     """What concerns schedules counts only where there is a pipeline."""
     is_pipelined = case["layout"] in _PIPELINED
-    return {frozenset(pair) for pair in combinations(case.items(), 2) if is_pipelined or "schedule" not in dict(pair)}
+    return [frozenset(pair) for pair in combinations(case.items(), 2) if is_pipelined or "schedule" not in dict(pair)]
 
 
-def _next_case(missing: set[frozenset[_Choice]]) -> dict[str, Any]:
-    """Choose greedily, one by one, what brings most pairs that are missing."""
-    case: dict[str, Any] = {}
-    for name, values in CHOICES.items():
+def _next_case(missing: _Pairs) -> dict[str, Any]:
+    """Begin with a pair that is missing; choose greedily, one by one, what brings most others."""
+    case: dict[str, Any] = dict(next(iter(missing)))
+    choices = {**CHOICES, "layout": _PIPELINED} if "schedule" in case else CHOICES
+    for name, values in choices.items():
+        if name not in case:
+            case[name] = max(values, key=partial(_gain, name, case, missing))
+    return {name: case[name] for name in CHOICES}
 
-        def gain(value: Any, name: str = name) -> tuple[int, int]:
-            chosen = [frozenset({(name, value), known}) for known in case.items()]
-            later = sum((name, value) in pair for pair in missing)
-            return sum(pair in missing for pair in chosen), later
 
-        case[name] = max(values, key=gain)
-    return case
+def _gain(name: str, case: Mapping[str, Any], missing: _Pairs, value: Any) -> tuple[int, int]:
+    """Return how many missing pairs a choice makes with the ones made, and may make with others."""
+    now = sum(frozenset({(name, value), chosen}) in missing for chosen in case.items())
+    return now, sum((name, value) in pair for pair in missing)

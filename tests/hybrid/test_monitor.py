@@ -66,11 +66,11 @@ def test_a_monitor_keeps_the_last_steps() -> None:
     assert (performance.rank, performance.steps, performance.last_step, performance.seconds) == (3, 2, 4, 7.0)
 
 
-def test_steps_come_in_order() -> None:
+def test_steps_that_are_taken_again_replace_the_first_ones() -> None:
     monitor = Performance3DMonitor()
-    monitor.record(measure(2))
-    with pytest.raises(UsageError, match="step: expected one after 2, got 2"):
-        monitor.record(measure(2))
+    for step in (1, 2, 3, 2):
+        monitor.record(measure(step, tokens=len(monitor.measures)))
+    assert [(one.step, one.tokens) for one in monitor.measures] == [(1, 0), (2, 3)]
 
 
 def test_steps_of_a_warm_up_can_be_forgotten() -> None:

@@ -121,7 +121,13 @@ def test_the_memory_that_it_asks_for_is_enough() -> None:
 def test_sizes_that_never_divide_say_so() -> None:
     result = invoke(*SMALL, "--batch", "1", "--world", "6", "--layers", "1")
     assert result.exit_code == 1
-    assert result.stderr.endswith("; change the sizes that do not divide\n")
+    assert result.stderr.endswith("; change the sizes that do not divide, or give --uneven\n")
+
+
+def test_advice_is_not_what_was_done_already() -> None:
+    assert invoke(*SMALL, "--memory", "0.00001").stderr.endswith(", more ranks, or --recompute\n")
+    assert invoke(*SMALL, "--memory", "0.00001", "--recompute").stderr.endswith(", more ranks\n")
+    assert "no layout fits on 1 rank: 1 out of memory" in invoke(*SMALL, "--world", "1", "--memory", "0.00001").stderr
 
 
 def test_json_stays_json_when_nothing_fits() -> None:

@@ -167,6 +167,16 @@ async def test_released_parameters_are_refused() -> None:
         assert "parameter bias: expected a value, got one that is released" in error
 
 
+async def test_parameters_that_cannot_be_written_to_are_refused_on_every_rank() -> None:
+    def frozen(rank: int) -> list[Parameter]:
+        parameter = Parameter("bias", np.ones(2))
+        parameter.value.flags.writeable = rank == 0
+        return [parameter]
+
+    for error in await registering(frozen):
+        assert "parameter bias: expected a value that can be written to, got one that is read-only" in error
+
+
 async def test_parameters_are_registered_once() -> None:
     async with members(1, 1) as [member]:
         with pytest.raises(UsageError, match="register_parameters: parameters are registered already"):
@@ -218,6 +228,23 @@ async def test_ranks_with_other_numbers_of_micro_steps_are_named_on_every_rank(s
         for member in ranks:
             for name, value in member.model.values().items():
                 np.testing.assert_allclose(value, expected[name], rtol=0, atol=1e-12)
+
+
+async def test_ranks_that_took_another_step_are_named_on_every_rank() -> None:
+    async with members(2, 1) as ranks:
+
+        async def main(member: Member) -> None:
+            member.model.backward(0, member.rank, 0)
+            member.trainer.update_gradients()
+            await member.trainer.synchronize_gradients()
+            await member.trainer.apply_gradients()
+            await member.trainer.optimizer_step(0.1 if member.rank else 0.2)
+            member.trainer.update_gradients()
+            await member.trainer.synchronize_gradients()
+
+        for error in await on_all_failing(ranks, main):
+            assert "where rank 0 has 1 micro-steps after step 1 with learning rate 0.2 and clip_norm None" in str(error)
+            assert "rank 1 has 1 micro-steps after step 1 with learning rate 0.1 and clip_norm None" in str(error)
 
 
 async def test_a_step_without_gradients_is_refused_on_every_rank() -> None:

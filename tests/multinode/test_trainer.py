@@ -227,6 +227,18 @@ async def test_statistics_tell_what_was_done() -> None:
         assert one.synchronization.total_buckets_synced == 2 * 3
 
 
+@pytest.mark.parametrize("world", [(2, 2), (1, 3)])
+async def test_statistics_of_sharded_training_count_buckets_and_time(world: tuple[int, int]) -> None:
+    async with members(*world, stage=ZeROStage.STAGE2, gradient_bucket_size_mb=TINY_BUCKETS) as ranks:
+        await on_all(ranks, lambda member: member.train(2, overlaps=True))
+        stats = [member.trainer.get_training_stats().synchronization for member in ranks]
+    for one in stats:
+        assert (one.total_sync_operations, one.total_buckets_synced) == (2, 2 * 3)
+        assert 0.0 < one.total_sync_time <= one.total_bucket_sync_time
+        assert 0.0 <= one.overlap_fraction <= 1.0
+        assert one.bytes_on_wire > 0
+
+
 async def test_statistics_can_be_printed(capsys: pytest.CaptureFixture[str]) -> None:
     async with members(1, 2) as ranks:
         await on_all(ranks, lambda member: member.step(0))

@@ -370,6 +370,39 @@ def test_a_cancelled_block_stays_cancelled_when_another_rank_fails_too() -> None
     assert isinstance(one, (asyncio.CancelledError, StepFailed))
 
 
+def test_a_cancellation_is_not_lost_behind_an_echo() -> None:
+    async def body() -> None:
+        try:
+            await never()
+        except asyncio.CancelledError:
+            raise PeerCancelled("an operation has failed at the same time") from None
+
+    async def main(ranks: Ranks) -> tuple[list[Any], float]:
+        alarms = alarms_of(ranks)
+        tasks = [asyncio.create_task(watched(alarms[0], body())), asyncio.create_task(watched(alarms[1], never()))]
+        await asyncio.sleep(1.0)
+        tasks[0].cancel()
+        return await outcomes(tasks), now()
+
+    (zero, one), ended = in_virtual_time(2, main)
+    assert isinstance(zero, asyncio.CancelledError)
+    assert isinstance(one, StepFailed)
+    assert one.cause == "it was cancelled"
+    assert ended == 1.0
+
+
+def test_a_group_that_was_given_up_is_an_error_each_time() -> None:
+    async def main(ranks: Ranks) -> None:
+        alarm = StepAlarm(ranks.communicators[0])
+        alarm._group.give_up(1, "it is of no use")
+        for _ in range(2):
+            with pytest.raises(PeerCancelled, match="given up, because it is of no use"):
+                async with alarm.watch():
+                    pytest.fail("it was entered")
+
+    in_virtual_time(2, main)
+
+
 def test_a_deadline_around_the_block_still_works() -> None:
     async def main(ranks: Ranks) -> list[Any]:
         alarms = alarms_of(ranks)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
 
-from asyncpar.collectives.communicator import Communicator
 from asyncpar.nn import Array, Parameter
 from asyncpar.nn.half import HalfParameter
 from asyncpar.nn.optimizers import Adam, Rule
@@ -107,6 +107,12 @@ async def take_step(engine: ZeroEngine, step: int, *, learning_rate: float = 0.0
     await engine.step(learning_rate)
 
 
+async def take_steps(made: Sequence[ZeroEngine], *steps: int) -> None:
+    """Take ``steps`` on all ranks, one after another."""
+    for step in steps:
+        await on_all(made, partial(take_step, step=step))
+
+
 async def whole_values(engine: ZeroEngine) -> dict[str, Array]:
     """Return copies of all values, computed with."""
     is_sharded = engine.config.stage.shards_parameters
@@ -116,8 +122,3 @@ async def whole_values(engine: ZeroEngine) -> dict[str, Array]:
     if is_sharded:
         engine.release()
     return values
-
-
-def communicators(made: Sequence[ZeroEngine]) -> list[Communicator]:
-    """Return the communicator of each rank."""
-    return [engine.communicator for engine in made]

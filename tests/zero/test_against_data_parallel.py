@@ -13,7 +13,15 @@ from asyncpar.nn import Array, Parameter
 from asyncpar.nn.optimizers import SGD, Adam, AdamW, Optimizer, Rule, clip_factor
 from asyncpar.testing.world import local_world
 from asyncpar.zero import ZeROConfig, ZeroEngine, ZeROStage
-from tests.zero.replicas import PATIENCE, SHAPES, draw_parameters, give_gradients, on_all, take_step, whole_values
+from tests.zero.replicas import (
+    PATIENCE,
+    SHAPES,
+    draw_parameters,
+    give_gradients,
+    on_all,
+    take_steps,
+    whole_values,
+)
 
 RULES = {
     "sgd": SGD(momentum=0.9, nesterov=True, weight_decay=0.05),
@@ -137,8 +145,8 @@ async def test_stages_agree_with_each_other_by_any_algorithm(algorithm: str | No
             async def train(world: Communicator, stage: ZeROStage = stage) -> dict[str, Array]:
                 return await train_sharded(world, setting, stage)
 
-            for got in await on_all(worlds, train):
-                values.append({name: array for name, array in got.items() if name in SHAPES})
+            trained = await on_all(worlds, train)
+            values += [{name: array for name, array in got.items() if name in SHAPES} for got in trained]
         for name, array in values[0].items():
             assert len({other[name].tobytes() for other in values}) == 1, name
             assert array.size == 0 or not np.array_equal(array, dict_of(draw_parameters())[name])
@@ -155,8 +163,7 @@ async def test_replicas_stay_equal_over_many_steps() -> None:
             for node in nodes
         ]
         await on_all(engines, ZeroEngine.prepare)
-        for step in range(20):
-            await on_all(engines, lambda engine, step=step: take_step(engine, step))
+        await take_steps(engines, *range(20))
         values = await on_all(engines, whole_values)
         for name in SHAPES:
             assert len({each[name].tobytes() for each in values}) == 1

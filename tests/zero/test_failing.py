@@ -26,6 +26,7 @@ from tests.zero.replicas import (
     on_all,
     outcomes,
     take_step,
+    take_steps,
     whole_values,
 )
 
@@ -50,7 +51,7 @@ async def cancel_after(made: Sequence[ZeroEngine], culprit: int, turns: int, ste
 @pytest.mark.parametrize("size", [2, 3])
 async def test_a_rank_may_be_cancelled_at_any_moment(size: int, stage: ZeROStage) -> None:
     """Then all ranks meet, go on with equal values, and never with half a step."""
-    kinds = set()
+    kinds: set[type] = set()
     async with engines(size, stage, bucket_size_mb=1e-4) as made:
         for turns in range(1, 70, 3):
             counts = {engine.step_count for engine in made}
@@ -81,7 +82,7 @@ async def come_together(made: Sequence[ZeroEngine]) -> bool:
 async def test_a_torn_step_is_made_whole() -> None:
     """Rank 1 does not spread what it owns: values differ until replicas have met."""
     async with engines(2, ZeROStage.STAGE1) as made:
-        await on_all(made, lambda engine: take_step(engine, 0))
+        await take_steps(made, 0)
         expected = await after_another_step()
 
         for engine in made:
@@ -106,13 +107,12 @@ def fail_once(pool: BufferPool) -> None:
         pool.take = take  # type: ignore[method-assign]
         raise PeerError("no memory")
 
-    pool.take = fail  # type: ignore[method-assign]
+    pool.take = fail  # type: ignore[assignment,method-assign]
 
 
 async def after_another_step() -> dict[str, bytes]:
     async with engines(2, ZeROStage.STAGE1) as made:
-        for step in (0, 1):
-            await on_all(made, lambda engine, step=step: take_step(engine, step))
+        await take_steps(made, 0, 1)
         return {name: array.tobytes() for name, array in (await whole_values(made[0])).items()}
 
 
@@ -136,7 +136,7 @@ async def test_a_rank_that_fails_outside_tells_the_others(stage: ZeROStage) -> N
             assert results[rank].rank == 1  # type: ignore[attr-defined]
         assert [own_values(engine) for engine in made] == before
         await on_all(made, ZeroEngine.resume)
-        await on_all(made, lambda engine: take_step(engine, 1))
+        await take_steps(made, 1)
 
 
 @pytest.mark.parametrize("moment", ["reduce", "global_norm", "step"])
@@ -171,7 +171,7 @@ async def test_a_rank_that_leaves_is_lost_for_the_others(stage: ZeROStage) -> No
     async with local_world(3, transport="tcp") as nodes, asyncio.timeout(PATIENCE):
         made = [ZeroEngine(draw_parameters(), Adam(), config, node.world) for node in nodes]
         await on_all(made, ZeroEngine.prepare)
-        await on_all(made, lambda engine: take_step(engine, 0))
+        await take_steps(made, 0)
         running = [asyncio.ensure_future(take_step(engine, 1)) for engine in made[:2]]
         await asyncio.sleep(0)
         await nodes[2].stop()
@@ -195,7 +195,7 @@ async def test_gradients_that_are_not_finite_change_nothing_anywhere(stage: ZeRO
             assert isinstance(result, NonFiniteValue)
             assert "expected finite numbers at step 0, got others in what rank" in str(result)
         assert [own_values(engine) for engine in made] == before
-        await on_all(made, lambda engine: take_step(engine, 1))
+        await take_steps(made, 1)
         assert {engine.step_count for engine in made} == {1}
 
 
@@ -296,7 +296,7 @@ async def test_calls_out_of_order_are_refused() -> None:
 
 async def test_settings_that_do_not_go_with_the_model_are_refused() -> None:
     async with local_world(2) as nodes:
-        with pytest.raises(UsageError, match="algorithm: expected one of .*halving.*, got 'fastest'"):
+        with pytest.raises(UsageError, match=r"algorithm: expected one of .*halving.*, got 'fastest'"):
             make_engine(draw_parameters(), nodes[0].world, algorithm="fastest")
         with pytest.raises(
             UsageError, match="gradient_compression: expected float32 or half parameters, got embedding"
@@ -324,7 +324,7 @@ async def test_a_rank_that_is_cancelled_while_its_thread_waits_ends_everywhere()
     """Rank 0 waits in its first layer for the values that rank 1, which does not compute, owns."""
     async with replicas(2) as made:
         running = asyncio.ensure_future(training(made[0]))
-        while not made[0].engine._recovery.residence._gathering:  # type: ignore[union-attr]
+        while not made[0].engine._recovery.residence._gathering:  # type: ignore[union-attr]  # noqa: ASYNC110
             await asyncio.sleep(0)
         running.cancel()
         with pytest.raises(asyncio.CancelledError):

@@ -20,7 +20,7 @@ from tests.zero.replicas import (
     give_gradients,
     on_all,
     outcomes,
-    take_step,
+    take_steps,
     whole_values,
 )
 
@@ -101,7 +101,7 @@ async def test_parameters_without_gradient_count_as_zeros(stage: ZeROStage) -> N
 @pytest.mark.parametrize("stage", list(ZeROStage))
 async def test_gradients_are_forgotten_between_steps(stage: ZeROStage) -> None:
     async with engines(2, stage) as made:
-        await on_all(made, lambda engine: take_step(engine, 0))
+        await take_steps(made, 0)
         for engine in made:
             engine.zero_grad()
             engine.parameters[0].accumulate(1.0)
@@ -217,8 +217,7 @@ async def test_compressed_gradients_take_a_quarter_of_the_bytes() -> None:
 
 async def test_compressed_replicas_stay_equal() -> None:
     async with engines(3, ZeROStage.STAGE1, rule=Adam(), **COMPRESSED) as made:
-        for step in range(4):
-            await on_all(made, lambda engine, step=step: take_step(engine, step))
+        await take_steps(made, *range(4))
         values = await on_all(made, whole_values)
         for name in SHAPES:
             assert len({each[name].tobytes() for each in values}) == 1

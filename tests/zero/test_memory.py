@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -133,6 +135,11 @@ async def test_buckets_lie_where_other_ranks_of_the_host_read_them() -> None:
         asked: list[tuple[int, ...]] = []
         pool = made[0]._means.pool
         empty = pool._empty
-        pool._empty = lambda shape, dtype: asked.append(shape) or empty(shape, dtype)  # type: ignore[func-returns-value]
+
+        def ask(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
+            asked.append(shape)
+            return empty(shape, dtype)
+
+        pool._empty = ask
         await on_all(made, reduce_once)
         assert asked == [(64 * 64,), (64 * 32,)]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -18,7 +20,7 @@ SHAPES = st.lists(
 )
 
 
-def specs_of(shapes: list[tuple[list[int], np.dtype[np.generic]]]) -> list[Spec]:
+def specs_of(shapes: list[tuple[list[int], np.dtype[Any]]]) -> list[Spec]:
     return [Spec(name=f"p{index}", shape=tuple(shape), dtype=dtype) for index, (shape, dtype) in enumerate(shapes)]
 
 
@@ -80,15 +82,13 @@ def test_at_least_one_value_of_each_rank_travels_at_a_time() -> None:
 
 
 def test_dtypes_have_buckets_of_their_own_in_the_order_of_their_last_parameters() -> None:
-    specs = [
-        Spec(name=f"p{index}", shape=(4,), dtype=dtype) for index, dtype in enumerate([SINGLE, HALF, SINGLE, HALF])
-    ]
+    specs = specs_of([([4], SINGLE), ([4], HALF), ([4], SINGLE), ([4], HALF)])
     assert contents(make_partition(specs, 2)) == [[3, 1], [2, 0]]
 
 
 @given(shapes=SHAPES, size=st.integers(1, 5), bucket=st.integers(1, 200), most=st.integers(1, 60))
 def test_buckets_hold_every_value_once_and_no_more_than_they_may(
-    shapes: list[tuple[list[int], np.dtype[np.generic]]], size: int, bucket: int, most: int
+    shapes: list[tuple[list[int], np.dtype[Any]]], size: int, bucket: int, most: int
 ) -> None:
     specs = specs_of(shapes)
     partition = make_partition(specs, size, bucket_bytes=bucket, most_values=most)
@@ -108,7 +108,7 @@ def test_buckets_hold_every_value_once_and_no_more_than_they_may(
 
 
 @given(shapes=SHAPES, size=st.integers(1, 4), most=st.integers(1, 30))
-def test_rows_are_what_owners_have(shapes: list[tuple[list[int], np.dtype[np.generic]]], size: int, most: int) -> None:
+def test_rows_are_what_owners_have(shapes: list[tuple[list[int], np.dtype[Any]]], size: int, most: int) -> None:
     specs = specs_of(shapes)
     partition = make_partition(specs, size, most_values=most)
     flats = [np.arange(1, spec.count + 1).astype(spec.dtype) for spec in specs]

@@ -12,7 +12,7 @@ from asyncpar.errors import PeerError, UsageError
 from asyncpar.nn import Array
 from asyncpar.nn.optimizers import SGD, AdamW
 from asyncpar.zero import ZeroEngine, ZeROStage
-from tests.zero.replicas import SHAPES, engines, on_all, outcomes, take_step, whole_values
+from tests.zero.replicas import SHAPES, engines, on_all, outcomes, take_steps, whole_values
 
 Arrays = dict[tuple[str, str], Array]
 
@@ -52,8 +52,7 @@ async def test_training_goes_on_at_any_other_layout(
 ) -> None:
     rule = AdamW(weight_decay=0.1)
     async with engines(*before, rule=rule, dtype=dtype) as made:
-        for step in range(2):
-            await on_all(made, lambda engine, step=step: take_step(engine, step))
+        await take_steps(made, *range(2))
         whole = assembled(made)
         values = await whole_values_of(made)
     async with engines(*after, rule=rule, dtype=dtype) as made:
@@ -63,7 +62,7 @@ async def test_training_goes_on_at_any_other_layout(
         found = assembled(made)
         assert all(found[key].tobytes() == whole[key].tobytes() for key in whole)
         assert {engine.step_count for engine in made} == {2}
-        await on_all(made, lambda engine: take_step(engine, 2))
+        await take_steps(made, 2)
 
 
 async def whole_values_of(made: Sequence[ZeroEngine]) -> dict[str, Array]:
@@ -72,16 +71,13 @@ async def whole_values_of(made: Sequence[ZeroEngine]) -> dict[str, Array]:
 
 async def test_a_run_that_was_interrupted_comes_to_the_same_bits() -> None:
     async with engines(3, ZeROStage.STAGE3) as made:
-        for step in range(2):
-            await on_all(made, lambda engine, step=step: take_step(engine, step))
+        await take_steps(made, *range(2))
         kept = [{(p.parameter, p.kind): p.array.copy() for p in engine.state_pieces()} for engine in made]
-        for step in range(2, 4):
-            await on_all(made, lambda engine, step=step: take_step(engine, step))
+        await take_steps(made, *range(2, 4))
         expected = await whole_values_of(made)
     async with engines(3, ZeROStage.STAGE3) as made:
         await on_all(made, lambda engine: engine.restore(kept[engine.communicator.rank], step_count=2))
-        for step in range(2, 4):
-            await on_all(made, lambda engine, step=step: take_step(engine, step))
+        await take_steps(made, *range(2, 4))
         got = await whole_values_of(made)
     assert {name: array.tobytes() for name, array in got.items()} == {n: a.tobytes() for n, a in expected.items()}
 
@@ -114,7 +110,7 @@ async def test_master_values_are_the_values_of_half_precision() -> None:
 )
 async def test_pieces_that_do_not_fit_are_refused_and_the_others_hear_of_it(change: str, message: str) -> None:
     async with engines(2, ZeROStage.STAGE1) as made:
-        await on_all(made, lambda engine: take_step(engine, 0))
+        await take_steps(made, 0)
         before = await whole_values_of(made)
         given = [{(p.parameter, p.kind): p.array.copy() for p in engine.state_pieces()} for engine in made]
         match change:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -14,8 +15,8 @@ from asyncpar.errors import UsageError
 from asyncpar.nn import Array, Initializer, Linear, Parameter, Stage
 from asyncpar.nn.linear import TiedLinear
 from asyncpar.zero import MemoryExceeded, ZeroEngine, ZeROStage
-from tests.zero.layers import Replica, make_layers, replicas
-from tests.zero.replicas import engines, on_all, whole_values
+from tests.zero.layers import Replica, replicas
+from tests.zero.replicas import engines, on_all, outcomes, whole_values
 
 T = TypeVar("T")
 
@@ -32,12 +33,20 @@ class RecordingBridge(LoopBridge):
         return super().start(make)
 
 
+async def run_steps(made: Sequence[Replica], *steps: int) -> list[bytes]:
+    """Take ``steps`` and return the outputs of all ranks."""
+    outputs: list[bytes] = []
+    for step in steps:
+        outputs += [y.tobytes() for y in await on_all(made, partial(Replica.run, step=step))]
+    return outputs
+
+
 async def train(size: int, stage: ZeROStage, **settings: Any) -> tuple[list[bytes], dict[str, bytes]]:
-    """Return the outputs of rank 0 and all values after three steps."""
+    """Return the outputs and values of three steps."""
     async with replicas(size, stage, **settings) as made:
-        outputs = [[y.tobytes() for y in await on_all(made, lambda replica: replica.run(step))] for step in range(3)]  # noqa: B023
+        outputs = await run_steps(made, 0, 1, 2)
         values = await on_all([replica.engine for replica in made], whole_values)
-        return [each for step in outputs for each in step], {name: v.tobytes() for name, v in values[0].items()}
+        return outputs, {name: v.tobytes() for name, v in values[0].items()}
 
 
 @pytest.mark.parametrize("depth", [0, 2])
@@ -176,7 +185,12 @@ async def test_prefetching_stays_within_the_memory_allowed() -> None:
     room = 1100
     peaks = []
     for most in (1024, room / 2**20):
-        settings = {"bucket_size_mb": 1e-5, "reduce_bucket_size": 2, "prefetch_depth": 5, "pin_memory": False}
+        settings: dict[str, Any] = {
+            "bucket_size_mb": 1e-5,
+            "reduce_bucket_size": 2,
+            "prefetch_depth": 5,
+            "pin_memory": False,
+        }
         async with replicas(2, max_memory_usage_mb=most, **settings) as made:
             await on_all(made, lambda replica: replica.run(0))
             peaks.append(made[0].engine.memory_stats().transient_peak)
@@ -211,8 +225,7 @@ async def test_layers_that_share_a_parameter_share_it_while_it_is_there() -> Non
     results = []
     for stage in (ZeROStage.STAGE2, ZeROStage.STAGE3):
         async with replicas(2, stage, make=make) as made:
-            for step in range(2):
-                await on_all(made, lambda replica, step=step: replica.run(step))
+            await run_steps(made, 0, 1)
             values = await whole_values_of(made)
             results.append(values["a/weight"].tobytes())
             assert made[0].engine.memory_stats().gathered == 0
@@ -263,7 +276,7 @@ async def test_layers_are_sharded_before_the_first_step_and_from_stage_3_on() ->
 
 async def test_only_stage_3_gathers_and_releases() -> None:
     async with engines(2, ZeROStage.STAGE2) as made:
-        for act in (lambda engine: engine.gather(), lambda engine: _release(engine)):
+        for act in (lambda engine: engine.gather(), _release):
             for engine in made:
                 with pytest.raises(UsageError, match="expected stage 3, which shards parameters, got stage2"):
                     await act(engine)
@@ -281,6 +294,21 @@ async def test_some_parameters_may_be_gathered_by_name() -> None:
             assert there == ["scale", "head"]
         with pytest.raises(UsageError, match="names: expected parameters of this engine, got 'other'"):
             await made[0].gather(["other"])
+
+
+async def test_replicas_that_gather_different_parameters_are_refused_on_all() -> None:
+    async with engines(2, ZeROStage.STAGE3) as made:
+        names = [["scale"], ["head"]]
+        for result in await outcomes(made, lambda engine: engine.gather(names[engine.communicator.rank])):
+            assert isinstance(result, UsageError)
+        await on_all(made, ZeroEngine.gather)
+
+
+async def test_parameters_that_do_not_fit_are_not_gathered() -> None:
+    async with engines(2, ZeROStage.STAGE3, bucket_size_mb=1e-5, max_memory_usage_mb=0.0005) as made:
+        for result in await outcomes(made, ZeroEngine.gather):
+            assert isinstance(result, MemoryExceeded)
+        await on_all(made, lambda engine: engine.gather(["layer/weight"]))
 
 
 async def test_a_step_is_refused_while_parameters_are_gathered() -> None:

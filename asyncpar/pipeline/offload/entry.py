@@ -48,3 +48,7 @@ class Entry:
     @property
     def can_move_out(self) -> bool:
         return not self.is_wanted and self.moving is None and self.on_disk is None and bool(self.owners)
+
+    def must_stay(self) -> bool:
+        """Is it of no use any more to have it on disk?"""
+        return self.is_wanted or self.is_freed

@@ -218,10 +218,21 @@ class MemoryManager:
     def _start(self, entry: Entry, moving: Coroutine[Any, Any, None]) -> None:
         task = entry.moving = asyncio.create_task(moving, name=f"activation {entry.key}")
         self._moving.add(task)
-        task.add_done_callback(self._moving.discard)
+        task.add_done_callback(lambda _: self._moved(entry, task))
+
+    def _moved(self, entry: Entry, task: asyncio.Task[None]) -> None:
+        """It is over; if it has failed, the next call shall know."""
+        self._moving.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error is not None and self._failure is None and not entry.is_freed:
+            self._failure = OffloadError(f"activation of chunk {entry.key[0]}, micro-batch {entry.key[1]}: {error}")
+            self._failure.__cause__ = error
 
     async def _move_out(self, entry: Entry) -> None:
         """Write the value, and drop it unless it is wanted again by then."""
+        if entry.must_stay():  # and may be changed by now, in another thread
+            entry.moving = None
+            return
         nbytes = entry.nbytes
         try:
             skeleton, blocks = take_apart(entry.value)
@@ -232,15 +243,13 @@ class MemoryManager:
             except BaseException:
                 file.release(start)
                 raise
-            if entry.is_wanted or entry.is_freed:
+            if entry.must_stay():
                 file.release(start)
                 return
             self._ledger.remove(entry.owners)
             entry.on_disk = OnDisk(skeleton=skeleton, start=start, checksum=checksum)
             entry.value, entry.owners = None, ()
             self._offloaded = self._offloaded.plus(nbytes)
-        except OffloadError as error:
-            self._fail(entry, error)
         finally:
             entry.moving = None
 
@@ -254,8 +263,6 @@ class MemoryManager:
                 self._ledger.add(entry.owners)
                 self._restored = self._restored.plus(place.skeleton.nbytes)
                 entry.is_wanted = True
-        except OffloadError as error:
-            self._fail(entry, error)
         finally:
             entry.moving = None
             self._release(entry)
@@ -265,12 +272,6 @@ class MemoryManager:
             assert self._file is not None, "what is on disk is in the file"
             self._file.release(entry.on_disk.start)
             entry.on_disk = None
-
-    def _fail(self, entry: Entry, error: OffloadError) -> None:
-        if self._failure is None and not entry.is_freed:
-            failure = OffloadError(f"activation of chunk {entry.key[0]}, micro-batch {entry.key[1]}: {error}")
-            failure.__cause__ = error
-            self._failure = failure
 
     def _opened(self) -> SpillFile:
         if self._file is None:

@@ -126,6 +126,22 @@ async def test_a_value_retrieved_while_it_is_written_stays_in_memory(monkeypatch
         assert manager.stats.offloaded == Volume()
 
 
+async def test_a_value_retrieved_before_it_is_written_is_not_looked_at_any_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A backward pass may take it apart in its thread from then on."""
+    monkeypatch.setattr("asyncpar.pipeline.offload.manager.take_apart", lambda _: pytest.fail("it was taken apart"))
+    async with MemoryManager(strategy=Strategy.EXTREME) as manager:
+        value = make_value(1)
+        manager.store_activation((0, 1), value)
+        manager.read_ahead((0, 1))
+        manager.store_activation((0, 2), value)
+        assert await manager.retrieve_activation((0, 2)) is value
+        await manager.settle()
+        assert await manager.retrieve_activation((0, 1)) is value
+        assert manager.stats.offloaded == Volume()
+
+
 async def test_the_loop_goes_on_while_files_are_written_and_read(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[bool] = []
     loop_thread = threading.get_ident()
