@@ -13,8 +13,12 @@ from asyncpar.errors import AsyncparError, CheckpointError, PeerCancelled, Usage
 
 T = TypeVar("T")
 
-_BEAT: Final = 5.0
+_BEAT: Final = 0.5
+"""Seconds after which a rank that works looks whether the others still do."""
+
 _GRACE: Final = 5.0
+"""Seconds that are given to a thread that was told to stop; one that hangs is left."""
+
 _CANCELLED: Final = "it was cancelled"
 
 
@@ -22,7 +26,7 @@ class Council:
     """The ranks of ``communicator`` while they save or load once, in a group of their own.
 
     Make it where the call is made, for groups are numbered by calls.  A rank that fails or is cancelled leaves the
-    council: the others hear of it at once and raise, too, whatever they are doing.
+    council: the others hear of it within a second and raise, too, whatever they are doing.
     """
 
     def __init__(self, communicator: Communicator, what: str) -> None:

@@ -8,9 +8,10 @@ section 4.  They count dropout, whose masks take one byte each, and half-precisi
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Self
 
 from asyncpar.config.checks import check_count
-from asyncpar.config.parallel import MemoryOptimizationStrategy
+from asyncpar.config.parallel import MemoryOptimizationStrategy, ThreeDParallelismConfig
 from asyncpar.estimate.shape import ModelShape
 
 _LOGIT_BYTES = 4
@@ -32,6 +33,19 @@ class ActivationModel:
     def __post_init__(self) -> None:
         for name in ("micro_batch_size", "tp_size", "value_bytes"):
             check_count(name, getattr(self, name))
+
+    @classmethod
+    def of(
+        cls, shape: ModelShape, config: ThreeDParallelismConfig, *, value_bytes: int, sequence_parallel: bool
+    ) -> Self:
+        """Return that of one rank of ``config``."""
+        return cls(
+            shape=shape,
+            micro_batch_size=config.micro_batch_size,
+            tp_size=config.tp_size,
+            sequence_parallel=sequence_parallel,
+            value_bytes=value_bytes,
+        )
 
     @property
     def positions(self) -> int:

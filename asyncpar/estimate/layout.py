@@ -78,12 +78,11 @@ class _Estimate:
         self._pieces = virtual_stages(config)
         self._policy = ActivationPolicy(strategy=job.memory_strategy, recompute_all=job.recompute)
         self._payload = job.precision.value_bytes * job.model.sequence * config.micro_batch_size * job.model.hidden
-        activations = ActivationModel(
-            shape=job.model,
-            micro_batch_size=config.micro_batch_size,
-            tp_size=config.tp_size,
-            sequence_parallel=job.sequence_parallel,
+        activations = ActivationModel.of(
+            job.model,
+            config,
             value_bytes=job.precision.value_bytes,
+            sequence_parallel=job.sequence_parallel,
         )
         self._activations = rank_activations(config, activations, self._policy, micro_batches=self._micro_batches)
         self._order = config.rank_order()

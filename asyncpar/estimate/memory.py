@@ -126,12 +126,8 @@ def memory_requirements(
     model = _checked_model(config, model)
     count = 2 * config.pp_size if micro_batches is None else check_count("micro_batches", micro_batches)
     precision = Precision.MIXED if config.enable_mixed_precision else Precision.FP32
-    activations = ActivationModel(
-        shape=model,
-        micro_batch_size=config.micro_batch_size,
-        tp_size=config.tp_size,
-        sequence_parallel=sequence_parallel,
-        value_bytes=precision.value_bytes,
+    activations = ActivationModel.of(
+        model, config, value_bytes=precision.value_bytes, sequence_parallel=sequence_parallel
     )
     policy = ActivationPolicy(strategy=config.memory_strategy, recompute_all=config.enable_gradient_checkpointing)
     memories = rank_memories(

@@ -21,6 +21,7 @@ from asyncpar.nn.sequential import Sequential
 from asyncpar.nn.stage import Stage
 from asyncpar.nn.tensor.group import Alone, BridgedGroup, TensorGroup
 from asyncpar.parallel.worker import ComputeWorker
+from asyncpar.pipeline.alarm import StepAlarm
 from asyncpar.pipeline.executor import PipelineExecutor
 from asyncpar.pipeline.offload.manager import MemoryManager
 from asyncpar.pipeline.recompute import apply_memory_strategy
@@ -41,6 +42,7 @@ class Assembly:
     stages: Sequence[Stage[Any]]
     parameters: tuple[Parameter, ...]
     flow: GradientFlow
+    alarm: StepAlarm
     executor: PipelineExecutor
     loss: Loss
     layers: Sequence[StageLayers]
@@ -83,8 +85,9 @@ async def assemble(config: HybridConfig, model: ParallelModel, groups: ProcessGr
     memory = MemoryManager(strategy=_of_manager(config.parallelism), limit=room, folder=config.offload_folder)
     worker = ComputeWorker(f"rank {groups.mapping.global_rank}", bridge)
     loss: Loss = model.make_loss(slices, scale)
+    alarm = StepAlarm(groups.world)
     executor = PipelineExecutor(
-        schedule, stages, communicator=groups.pp, compute=worker, loss=loss, memory=memory, has_alarm=False
+        schedule, stages, communicator=groups.pp, compute=worker, loss=loss, memory=memory, alarm=alarm
     )
     return Assembly(
         groups=groups,
@@ -92,6 +95,7 @@ async def assemble(config: HybridConfig, model: ParallelModel, groups: ProcessGr
         stages=stages,
         parameters=parameters,
         flow=flow,
+        alarm=alarm,
         executor=executor,
         loss=loss,
         layers=layers,

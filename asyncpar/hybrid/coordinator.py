@@ -23,7 +23,6 @@ from asyncpar.hybrid.monitor import Performance3DMonitor
 from asyncpar.hybrid.randomness import StepRandomness
 from asyncpar.hybrid.step import StepResult, StepRunner, Verdict
 from asyncpar.nn.parameter import Array, Parameter
-from asyncpar.pipeline.alarm import StepAlarm
 from asyncpar.tensors.process_groups import ProcessGroups
 from asyncpar.zero.pieces import StatePiece
 
@@ -44,7 +43,7 @@ class ThreeDParallelismCoordinator:
         self._scaler = LossScaler(config.scaling)
         self._runner = StepRunner(config, model, assembly, scale, self._scaler)
         self._randomness = StepRandomness(assembly.stages)
-        self._alarm = StepAlarm(assembly.groups.world)
+        self._alarm = assembly.alarm
         self._verdict: Verdict | None = None
         self._has_failed = False
         self.steps = 0

@@ -10,9 +10,9 @@ import numpy as np
 
 from asyncpar.collectives.offload import off_loop
 from asyncpar.collectives.reduction import reduction_for
-from asyncpar.gradsync.obligation import Obligation
 from asyncpar.multinode.groups import NodeGroups
 from asyncpar.zero.buffers import BufferPool, Lent
+from asyncpar.zero.owed import Owed
 from asyncpar.zero.packing import Rows
 from asyncpar.zero.row_sum import CompressedSum, PlainSum, RowSum
 
@@ -22,7 +22,7 @@ class _Leg:
     """Work, then a collective."""
 
     work: Callable[[], None] | None
-    exchange: Obligation[Any]
+    exchange: Owed[Any]
 
 
 class NodeSum(RowSum):
@@ -65,23 +65,30 @@ class NodeSum(RowSum):
                     await off_loop(leg.work, nbytes=self.rows.nbytes)
                 await leg.exchange.run()
         except BaseException:
-            for leg in legs:
-                await leg.exchange.give_up()
-            for lent in self._memory:
-                self._pool.discard(lent)
+            self._drop(legs)
             raise
         for lent in self._memory:
             self._pool.give_back(lent)
 
+    def give_up(self, key: str) -> None:
+        self._drop(self._legs(key))
+
+    def _drop(self, legs: list[_Leg]) -> None:
+        """Abort all ``legs`` that have not begun.  Others may still read the memory, so it is not used again."""
+        for leg in legs:
+            leg.exchange.give_up()
+        for lent in self._memory:
+            self._pool.discard(lent)
+
     def _legs(self, key: str) -> list[_Leg]:
         """Return what this rank has to do with others; those that are not the first of their node have no more."""
         node, between = self._node, self._between
-        inside = Obligation(lambda: node.reduce(self.rows, root=0, out=self._total, key=f"{key}/node"))
+        inside = Owed(lambda: node.reduce(self.rows, root=0, out=self._total, key=f"{key}/node"))
         if between is None:
-            back = Obligation(lambda: node.scatter(out=self.row[0], key=f"{key}/back"))
+            back = Owed(lambda: node.scatter(out=self.row[0], key=f"{key}/back"))
             return [_Leg(None, inside), _Leg(None, back)]
-        exchange = Obligation(lambda: between.begin(f"{key}/leaders"))
-        back = Obligation(lambda: node.scatter(between.row.reshape(node.size, -1), out=self.row[0], key=f"{key}/back"))
+        exchange = Owed(lambda: between.begin(f"{key}/leaders"))
+        back = Owed(lambda: node.scatter(between.row.reshape(node.size, -1), out=self.row[0], key=f"{key}/back"))
         return [_Leg(None, inside), _Leg(between.prepare, exchange), _Leg(between.settle, back)]
 
     def _take(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Rows:

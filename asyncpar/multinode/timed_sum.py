@@ -25,6 +25,9 @@ class TimedSum(RowSum):
     def begin(self, key: str) -> Coroutine[Any, Any, Any]:
         return self._inner.begin(key)
 
+    def give_up(self, key: str) -> None:
+        self._inner.give_up(key)
+
     def settle(self) -> None:
         self._inner.settle()
         self._intervals.append((self._start, self._clock()))

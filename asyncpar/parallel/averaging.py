@@ -10,7 +10,6 @@ from typing import TypeVar
 import numpy as np
 
 from asyncpar.collectives.communicator import Communicator
-from asyncpar.config.parallel import RankMapping, ThreeDParallelismConfig
 from asyncpar.errors import AsyncparError, UsageError
 from asyncpar.gradsync import (
     GradientBucketingConfig,
@@ -157,11 +156,8 @@ class GradientAveraging:
                 gradient *= np.asarray(factor, gradient.dtype)
 
     def _make_synchronizer(self) -> GradientSynchronizer:
-        config = ThreeDParallelismConfig(dp_size=self._communicator.size)
-        return GradientSynchronizer(
-            config,
-            RankMapping(config, self._communicator.rank),
-            communicator=self._communicator,
+        return GradientSynchronizer.data_parallel(
+            self._communicator,
             bucketing=self._bucketing(),
             compression=self._compression,
             when_not_finite=self._when_not_finite,

@@ -12,11 +12,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from asyncpar.collectives.communicator import Communicator
+from asyncpar.collectives.offload import off_loop
 from asyncpar.errors import AsyncparError, PeerCancelled, PeerTimeout, UsageError
 from asyncpar.parallel.clock import (
     Begin,
@@ -36,7 +38,6 @@ from asyncpar.parallel.update import Update, UpdateLayout, merged
 _UPDATES = 0
 _NOTICES = 1
 _FAILED = -1
-_INLINE_BYTES = 1 << 18
 _FAREWELL_SECONDS = 1.0
 
 
@@ -209,7 +210,7 @@ class UpdateExchange:
             async with self._arrived_turn:
                 if self._arrived is None:
                     self._arrived = Update(self._layout)
-                await _add(self._arrived, received)
+                await off_loop(partial(self._arrived.add, received), nbytes=received.nbytes)
             self._handle(PeerStepped(peer, received.step))
 
     async def _tell_notices(self) -> None:
@@ -237,11 +238,3 @@ class UpdateExchange:
                     cause="it has failed",
                 )
             self._handle(PeerSettling(peer, int(notice[0])))
-
-
-async def _add(total: Update, more: Update) -> None:
-    """Add ``more`` to ``total``, in a thread when that would hold up the loop."""
-    if more.nbytes <= _INLINE_BYTES:
-        total.add(more)
-    else:
-        await asyncio.get_running_loop().run_in_executor(None, total.add, more)

@@ -46,9 +46,9 @@ class PipelineExecutor:
     """This rank's part of a pipeline.  Make it on all ranks of ``communicator``, in the same order as other groups.
 
     ``stages`` are the virtual stages that the schedule puts on this rank, by chunk; ``loss`` is called on the rank with
-    the last one.  ``memory`` holds activations (default: in memory, counted).  A failure on any rank ends the run on all
-    of them with ``ActionFailed``, ``StepFailed`` or ``PeerLost``.  With ``alarm``, whose ranks include these, that is
-    left to the block around the runs, which it must watch.  The next run works, on gradients that the failed one may
+    the last one.  ``memory`` holds activations (default: in memory, counted).  A failure on any rank ends the run on
+    all of them with ``ActionFailed``, ``StepFailed`` or ``PeerLost``.  With ``alarm``, whose ranks include these, that
+    is left to the block around the runs, which it must watch.  The next run works, on gradients that the failed one may
     have added to: forget them first.
 
     Raises ``InvalidSchedule`` for a schedule that cannot be run.

@@ -34,15 +34,15 @@ class BucketGather:
         self._memory: tuple[Lent, Lent] | None = None
         self._gather: Owed[Any] = Owed(self._begin)
 
-    async def run(self, targets: Sequence[Array]) -> None:
-        """Gather the values into ``targets``, which also get the values that this rank owns itself."""
+    async def run(self, targets: Sequence[Array], *, has_own: bool) -> None:
+        """Gather the values into ``targets``, which may have those that this rank owns already."""
         nbytes = self._partition.bucket_nbytes(self._bucket)
         is_over = False
         try:
             row, rows = self._opened()
             await off_loop(partial(self._pack, row.array), nbytes=nbytes)
             await self._gather.run()
-            await off_loop(partial(self._unpack, rows.array, targets), nbytes=nbytes)
+            await off_loop(partial(self._unpack, rows.array, targets, has_own), nbytes=nbytes)
             is_over = True
         finally:
             self._close(is_over=is_over)
@@ -71,9 +71,11 @@ class BucketGather:
         for slot in self._bucket.slots:
             pack_own(slot, self._shares[slot.parameter].own_value, row)
 
-    def _unpack(self, rows: Array, targets: Sequence[Array]) -> None:
+    def _unpack(self, rows: Array, targets: Sequence[Array], has_own: bool) -> None:
+        own = self._communicator.rank if has_own else None
+        ranks = [rank for rank in range(self._partition.size) if rank != own]
         for slot in self._bucket.slots:
-            unpack_rows(self._partition, slot, rows, targets[slot.parameter])
+            unpack_rows(self._partition, slot, rows, targets[slot.parameter], ranks=ranks)
 
     def _close(self, *, is_over: bool) -> None:
         if self._memory is not None:

@@ -14,11 +14,12 @@ T = TypeVar("T")
 class Owed(Generic[T]):
     """One use of a name, to be awaited or given up: then others that wait for it are told, and get no data.
 
-    ``begin`` calls the collective, all of which meet by name.
+    ``begin`` calls the collective, all of which meet by name.  ``give_up`` aborts it where closing the call does not.
     """
 
-    def __init__(self, begin: Callable[[], Coroutine[Any, Any, T]]) -> None:
+    def __init__(self, begin: Callable[[], Coroutine[Any, Any, T]], give_up: Callable[[], None] | None = None) -> None:
         self._begin = begin
+        self._give_up = give_up or (lambda: begin().close())
         self._has_begun = False
 
     async def run(self) -> T:
@@ -35,4 +36,4 @@ class Owed(Generic[T]):
         if not self._has_begun:
             self._has_begun = True
             with suppress(AsyncparError):  # others are gone, or the group is closed: nobody waits
-                self._begin().close()
+                self._give_up()

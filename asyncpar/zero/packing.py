@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, TypeAlias
 
-import numpy as np
 from numpy.typing import NDArray
 
 from asyncpar.nn.parameter import Array
-from asyncpar.zero.partition import Bucket, Partition, Slot
+from asyncpar.zero.partition import Partition, Slot
 
 Rows: TypeAlias = NDArray[Any]
 """A row per rank, as wide as the bucket."""
@@ -26,9 +26,9 @@ def pack_rows(partition: Partition, slot: Slot, flat: Array | None, rows: Rows) 
             place.fill(0)
 
 
-def unpack_rows(partition: Partition, slot: Slot, rows: Rows, flat: Array) -> None:
-    """Copy one parameter's values of all ranks out of ``rows`` into its ``flat`` values."""
-    for rank in range(partition.size):
+def unpack_rows(partition: Partition, slot: Slot, rows: Rows, flat: Array, *, ranks: Iterable[int]) -> None:
+    """Copy what ``ranks`` own of one parameter out of ``rows`` into its ``flat`` values."""
+    for rank in ranks:
         start, stop = partition.range_of(slot, rank)
         flat[start:stop] = _place(slot, rows[rank])[: stop - start]
 
@@ -53,8 +53,3 @@ def own_in_row(slot: Slot, row: Rows, length: int) -> tuple[slice, Array]:
 def _place(slot: Slot, row: Rows) -> Array:
     place: Array = row[slot.offset : slot.offset + slot.high - slot.low]
     return place
-
-
-def empty_row(bucket: Bucket) -> Rows:
-    """Return memory for one row."""
-    return np.empty((1, bucket.width), bucket.dtype)

@@ -48,7 +48,9 @@ class BucketReduction:
         self._contributions = contributions
         self._memory: tuple[Lent, Lent] | None = None
         self._sum: RowSum | None = None
-        self.owed: list[Owed[Any]] = [Owed(lambda: self._opened().begin(self._key()))]
+        self.owed: list[Owed[Any]] = [
+            Owed(lambda: self._opened().begin(self._key()), lambda: self._opened().give_up(self._key()))
+        ]
         if not means.config.stage.shards_states:
             self.owed.append(Owed(self._gather))
 
@@ -128,7 +130,7 @@ class BucketReduction:
         for slot in self._bucket.slots:
             share = means.shares[slot.parameter]
             if not means.config.stage.shards_states:
-                unpack_rows(means.partition, slot, opened.rows, share.gradient)
+                unpack_rows(means.partition, slot, opened.rows, share.gradient, ranks=range(means.partition.size))
                 continue
             part, reduced = own_in_row(slot, opened.row[0], share.count)
             if means.config.stage.shards_gradients:

@@ -44,6 +44,13 @@ class RowSum(ABC):
     def settle(self) -> None:
         """Make ``row`` of what has come."""
 
+    def give_up(self, key: str) -> None:
+        """Abort, on all ranks, what ``begin`` would have begun.  Waits for nobody, and sends nothing of the rows.
+
+        Enough where ``begin`` returns a call of a communicator; what makes several must override it.
+        """
+        self.begin(key).close()
+
 
 MakeRowSum: TypeAlias = Callable[[Rows, Rows, str], RowSum]
 """Makes the sum of ``rows`` into ``row`` by an operation, ``"sum"`` or ``"mean"``."""

@@ -60,7 +60,7 @@ class Update:
     async def _spread(self, index: int) -> None:
         await self._is_updated[index].wait()
         async with self._window:
-            await self._gathers[index].run(self._targets)
+            await self._gathers[index].run(self._targets, has_own=True)
 
 
 def value_gathers(means: Means, what: str) -> list[BucketGather]:
@@ -75,7 +75,7 @@ def value_gathers(means: Means, what: str) -> list[BucketGather]:
 async def gather_values(means: Means) -> None:
     """Give every replica the values of all owners."""
     for gather in value_gathers(means, "values"):
-        await gather.run([share.flat_value for share in means.shares])
+        await gather.run([share.flat_value for share in means.shares], has_own=True)
 
 
 def _update_all(shares: Sequence[Share], settings: dict[str, Any]) -> None:

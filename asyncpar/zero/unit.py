@@ -59,7 +59,7 @@ class Unit:
                 value[...] = share.own_value
             return values
         for gather in self.gathers():
-            await gather.run(values)
+            await gather.run(values, has_own=False)
         return values
 
     def gathers(self) -> list[BucketGather]:

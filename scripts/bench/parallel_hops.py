@@ -112,7 +112,7 @@ async def _make_run(
     schedule = PipelineSchedule(num_stages=2, num_microbatches=micro_batches, schedule_type=kind)
     group = comm.subgroup(range(comm.size))
     assert group is not None, "it has all ranks"
-    executor = PipelineExecutor(schedule, [Idle()], communicator=group, compute=compute, loss=echo, has_alarm=False)
+    executor = PipelineExecutor(schedule, [Idle()], communicator=group, compute=compute, loss=echo)
     inputs = [np.ones(size // 4, np.float32) for _ in range(micro_batches)]
 
     async def run() -> None:

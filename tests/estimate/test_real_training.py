@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -30,11 +30,12 @@ class Sent:
     data: int
     tensor: int
     pipeline: int
+    embedding: int
     pp_rank: int
 
 
 async def measure(
-    sizes: tuple[int, int, int], micro_batches: int, *, zero: int = 0, **settings: Any
+    sizes: tuple[int, int, int], micro_batches: int, *, zero: int = 0, is_tied: bool = False, **settings: Any
 ) -> tuple[Sequence[Sent], Job, ThreeDParallelismConfig]:
     """Train for two steps; return what each rank sent in the second, and the same as a job."""
     dp, tp, pp = sizes
@@ -47,25 +48,29 @@ async def measure(
         micro_batch_size=MICRO_BATCH,
         **{"memory_strategy": "basic", "pipeline_schedule": "one_forward_one_backward", **settings},
     )
+    model = replace(MODEL, tied_embeddings=is_tied)
     rows = dp * micro_batches * MICRO_BATCH
 
     async def main(world: Communicator) -> Sent:
-        made = await ThreeDParallelismCoordinator.create(config, TransformerModel(config=MODEL), world)
+        made = await ThreeDParallelismCoordinator.create(config, TransformerModel(config=model), world)
         async with made as coordinator:
             groups = coordinator.groups
-            await train_step(coordinator, MODEL, 0, rows=rows)
+            await train_step(coordinator, model, 0, rows=rows)
             replicas = groups.world if groups.dp.size == world.size and zero == 0 else groups.dp
             before = replicas.traffic.payload_bytes, groups.tp.traffic.payload_bytes
-            result = await train_step(coordinator, MODEL, 1, rows=rows)
+            ends = world.subgroup((0, pp - 1), key="pp_group_dp0_tp0_ends") if is_tied else None
+            tied_before = 0 if ends is None else ends.traffic.payload_bytes
+            result = await train_step(coordinator, model, 1, rows=rows)
             return Sent(
                 data=replicas.traffic.payload_bytes - before[0],
                 tensor=groups.tp.traffic.payload_bytes - before[1],
                 pipeline=result.pipeline.bytes_sent,
+                embedding=0 if ends is None else ends.traffic.payload_bytes - tied_before,
                 pp_rank=groups.mapping.pp_rank,
             )
 
     job = Job(
-        model=SHAPE,
+        model=replace(SHAPE, is_tied=is_tied),
         machine=Machine(ranks_per_host=8),
         batch=rows,
         micro_batch_size=MICRO_BATCH,
@@ -111,6 +116,13 @@ async def test_replicas_send_what_their_zero_stage_takes(zero: int) -> None:
     (expected,) = rank_traffics(job, config, ZeROStage.of(zero))
     for one in sent:
         assert expected.data <= one.data <= expected.data + SMALL_TALK
+
+
+async def test_the_ends_of_a_pipeline_reduce_a_tied_embedding() -> None:
+    sent, job, config = await measure((1, 1, 3), 2, is_tied=True, layers_per_stage=(2, 1, 1))
+    expected = rank_traffics(job, config, ZeROStage.NONE)
+    assert [one.embedding for one in sent] == [traffic.embedding for traffic in expected]
+    assert expected[0].embedding == 4 * SHAPE.vocabulary * SHAPE.hidden
 
 
 async def test_a_cube_of_ranks_sends_all_three() -> None:

@@ -158,7 +158,7 @@ def test_an_optimizer_step_that_a_rank_does_not_take_raises_on_the_others() -> N
 
             results = await asyncio.gather(*(step(member) for member in ranks), return_exceptions=True)
             assert isinstance(results[3], TimeoutError)
-            assert all(isinstance(result, AsyncparError) for result in results[:3]), results
+            assert all(isinstance(result, PeerCancelled) for result in results[:3]), results
             assert_unmoved(ranks)
             await on_all(ranks, lambda member: member.step(0))
             assert_trains_on(ranks)

@@ -385,13 +385,13 @@ async def test_two_runs_at_once_are_refused() -> None:
         assert len((await first).losses) == MICRO_BATCHES
 
 
-def test_without_an_alarm_of_its_own_an_outer_one_ends_the_run() -> None:
+def test_with_an_alarm_around_the_runs_that_one_ends_them() -> None:
     async def main(ranks: Ranks) -> list[Any]:
         schedule = schedule_of()
         alarms = [StepAlarm(communicator) for communicator in ranks.communicators]
         fault = Fault("backward", 1)
         executors = [
-            make_executor(schedule, communicator, fails=fault if rank == 1 else None, has_alarm=False)
+            make_executor(schedule, communicator, fails=fault if rank == 1 else None, alarm=alarms[rank])
             for rank, communicator in enumerate(ranks.communicators)
         ]
 
@@ -441,7 +441,7 @@ def test_a_rank_that_never_runs_is_named_after_the_timeout_and_meets_the_failure
         return errors, ended, late, await asyncio.gather(*(run_one(executor) for executor in executors))
 
     errors, ended, late, results = in_virtual_time(3, main, timeout=30.0)
-    assert ended == 30.0
+    assert 30.0 <= ended <= 32.0
     for error in errors:
         assert isinstance(error, PeerError)
         assert error.rank == 1

@@ -124,7 +124,7 @@ def test_rows_are_what_owners_have(shapes: list[tuple[list[int], np.dtype[Any]]]
                 pack_own(slot, own, by_owner[rank])
                 part, seen = own_in_row(slot, rows[rank], stop - start)
                 np.testing.assert_array_equal(own[part], seen)
-            unpack_rows(partition, slot, rows, found[slot.parameter])
+            unpack_rows(partition, slot, rows, found[slot.parameter], ranks=range(size))
         np.testing.assert_array_equal(rows, by_owner)
         assert (rows >= 0).all()
     for flat, other in zip(flats, found, strict=True):

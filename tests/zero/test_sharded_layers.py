@@ -254,6 +254,26 @@ async def test_weight_gradients_may_come_later() -> None:
     assert gradients[0] == gradients[1]
 
 
+async def test_values_gathered_too_early_are_out_of_date_after_a_step() -> None:
+    """A forward pass that ends in the middle leaves values behind that were gathered for the next layer."""
+
+    async def half_pass(replica: Replica) -> None:
+        await replica.worker.run(replica.model.stages[0].forward, replica.draw_inputs(0))
+        await replica.engine.reduce()
+        for gradient in replica.engine.reduced().values():
+            gradient += 1.0
+        await replica.engine.step(0.5)
+        replica.engine.zero_grad()
+
+    outputs = []
+    for depth in (0, 2):
+        async with replicas(2, prefetch_depth=depth) as made:
+            await on_all(made, half_pass)
+            assert made[0].engine.memory_stats().gathered == 0
+            outputs.append(await run_steps(made, 1))
+    assert outputs[0] == outputs[1]
+
+
 async def test_values_are_released_when_a_layer_fails() -> None:
     async with replicas(1) as (replica,):
         with pytest.raises(UsageError, match="expected an input of shape"):
