@@ -21,6 +21,11 @@ def test_the_first_program_is_the_example() -> None:
     assert _blocks("python")[0] == program
 
 
+def test_the_program_in_three_dimensions_is_the_example() -> None:
+    program = (ROOT / "scripts" / "examples" / "three_dimensions.py").read_text().split('"""\n\n', 1)[1]
+    assert program in _blocks("python")
+
+
 def test_every_program_compiles() -> None:
     for program in _blocks("python"):
         compile(program, "README.md", "exec")

@@ -215,7 +215,9 @@ def _diverging(records: Iterable[Record]) -> list[str]:
         loss = float(record["losses"][-1])
         expected = loss if expected is None else expected
         if not abs(loss - expected) <= _CLOSE * abs(expected):
-            faults.append(f"{record['side']} {record['layout']}: expected a last loss of {expected:.6f}, got {loss:.6f}")
+            faults.append(
+                f"{record['side']} {record['layout']}: expected a last loss of {expected:.6f}, got {loss:.6f}"
+            )
     return faults
 
 

@@ -418,6 +418,107 @@ def test_a_deadline_around_the_block_still_works() -> None:
     assert isinstance(one, StepFailed)
 
 
+# -- what ranks tell each other in a block -----------------------------------------------------------------------------
+
+
+def test_ranks_exchange_values_within_a_block() -> None:
+    async def main(ranks: Ranks) -> list[Any]:
+        alarms = alarms_of(ranks)
+
+        async def body(rank: int) -> Any:
+            await asyncio.sleep(rank)
+            first = await alarms[rank].exchange("rank", rank, [0, 1, 2])
+            pair = await alarms[rank].exchange("pair", [rank, "x"], [2, 0]) if rank != 1 else None
+            return first, pair
+
+        return await step(alarms, body)
+
+    pair = [[2, "x"], [0, "x"]]
+    assert in_virtual_time(3, main) == [([0, 1, 2], pair), ([0, 1, 2], None), ([0, 1, 2], pair)]
+
+
+def test_words_of_a_failed_block_are_not_heard_in_the_next() -> None:
+    async def main(ranks: Ranks) -> list[Any]:
+        alarms = alarms_of(ranks)
+
+        async def failing(rank: int) -> None:
+            if rank == 2:
+                await fails_at({2: 1.0})(2)
+            await alarms[rank].exchange("topic", f"old {rank}", [0, 1, 2])
+
+        async def fine(rank: int) -> Any:
+            return await alarms[rank].exchange("topic", f"new {rank}", [0, 1, 2])
+
+        for _ in range(3):
+            await step(alarms, failing)
+        assert len(alarms[0]._words) <= 1
+        return await step(alarms, fine)
+
+    assert in_virtual_time(3, main) == [["new 0", "new 1", "new 2"]] * 3
+
+
+def test_a_word_of_a_rank_that_is_ahead_is_kept_for_its_block() -> None:
+    async def main(ranks: Ranks) -> list[Any]:
+        alarms = alarms_of(ranks)
+
+        async def run(rank: int) -> Any:
+            try:
+                async with alarms[rank].watch():
+                    if rank == 0:
+                        raise ValueError("fault")
+                    await never()
+            except (ValueError, StepFailed):
+                await asyncio.sleep(5.0 * rank)
+            async with alarms[rank].watch():
+                return await alarms[rank].exchange("topic", rank, [0, 1])
+
+        return await outcomes([run(0), run(1)])
+
+    assert in_virtual_time(2, main) == [[0, 1], [0, 1]]
+
+
+def test_a_rank_that_says_nothing_is_named_after_the_timeout() -> None:
+    async def main(ranks: Ranks) -> list[Any]:
+        alarms = alarms_of(ranks)
+
+        async def body(rank: int) -> Any:
+            if rank == 1:
+                await never()
+            return await alarms[rank].exchange("topic", rank, [0, 1, 2])
+
+        return await step(alarms, body)
+
+    zero, one, two = in_virtual_time(3, main, timeout=30.0)
+    for error in (zero, two):
+        assert isinstance(error, (PeerTimeout, StepFailed))
+        assert error.rank == 1
+    assert isinstance(one, StepFailed)
+
+
+@pytest.mark.parametrize("moment", [0.5, 1.5, 20.0])
+def test_a_rank_that_leaves_in_good_order_ends_the_exchange(moment: float) -> None:
+    async def main(ranks: Ranks) -> tuple[list[Any], float]:
+        alarms = alarms_of(ranks)
+        await step(alarms, lambda _: asyncio.sleep(0))
+        tasks = [asyncio.create_task(watched(alarm, alarm.exchange("topic", 0, [0, 1, 2]))) for alarm in alarms[:2]]
+        await asyncio.sleep(moment)
+        await ranks.links[2].close()
+        return await outcomes(tasks), now()
+
+    errors, ended = in_virtual_time(3, main)
+    assert ended <= max(1.0, moment)
+    for error in errors:
+        assert isinstance(error, PeerLost)
+        assert error.rank == 2
+
+
+async def test_an_exchange_outside_a_block_is_refused() -> None:
+    async with ap.testing.local_world(1) as (node,):
+        alarm = StepAlarm(node.world)
+        with pytest.raises(UsageError, match="expected to be used within a block that it watches"):
+            await alarm.exchange("topic", 1, [0])
+
+
 async def test_a_world_of_one_needs_no_others() -> None:
     async with ap.testing.local_world(1) as (node,):
         alarm = StepAlarm(node.world)

@@ -407,6 +407,44 @@ def test_with_an_alarm_around_the_runs_that_one_ends_them() -> None:
     assert in_virtual_time(3, main)[2].losses == (0, 1, 2, 3)
 
 
+@pytest.mark.parametrize("culprit", [0, 1, 2])
+def test_ranks_find_together_again_after_a_block_in_which_one_failed_before_its_run(culprit: int) -> None:
+    async def main(ranks: Ranks) -> list[Any]:
+        schedule = schedule_of()
+        alarms = [StepAlarm(communicator) for communicator in ranks.communicators]
+        executors = [
+            make_executor(schedule, communicator, alarm=alarms[rank])
+            for rank, communicator in enumerate(ranks.communicators)
+        ]
+
+        async def run(rank: int, *, fails: bool) -> Any:
+            async with alarms[rank].watch():
+                if fails and rank == culprit:
+                    await asyncio.sleep(2.5)
+                    raise ZeroDivisionError("before the run")
+                await run_one(executors[rank])
+                return await run_one(executors[rank])
+
+        for _ in range(3):
+            errors = await outcomes([run(rank, fails=True) for rank in range(3)])
+            assert isinstance(errors.pop(culprit), ZeroDivisionError)
+            assert all(isinstance(error, StepFailed) for error in errors)
+        return await asyncio.gather(*(run(rank, fails=False) for rank in range(3)))
+
+    assert in_virtual_time(3, main)[2].losses == (0, 1, 2, 3)
+
+
+async def test_an_alarm_that_is_not_watching_or_lacks_ranks_is_refused() -> None:
+    async with open_ranks(2) as ranks:
+        alarm = StepAlarm(ranks.communicators[0])
+        executor = make_executor(schedule_of(ranks=2), ranks.communicators[0], alarm=alarm)
+        with pytest.raises(UsageError, match="alarm: expected to be used within a block that it watches"):
+            await run_one(executor)
+        alone = ranks.communicators[0].subgroup([0])
+        with pytest.raises(UsageError, match=r"alarm: expected one over ranks \(0, 1\), got one over \(0,\)"):
+            make_executor(schedule_of(ranks=2), ranks.communicators[0], alarm=StepAlarm(alone))  # type: ignore[arg-type]
+
+
 def test_memory_is_free_again_after_a_failure() -> None:
     async def main(ranks: Ranks) -> list[int]:
         memories = [MemoryManager(), MemoryManager()]
