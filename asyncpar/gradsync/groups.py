@@ -43,11 +43,27 @@ class SyncGroups:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostGroups:
-    """``inside`` joins the replicas of this host, ``between`` the first ones of all hosts: None on the others."""
+    """``inside`` joins the ranks of this host, ``between`` the first ones of all hosts: None on the others."""
 
     inside: Communicator
     between: Communicator | None
     hosts: int
+
+    @classmethod
+    def of(cls, communicator: Communicator, hosts: Sequence[Sequence[int]]) -> HostGroups:
+        """Return the groups of this rank of ``communicator``.  Nothing is sent.
+
+        ``hosts`` are its ranks by host, such as ``communicator.hosts``, or by node; every rank is in exactly one.
+        """
+        ranks = sorted(rank for host in hosts for rank in host)
+        if ranks != list(range(communicator.size)):
+            raise UsageError(f"hosts: expected each of {communicator.size} ranks once, got {ranks}")
+        own = next(host for host in hosts if communicator.rank in host)
+        return cls(
+            inside=_member(communicator, own, f"host/{own[0]}"),
+            between=communicator.subgroup([host[0] for host in hosts], key="leaders"),
+            hosts=len(hosts),
+        )
 
     @property
     def all(self) -> tuple[Communicator, ...]:
@@ -98,15 +114,7 @@ def split_by_host(replicas: Communicator) -> HostGroups | None:
     That is, where all ranks share a host, or none shares its host with another.
     """
     hosts = replicas.hosts
-    if len(hosts) == 1 or len(hosts) == replicas.size:
-        return None
-    own = next(host for host in hosts if replicas.rank in host)
-    firsts = tuple(host[0] for host in hosts)
-    return HostGroups(
-        inside=_member(replicas, own, f"host_{own[0]}"),
-        between=replicas.subgroup(firsts, key="first_of_hosts") if replicas.rank in firsts else None,
-        hosts=len(hosts),
-    )
+    return None if len(hosts) in (1, replicas.size) else HostGroups.of(replicas, hosts)
 
 
 def _member(communicator: Communicator, ranks: Sequence[int], key: str) -> Communicator:

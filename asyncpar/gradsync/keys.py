@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from asyncpar.errors import ProtocolError
 from asyncpar.gradsync.plan import Bucket
 
+_STEPS_BITS = 32
+"""Steps between two restarts have less."""
+
 
 class Name:
     """The name of a collective, complete when it is used: by then ranks have agreed on the epoch, which is part of it.
@@ -19,7 +22,7 @@ class Name:
         self._rest = rest
 
     def __str__(self) -> str:
-        return f"{self._keys.name}/{self._keys.epoch}/{self._rest}"
+        return f"{self._keys.prefix}/{self._keys.epoch}/{self._rest}"
 
     def __truediv__(self, rest: str) -> Name:
         return Name(self._keys, f"{self._rest}/{rest}")
@@ -46,12 +49,13 @@ class Keys:
     name: str
     steps: int = 0
     epoch: int = 0
+    restarts: int = 0
     has_agreed: bool = False
     """Has the name of the agreement been used in this step, by an earlier agreement to measure?"""
 
     @property
     def agreement(self) -> str:
-        return f"{self.rare}/agreement" if self.has_agreed else f"{self.name}/agreement"
+        return f"{self.rare}/agreement" if self.has_agreed else f"{self.prefix}/agreement"
 
     @property
     def ending(self) -> Name:
@@ -60,11 +64,21 @@ class Keys:
     @property
     def rare(self) -> str:
         """What names begin with that are used in this step only."""
-        return f"{self.name}/step/{self.steps}"
+        return f"{self.prefix}/step/{self.steps}"
+
+    @property
+    def prefix(self) -> str:
+        """What all names begin with since the last ``restart``."""
+        return f"{self.name}/restart/{self.restarts}" if self.restarts else self.name
 
     def begin_step(self) -> None:
         """Go on to the next step."""
         self.steps += 1
+        self.has_agreed = False
+
+    def restart(self, number: int) -> None:
+        """Begin anew, with names and steps of their own for each ``number``."""
+        self.restarts, self.steps, self.epoch = number, number << _STEPS_BITS, 0
         self.has_agreed = False
 
     def bucket(self, bucket: Bucket) -> BucketKeys:

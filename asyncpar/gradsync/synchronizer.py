@@ -167,6 +167,16 @@ class GradientSynchronizer:
             raise UsageError("accumulate: gradients that are views of buckets add up where they are; do not zero them")
         self._accumulation.add(tuple(model_shards.parameters()))
 
+    def restart(self, number: int) -> None:
+        """Begin anew after a failure that kept some ranks from a ``step`` that others have begun; residuals are kept.
+
+        To be called on all ranks, with the same ``number``, larger than any before.
+        """
+        self._check_idle("restart")
+        self._keys.restart(number)
+        self._keeper.start_over()
+        self._accumulation.clear()
+
     # -- state -------------------------------------------------------------------------------------------------------
 
     def get_sync_stats(self) -> SyncStatistics:

@@ -51,16 +51,20 @@ class GradientFlow(ABC):
         """Move the parameters."""
 
     @abstractmethod
-    async def resume(self) -> None:
-        """Bring ranks together again after a step that failed on all of them.  All ranks call it."""
+    async def catch_up(self, learning_rate: float) -> None:
+        """Take, alone, the step that other ranks have taken with these gradients; ``resume`` follows on all ranks."""
+
+    @abstractmethod
+    async def resume(self, attempt: int) -> None:
+        """Bring ranks together again after a failure.  All ranks call it, with the same number, a new one each time."""
 
     @abstractmethod
     def pieces(self) -> Sequence[StatePiece]:
         """Return what a checkpoint has to hold of this rank: values and optimizer states."""
 
     @abstractmethod
-    async def restore(self, arrays: Mapping[tuple[str, str], Array], step_count: int) -> None:
-        """Go on from other ``pieces``, by (parameter, kind).  All ranks call it."""
+    async def restore(self, arrays: Mapping[tuple[str, str], Array], step_count: int, attempt: int) -> None:
+        """Go on from other ``pieces``, by (parameter, kind).  All ranks call it, with a new ``attempt`` each time."""
 
     @property
     @abstractmethod

@@ -10,13 +10,13 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from asyncpar.config.layer_split import split_layers
 from asyncpar.config.parallel import ThreeDParallelismConfig
 from asyncpar.nn.parameter import Array, Parameter
 from asyncpar.nn.sequential import Sequential
 from asyncpar.nn.stage import Stage
 from asyncpar.nn.tensor.group import TensorGroup
 from asyncpar.pipeline.schedule import Schedule
-from asyncpar.shards.plan import split_bounds
 
 Loss: TypeAlias = Callable[[Array, Any], tuple[float, Array]]
 """Takes the last stage's output and targets; returns the summed loss, and the gradient of the output."""
@@ -86,15 +86,7 @@ class ParallelModel(ABC):
 
 
 def stage_ranges(config: ThreeDParallelismConfig, schedule: Schedule) -> tuple[range, ...]:
-    """Return the layers of each virtual stage.
-
-    Each rank has as many as ``config.stage_layers`` says, in parts that differ by one at most.
-    """
-    per_rank = config.stage_layers()
-    parts = [split_bounds(count, schedule.num_model_chunks) for count in per_rank]
-    sizes = []
-    for virtual in range(schedule.num_virtual_stages):
-        start, stop = parts[schedule.rank_of(virtual)][schedule.chunk_of(virtual)]
-        sizes.append(stop - start)
+    """Return the layers of each virtual stage of ``schedule``, as many as ``config.layers_per_stage`` says."""
+    sizes = split_layers(config.num_layers, schedule.layout.ranks, config.layers_per_stage)
     ends = list(accumulate(sizes))
     return tuple(range(end - size, end) for size, end in zip(sizes, ends, strict=True))

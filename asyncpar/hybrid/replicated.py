@@ -58,8 +58,11 @@ class ReplicatedFlow(GradientFlow):
         moved = sum(stored_value(parameter).nbytes for parameter in self.parameters)
         await off_loop(partial(self._optimizer.step, learning_rate), nbytes=4 * moved)
 
-    async def resume(self) -> None:
-        """Nothing is left of a step that failed."""
+    async def catch_up(self, learning_rate: float) -> None:
+        await self.step(learning_rate)
+
+    async def resume(self, attempt: int) -> None:
+        self._synchronizer.restart(attempt)
 
     def pieces(self) -> Sequence[StatePiece]:
         return [
@@ -74,7 +77,8 @@ class ReplicatedFlow(GradientFlow):
             for kind, array in self._arrays(parameter).items()
         ]
 
-    async def restore(self, arrays: Mapping[tuple[str, str], Array], step_count: int) -> None:
+    async def restore(self, arrays: Mapping[tuple[str, str], Array], step_count: int, attempt: int) -> None:
+        self._synchronizer.restart(attempt)
         for parameter in self.parameters:
             for kind, array in self._arrays(parameter).items():
                 array[...] = arrays[parameter.name, kind].reshape(array.shape)

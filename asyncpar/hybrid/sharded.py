@@ -71,14 +71,21 @@ class ShardedFlow(GradientFlow):
     async def step(self, learning_rate: float) -> None:
         await self._engine.step(learning_rate)
 
-    async def resume(self) -> None:
-        await self._engine.resume()
+    async def catch_up(self, learning_rate: float) -> None:
+        await self._engine.catch_up(learning_rate)
+
+    async def resume(self, attempt: int) -> None:
+        if self._synchronizer is not None:
+            self._synchronizer.restart(attempt)
+        await self._engine.resume(attempt)
 
     def pieces(self) -> Sequence[StatePiece]:
         return self._engine.state_pieces()
 
-    async def restore(self, arrays: Mapping[tuple[str, str], Array], step_count: int) -> None:
-        await self._engine.restore(arrays, step_count=step_count)
+    async def restore(self, arrays: Mapping[tuple[str, str], Array], step_count: int, attempt: int) -> None:
+        if self._synchronizer is not None:
+            self._synchronizer.restart(attempt)
+        await self._engine.restore(arrays, step_count=step_count, attempt=attempt)
 
     @property
     def nbytes(self) -> int:

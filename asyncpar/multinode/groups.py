@@ -9,7 +9,6 @@ from asyncpar.errors import UsageError
 from asyncpar.gradsync import HostGroups
 from asyncpar.gradsync.agreement import Agreement
 from asyncpar.multinode.config import MultiNodeConfig
-from asyncpar.parallel.local import HostGroups as HostAndLeaders
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,8 +23,8 @@ class NodeGroups:
     @classmethod
     def of(cls, config: MultiNodeConfig, world: Communicator) -> NodeGroups:
         """Return the groups of this rank.  Nothing is sent; ``config`` must fit ``world`` (see ``check_world``)."""
-        groups = HostAndLeaders.of(world, config.nodes())
-        return cls(world=world, node=groups.host, leaders=groups.leaders, num_nodes=config.num_nodes)
+        groups = HostGroups.of(world, config.nodes())
+        return cls(world=world, node=groups.inside, leaders=groups.between, num_nodes=config.num_nodes)
 
     @property
     def as_hosts(self) -> HostGroups | None:

@@ -103,7 +103,9 @@ class StepAlarm:
         together again after a block in which some have called it and others have failed before.
         """
         block, me = self._running, self._group.rank
-        places = [self._group.ranks.index(rank) for rank in ranks]
+        if not set(ranks) <= set(self.ranks):
+            raise UsageError(f"ranks: expected some of {self.ranks}, got {tuple(ranks)}")
+        places = [self.ranks.index(rank) for rank in ranks]
         others = [place for place in places if place != me]
         word = Word(block=block.number, sender=me, topic=topic, value=value)
         self._channel.post(Mailing(word=word), others, must_arrive=True)

@@ -76,10 +76,9 @@ def _add_layout(parser: Parser) -> None:
     parser.add_argument("--pp", type=int, default=1, help="pipeline stages (default: 1)")
     parser.add_argument(
         "--schedule",
-        choices=[str(kind) for kind in PipelineScheduleType],
-        default=str(PipelineScheduleType.ONE_FORWARD_ONE_BACKWARD),
+        default="1f1b",
         metavar="NAME",
-        help=f"of the pipeline: {', '.join(PipelineScheduleType)} (default: one_forward_one_backward)",
+        help=f"of the pipeline: {', '.join(PipelineScheduleType)}, or a .csv file with one (default: 1f1b)",
     )
     parser.add_argument("--chunks", type=int, default=1, help="model chunks per stage, where schedules have them")
     parser.add_argument("--zero", type=int, choices=range(4), default=0, help="what replicas share out (default: 0)")
@@ -109,13 +108,17 @@ def make_layout(options: argparse.Namespace) -> ParallelLayout:
         dp=options.dp,
         tp=options.tp,
         pp=options.pp,
-        schedule=PipelineScheduleType(options.schedule),
+        schedule=_schedule_of(options.schedule),
         chunks=options.chunks,
         zero=options.zero,
         micro_batches=options.micro_batches,
         recompute=Recompute(options.recompute),
         precision=Precision(options.precision),
     )
+
+
+def _schedule_of(name: str) -> PipelineScheduleType | Path:
+    return Path(name) if name.endswith(".csv") else PipelineScheduleType.parse(name)
 
 
 def make_checkpoints(options: argparse.Namespace) -> Checkpoints | None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
 
 from asyncpar.config.parallel import MemoryOptimizationStrategy, PipelineScheduleType, ThreeDParallelismConfig
 from asyncpar.errors import UsageError
 from asyncpar.gradsync import GradientBucketingConfig, GradientCompressionConfig
 from asyncpar.hybrid import HybridConfig, Precision
 from asyncpar.nn.optimizers import AdamW
+from asyncpar.pipeline import load_schedule
 from asyncpar.shards.plan import split_bounds
 from asyncpar.train.language_model import TrainingConfig
 from asyncpar.zero.config import ZeROConfig, ZeROStage
@@ -28,17 +30,22 @@ class Recompute(StrEnum):
     ALL = "all"
 
 
+_NAMED = PipelineScheduleType.ONE_FORWARD_ONE_BACKWARD
+"""Stands where a schedule of one's own is used instead."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParallelLayout:
     """Sizes of data, tensor and pipeline parallelism, and what goes with them.
 
     ``dp`` None: as many replicas as there are ranks for.  ``micro_batches`` None: 1 without a pipeline, else 4.
+    ``schedule`` may be a file with one, see ``load_schedule``.
     """
 
     dp: int | None = None
     tp: int = 1
     pp: int = 1
-    schedule: PipelineScheduleType = PipelineScheduleType.ONE_FORWARD_ONE_BACKWARD
+    schedule: PipelineScheduleType | Path = PipelineScheduleType.ONE_FORWARD_ONE_BACKWARD
     chunks: int = 1
     zero: int = 0
     micro_batches: int | None = None
@@ -69,7 +76,7 @@ class ParallelLayout:
         parts += [f"{name} {size}" for name, size in (("tp", self.tp), ("pp", self.pp)) if size > 1]
         parts += [f"zero {self.zero}"] if self.zero else []
         if self.pp > 1:
-            parts.append(str(self.schedule))
+            parts.append(self.schedule.name if isinstance(self.schedule, Path) else str(self.schedule))
         if self.recompute is not Recompute.BASIC:
             parts.append(f"recompute {self.recompute}")
         if self.precision is not Precision.FULL:
@@ -94,6 +101,7 @@ class ParallelLayout:
                 f"--micro-batches: expected 1 to {training.rows // dp} with a batch of {training.rows} rows over {dp} "
                 f"replicas, got {micro_batches}"
             )
+        schedule = load_schedule(self.schedule) if isinstance(self.schedule, Path) else None
         strategy = (
             MemoryOptimizationStrategy.BASIC
             if self.recompute is Recompute.ALL
@@ -107,7 +115,7 @@ class ParallelLayout:
                 num_layers=layers,
                 layers_per_stage=tuple(stop - start for start, stop in split_bounds(layers, self.pp)),
                 num_model_chunks=self.chunks,
-                pipeline_schedule=self.schedule,
+                pipeline_schedule=_NAMED if schedule is not None else PipelineScheduleType(str(self.schedule)),
                 memory_strategy=strategy,
                 enable_gradient_checkpointing=self.recompute is Recompute.ALL,
                 micro_batch_size=max(1, training.rows // (dp * micro_batches)),
@@ -125,4 +133,5 @@ class ParallelLayout:
             precision=self.precision,
             compression=compression,
             bucketing=bucketing,
+            schedule=schedule,
         )

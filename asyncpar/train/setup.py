@@ -7,10 +7,16 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from asyncpar.errors import UsageError
-from asyncpar.gradsync import GradientBucketingConfig, GradientCompressionConfig, GradientSynchronizer, SyncStatistics
+from asyncpar.gradsync import (
+    GradientBucketingConfig,
+    GradientCompressionConfig,
+    GradientSynchronizer,
+    HostGroups,
+    SyncStatistics,
+)
 from asyncpar.node import Node
 from asyncpar.parallel import SynchronizationMode
-from asyncpar.parallel.local import DiLoCo, HostGroups, HostSynchronizer, Synchronizer
+from asyncpar.parallel.local import DiLoCo, HostSynchronizer, Synchronizer
 from asyncpar.train.batches import Batches
 from asyncpar.train.data_parallel import DataParallelTrainer
 from asyncpar.train.free_running import FreeTrainer
@@ -80,14 +86,14 @@ def _make_hierarchical(
     bucketing: GradientBucketingConfig,
 ) -> Setup:
     """Return a trainer that averages gradients inside each host, exactly, and makes rounds between hosts."""
-    groups = HostGroups.of(node.world, node.membership.hosts)
-    inside = GradientSynchronizer.data_parallel(groups.host, bucketing=bucketing)
+    groups = HostGroups.of(node.world, node.world.hosts)
+    inside = GradientSynchronizer.data_parallel(groups.inside, bucketing=bucketing)
     between = None
-    if groups.leaders is not None:
+    if groups.between is not None:
         between = GradientSynchronizer.data_parallel(
-            groups.leaders, compression=compression, bucketing=bucketing, name="rounds"
+            groups.between, compression=compression, bucketing=bucketing, name="rounds"
         )
-    rounds = _make_rounds(mode, model, HostSynchronizer(groups.host, between))
+    rounds = _make_rounds(mode, model, HostSynchronizer(groups.inside, between))
     trainer = LocalTrainer(model, batches, communicator=node.world, rounds=rounds, inside=inside)
     return Setup(trainer=trainer, synchronizer=between)
 

@@ -255,15 +255,33 @@ class ZeroEngine:
         self._standing.check_prepared("abandon")
         await self._recovery.break_off(why)
 
-    async def resume(self) -> None:
+    async def catch_up(self, learning_rate: float) -> None:
+        """Take, on this rank alone, the step that the other replicas have taken with these gradients.
+
+        For who failed where the others did not: all of them must ``resume`` after it.
+        """
+        self._standing.check_prepared("catch_up")
+        await self._recovery.break_off("catch_up() was called")
+        self.step_count += 1
+        update = Update(
+            self._means,
+            window=self._budget.window,
+            step=self.step_count,
+            learning_rate=learning_rate,
+            factor=self.factor,
+        )
+        await update.run_alone()
+
+    async def resume(self, attempt: int = 0) -> None:
         """Bring replicas together after a failure: all of them call it.  Gradients are forgotten.
 
         A step that was torn is made whole.  Raises ``StepTorn`` on all ranks when some took the step and others did
-        not; then they must ``restore`` a checkpoint.
+        not; then they must ``restore`` a checkpoint.  Where a replica may fail before it comes to ``resume``, all pass
+        the same new number as ``attempt`` each time.
         """
         self._standing.check_prepared("resume")
         await self._recovery.break_off("resume() was called")
-        await self._recovery.meet(self.step_count)
+        await self._recovery.meet(self.step_count, attempt)
         await gather_values(self._means)
         self._reducer.start_over()
         self._forget_gradients()
@@ -313,7 +331,9 @@ class ZeroEngine:
         self._standing.check_sound("state_pieces")
         return pieces_of(self._means.shares)
 
-    async def restore(self, arrays: Mapping[tuple[str, str], Array], *, step_count: int) -> None:
+    async def restore(
+        self, arrays: Mapping[tuple[str, str], Array], *, step_count: int, attempt: int = 0
+    ) -> None:
         """Go on from the ``state_pieces`` of a checkpoint, given by (parameter, kind); all ranks call it.
 
         Raises ``UsageError``, with nothing written here, unless ``arrays`` are the pieces of this rank.
@@ -325,10 +345,10 @@ class ZeroEngine:
             restore_pieces(self._means.shares, arrays)
         except UsageError:
             await self._recovery.break_off("restore")
-            self._recovery.stay_away()
+            self._recovery.stay_away(attempt)
             raise
         self.step_count = step_count
-        await self.resume()
+        await self.resume(attempt)
 
     def _check_sharded(self, what: str) -> Residence:
         if not self.config.stage.shards_parameters:

@@ -42,15 +42,16 @@ class StepAgreement:
     async def run(self) -> AsyncparError | None:
         """Return what is wrong, on every replica alike: that they are not at the same step, or gradients not finite."""
         rows = await self._exchange.run()
+        ranks = self._communicator.ranks
         for place, what in enumerate(("number of steps taken", "learning rate", "scale")):
-            for rank, other in enumerate(rows[:, place]):
-                if other != rows[0, place]:
-                    ranks = self._communicator.ranks
-                    return UsageError(
-                        f"step: expected one {what} on all replicas, but rank {ranks[0]} has {rows[0, place]:g}, "
-                        f"rank {ranks[rank]} {other:g}"
-                    )
-        culprits = [self._communicator.ranks[rank] for rank in np.flatnonzero(rows[:, 3] == 0)]
+            values = rows[:, place].tolist()
+            for rank, value in zip(ranks, values, strict=True):
+                if not math.isfinite(value) or (value < 0.0 and what == "learning rate"):
+                    return UsageError(f"step: expected a finite {what} >= 0, but rank {rank} has {value}")
+                if value != values[0]:
+                    first = f"rank {ranks[0]} has {values[0]}"
+                    return UsageError(f"step: expected one {what} on all replicas, but {first}, rank {rank} {value}")
+        culprits = [ranks[rank] for rank in np.flatnonzero(rows[:, 3] == 0)]
         if culprits:
             return NonFiniteValue(
                 f"gradients: expected finite numbers at step {int(self._own[0])}, got others in what "

@@ -71,12 +71,12 @@ class Recovery:
         for gather in value_gathers(self._means, "spread"):
             gather.give_up()
 
-    async def meet(self, step_count: int) -> None:
+    async def meet(self, step_count: int, attempt: int) -> None:
         """Wait for all replicas, and use new names from now on.
 
         Raises ``StepTorn``, on all of them, unless they have taken as many steps.
         """
-        rows = await self._meeting(step_count).run()
+        rows = await self._meeting(step_count, attempt).run()
         self._names.incident = int(rows[:, 0].max()) + 1
         steps = rows[:, 1].tolist()
         if min(steps) != max(steps):
@@ -87,13 +87,13 @@ class Recovery:
                 rank=rank,
             )
 
-    def stay_away(self) -> None:
+    def stay_away(self, attempt: int) -> None:
         """Tell the others that this rank does not come to the meeting.  Waits for nobody."""
-        self._meeting(0).give_up()
+        self._meeting(0, attempt).give_up()
 
-    def _meeting(self, step_count: int) -> Owed[Any]:
+    def _meeting(self, step_count: int, attempt: int) -> Owed[Any]:
         own = np.array([self._names.incident, step_count], np.int64)
-        key = f"{self._names.prefix}/resume"
+        key = f"{self._names.prefix}/resume" + f"/{attempt}" * (attempt > 0)
         return Owed(lambda: self._means.communicator.all_gather(own, key=key))
 
 

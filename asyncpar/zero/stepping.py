@@ -43,6 +43,14 @@ class Update:
                 gather.give_up()
             await ended(updating)
 
+    async def run_alone(self) -> None:
+        """Update what this rank owns, even if it is cancelled, and exchange nothing."""
+        updating = asyncio.create_task(self._update())
+        try:
+            await first_failure([updating])
+        finally:
+            await ended(updating)
+
     @property
     def is_local(self) -> bool:
         """Is it over when this rank has updated what it owns?"""

@@ -7,8 +7,9 @@
 - ``schedules``: the real executor on virtual time (a forward pass takes 1 second, a backward pass 2, messages nothing).
 - ``hops``: what the executor adds to a message between two stages that compute nothing; see parallel_hops.py.
 - ``zero``: a step of each ZeRO stage, 2 replicas, 25 million values and next to no compute; see parallel_zero.py.
-- ``layouts``: a step of the model of train_lm.py with 4 layers in each layout of 2 and 4 ranks, and beside it torch with
-  DDP, FSDP2 and pipelining (Schedule1F1B) over Gloo: equal first values, equal batches, float32, as many micro-batches.
+- ``layouts``: a step of the model of train_lm.py, with 4 layers, in each layout of 2 and 4 ranks, and beside it torch
+  with DDP, FSDP2 and pipelining (Schedule1F1B) over Gloo: equal first values, batches and numbers of micro-batches,
+  float32.
 
 In every round all parts run one after the other, layouts and stages within a part step by step in turn.  A figure of a
 round is the median over its steps on the slowest rank; shown are medians over rounds, of ratios within a round, too.
@@ -66,7 +67,7 @@ LAYOUTS = {1: (ALONE,), 2: ("dp2", "tp2", "pp2", "dp2-zero3"), 4: ("dp4", "dp2xp
 
 _RANK = Path(__file__).with_name("parallel_rank.py")
 _LIMIT = 200.0
-_ONE_THREAD = {name: "1" for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")}
+_ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 _HOP_SIZES, _HOP_MICRO_BATCHES = (4_000, 4_000_000), 16
 _QUICK = {
     "rounds": 1, "steps": 1, "layers": 4, "dim": 16, "heads": 4, "seq": 8, "batch": 16, "micro_batches": 2,

@@ -170,7 +170,7 @@ def peer_table(figures: Figures, tokens: int) -> list[str]:
     """Return a row for each layout and side that torch has, too; nothing where it has none."""
     samples = Samples()
     for turn, record in figures.of("train"):
-        layout = _LIKE.get(record["layout"], record["layout"])
+        layout = _LIKE.get(str(record["layout"]), str(record["layout"]))
         lane = record.get("lane", "gloo" if layout != ALONE else "none")
         samples.add(turn, (layout, record["side"], lane), record["seconds"])
     shared = [layout for layout in _TITLES if any(key[:2] == (layout, TORCH) for key in samples.rounds)]

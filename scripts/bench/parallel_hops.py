@@ -2,8 +2,8 @@
 
 With ROUND_ROBIN there is one micro-batch at a time, so that it takes a round trip and what the executor adds to it: two
 hops, the activation and the gradient.  With 1F1B two are under way.  The raw round trip is that of ``send`` and
-``recv`` alone, of the same arrays.  What a run costs once, whatever the number of micro-batches (its opening exchange),
-is told apart by running one micro-batch, too.  All is done on the loop, and with a compute thread, too.
+``recv`` alone, of the same arrays.  What a run costs once, whatever the number of micro-batches (its opening
+exchange, its alarm), is told apart by running one micro-batch, too.  All is done on the loop, and with a compute thread, too.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 
 import asyncpar as ap
 from asyncpar.config.parallel import PipelineScheduleType
-from asyncpar.node import Node
 from asyncpar.nn.parameter import OnGradient, Parameter
 from asyncpar.nn.stage import Deferred, Stage
+from asyncpar.node import Node
 from asyncpar.parallel.worker import ComputeWorker
 from asyncpar.pipeline import PipelineSchedule
 from asyncpar.pipeline.execution import Compute
@@ -55,7 +55,11 @@ class Idle(Stage[None]):
         return x, None
 
     def backward(
-        self, saved: None, dy: Any, on_gradient: OnGradient | None = None, deferred: Deferred | None = None
+        self,
+        saved: None,  # noqa: ARG002
+        dy: Any,
+        on_gradient: OnGradient | None = None,  # noqa: ARG002
+        deferred: Deferred | None = None,  # noqa: ARG002
     ) -> Any:
         return dy
 
@@ -63,7 +67,7 @@ class Idle(Stage[None]):
         return ()
 
 
-def echo(y: Values, target: object) -> tuple[float, Values]:
+def echo(y: Values, target: object) -> tuple[float, Values]:  # noqa: ARG001
     """The gradient is the output: as large as the activation."""
     return 0.0, y
 
@@ -83,8 +87,11 @@ async def _measure_size(comm: ap.Communicator, size: int, micro_batches: int) ->
     worker = ComputeWorker("hops")
     computes: dict[str, Compute] = {"loop": OnTheLoop(), "thread": worker}
     cases = [(kind, place, count) for kind in _KINDS for place in computes for count in (1, micro_batches)]
-    runs = [await _make_run(comm, computes[place], kind, size, count) for kind, place, count in cases]
+    executors = [_make_executor(comm, computes[place], kind, count) for kind, place, count in cases]
+    runs = [_running(executor, size) for executor in executors]
     raw, *totals = await _medians(comm, [_raw_trips(comm, np.ones(size // 4, np.float32)), *runs])
+    for executor in executors:
+        await executor.close()
     worker.close()
     seconds = {"raw": raw / _TRIPS}
     for (kind, place, count), one, many in zip(cases[::2], totals[::2], totals[1::2], strict=True):
@@ -106,14 +113,17 @@ def _raw_trips(comm: ap.Communicator, array: Values) -> Action:
     return trips
 
 
-async def _make_run(
-    comm: ap.Communicator, compute: Compute, kind: PipelineScheduleType, size: int, micro_batches: int
-) -> Action:
+def _make_executor(
+    comm: ap.Communicator, compute: Compute, kind: PipelineScheduleType, micro_batches: int
+) -> PipelineExecutor:
     schedule = PipelineSchedule(num_stages=2, num_microbatches=micro_batches, schedule_type=kind)
     group = comm.subgroup(range(comm.size))
     assert group is not None, "it has all ranks"
-    executor = PipelineExecutor(schedule, [Idle()], communicator=group, compute=compute, loss=echo)
-    inputs = [np.ones(size // 4, np.float32) for _ in range(micro_batches)]
+    return PipelineExecutor(schedule, [Idle()], communicator=group, compute=compute, loss=echo)
+
+
+def _running(executor: PipelineExecutor, size: int) -> Action:
+    inputs = [np.ones(size // 4, np.float32) for _ in range(executor.schedule.num_microbatches)]
 
     async def run() -> None:
         await executor.run(inputs, inputs)

@@ -1,4 +1,4 @@
-"""One rank of ``parallel.py``: hops of a pipeline, steps of ZeRO, or steps of the demo model; rank 0 prints JSON lines."""
+"""One rank of ``parallel.py``: hops of a pipeline, steps of ZeRO or of the demo model; rank 0 prints JSON lines."""
 
 from __future__ import annotations
 

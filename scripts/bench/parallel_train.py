@@ -32,10 +32,11 @@ _PART = re.compile(r"(dp|tp|pp|zero)(\d+)")
 def config_of(layout: str, rules: Rules, micro_batches: int) -> HybridConfig:
     """Return the settings of a layout such as ``dp2xpp2`` or ``dp2-zero3``: micro-batches where there are stages."""
     parts = {name: int(count) for name, count in _PART.findall(layout)}
-    sizes = {f"{name}_size": parts[name] for name in ("dp", "tp", "pp") if name in parts}
     return HybridConfig(
         parallelism=ThreeDParallelismConfig(
-            **sizes,
+            dp_size=parts.get("dp", 1),
+            tp_size=parts.get("tp", 1),
+            pp_size=parts.get("pp", 1),
             num_layers=rules.layers,
             pipeline_schedule=PipelineScheduleType.ONE_FORWARD_ONE_BACKWARD,
         ),

@@ -80,7 +80,11 @@ class _Timed(Stage[None]):
         return x, None
 
     def backward(
-        self, saved: None, dy: Array, on_gradient: OnGradient | None = None, deferred: Deferred | None = None
+        self,
+        saved: None,  # noqa: ARG002
+        dy: Array,
+        on_gradient: OnGradient | None = None,  # noqa: ARG002
+        deferred: Deferred | None = None,
     ) -> Array:
         self._compute.cost += 1.0
         if deferred is None:
@@ -92,7 +96,7 @@ class _Timed(Stage[None]):
     def parameters(self) -> tuple[Parameter, ...]:
         return ()
 
-    def _spend(self, on_gradient: OnGradient | None) -> None:
+    def _spend(self, on_gradient: OnGradient | None) -> None:  # noqa: ARG002
         self._compute.cost += 1.0
 
 
@@ -114,7 +118,7 @@ def measure_case(case: Case) -> dict[str, Any]:
 async def _run(schedule: PipelineSchedule) -> list[PipelineResult]:
     inputs = [np.zeros(1) for _ in range(schedule.num_microbatches)]
 
-    def loss(y: Array, target: Array) -> tuple[float, Array]:
+    def loss(y: Array, target: Array) -> tuple[float, Array]:  # noqa: ARG001
         return 0.0, y
 
     async with local_world(schedule.num_stages) as nodes:

@@ -40,14 +40,18 @@ class Weight(Stage[None]):
 
     def __init__(self, name: str, count: int, replica: int) -> None:
         self._weight = Parameter(name, np.zeros(count, np.float32))
-        self._gradient = np.float32(1 + replica)
+        self._gradient = 1.0 + replica
 
     def forward(self, x: Array) -> tuple[Array, None]:
         assert self._weight.value.size, "the values are here"
         return x, None
 
     def backward(
-        self, saved: None, dy: Array, on_gradient: OnGradient | None = None, deferred: Deferred | None = None
+        self,
+        saved: None,  # noqa: ARG002
+        dy: Array,
+        on_gradient: OnGradient | None = None,
+        deferred: Deferred | None = None,  # noqa: ARG002
     ) -> Array:
         self._weight.accumulate(self._gradient)
         report((self._weight,), on_gradient)
@@ -74,15 +78,19 @@ class WeightsModel(ParallelModel):
     def check(self, config: ThreeDParallelismConfig) -> None:
         """Everything goes: it is run with replicas only."""
 
-    def build(self, place: StagePlace, group: TensorGroup) -> StageLayers:
+    def build(self, place: StagePlace, group: TensorGroup) -> StageLayers:  # noqa: ARG002
         count = self.values // _LAYERS
         return StageLayers(blocks=[Weight(f"weight{layer}", count, place.replica) for layer in place.layers])
 
-    def make_loss(self, group: TensorGroup, scale: Callable[[], float]) -> Loss:
-        return lambda y, target: (0.0, np.ones_like(y))
+    def make_loss(self, group: TensorGroup, scale: Callable[[], float]) -> Loss:  # noqa: ARG002
+        return _no_loss
 
-    def count(self, targets: Any) -> int:
+    def count(self, targets: Any) -> int:  # noqa: ARG002
         return 1
+
+
+def _no_loss(y: Array, target: Any) -> tuple[float, Array]:  # noqa: ARG001
+    return 0.0, np.ones_like(y)
 
 
 @dataclass(slots=True, kw_only=True)

@@ -12,13 +12,12 @@ import numpy as np
 import pytest
 
 from asyncpar.collectives.communicator import Communicator
-from asyncpar.gradsync import GradientSynchronizer, SyncStep
+from asyncpar.gradsync import GradientSynchronizer, HostGroups, SyncStep
 from asyncpar.gradsync.model import HasGradient
 from asyncpar.multinode import MultiNodeConfig
 from asyncpar.multinode.gradient_buffer import GradientSyncBuffer
 from asyncpar.multinode.intake import GradientIntake
 from asyncpar.nn.optimizers import SGD, Optimizer, clip_factor
-from asyncpar.parallel.local.hosts import HostGroups
 from tests.breakages.breakage import Breakage, Mistake, impatient, on_virtual_time
 from tests.breakages.partitions import broadcast_into_a_copy, let_the_world_be_every_group
 from tests.multinode.worlds import RATE, Member, Model, members, on_all
@@ -128,7 +127,9 @@ def leaders_are_the_world(patch: pytest.MonkeyPatch) -> None:
     def wrong(communicator: Communicator, hosts: Iterable[Sequence[int]]) -> HostGroups:
         groups = right(communicator, list(hosts))
         everyone = communicator.subgroup(range(communicator.size), key="broken")
-        return groups if groups.leaders is None else HostGroups(host=groups.host, leaders=everyone)
+        return (
+            groups if groups.between is None else HostGroups(inside=groups.inside, between=everyone, hosts=groups.hosts)
+        )
 
     patch.setattr(HostGroups, "of", wrong)
 

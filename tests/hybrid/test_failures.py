@@ -23,7 +23,12 @@ LAYOUTS = [(2, 1, 1), (1, 2, 1), (1, 1, 2), (2, 1, 2), (2, 2, 1)]
 
 def make(layout: tuple[int, int, int], stage: ZeROStage, **settings: Any) -> HybridConfig:
     return make_config(
-        *layout, layers=2, micro_batches=2, zero=ZeROConfig(stage=stage, bucket_size_mb=0.002), clip_norm=0.3, **settings
+        *layout,
+        layers=2,
+        micro_batches=2,
+        zero=ZeROConfig(stage=stage, bucket_size_mb=0.002),
+        clip_norm=0.3,
+        **settings,
     )
 
 

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 import asyncpar as ap
-from asyncpar.errors import PeerCancelled, PeerLost, PeerTimeout, UsageError
+from asyncpar.errors import PeerCancelled, PeerLost, PeerTimeout, ProtocolError, UsageError
 from asyncpar.pipeline.alarm import StepAlarm, StepFailed
+from asyncpar.pipeline.notice import Mailing
 from tests.pipeline.worlds import Ranks, in_virtual_time, outcomes
 
 Body = Callable[[int], Awaitable[Any]]
@@ -318,6 +319,40 @@ def test_a_rank_that_fails_and_goes_at_once_has_told_why(close_first: bool) -> N
         assert error.cause == "ValueError: fault of 1"
 
 
+def test_a_loss_that_only_one_rank_has_seen_is_a_loss_to_all() -> None:
+    async def body(rank: int) -> None:
+        if rank == 1:
+            raise PeerLost("rank 7 is lost: it was unplugged", rank=7, cause="it was unplugged")
+        await never()
+
+    async def main(ranks: Ranks) -> list[Any]:
+        return await step(alarms_of(ranks), body)
+
+    zero, one, two = in_virtual_time(3, main)
+    assert one.cause == "it was unplugged"
+    for error in (zero, two):
+        assert isinstance(error, PeerLost)
+        assert error.rank == 7
+        assert str(error.cause).endswith("it was unplugged (reported by rank 1)")
+
+
+def test_what_is_no_mailing_ends_the_block() -> None:
+    async def main(ranks: Ranks) -> list[Any]:
+        alarms = alarms_of(ranks)
+
+        async def body(rank: int) -> None:
+            if rank == 1:
+                alarms[1]._channel.post(Mailing(), [0])
+            await never()
+
+        return await step(alarms, body)
+
+    zero, one = in_virtual_time(2, main)
+    assert isinstance(zero, ProtocolError)
+    assert isinstance(one, StepFailed)
+    assert "ProtocolError: what has come through the channel of an alarm" in str(one)
+
+
 def test_closing_waits_for_no_peer_that_is_hung() -> None:
     async def main(ranks: Ranks) -> float:
         alarm = alarms_of(ranks)[0]
@@ -512,11 +547,14 @@ def test_a_rank_that_leaves_in_good_order_ends_the_exchange(moment: float) -> No
         assert error.rank == 2
 
 
-async def test_an_exchange_outside_a_block_is_refused() -> None:
+async def test_an_exchange_outside_a_block_or_with_strangers_is_refused() -> None:
     async with ap.testing.local_world(1) as (node,):
         alarm = StepAlarm(node.world)
         with pytest.raises(UsageError, match="expected to be used within a block that it watches"):
             await alarm.exchange("topic", 1, [0])
+        async with alarm.watch():
+            with pytest.raises(UsageError, match=r"ranks: expected some of \(0,\), got \(0, 1\)"):
+                await alarm.exchange("topic", 1, [0, 1])
 
 
 async def test_a_world_of_one_needs_no_others() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 import asyncpar as ap
 from asyncpar.config.parallel import PipelineScheduleType as Kind
-from asyncpar.errors import PeerError, PeerLost, UsageError
+from asyncpar.errors import PeerCancelled, PeerError, PeerLost, UsageError
 from asyncpar.nn import Initializer, Linear, Sequential, Stage
 from asyncpar.nn.parameter import Array
 from asyncpar.pipeline import InvalidSchedule, PipelineSchedule
@@ -366,6 +366,43 @@ async def test_a_group_of_another_size_is_refused() -> None:
     async with open_ranks(2) as ranks:
         with pytest.raises(UsageError, match=r"communicator: expected a group of 3 ranks, .* got one of 2"):
             make_executor(schedule_of(ranks=3), ranks.communicators[0])
+
+
+async def test_no_reception_ahead_is_refused() -> None:
+    async with open_ranks(2) as ranks:
+        with pytest.raises(UsageError, match="receive_ahead: expected 1 or more, got 0"):
+            make_executor(schedule_of(ranks=2), ranks.communicators[0], receive_ahead=0)
+
+
+@pytest.mark.parametrize("kind", list(Kind))
+def test_one_reception_at_a_time_is_enough_for_every_schedule(kind: Kind) -> None:
+    schedule = schedule_of(kind, micro_batches=6)
+
+    async def main(ranks: Ranks) -> list[Any]:
+        executors = [make_executor(schedule, one, receive_ahead=1) for one in ranks.communicators]
+        return await asyncio.gather(*(run_one(executor) for executor in executors))
+
+    results = in_virtual_time(3, main)
+    assert results[schedule.rank_of(schedule.num_virtual_stages - 1)].losses == tuple(range(6))
+
+
+def test_a_layer_that_was_left_by_a_peer_passes_that_on_and_is_not_blamed() -> None:
+    """Layers may talk to ranks outside the pipeline; that such a rank has failed is no fault of the layer's rank."""
+
+    def left(what: str, number: int) -> None:
+        raise PeerCancelled("rank 9 failed in it", rank=9, cause="failed")
+
+    async def main(ranks: Ranks) -> list[Any]:
+        executors = fails_on(ranks, schedule_of(), {1: left})
+        return await outcomes([run_one(executor) for executor in executors])
+
+    zero, one, two = in_virtual_time(3, main)
+    assert isinstance(one, PeerCancelled)
+    assert not isinstance(one, ActionFailed)
+    assert one.__notes__ == ["in forward of virtual stage 1"]
+    for error in (zero, two):
+        assert isinstance(error, StepFailed)
+        assert error.rank == 9
 
 
 async def test_messages_beyond_all_tags_are_refused() -> None:

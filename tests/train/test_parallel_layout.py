@@ -97,3 +97,13 @@ def test_a_layout_that_cannot_be_is_refused(options: dict[str, Any], message: st
 def test_checkpoints_must_come_now_and_then_and_stay(wrong: dict[str, int]) -> None:
     with pytest.raises(UsageError, match="checkpoint: expected every and keep of at least 1"):
         Checkpoints(folder=Path("x"), **wrong)
+
+
+def test_a_schedule_of_ones_own_comes_from_a_file_and_brings_its_micro_batches(tmp_path: Path) -> None:
+    file = tmp_path / "mine.csv"
+    file.write_text("0F0,0F1,0B1,0B0\n1F0,1B0,1F1,1B1\n")
+    with pytest.raises(UsageError, match="schedule: expected num_microbatches = 3, got 2"):
+        make_config(2, pp=2, micro_batches=3, schedule=file)
+    schedule = make_config(2, pp=2, micro_batches=2, schedule=file).make_schedule()
+    assert schedule.num_virtual_stages == 2
+    assert make_config(2, pp=2, micro_batches=2, schedule=file).parallelism.stage_layers() == (2, 2)

@@ -139,6 +139,27 @@ async def test_a_rank_that_fails_outside_tells_the_others(stage: ZeROStage) -> N
         await take_steps(made, 1)
 
 
+@pytest.mark.parametrize("moment", ["global_norm", "step"])
+@pytest.mark.parametrize("stage", STAGES)
+async def test_a_rank_that_fails_between_reduction_and_step_tells_the_others(stage: ZeROStage, moment: str) -> None:
+    async def main(engine: ZeroEngine) -> None:
+        await engine.reduce()
+        if engine.communicator.rank == 1:
+            await engine.abandon("something else failed")
+        elif moment == "step":
+            await engine.step(0.1)
+        else:
+            await engine.global_norm()
+
+    async with engines(3, stage) as made:
+        before = [own_values(engine) for engine in made]
+        results = await outcomes(made, main)
+        assert [type(result) for result in results] == [PeerCancelled, type(None), PeerCancelled]
+        assert [own_values(engine) for engine in made] == before
+        await on_all(made, ZeroEngine.resume)
+        await take_steps(made, 0)
+
+
 @pytest.mark.parametrize("moment", ["reduce", "global_norm", "step"])
 def test_a_rank_that_stays_away_is_told_of_by_all_in_time(moment: str) -> None:
     """On virtual time: rank 2 does not come for as long as operations may take."""
@@ -205,11 +226,14 @@ async def test_replicas_that_want_different_steps_are_refused_on_all() -> None:
         await on_all(made, ZeroEngine.reduce)
         for result in await outcomes(made, lambda engine: engine.step(0.1 * (engine.communicator.rank != 2))):
             assert isinstance(result, UsageError)
-            assert str(result) == "step: expected one learning rate on all replicas, but rank 0 has 0.1, rank 2 0"
+            assert str(result) == "step: expected one learning rate on all replicas, but rank 0 has 0.1, rank 2 0.0"
+        for result in await outcomes(made, lambda engine: engine.step(math.nan if engine.communicator.rank else 0.1)):
+            assert isinstance(result, UsageError)
+            assert str(result) == "step: expected a finite learning rate >= 0, but rank 1 has nan"
         made[1].scale(0.5)
         for result in await outcomes(made, lambda engine: engine.step(0.1)):
             assert isinstance(result, UsageError)
-            assert "expected one scale on all replicas, but rank 0 has 1, rank 1 0.5" in str(result)
+            assert "expected one scale on all replicas, but rank 0 has 1.0, rank 1 0.5" in str(result)
         assert [own_values(engine) for engine in made] == before
 
 

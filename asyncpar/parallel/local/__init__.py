@@ -4,14 +4,13 @@ Read ``outer.py``, which computes, then ``rounds.py``, which communicates; ``hos
 ranks.
 """
 
-from asyncpar.parallel.local.hosts import HostGroups, HostSynchronizer
+from asyncpar.parallel.local.hosts import HostSynchronizer
 from asyncpar.parallel.local.outer import HasValue, OuterConfig, OuterOptimizer, OuterState
 from asyncpar.parallel.local.rounds import DiLoCo, LocalSGD, LocalState, Synchronizer
 
 __all__ = [
     "DiLoCo",
     "HasValue",
-    "HostGroups",
     "HostSynchronizer",
     "LocalSGD",
     "LocalState",

@@ -27,29 +27,6 @@ _FINE = 0
 _SKIPPED = 1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HostGroups:
-    """The groups of one rank: the ranks of its ``host``, and the first rank of each host, if it is one of them."""
-
-    host: Communicator
-    leaders: Communicator | None
-
-    @classmethod
-    def of(cls, communicator: Communicator, hosts: Sequence[Sequence[int]]) -> HostGroups:
-        """Return the groups of this rank of ``communicator``.  Nothing is sent.
-
-        ``hosts`` are its ranks by host, such as ``node.membership.hosts`` for the world; every rank is in exactly one.
-        """
-        ranks = sorted(rank for host in hosts for rank in host)
-        if ranks != list(range(communicator.size)):
-            raise UsageError(f"hosts: expected each of {communicator.size} ranks once, got {ranks}")
-        mine = next(host for host in hosts if communicator.rank in host)
-        host = communicator.subgroup(mine, name="host", key=f"host/{mine[0]}")
-        assert host is not None, "it is made of this rank's host"
-        leaders = communicator.subgroup([host[0] for host in hosts], name="leaders", key="leaders")
-        return cls(host=host, leaders=leaders)
-
-
 class HostSynchronizer:
     """Makes gradients that are equal inside each host equal to their mean over hosts.
 

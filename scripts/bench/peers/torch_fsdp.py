@@ -43,11 +43,9 @@ def _summing(model: Any, *, is_last: bool) -> AbstractContextManager[None]:
 
 def main() -> None:
     """Be one rank; rank 0 prints."""
-
-    def add_form(parser: argparse.ArgumentParser) -> None:
-        parser.add_argument("--form", choices=(ALONE, DDP, FSDP), required=True)
-
-    arguments = torch_model.parse_arguments(add_form)
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--form", choices=(ALONE, DDP, FSDP), required=True)
+    arguments = torch_model.parse_arguments(parser)
     rules, rank, ranks = from_arguments(arguments), dist.get_rank(), dist.get_world_size()
     module = torch_model.Stage(rules, range(rules.layers), torch_model.read_values(arguments))
     model = _spread(module, arguments.form)

@@ -135,13 +135,12 @@ def make_optimizer(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
     )
 
 
-def parse_arguments(add_more: Callable[[argparse.ArgumentParser], None]) -> argparse.Namespace:
-    """Return the options, those of the sizes among them, and join the other ranks."""
-    parser = argparse.ArgumentParser()
+def parse_arguments(parser: argparse.ArgumentParser | None = None) -> argparse.Namespace:
+    """Return the options, those of ``parser`` and of the sizes among them, and join the other ranks."""
+    parser = parser or argparse.ArgumentParser()
     model_rules.add_options(parser)
     parser.add_argument("--values", required=True, help="npz file of first values, by our names")
     parser.add_argument("--micro-batches", type=int, required=True)
-    add_more(parser)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
-
 import torch
 import torch.distributed as dist
 import torch_model
@@ -13,7 +11,7 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
 def main() -> None:
     """Be one rank; rank 0 prints."""
-    arguments = torch_model.parse_arguments(lambda parser: None)
+    arguments = torch_model.parse_arguments()
     rules, rank, ranks = from_arguments(arguments), dist.get_rank(), dist.get_world_size()
     layers = range(rank * rules.layers // ranks, (rank + 1) * rules.layers // ranks)
     module = torch_model.Stage(rules, layers, torch_model.read_values(arguments))

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from asyncpar.errors import NonFiniteValue, PeerError, UsageError
-from asyncpar.gradsync import GradientSynchronizer
+from asyncpar.gradsync import GradientSynchronizer, HostGroups
 from asyncpar.node import Node
-from asyncpar.parallel.local import DiLoCo, HostGroups, HostSynchronizer, LocalSGD
+from asyncpar.parallel.local import DiLoCo, HostSynchronizer, LocalSGD
 from asyncpar.testing.world import local_world
 from tests.parallel.local.replicas import INT8, Replica, make_synchronizer, on_all
 
@@ -24,11 +24,11 @@ class Place:
         groups = HostGroups.of(node.world, node.membership.hosts)
         self.groups = groups
         self.replica = Replica(node.rank, dtype="float32")
-        self.inside = make_synchronizer(groups.host, name="gradients")
+        self.inside = make_synchronizer(groups.inside, name="gradients")
         self.between: GradientSynchronizer | None = None
-        if groups.leaders is not None:
-            self.between = make_synchronizer(groups.leaders, compression=INT8)
-        self.rounds = DiLoCo(self.replica.parameters, HostSynchronizer(groups.host, self.between), every=every)
+        if groups.between is not None:
+            self.between = make_synchronizer(groups.between, compression=INT8)
+        self.rounds = DiLoCo(self.replica.parameters, HostSynchronizer(groups.inside, self.between), every=every)
 
     async def train(self) -> bool:
         self.replica.compute()
@@ -41,8 +41,8 @@ class Place:
 async def test_groups_are_the_host_and_its_first_ranks() -> None:
     async with local_world(5, hosts=HOSTS) as nodes:
         groups = [HostGroups.of(node.world, node.membership.hosts) for node in nodes]
-    assert [one.host.ranks for one in groups] == [(0, 1), (0, 1), (2, 3, 4), (2, 3, 4), (2, 3, 4)]
-    assert [None if one.leaders is None else one.leaders.ranks for one in groups] == [(0, 2), None, (0, 2), None, None]
+    assert [one.inside.ranks for one in groups] == [(0, 1), (0, 1), (2, 3, 4), (2, 3, 4), (2, 3, 4)]
+    assert [None if one.between is None else one.between.ranks for one in groups] == [(0, 2), None, (0, 2), None, None]
 
 
 async def test_ranks_are_equal_inside_hosts_always_and_between_them_after_rounds() -> None:
@@ -128,9 +128,9 @@ async def test_hosts_and_synchronizers_that_do_not_fit_are_refused() -> None:
 async def test_one_rank_per_host_is_training_between_ranks() -> None:
     async def main(node: Node) -> bytes:
         groups = HostGroups.of(node.world, node.membership.hosts)
-        assert groups.leaders is not None
+        assert groups.between is not None
         replica = Replica(node.rank)
-        synchronizer = HostSynchronizer(groups.host, make_synchronizer(groups.leaders))
+        synchronizer = HostSynchronizer(groups.inside, make_synchronizer(groups.between))
         hosts = LocalSGD(replica.parameters, synchronizer, every=2)
         replica.train(2)
         await hosts.step()

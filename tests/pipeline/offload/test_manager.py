@@ -219,6 +219,18 @@ async def test_a_full_disk_is_a_typed_error_that_says_which_activation(monkeypat
         check_value(await manager.retrieve_activation((2, 7)), 1)
 
 
+async def test_a_folder_that_takes_no_files_is_a_typed_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(**_: Any) -> Any:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("tempfile.mkstemp", refuse)
+    async with MemoryManager(strategy=Strategy.EXTREME, folder="/tmp") as manager:
+        manager.store_activation((0, 0), make_value(0))
+        await manager.settle()
+        with pytest.raises(OffloadError, match=r"folder: expected one where files can be made, got /tmp .*denied"):
+            await manager.retrieve_activation((0, 0))
+
+
 async def test_what_is_read_back_wrong_is_a_typed_error(monkeypatch: pytest.MonkeyPatch) -> None:
     async with MemoryManager(strategy=Strategy.EXTREME) as manager:
         manager.store_activation((0, 3), make_value(1))

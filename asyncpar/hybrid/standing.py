@@ -1,0 +1,156 @@
+"""Where ranks stand when they begin something together, and how a step that failed on some of them is made whole.  Pure.
+
+Theory of operation.  A rank that fails or is cancelled tells the others, but they may hear of it at different moments:
+one may have taken the step when another has not.  Therefore whatever ranks do together begins with a meeting, in which
+all say where they stand, and all come to the same conclusions:
+
+- After a failure they use new names for everything that meets by name or by order, with the number of the ``attempt``:
+  some may have used up names that others have not.
+- A rank takes a step only when all have reduced their gradients and know that of each other.  So who has not taken a
+  step that another has taken can still do so, by himself, with the norm and the rate that the other tells.
+- Who asked for the step heard that it failed; so the next one is refused with ``StepTaken``, on all ranks, lest the
+  batch is trained on twice.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass, fields
+from enum import StrEnum
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from asyncpar.errors import AsyncparError, UsageError
+from asyncpar.zero.errors import StepTorn
+
+
+class StepTaken(AsyncparError):  # noqa: N818
+    """The last step failed on some ranks only when it was done; now all have taken it, and nothing else was done.
+
+    ``steps`` of the coordinator is the number of the next one.
+    """
+
+
+class Intent(StrEnum):
+    """What ranks are about to do together."""
+
+    TRAIN_STEP = "train_step"
+    BACKWARD_PASS = "backward_pass"
+    OPTIMIZER_STEP = "optimizer_step"
+    FORWARD_PASS = "forward_pass"
+    EVALUATE = "evaluate"
+    SAVE = "save"
+    LOAD = "load"
+
+    @property
+    def trains(self) -> bool:
+        return self in (Intent.TRAIN_STEP, Intent.BACKWARD_PASS, Intent.OPTIMIZER_STEP)
+
+
+_INTENTS = tuple(Intent)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """Where one rank stands.
+
+    ``rate`` is the learning rate of the step it is about to take.  ``steps`` counts those it has taken, the last with
+    ``last_norm`` and ``last_rate``.  ``has_failed`` says that what it did last did not end well there, ``was_taken``
+    that a step was taken nevertheless, ``is_ready`` that the gradients of the next one are reduced there, and
+    ``is_torn`` that it failed while a checkpoint was being restored.
+    """
+
+    intent: Intent
+    rate: float
+    attempt: int
+    steps: int
+    last_norm: float
+    last_rate: float
+    has_failed: bool
+    was_taken: bool
+    is_ready: bool
+    is_torn: bool
+
+    def row(self) -> NDArray[np.float64]:
+        """Return it as numbers."""
+        _, *rest = astuple(self)
+        return np.array([_INTENTS.index(self.intent), *rest], np.float64)
+
+    @classmethod
+    def of_row(cls, row: NDArray[np.float64]) -> Standing:
+        """Return what ``row`` was made of."""
+        kinds: dict[str, Any] = {"attempt": int, "steps": int, "rate": float, "last_norm": float, "last_rate": float}
+        names = [field.name for field in fields(cls)]
+        values = {name: kinds.get(name, bool)(value) for name, value in zip(names[1:], row[1:], strict=True)}
+        return cls(intent=_INTENTS[int(row[0])], **values)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settlement:
+    """What all ranks conclude: the number of the ``attempt``, whether they ``must_resume`` after a failure, whose last
+    step those behind are to take, and the ``error`` that all raise when they have done so.
+    """
+
+    attempt: int
+    must_resume: bool
+    ahead: Standing
+    was_taken: bool
+    error: AsyncparError | None
+
+
+def settle(standings: Sequence[Standing]) -> Settlement:
+    """Return what follows from where all ranks stand, in their order."""
+    ahead = max(standings, key=lambda one: one.steps)
+    behind = [one for one in standings if one.steps < ahead.steps]
+    must_resume = any(one.has_failed for one in standings)
+    was_taken = bool(behind) or any(one.was_taken for one in standings)
+    error = _misuse(standings)
+    if error is None and standings[0].intent is not Intent.LOAD:
+        error = _torn(standings, ahead)
+        if error is None and was_taken and standings[0].intent.trains:
+            error = StepTaken(
+                f"step {ahead.steps - 1} failed on some ranks when others had taken it; all have taken it now, and "
+                f"nothing else was done: go on with step {ahead.steps}"
+            )
+            was_taken = False
+    return Settlement(
+        attempt=max(one.attempt for one in standings) + must_resume,
+        must_resume=must_resume,
+        ahead=ahead,
+        was_taken=was_taken,
+        error=error,
+    )
+
+
+def _misuse(standings: Sequence[Standing]) -> UsageError | None:
+    """Return the error of ranks that are about to do different things, or what cannot be done."""
+    first = standings[0]
+    for rank, one in enumerate(standings):
+        if one.intent is not first.intent:
+            return UsageError(
+                f"{first.intent}: expected it to be called on all ranks, got {one.intent} on rank {rank}"
+            )
+        if not (one.rate >= 0.0 and math.isfinite(one.rate)):
+            return UsageError(
+                f"learning_rate: expected a finite number of 0 or more, got {one.rate} on rank {rank}"
+            )
+        if one.rate != first.rate:
+            return UsageError(
+                f"learning_rate: expected the same on all ranks, got {first.rate} on rank 0 and {one.rate} on rank {rank}"
+            )
+    return None
+
+
+def _torn(standings: Sequence[Standing], ahead: Standing) -> StepTorn | None:
+    """Return the error of ranks that hold parts of different steps which cannot be made one."""
+    for rank, one in enumerate(standings):
+        if one.is_torn:
+            return StepTorn(f"rank {rank} failed while a checkpoint was being restored; load it again", rank=rank)
+        if one.steps < ahead.steps - 1 or (one.steps < ahead.steps and not one.is_ready):
+            return StepTorn(
+                f"rank {rank} has taken {one.steps} steps and others {ahead.steps}; load a checkpoint", rank=rank
+            )
+    return None
