@@ -189,20 +189,30 @@ class Communicator(ArrayOperations):
 
     # -- sub-groups ------------------------------------------------------------------------------------------------
 
-    def subgroup(self, ranks: Iterable[int], *, name: str | None = None, key: str | None = None) -> Communicator | None:
+    def subgroup(
+        self,
+        ranks: Iterable[int],
+        *,
+        name: str | None = None,
+        key: str | None = None,
+        has_own_timeout: bool = False,
+    ) -> Communicator | None:
         """Return the communicator over ``ranks`` of this group, in that order; None if this rank is not one of them.
 
         Nothing is sent.  Its members must ask for the same ranks in the same order, and as often: every call makes
         another group.  With ``key`` the ranks that pass equal keys are one group instead, in whatever order and however
         often they ask; who asks again gets the same communicator.  Groups last as long as the world.
+
+        Groups share one ``timeout``; setting it on one sets it on all.  With ``has_own_timeout`` this one, and those
+        made from it, begin with that of this group and have their own.
         """
         check_key(key)
         if key is None:
-            engine = subgroups.subgroup(self._engine, ranks, name)
+            engine = subgroups.subgroup(self._engine, ranks, name, has_own_timeout=has_own_timeout)
             return None if engine is None else Communicator(engine)
         chosen = tuple(ranks)
         if (chosen, key) not in self._keyed:
-            engine = subgroups.subgroup(self._engine, chosen, name, key)
+            engine = subgroups.subgroup(self._engine, chosen, name, key, has_own_timeout=has_own_timeout)
             self._keyed[chosen, key] = None if engine is None else Communicator(engine)
         return self._keyed[chosen, key]
 

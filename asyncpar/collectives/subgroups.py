@@ -13,13 +13,20 @@ from asyncpar.collectives.arguments import check_rank
 from asyncpar.collectives.description import describe, hash64
 from asyncpar.collectives.engine import Engine
 from asyncpar.collectives.gathers import exchange_numbers
-from asyncpar.collectives.operation import Operation
+from asyncpar.collectives.operation import Limits, Operation
 from asyncpar.errors import UsageError
 
 T = TypeVar("T")
 
 
-def subgroup(engine: Engine, ranks: Iterable[int], name: str | None, key: str | None = None) -> Engine | None:
+def subgroup(
+    engine: Engine,
+    ranks: Iterable[int],
+    name: str | None,
+    key: str | None = None,
+    *,
+    has_own_timeout: bool = False,
+) -> Engine | None:
     """Return the engine of the group of ``ranks`` (of this group), None if this rank is not one of them.
 
     Nothing is sent: members find the group's number from the ranks and from ``key``, which may be used once with the
@@ -29,7 +36,8 @@ def subgroup(engine: Engine, ranks: Iterable[int], name: str | None, key: str | 
     world_ranks = tuple(engine.ranks[rank] for rank in chosen)
     if engine.rank not in chosen:
         return None
-    return _made(engine, world_ranks, engine.subgroup_number(world_ranks, key), name)
+    limits = Limits(engine.group.limits.timeout) if has_own_timeout else engine.group.limits
+    return _made(engine, world_ranks, engine.subgroup_number(world_ranks, key), name, limits)
 
 
 def split(
@@ -52,7 +60,7 @@ def split(
         members = sorted((row[2], rank) for rank, row in enumerate(rows) if row[:2] == mine[:2])
         world_ranks = tuple(engine.ranks[rank] for _, rank in members)
         number = hash64("split", engine.group.number, operation.sequence, mine[1])
-        return wrap(_made(engine, world_ranks, number, name))
+        return wrap(_made(engine, world_ranks, number, name, engine.group.limits))
 
     return engine.start("split", describe("split", (), "bruck"), None, body)
 
@@ -64,7 +72,7 @@ def hosts_of(groups: Hosts, ranks: tuple[int, ...]) -> Hosts:
     return tuple(sorted(host for host in hosts if host))
 
 
-def _made(engine: Engine, world_ranks: tuple[int, ...], number: int, name: str | None) -> Engine:
+def _made(engine: Engine, world_ranks: tuple[int, ...], number: int, name: str | None, limits: Limits) -> Engine:
     model = engine.policy.model
     hosts = hosts_of(engine.table.links.world.hosts, world_ranks)
     policy = replace(engine.policy, model=replace(model, size=len(world_ranks), hosts=hosts))
@@ -74,7 +82,7 @@ def _made(engine: Engine, world_ranks: tuple[int, ...], number: int, name: str |
         name=name or _named(world_ranks),
         ranks=world_ranks,
         policy=policy,
-        limits=engine.group.limits,
+        limits=limits,
     )
 
 

@@ -269,3 +269,18 @@ async def test_an_all_reduce_needs_little_memory_besides(open_ranks: OpenRanks) 
         finally:
             tracemalloc.stop()
         assert peak < 2 * (8 << 20)
+
+
+async def test_groups_share_one_timeout_unless_they_ask_for_their_own(open_ranks: OpenRanks) -> None:
+    async with open_ranks(2) as ranks:
+        world = ranks.communicators[0]
+        shared, own = world.subgroup((0, 1)), world.subgroup((0, 1), has_own_timeout=True)
+        assert shared is not None
+        assert own is not None
+        inner = own.subgroup((0,))
+        assert inner is not None
+        before = world.timeout
+        own.timeout = 7.0
+        assert (world.timeout, shared.timeout, own.timeout, inner.timeout) == (before, before, 7.0, 7.0)
+        world.timeout = 9.0
+        assert (world.timeout, shared.timeout, own.timeout, inner.timeout) == (9.0, 9.0, 7.0, 7.0)
