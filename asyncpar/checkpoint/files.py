@@ -10,6 +10,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from typing import Final
+
+_UNKNOWN: Final = frozenset({errno.EINVAL, errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS})
+"""What some network file systems say to locks and to syncs of folders, neither of which they have."""
 
 
 class NewFile(ABC):
@@ -123,6 +127,9 @@ class LocalFiles(FileSystem):
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
         try:
             os.fsync(descriptor)
+        except OSError as error:
+            if error.errno not in _UNKNOWN:
+                raise
         finally:
             os.close(descriptor)
 
@@ -145,7 +152,7 @@ class LocalFiles(FileSystem):
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
-                if error.errno not in (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS):  # some network file systems
+                if error.errno not in _UNKNOWN:
                     raise
             yield
         finally:

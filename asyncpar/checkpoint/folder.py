@@ -118,9 +118,15 @@ def log_skipped(seen: Survey) -> None:
         _LOG.warning("%s is skipped: %s", path, reason)
 
 
-def remove_unfinished(folder: Path, files: FileSystem) -> None:
-    """Remove what saves that have failed have left in ``folder``."""
-    for path in survey(folder, files).unfinished:
+def tidy(folder: Path, files: FileSystem) -> None:
+    """Remove what saves that have failed have left in ``folder``, and see to it that the last complete one is on disk.
+
+    That one may be from a process that died between making it complete and the last sync.
+    """
+    seen = survey(folder, files)
+    if seen.complete:
+        files.sync_folder(seen.complete[-1].path)
+    for path in seen.unfinished:
         _LOG.warning("%s is removed: saving it was not finished", path)
         files.remove_folder(path)
 

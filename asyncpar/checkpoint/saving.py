@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from asyncpar.checkpoint.catalog import Catalog
 from asyncpar.checkpoint.files import FileSystem
-from asyncpar.checkpoint.folder import folder_name, remove_old, remove_unfinished, translated
+from asyncpar.checkpoint.folder import folder_name, remove_old, tidy, translated
 from asyncpar.checkpoint.manifest import (
     FORMAT,
     MARKER,
@@ -160,7 +160,7 @@ class Saving:
             if self._is_closed:
                 self._held.close()
                 raise Stopped
-            remove_unfinished(request.folder, files)
+            tidy(request.folder, files)
             if files.has_folder(request.path):
                 raise CheckpointError(f"{request.path} is there already: remove it, or save another step")
             temporary = f"{request.path.name}.saving-{secrets.token_hex(8)}"

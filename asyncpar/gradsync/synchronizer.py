@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from asyncpar.codecs import Values
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.collectives.offload import off_loop
+from asyncpar.collectives.task_group import CleanTaskGroup
 from asyncpar.config.parallel import RankMapping, ThreeDParallelismConfig
 from asyncpar.errors import NonFiniteValue, PeerError, UsageError
 from asyncpar.gradsync import phases
@@ -134,7 +135,7 @@ class GradientSynchronizer:
             passage = self._make_passage(layout, by_name)
             try:
                 with first_error():
-                    async with asyncio.TaskGroup() as tasks:
+                    async with CleanTaskGroup() as tasks:
                         passage.begin(step, tasks)
                         yield step
                         step.finish()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from asyncpar.checkpoint import Piece, Wanted, load_checkpoint, save_checkpoint
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.hybrid.assembly import Assembly
 from asyncpar.hybrid.model import ParallelModel
+from asyncpar.nn.parameter import Array
 
 _RUN, _USER = "run", "user"
 
@@ -52,16 +53,19 @@ async def save(
     return saved.path
 
 
-async def load(
-    folder: Path, assembly: Assembly, model: ParallelModel, *, communicator: Communicator
-) -> tuple[RunState, dict[str, Any]]:
-    """Restore what all ranks hold; return the rest."""
-    wanted = [
+def describe(assembly: Assembly) -> list[Wanted]:
+    """Return what this rank needs of a checkpoint."""
+    return [
         Wanted(name=one.parameter, kind=one.kind, slice=one.slice, flat=one.flat, dtype=one.array.dtype)
         for one in assembly.flow.pieces()
     ]
+
+
+async def load(
+    folder: Path, wanted: Sequence[Wanted], model: ParallelModel, *, communicator: Communicator
+) -> tuple[dict[tuple[str, str], Array], RunState, dict[str, Any]]:
+    """Return arrays for what this rank holds, the state of the run, and what the user has saved with it."""
     loaded = await load_checkpoint(folder, wanted, model=model.identity, communicator=communicator)
     run = loaded.extra[_RUN]
     arrays = {(one.name, one.kind): array.reshape(-1) for one, array in zip(wanted, loaded.arrays, strict=True)}
-    await assembly.flow.restore(arrays, int(run["updates"]))
-    return RunState(steps=run["steps"], updates=run["updates"], scaler=run["scaler"]), loaded.extra[_USER]
+    return arrays, RunState(steps=run["steps"], updates=run["updates"], scaler=run["scaler"]), loaded.extra[_USER]

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
-
-import numpy as np
 
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.errors import NonFiniteValue, UsageError
@@ -21,9 +20,11 @@ from asyncpar.hybrid.loss_scaling import LossScaler
 from asyncpar.hybrid.model import ParallelModel
 from asyncpar.hybrid.monitor import Performance3DMonitor
 from asyncpar.hybrid.randomness import StepRandomness
+from asyncpar.hybrid.standing import Intent, Settlement, Standing, settle
 from asyncpar.hybrid.step import StepResult, StepRunner, Verdict
 from asyncpar.nn.parameter import Array, Parameter
 from asyncpar.tensors.process_groups import ProcessGroups
+from asyncpar.zero.errors import StepTorn
 from asyncpar.zero.pieces import StatePiece
 
 
@@ -32,7 +33,8 @@ class ThreeDParallelismCoordinator:
 
     ``train_step`` is a whole step; ``backward_pass`` and ``optimizer_step`` are its halves.  Each ends on all ranks
     together: a failure on one raises there what went wrong, and ``StepFailed`` or ``PeerLost`` with its name on the
-    others.  The parameters are then as before the step (``StepTorn`` says where they are not), and the next step works.
+    others.  The next call works, and on parameters as they were before, unless it raises, on all ranks, ``StepTaken``:
+    then the step was taken, and the next one works.  ``StepTorn`` asks for a checkpoint to be loaded.
     """
 
     def __init__(self, config: HybridConfig, model: ParallelModel, assembly: Assembly, scale: GradientScale) -> None:
@@ -44,8 +46,13 @@ class ThreeDParallelismCoordinator:
         self._runner = StepRunner(config, model, assembly, scale, self._scaler)
         self._randomness = StepRandomness(assembly.stages)
         self._alarm = assembly.alarm
+        meeting = assembly.groups.world.subgroup(range(assembly.groups.world.size), name="meeting of coordinators")
+        assert meeting is not None, "this rank is in its own group"
+        self._meeting = meeting
+        self._wanted = checkpointing.describe(assembly)
         self._verdict: Verdict | None = None
-        self._has_failed = False
+        self._last_norm = self._last_rate = 0.0
+        self._has_failed = self._was_taken = self._is_torn = False
         self.steps = 0
         """Number of steps so far, skipped ones included."""
 
@@ -57,10 +64,11 @@ class ThreeDParallelismCoordinator:
         configuration or model.
         """
         settings = {**config.settings(), "model": dict(model.identity)}
-        groups = await ProcessGroups.create(config.parallelism, world, settings=settings, purpose="hybrid")
+        own = world.subgroup(range(world.size), name="training", key="hybrid", has_own_timeout=True)
+        assert own is not None, "this rank is one of its ranks"
+        groups = await ProcessGroups.create(config.parallelism, own, settings=settings, purpose="hybrid")
         model.check(config.parallelism)
-        for group in (groups.world, *groups.names.values()):
-            group.timeout = config.parallelism.communication_timeout_ms / 1000
+        own.timeout = config.parallelism.communication_timeout_ms / 1000  # and that of all groups made from it
         scale = GradientScale()
         return cls(config, model, await assemble(config, model, groups, scale), scale)
 
@@ -103,12 +111,10 @@ class ThreeDParallelismCoordinator:
         on all ranks, with parameters unchanged, where gradients are not finite; in mixed precision the step is skipped
         instead and the loss scale lowered.
         """
-        _check_rate(learning_rate)
-        began = asyncio.get_running_loop().time()
-        async with self._together():
+        async with self._together(Intent.TRAIN_STEP, learning_rate):
+            began = asyncio.get_running_loop().time()
             verdict = await self._runner.backward(inputs, targets)
-            if verdict.is_finite:
-                await self._runner.update(verdict, learning_rate)
+            await self._take(verdict, learning_rate)
         return self._conclude(verdict, began)
 
     async def backward_pass(self, inputs: Sequence[Any] | None, targets: Sequence[Any] | None) -> float:
@@ -116,20 +122,20 @@ class ThreeDParallelismCoordinator:
 
         Returns the mean loss, on all ranks.
         """
-        async with self._together():
-            self._verdict = await self._runner.backward(inputs, targets)
-        return self._verdict.loss
+        async with self._together(Intent.BACKWARD_PASS):
+            self._verdict = None
+            verdict = await self._runner.backward(inputs, targets)
+            self._verdict = verdict
+        return verdict.loss
 
     async def optimizer_step(self, learning_rate: float) -> StepResult:
         """Move the parameters by the gradients of the last ``backward_pass``; see ``train_step``."""
-        _check_rate(learning_rate)
-        verdict, self._verdict = self._verdict, None
-        if verdict is None:
-            raise UsageError("optimizer_step: expected a backward_pass before it, got none since the last step")
-        began = asyncio.get_running_loop().time()
-        async with self._together():
-            if verdict.is_finite:
-                await self._runner.update(verdict, learning_rate)
+        async with self._together(Intent.OPTIMIZER_STEP, learning_rate):
+            began = asyncio.get_running_loop().time()
+            verdict, self._verdict = self._verdict, None
+            if verdict is None:
+                raise UsageError("optimizer_step: expected a backward_pass that succeeded before it, got none")
+            await self._take(verdict, learning_rate)
         return self._conclude(verdict, began)
 
     async def forward_pass(self, inputs: Sequence[Any] | None) -> tuple[Array, ...]:
@@ -137,12 +143,12 @@ class ThreeDParallelismCoordinator:
 
         Of a transformer they are this rank's part of the logits.
         """
-        async with self._together(is_training=False):
+        async with self._together(Intent.FORWARD_PASS):
             return await self._assembly.executor.run_forward(inputs)
 
     async def evaluate(self, inputs: Sequence[Any] | None, targets: Sequence[Any] | None) -> float:
         """Return the mean loss of one batch, of all replicas' micro-batches together; on all ranks."""
-        async with self._together(is_training=False):
+        async with self._together(Intent.EVALUATE):
             return await self._runner.evaluate(inputs, targets)
 
     # -- figures -----------------------------------------------------------------------------------------------------
@@ -158,6 +164,8 @@ class ThreeDParallelismCoordinator:
 
         ``extra`` is saved with it (JSON values, the same on all ranks), and only the ``keep`` latest are left.
         """
+        async with self._together(Intent.SAVE):
+            pass  # whatever failed before is settled now
         return await checkpointing.save(
             folder, self._assembly, self.model, self._state(), communicator=self.groups.world, extra=extra, keep=keep
         )
@@ -167,9 +175,19 @@ class ThreeDParallelismCoordinator:
 
         Raises ``CheckpointError`` or ``UsageError`` on all ranks, with nothing changed, where that cannot be.
         """
-        state, extra = await checkpointing.load(folder, self._assembly, self.model, communicator=self.groups.world)
+        async with self._together(Intent.LOAD):
+            pass
+        self._has_failed = True
+        arrays, state, extra = await checkpointing.load(
+            folder, self._wanted, self.model, communicator=self.groups.world
+        )
+        self._is_torn = True
+        await self._assembly.flow.restore(arrays, state.updates, self._runner.attempt)
         self.steps = state.steps
         self._scaler.restore(state.scaler)
+        self._verdict, self._was_taken = None, False
+        self._runner.is_ready = False
+        self._has_failed = self._is_torn = False
         self.monitor.clear()
         return extra
 
@@ -189,28 +207,89 @@ class ThreeDParallelismCoordinator:
     # -- inside ------------------------------------------------------------------------------------------------------
 
     @asynccontextmanager
-    async def _together(self, *, is_training: bool = True) -> AsyncIterator[None]:
+    async def _together(self, intent: Intent, rate: float = 0.0) -> AsyncIterator[None]:
         """Run a block on all ranks, or end it on all of them."""
-        has_failed, self._has_failed = self._has_failed, True
-        async with self._alarm.watch():
-            self._assembly.bridge.resume()
-            if has_failed:
-                self._verdict = None
-                await self._assembly.flow.resume()
-            self._assembly.set_training(is_training)
-            self._randomness.begin(self.steps)
-            yield
+        standing, steps, self._has_failed = self._standing(intent, rate), self.steps, True
+        meeting = self._meeting.all_gather(standing.row())
+        try:
+            async with self._alarm.watch():
+                self._assembly.bridge.resume()
+                settlement = settle([Standing.of_row(row) for row in await meeting])
+                await self._come_together(settlement, intent)
+                if settlement.error is None:
+                    self._assembly.set_training(intent.trains)
+                    self._randomness.begin(self.steps)
+                    yield
+        except BaseException:
+            self._was_taken |= self.steps > steps
+            raise
+        finally:
+            meeting.close()  # others are told, if it was not awaited
         self._has_failed = False
+        if settlement.error is not None:
+            raise settlement.error
+
+    def _standing(self, intent: Intent, rate: float) -> Standing:
+        return Standing(
+            intent=intent,
+            rate=rate,
+            attempt=self._runner.attempt,
+            steps=self.steps,
+            last_norm=self._last_norm,
+            last_rate=self._last_rate,
+            has_failed=self._has_failed,
+            was_taken=self._was_taken,
+            is_ready=self._runner.is_ready,
+            is_torn=self._is_torn,
+        )
+
+    async def _come_together(self, settlement: Settlement, intent: Intent) -> None:
+        """Make whole what failed before on some ranks."""
+        self._runner.attempt = settlement.attempt
+        if settlement.must_resume:
+            self._verdict = None
+            self._assembly.slices.renew(settlement.attempt)
+        if settlement.must_resume and intent is not Intent.LOAD and not isinstance(settlement.error, StepTorn):
+            ahead = settlement.ahead
+            if self.steps < ahead.steps:
+                await self._take_late(ahead)
+            await self._assembly.flow.resume(settlement.attempt)
+        self._was_taken = settlement.was_taken
+
+    async def _take(self, verdict: Verdict, rate: float) -> None:
+        """Take the step, or skip it; whatever happens meanwhile, ``steps`` tells whether it was taken."""
+        if verdict.is_finite:
+            updates = self._assembly.flow.step_count
+            try:
+                await self._runner.update(verdict.gradient_norm, rate)
+            finally:
+                if self._assembly.flow.step_count > updates:
+                    self._note(verdict.gradient_norm, rate)
+        elif self._runner.skips:
+            self._note(verdict.gradient_norm, rate)
+
+    async def _take_late(self, ahead: Standing) -> None:
+        """Take the step that other ranks have taken."""
+        try:
+            if math.isfinite(ahead.last_norm):
+                await self._runner.catch_up(ahead.last_norm, ahead.last_rate)
+        finally:
+            self._note(ahead.last_norm, ahead.last_rate)
+
+    def _note(self, norm: float, rate: float) -> None:
+        """A step was taken, or skipped for not being finite."""
+        self._scaler.update(has_overflowed=not math.isfinite(norm))
+        self._last_norm, self._last_rate = norm, rate
+        self._runner.is_ready = False
+        self.steps += 1
 
     def _conclude(self, verdict: Verdict, began: float) -> StepResult:
         if not verdict.is_finite and not self._runner.skips:
             raise NonFiniteValue(
                 f"gradients: expected a finite global norm at step {self.steps}, got another; parameters are unchanged"
             )
-        self._scaler.update(has_overflowed=not verdict.is_finite)
         seconds = asyncio.get_running_loop().time() - began
-        self.monitor.record(self._runner.measure(self.steps, seconds, verdict.tokens))
-        self.steps += 1
+        self.monitor.record(self._runner.measure(self.steps - 1, seconds, verdict.tokens))
         pipeline = self._runner.pipeline
         assert pipeline is not None, "a backward pass was done"
         return StepResult(
@@ -226,8 +305,3 @@ class ThreeDParallelismCoordinator:
         return checkpointing.RunState(
             steps=self.steps, updates=self._assembly.flow.step_count, scaler=self._scaler.state()
         )
-
-
-def _check_rate(learning_rate: float) -> None:
-    if not (learning_rate >= 0.0 and np.isfinite(learning_rate)):
-        raise UsageError(f"learning_rate: expected a finite number of 0 or more, got {learning_rate}")

@@ -1,4 +1,4 @@
-"""Where ranks stand when they begin something together, and how a step that failed on some of them is made whole.  Pure.
+"""Where ranks stand when they begin something together; how a step that failed on some is made whole.  Pure.
 
 Theory of operation.  A rank that fails or is cancelled tells the others, but they may hear of it at different moments:
 one may have taken the step when another has not.  Therefore whatever ranks do together begins with a meeting, in which
@@ -107,7 +107,7 @@ def settle(standings: Sequence[Standing]) -> Settlement:
     behind = [one for one in standings if one.steps < ahead.steps]
     must_resume = any(one.has_failed for one in standings)
     was_taken = bool(behind) or any(one.was_taken for one in standings)
-    error = _misuse(standings)
+    error: AsyncparError | None = _misuse(standings)
     if error is None and standings[0].intent is not Intent.LOAD:
         error = _torn(standings, ahead)
         if error is None and was_taken and standings[0].intent.trains:
@@ -130,16 +130,12 @@ def _misuse(standings: Sequence[Standing]) -> UsageError | None:
     first = standings[0]
     for rank, one in enumerate(standings):
         if one.intent is not first.intent:
-            return UsageError(
-                f"{first.intent}: expected it to be called on all ranks, got {one.intent} on rank {rank}"
-            )
+            return UsageError(f"{first.intent}: expected it to be called on all ranks, got {one.intent} on rank {rank}")
         if not (one.rate >= 0.0 and math.isfinite(one.rate)):
-            return UsageError(
-                f"learning_rate: expected a finite number of 0 or more, got {one.rate} on rank {rank}"
-            )
+            return UsageError(f"learning_rate: expected a finite number of 0 or more, got {one.rate} on rank {rank}")
         if one.rate != first.rate:
             return UsageError(
-                f"learning_rate: expected the same on all ranks, got {first.rate} on rank 0 and {one.rate} on rank {rank}"
+                f"learning_rate: expected the same on all ranks, got {first.rate} on rank 0, {one.rate} on rank {rank}"
             )
     return None
 

@@ -63,6 +63,11 @@ class StepRunner:
         self._scaler = scaler
         self._not_counted = _counted_elsewhere(assembly)
         self.pipeline: PipelineResult | None = None
+        self.attempt = 0
+        """Part of all names by which collectives meet; see ``standing``."""
+        self.is_ready = False
+        """Are the gradients reduced of a step that is not taken yet?"""
+        self._is_clipped = False
         self._clock = asyncio.get_running_loop().time
         self._communicating = 0.0
         self._sliced = 0.0
@@ -72,6 +77,7 @@ class StepRunner:
         assembly, flow = self._assembly, self._assembly.flow
         self._sliced = assembly.slices.seconds_waiting
         self._communicating = 0.0
+        self.is_ready = self._is_clipped = False
         flow.zero_grad()
         tokens = await self._count_tokens(targets)
         self._scale.value = assembly.groups.dp.size * self._scaler.scale / tokens
@@ -82,14 +88,18 @@ class StepRunner:
             self._communicating += ended - began - self.pipeline.seconds
         self._communicating += self._clock() - ended
         flow.scale(1.0 / self._scaler.scale)
+        self.is_ready = True
         return await self._judge(tokens, self.pipeline)
 
-    async def update(self, verdict: Verdict, learning_rate: float) -> None:
+    async def update(self, norm: float, learning_rate: float) -> None:
         """Clip, and move the parameters."""
-        clip = self._config.clip_norm
-        if clip is not None:
-            self._assembly.flow.scale(clip_factor(verdict.gradient_norm, clip))
+        self._clip(norm)
         await self._assembly.flow.step(learning_rate)
+
+    async def catch_up(self, norm: float, learning_rate: float) -> None:
+        """Do what ``update`` does where others have done so and this rank could not."""
+        self._clip(norm)
+        await self._assembly.flow.catch_up(learning_rate)
 
     async def evaluate(self, inputs: Sequence[Any] | None, targets: Sequence[Any] | None) -> float:
         """Return the mean loss of one batch, without gradients."""
@@ -99,8 +109,14 @@ class StepRunner:
         for output, target in zip(outputs, targets or (), strict=bool(outputs)):
             loss, _ = await assembly.worker.run(assembly.loss, output, target)
             own += (loss, self._model.count(target)) if self._tells else 0.0
-        rows = await assembly.groups.world.all_gather(own, key="hybrid/evaluation")
+        rows = await assembly.groups.world.all_gather(own, key=self._name("evaluation"))
         return math.fsum(rows[:, 0]) / max(1.0, math.fsum(rows[:, 1]))
+
+    def _clip(self, norm: float) -> None:
+        clip = self._config.clip_norm
+        if clip is not None and not self._is_clipped:
+            self._assembly.flow.scale(clip_factor(norm, clip))
+            self._is_clipped = True
 
     def measure(self, step: int, seconds: float, tokens: int) -> StepMeasure:
         """Return the figures of the step just done."""
@@ -125,7 +141,7 @@ class StepRunner:
         if self._tells and targets is not None:
             own[0] = sum(self._model.count(target) for target in targets)
         began = self._clock()
-        total = int((await self._assembly.groups.world.all_reduce(own, key="hybrid/tokens"))[0])
+        total = int((await self._assembly.groups.world.all_reduce(own, key=self._name("tokens")))[0])
         self._communicating += self._clock() - began
         if total < 1:
             raise UsageError("targets: expected at least one that counts in the whole batch, got none")
@@ -136,7 +152,7 @@ class StepRunner:
         squared = await self._assembly.worker.run(self._assembly.flow.squared_norm, self._not_counted)
         own = np.array([loss, squared])
         began = self._clock()
-        rows = await self._assembly.groups.world.all_gather(own, key="hybrid/verdict")
+        rows = await self._assembly.groups.world.all_gather(own, key=self._name("verdict"))
         self._communicating += self._clock() - began
         return Verdict(
             loss=math.fsum(rows[:, 0]) / tokens, tokens=tokens, gradient_norm=math.sqrt(self._squared_norm(rows[:, 1]))
@@ -149,6 +165,9 @@ class StepRunner:
         groups = self._config.parallelism.rank_order().groups("dp")
         kept = len(groups[0]) if self._assembly.flow.is_sharded else 1
         return combined(combined(parts[list(ranks[:kept])].tolist()) for ranks in groups)
+
+    def _name(self, what: str) -> str:
+        return f"hybrid/{self.attempt}/{what}"
 
     @property
     def _tells(self) -> bool:

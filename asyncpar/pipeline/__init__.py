@@ -1,35 +1,55 @@
-"""Pipeline parallelism: schedules as data, checked and simulated before they run.
+"""Pipeline parallelism: schedules as data, checked and simulated before they run, and the executor that runs them.
 
 Read ``operation.py`` and ``schedule.py`` first; ``orders/`` makes the built-in schedules, ``check.py`` says whether
-one can run, and ``simulation.py`` what it takes.
+one can run, and ``simulation.py`` what it takes.  Then ``executor.py`` and ``execution.py``, ``alarm.py`` (how ranks
+fail together), ``recompute.py`` and ``offload/`` (what is kept until the backward pass).
 """
 
+from asyncpar.pipeline.alarm import StepAlarm, StepFailed
 from asyncpar.pipeline.blocking import check_blocking
 from asyncpar.pipeline.check import check_schedule
 from asyncpar.pipeline.costs import UNIT_COSTS, CostModel, Costs
 from asyncpar.pipeline.custom import CustomSchedule
 from asyncpar.pipeline.errors import InvalidSchedule
+from asyncpar.pipeline.executor import PipelineExecutor
+from asyncpar.pipeline.failure import ActionFailed
 from asyncpar.pipeline.layout import StageLayout
+from asyncpar.pipeline.offload import MemoryManager, MemoryUsageStats, OffloadError
+from asyncpar.pipeline.opening import PipelineMismatch
 from asyncpar.pipeline.operation import Content, Message, OperationKind, PipelineOp
+from asyncpar.pipeline.recompute import Recomputed, apply_memory_strategy
+from asyncpar.pipeline.result import BoundaryTraffic, PipelineResult
 from asyncpar.pipeline.schedule import PipelineSchedule, Schedule
 from asyncpar.pipeline.schedule_file import format_schedule, load_schedule, parse_schedule, write_schedule
 from asyncpar.pipeline.simulation import Simulation, Span, peak_in_flight, simulate
 
 __all__ = [
     "UNIT_COSTS",
+    "ActionFailed",
+    "BoundaryTraffic",
     "Content",
     "CostModel",
     "Costs",
     "CustomSchedule",
     "InvalidSchedule",
+    "MemoryManager",
+    "MemoryUsageStats",
     "Message",
+    "OffloadError",
     "OperationKind",
+    "PipelineExecutor",
+    "PipelineMismatch",
     "PipelineOp",
+    "PipelineResult",
     "PipelineSchedule",
+    "Recomputed",
     "Schedule",
     "Simulation",
     "Span",
     "StageLayout",
+    "StepAlarm",
+    "StepFailed",
+    "apply_memory_strategy",
     "check_blocking",
     "check_schedule",
     "format_schedule",

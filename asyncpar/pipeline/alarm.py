@@ -130,15 +130,18 @@ class StepAlarm:
         was_told = block.take_back()
         if isinstance(error, PeerCancelled) and block.is_cancelled_by_others:
             error = asyncio.CancelledError("cancelled while another rank ended the operation that was waited for")
+        is_known = bool(block.notices)
         if isinstance(error, asyncio.CancelledError):
             if not was_told:
                 return await self._tell(block, error, NoticeKind.CANCELLED, "it was cancelled")
-        elif not isinstance(error, PeerCancelled):
-            lost = error.rank if isinstance(error, PeerLost) else None
-            kind = NoticeKind.FAILED if lost is None else NoticeKind.LOST
+            if block.error is not None and not is_known:
+                error = block.error  # nobody but this rank may have seen it
+        if not isinstance(error, (PeerCancelled, asyncio.CancelledError)):
             culprit = error.rank if isinstance(error, PeerError) else None
+            is_loss = isinstance(error, PeerLost) and culprit is not None
+            kind = NoticeKind.LOST if is_loss else NoticeKind.FAILED
             return await self._tell(block, error, kind, _text_of(error), culprit)
-        elif not was_told:
+        if isinstance(error, PeerCancelled) and not is_known:
             error = await self._tell(block, error, NoticeKind.ECHO, _text_of(error), error.rank)
             if isinstance(error, asyncio.CancelledError):
                 return error

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias, TypeVar, TypeVarTuple
 
 from asyncpar.collectives.communicator import Communicator
+from asyncpar.collectives.task_group import CleanTaskGroup
 from asyncpar.errors import PeerError, UsageError
 from asyncpar.nn.parameter import OnGradient
 from asyncpar.nn.stage import Stage
@@ -79,7 +80,7 @@ class Execution:
 
     async def run(self, opening: Callable[[], Coroutine[Any, Any, Communicator]]) -> None:
         """Do all operations; ``opening`` gives the group for messages, and may fail."""
-        async with asyncio.TaskGroup() as tasks:
+        async with CleanTaskGroup() as tasks:
             self.mail = Mail(
                 messages_in(self._operations),
                 self._part.tags,

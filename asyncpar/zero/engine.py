@@ -15,8 +15,8 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Collection, Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any, TypeVar
 
 from asyncpar.collectives.bridge import LoopBridge
 from asyncpar.collectives.communicator import Communicator
@@ -41,6 +41,8 @@ from asyncpar.zero.sharded import ShardedStage
 from asyncpar.zero.standing import Phase, Standing
 from asyncpar.zero.stepping import Update, gather_values
 from asyncpar.zero.unit import Unit
+
+T = TypeVar("T")
 
 
 class ZeroEngine:
@@ -187,8 +189,9 @@ class ZeroEngine:
 
         All ranks call it.
         """
-        own = self.squared_norm(without=without)
+        self._standing.check_reduced("global_norm")
         async with self._recovery.all_or_none("global_norm"):
+            own = await self._looked_at(lambda: self.squared_norm(without=without))
             return await NormExchange(self._means, own).run()
 
     def is_finite(self) -> bool:
@@ -202,6 +205,13 @@ class ZeroEngine:
         if not math.isfinite(factor):
             raise UsageError(f"factor: expected a finite number, got {factor}")
         self.factor *= factor
+
+    async def _looked_at(self, look: Callable[[], T]) -> T:
+        """Return what ``look`` at the gradients finds, without holding up the loop."""
+        found: list[T] = []
+        nbytes = sum(share.own_gradient.nbytes for share in self._means.shares)
+        await off_loop(lambda: found.append(look()), nbytes=nbytes)
+        return found[0]
 
     def zero_grad(self) -> None:
         """Forget all gradients."""
@@ -226,7 +236,8 @@ class ZeroEngine:
         async with self._recovery.all_or_none("step"):
             if residence is not None:
                 await residence.forget_prefetched()
-            agreement = StepAgreement(self._means, step=self.step_count, is_finite=self.is_finite(), **settings)
+            is_finite = await self._looked_at(self.is_finite)
+            agreement = StepAgreement(self._means, step=self.step_count, is_finite=is_finite, **settings)
             objection = await agreement.run()
         if objection is not None:
             raise objection
@@ -331,9 +342,7 @@ class ZeroEngine:
         self._standing.check_sound("state_pieces")
         return pieces_of(self._means.shares)
 
-    async def restore(
-        self, arrays: Mapping[tuple[str, str], Array], *, step_count: int, attempt: int = 0
-    ) -> None:
+    async def restore(self, arrays: Mapping[tuple[str, str], Array], *, step_count: int, attempt: int = 0) -> None:
         """Go on from the ``state_pieces`` of a checkpoint, given by (parameter, kind); all ranks call it.
 
         Raises ``UsageError``, with nothing written here, unless ``arrays`` are the pieces of this rank.

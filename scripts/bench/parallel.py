@@ -68,7 +68,7 @@ LAYOUTS = {1: (ALONE,), 2: ("dp2", "tp2", "pp2", "dp2-zero3"), 4: ("dp4", "dp2xp
 _RANK = Path(__file__).with_name("parallel_rank.py")
 _LIMIT = 200.0
 _ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-_HOP_SIZES, _HOP_MICRO_BATCHES = (4_000, 4_000_000), 16
+_HOP_SIZES = (4_000, 4_000_000)
 _QUICK = {
     "rounds": 1, "steps": 1, "layers": 4, "dim": 16, "heads": 4, "seq": 8, "batch": 16, "micro_batches": 2,
     "values": 80_000, "lanes": "shm",
@@ -77,9 +77,16 @@ _FULL = {
     "rounds": 3, "steps": 5, "layers": 4, "dim": 128, "heads": 4, "seq": 64, "batch": 64, "micro_batches": 8,
     "values": 25_000_000, "lanes": ",".join(LANES),
 }  # fmt: skip
+_CAPTIONS = {
+    "schedules": "4 ranks, 8 micro-batches, virtual time: makespan/ideal, bubble over ideal",
+    "hops": "2 ranks, stages that compute nothing, microseconds; a micro-batch is two hops",
+    "zero": "2 replicas, AdamW, next to no compute; ms of the slowest rank, MB of the worst",
+    "layouts": "float32 transformer; shares of a step are means over ranks",
+}
 _DIFFERS = (
-    "What differs: torch computes with its own kernels (fused attention and AdamW), asyncpar with numpy; Gloo has",
-    "TCP over loopback only; asyncpar also agrees on each step's loss and global norm, and ends failed steps together.",
+    "What differs: torch computes with kernels of its own (fused attention, AdamW),",
+    "asyncpar with numpy. Gloo has TCP over loopback only. In a step asyncpar also",
+    "agrees on loss and global norm, and makes sure that all ranks end it alike.",
 )
 
 
@@ -167,7 +174,8 @@ def plan(arguments: argparse.Namespace, values: Path, *, has_torch: bool) -> Ite
     """Yield the jobs of a round, ``values`` being the file of the model's first values."""
     for lane in arguments.lanes:
         if "hops" in arguments.parts:
-            hops = ["hops", "--sizes", *map(str, _HOP_SIZES), f"--micro-batches={_HOP_MICRO_BATCHES}"]
+            many = ["--micro-batches=4", "--steps=1"] if arguments.quick else ["--micro-batches=16", "--steps=7"]
+            hops = ["hops", "--sizes", *map(str, _HOP_SIZES), *many]
             yield _ours(f"hops over {lane}", 2, lane, hops)
         if "zero" in arguments.parts:
             zero = ["zero", f"--values={arguments.values}", f"--steps={arguments.steps}"]
@@ -254,7 +262,8 @@ def show(arguments: argparse.Namespace, figures: Figures, description: str) -> l
     for part, shown in tables.items():
         for place, table in enumerate(filter(None, shown)):
             options = " --quick" if arguments.quick else f" --rounds {arguments.rounds}"
-            lines += ["", f"scripts/bench/parallel.py --parts {part}{options}:"] if place == 0 else []
+            command = f"scripts/bench/parallel.py --parts {part}{options}"
+            lines += ["", f"{command}:", _CAPTIONS[part]] if place == 0 else []
             lines += ["", *table]
     return lines
 

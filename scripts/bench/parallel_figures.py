@@ -72,7 +72,7 @@ class Figures:
 
 def schedule_table(figures: Figures) -> list[str]:
     """Return a row for each schedule: makespan over the busiest rank's computing, in seconds of virtual time."""
-    rows = [["4 ranks, 8 micro-batches", "table", "simulated", "measured", "bubble", "peak in flight"]]
+    rows = [["schedule", "table", "simulated", "measured", "bubble", "peak in flight"]]
     for _, record in figures.of("schedule"):
         makespan, ideal = record["measured"]
         rows.append(

@@ -3,7 +3,8 @@
 With ROUND_ROBIN there is one micro-batch at a time, so that it takes a round trip and what the executor adds to it: two
 hops, the activation and the gradient.  With 1F1B two are under way.  The raw round trip is that of ``send`` and
 ``recv`` alone, of the same arrays.  What a run costs once, whatever the number of micro-batches (its opening
-exchange, its alarm), is told apart by running one micro-batch, too.  All is done on the loop, and with a compute thread, too.
+exchange, its alarm), is told apart by running one micro-batch, too.  Layers "compute" on the loop, which shows what the
+executor takes, and in a compute thread, as they do in earnest.
 """
 
 from __future__ import annotations
@@ -37,7 +38,6 @@ ONE_F1B = PipelineScheduleType.ONE_FORWARD_ONE_BACKWARD
 Action: TypeAlias = Callable[[], Awaitable[None]]
 
 _KINDS = (ONE_AT_A_TIME, ONE_F1B)
-_REPEATS = 7
 _TRIPS = 50
 
 
@@ -72,24 +72,24 @@ def echo(y: Values, target: object) -> tuple[float, Values]:  # noqa: ARG001
     return 0.0, y
 
 
-async def measure_hops(node: Node, *, sizes: list[int], micro_batches: int) -> None:
+async def measure_hops(node: Node, *, sizes: list[int], micro_batches: int, repeats: int) -> None:
     """Measure all sizes; rank 0 prints a line for each."""
     for size in sizes:
-        seconds = await _measure_size(node.world, size, micro_batches)
+        seconds = await _measure_size(node.world, size, micro_batches, repeats)
         if node.rank == 0:
             record = {"what": "hops", "lane": node.links.lane_kind(1), "size": size, "micro_batches": micro_batches}
             sys.stdout.write(json.dumps(record | {"seconds": seconds}) + "\n")
             sys.stdout.flush()
 
 
-async def _measure_size(comm: ap.Communicator, size: int, micro_batches: int) -> dict[str, float]:
+async def _measure_size(comm: ap.Communicator, size: int, micro_batches: int, repeats: int) -> dict[str, float]:
     """Return the seconds of a raw round trip and, for both orders and places, of a micro-batch and of a run besides."""
     worker = ComputeWorker("hops")
     computes: dict[str, Compute] = {"loop": OnTheLoop(), "thread": worker}
     cases = [(kind, place, count) for kind in _KINDS for place in computes for count in (1, micro_batches)]
     executors = [_make_executor(comm, computes[place], kind, count) for kind, place, count in cases]
     runs = [_running(executor, size) for executor in executors]
-    raw, *totals = await _medians(comm, [_raw_trips(comm, np.ones(size // 4, np.float32)), *runs])
+    raw, *totals = await _medians(comm, [_raw_trips(comm, np.ones(size // 4, np.float32)), *runs], repeats)
     for executor in executors:
         await executor.close()
     worker.close()
@@ -131,10 +131,10 @@ def _running(executor: PipelineExecutor, size: int) -> Action:
     return run
 
 
-async def _medians(comm: ap.Communicator, actions: Sequence[Action]) -> list[float]:
+async def _medians(comm: ap.Communicator, actions: Sequence[Action], repeats: int) -> list[float]:
     """Return the median seconds of each action on rank 0; they take turns, and each begins everywhere at once."""
     times: list[list[float]] = [[] for _ in actions]
-    for _ in range(1 + _REPEATS):
+    for _ in range(1 + repeats):
         for action, kept in zip(actions, times, strict=True):
             await comm.barrier()
             started = time.perf_counter()

@@ -20,7 +20,9 @@ async def work(arguments: argparse.Namespace) -> None:
     async with ap.init() as node:
         match arguments.what:
             case "hops":
-                await measure_hops(node, sizes=arguments.sizes, micro_batches=arguments.micro_batches)
+                await measure_hops(
+                    node, sizes=arguments.sizes, micro_batches=arguments.micro_batches, repeats=arguments.steps
+                )
             case "zero":
                 await measure_stages(node, values=arguments.values, steps=arguments.steps)
             case _:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 import asyncpar as ap
-from asyncpar.config.parallel import PipelineScheduleType, ThreeDParallelismConfig
+from asyncpar.config.parallel import MemoryOptimizationStrategy, PipelineScheduleType, ThreeDParallelismConfig
 from asyncpar.hybrid import HybridConfig, PerformanceAnalysis, ThreeDParallelismCoordinator, TransformerModel
 from asyncpar.nn import TransformerConfig
 from asyncpar.nn.optimizers import AdamW
@@ -30,7 +30,10 @@ _PART = re.compile(r"(dp|tp|pp|zero)(\d+)")
 
 
 def config_of(layout: str, rules: Rules, micro_batches: int) -> HybridConfig:
-    """Return the settings of a layout such as ``dp2xpp2`` or ``dp2-zero3``: micro-batches where there are stages."""
+    """Return the settings of a layout such as ``dp2xpp2`` or ``dp2-zero3``: micro-batches where there are stages.
+
+    Nothing is recomputed, as nothing is by torch.
+    """
     parts = {name: int(count) for name, count in _PART.findall(layout)}
     return HybridConfig(
         parallelism=ThreeDParallelismConfig(
@@ -38,6 +41,7 @@ def config_of(layout: str, rules: Rules, micro_batches: int) -> HybridConfig:
             tp_size=parts.get("tp", 1),
             pp_size=parts.get("pp", 1),
             num_layers=rules.layers,
+            memory_strategy=MemoryOptimizationStrategy.BASIC,
             pipeline_schedule=PipelineScheduleType.ONE_FORWARD_ONE_BACKWARD,
         ),
         micro_batches=micro_batches if "pp" in parts else 1,

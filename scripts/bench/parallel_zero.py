@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 import asyncpar as ap
-from asyncpar.config.parallel import ThreeDParallelismConfig
+from asyncpar.config.parallel import MemoryOptimizationStrategy, ThreeDParallelismConfig
 from asyncpar.hybrid import HybridConfig, Loss, ParallelModel, StageLayers, StagePlace, ThreeDParallelismCoordinator
 from asyncpar.nn.optimizers import AdamW
 from asyncpar.nn.parameter import Array, OnGradient, Parameter
@@ -154,7 +154,9 @@ async def measure_stages(node: Node, *, values: int, steps: int) -> None:
 
 
 async def _make(node: Node, stage: ZeROStage, values: int) -> ThreeDParallelismCoordinator:
-    parallelism = ThreeDParallelismConfig(dp_size=node.world.size, num_layers=_LAYERS)
+    parallelism = ThreeDParallelismConfig(
+        dp_size=node.world.size, num_layers=_LAYERS, memory_strategy=MemoryOptimizationStrategy.BASIC
+    )
     config = HybridConfig(parallelism=parallelism, rule=_RULE, zero=ZeROConfig(stage=stage))
     world = node.world.subgroup(range(node.world.size), name=f"world of {stage}")
     assert world is not None, "it has all ranks"

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import errno
+import fcntl
+import os
+import stat
 from pathlib import Path
 
 import pytest
 
-from asyncpar.checkpoint import NewFile, latest
+from asyncpar.checkpoint import LocalFiles, NewFile, latest
 from asyncpar.testing.loop import run_virtual
 from asyncpar.testing.world import local_world
 from tests.checkpoint.layouts import Layout, small_model
@@ -116,5 +119,41 @@ def test_rank_0_notices_that_it_does_not_see_what_another_has_written(tmp_path: 
             )
             assert_all_say(errors, "rank 0 cannot read", "rank_00001.json", "all ranks must share one file system")
         assert latest(tmp_path / "here") is None
+
+    run_virtual(main())
+
+
+def test_a_file_system_without_locks_and_syncs_of_folders_will_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sync = os.fsync
+
+    def refuse_lock(descriptor: int, operation: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    def refuse_folders(descriptor: int) -> None:
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "Invalid argument")
+        sync(descriptor)
+
+    monkeypatch.setattr(fcntl, "flock", refuse_lock)
+    monkeypatch.setattr(os, "fsync", refuse_folders)
+    run_virtual(save(tmp_path, small_model(), Layout(dp=2), files=LocalFiles()))
+    run_virtual(load_and_check(tmp_path, small_model(), Layout()))
+
+
+def test_a_disk_that_fails_to_sync_is_an_error_on_all_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(descriptor: int) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(os, "fsync", fail)
+
+    async def main() -> None:
+        async with local_world(2) as nodes:
+            errors = await each_fails(
+                nodes, lambda node: saving(node, tmp_path, small_model(), Layout(dp=2), files=LocalFiles())
+            )
+            assert_all_say(errors, "cannot write to", "Input/output error")
+        assert latest(tmp_path) is None
 
     run_virtual(main())

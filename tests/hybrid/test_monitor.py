@@ -49,8 +49,8 @@ def test_durations_are_finite_and_not_negative(name: str, value: float) -> None:
 
 @pytest.mark.parametrize("name", ["step", "memory_used", "memory_limit", "tokens"])
 def test_counts_are_not_negative(name: str) -> None:
+    figures: dict[str, Any] = {"step": 0, "seconds": 1.0, name: -1}
     with pytest.raises(UsageError, match=f"{name}: expected 0 or more, got -1"):
-        figures: dict[str, Any] = {"step": 0, "seconds": 1.0, name: -1}
         StepMeasure(**figures)
 
 

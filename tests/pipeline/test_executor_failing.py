@@ -380,7 +380,7 @@ def test_one_reception_at_a_time_is_enough_for_every_schedule(kind: Kind) -> Non
 
     async def main(ranks: Ranks) -> list[Any]:
         executors = [make_executor(schedule, one, receive_ahead=1) for one in ranks.communicators]
-        return await asyncio.gather(*(run_one(executor) for executor in executors))
+        return list(await asyncio.gather(*(run_one(executor) for executor in executors)))
 
     results = in_virtual_time(3, main)
     assert results[schedule.rank_of(schedule.num_virtual_stages - 1)].losses == tuple(range(6))
@@ -397,8 +397,7 @@ def test_a_layer_that_was_left_by_a_peer_passes_that_on_and_is_not_blamed() -> N
         return await outcomes([run_one(executor) for executor in executors])
 
     zero, one, two = in_virtual_time(3, main)
-    assert isinstance(one, PeerCancelled)
-    assert not isinstance(one, ActionFailed)
+    assert type(one) is PeerCancelled
     assert one.__notes__ == ["in forward of virtual stage 1"]
     for error in (zero, two):
         assert isinstance(error, StepFailed)

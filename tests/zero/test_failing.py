@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,8 @@ from asyncpar.testing.loop import run_virtual
 from asyncpar.testing.world import local_world
 from asyncpar.zero import StepTorn, ZeROConfig, ZeroEngine, ZeROStage
 from asyncpar.zero.buffers import BufferPool
+from asyncpar.zero.exchanges import StepAgreement
+from asyncpar.zero.standing import Phase
 from tests.zero.layers import Replica, replicas
 from tests.zero.replicas import (
     PATIENCE,
@@ -139,6 +141,41 @@ async def test_a_rank_that_fails_outside_tells_the_others(stage: ZeROStage) -> N
         await take_steps(made, 1)
 
 
+async def test_memory_that_others_may_still_read_is_not_used_again() -> None:
+    async def main(engine: ZeroEngine) -> None:
+        await (engine.reduce() if engine.communicator.rank == 0 else engine.abandon())
+
+    async with engines(2, bucket_size_mb=1e-4) as made:
+        assert isinstance((await outcomes(made, main))[0], PeerCancelled)
+        assert made[0].memory_stats().transient_peak > 0
+        assert made[0].memory_stats().buffers == 0
+
+
+async def test_a_rank_that_is_cancelled_in_the_middle_of_the_step_updates_all_it_owns(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As in other threads, parameters are updated in several turns of the loop."""
+
+    async def off_loop(work: Callable[[], None], *, nbytes: int) -> None:
+        await asyncio.sleep(0)
+        work()
+
+    monkeypatch.setattr("asyncpar.zero.stepping.off_loop", off_loop)
+    async with engines(2, ZeROStage.STAGE1, bucket_size_mb=1e-5) as made:
+        tasks = [asyncio.ensure_future(take_step(engine, 0)) for engine in made]
+        while made[1]._standing.phase is not Phase.STEPPED:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        tasks[1].cancel()
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+        assert [type(result) for result in results] == [StepTorn, asyncio.CancelledError]
+        await on_all(made, ZeroEngine.resume)
+        values = await on_all(made, whole_values)
+    async with engines(2, ZeROStage.STAGE1) as untroubled:
+        await take_steps(untroubled, 0)
+        for name, expected in (await on_all(untroubled, whole_values))[0].items():
+            assert values[0][name].tobytes() == values[1][name].tobytes() == expected.tobytes()
+
+
 @pytest.mark.parametrize("moment", ["global_norm", "step"])
 @pytest.mark.parametrize("stage", STAGES)
 async def test_a_rank_that_fails_between_reduction_and_step_tells_the_others(stage: ZeROStage, moment: str) -> None:
@@ -158,6 +195,38 @@ async def test_a_rank_that_fails_between_reduction_and_step_tells_the_others(sta
         assert [own_values(engine) for engine in made] == before
         await on_all(made, ZeroEngine.resume)
         await take_steps(made, 0)
+
+
+@pytest.mark.parametrize("stage", STAGES)
+async def test_a_rank_that_missed_a_step_of_the_others_can_catch_up(
+    stage: ZeROStage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rank 1 is cancelled when the others have learnt already that all are ready for the step."""
+    run = StepAgreement.run
+
+    async def cancelled_on_rank_1(self: StepAgreement) -> AsyncparError | None:
+        objection = await run(self)
+        if self._communicator.rank == 1:
+            raise asyncio.CancelledError
+        return objection
+
+    async with engines(2, stage) as made:
+        monkeypatch.setattr(StepAgreement, "run", cancelled_on_rank_1)
+        results = await outcomes(made, lambda engine: take_step(engine, 0))
+        monkeypatch.undo()
+        assert isinstance(results[1], asyncio.CancelledError)
+        assert [engine.step_count for engine in made] == [1, 0]
+        for result in await outcomes(made, ZeroEngine.resume):
+            assert isinstance(result, StepTorn)
+            assert "some replicas have taken step 1 and others, rank 1 for one, have not" in str(result)
+        await made[1].catch_up(0.05)
+        await on_all(made, lambda engine: engine.resume(attempt=1))
+        values = await on_all(made, whole_values)
+        await take_steps(made, 1)
+    async with engines(2, stage) as untroubled:
+        await take_steps(untroubled, 0)
+        for name, expected in (await on_all(untroubled, whole_values))[0].items():
+            assert values[0][name].tobytes() == values[1][name].tobytes() == expected.tobytes()
 
 
 @pytest.mark.parametrize("moment", ["reduce", "global_norm", "step"])

@@ -54,6 +54,12 @@ class TensorGroup(ABC):
         """Sum ``x``, in place, over all ranks, and return it."""
         return self.start_all_reduce(x)()
 
+    def renew(self, number: int) -> None:  # noqa: B027 (nothing to do where nobody is waited for)
+        """Begin to count calls anew, after a failure that may have kept some ranks from calls that others have made.
+
+        All ranks call it, with the same ``number``, a new one each time, while no call is under way.
+        """
+
     @property
     def seconds_waiting(self) -> float:
         """How long calls have kept the compute thread waiting so far."""
@@ -94,10 +100,15 @@ class BridgedGroup(TensorGroup):
     def __init__(
         self, communicator: Communicator, bridge: LoopBridge, *, clock: Callable[[], float] = time.perf_counter
     ) -> None:
-        self._communicator = communicator
+        self._origin = self._communicator = communicator
         self._bridge = bridge
         self._clock = clock
         self._seconds_waiting = 0.0
+
+    def renew(self, number: int) -> None:
+        group = self._origin.subgroup(range(self.size), name=self._origin.name, key=f"slices {number}")
+        assert group is not None, "this rank is in its own group"
+        self._communicator = group
 
     @property
     def rank(self) -> int:

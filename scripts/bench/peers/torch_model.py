@@ -156,7 +156,7 @@ def read_values(arguments: argparse.Namespace) -> dict[str, np.ndarray[Any, Any]
 
 
 def report(layout: str, rules: model_rules.Rules, step: Callable[[int], float]) -> None:
-    """Take all steps; rank 0 prints the median of the slowest rank and the losses.
+    """Take all steps and end the process; rank 0 prints the median of the slowest rank and the losses.
 
     ``step`` takes the number of a step and returns this rank's loss, 0 where it has none.
     """
@@ -175,4 +175,4 @@ def report(layout: str, rules: model_rules.Rules, step: Callable[[int], float]) 
         sys.stdout.write(json.dumps(record) + "\n")
         sys.stdout.flush()
     dist.barrier()
-    dist.destroy_process_group()
+    os._exit(0)  # torch 2.13 now and then hangs for ever where it takes DistributedDataParallel apart
