@@ -10,6 +10,7 @@ from asyncpar.hybrid.loss_scaling import LossScaler, LossScaling
 from asyncpar.hybrid.measure import StepMeasure
 from asyncpar.hybrid.model import Loss, ParallelModel, StageLayers, StagePlace
 from asyncpar.hybrid.monitor import Performance3DMonitor
+from asyncpar.hybrid.standing import StepTaken
 from asyncpar.hybrid.step import StepResult
 from asyncpar.hybrid.transformer import TransformerModel
 
@@ -26,6 +27,7 @@ __all__ = [
     "StagePlace",
     "StepMeasure",
     "StepResult",
+    "StepTaken",
     "ThreeDParallelismCoordinator",
     "TransformerModel",
 ]

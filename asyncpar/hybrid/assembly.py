@@ -13,6 +13,7 @@ from asyncpar.gradsync import GradientSynchronizer, NonFinitePolicy
 from asyncpar.hybrid.config import HybridConfig
 from asyncpar.hybrid.flow import GradientFlow
 from asyncpar.hybrid.model import Loss, ParallelModel, StageLayers, StagePlace, stage_ranges
+from asyncpar.hybrid.quiet import QuietWorker
 from asyncpar.hybrid.replicated import ReplicatedFlow
 from asyncpar.hybrid.sharded import ShardedFlow
 from asyncpar.nn.optimizers import distinct
@@ -20,7 +21,6 @@ from asyncpar.nn.parameter import Parameter
 from asyncpar.nn.sequential import Sequential
 from asyncpar.nn.stage import Stage
 from asyncpar.nn.tensor.group import Alone, BridgedGroup, TensorGroup
-from asyncpar.parallel.worker import ComputeWorker
 from asyncpar.pipeline.alarm import StepAlarm
 from asyncpar.pipeline.executor import PipelineExecutor
 from asyncpar.pipeline.offload.manager import MemoryManager
@@ -48,7 +48,7 @@ class Assembly:
     layers: Sequence[StageLayers]
     slices: TensorGroup
     bridge: LoopBridge
-    worker: ComputeWorker
+    worker: QuietWorker
     memory: MemoryManager
     memory_limit: int
 
@@ -83,7 +83,7 @@ async def assemble(config: HybridConfig, model: ParallelModel, groups: ProcessGr
     limit = int(config.parallelism.max_memory_per_device * _GIGABYTE)
     room = await _find_room(limit, flow.nbytes, groups)
     memory = MemoryManager(strategy=_of_manager(config.parallelism), limit=room, folder=config.offload_folder)
-    worker = ComputeWorker(f"rank {groups.mapping.global_rank}", bridge)
+    worker = QuietWorker(f"rank {groups.mapping.global_rank}", bridge)
     loss: Loss = model.make_loss(slices, scale)
     alarm = StepAlarm(groups.world)
     executor = PipelineExecutor(

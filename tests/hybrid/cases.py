@@ -17,9 +17,7 @@ from asyncpar.zero.config import ZeROConfig, ZeROStage
 
 RANKS = 8
 
-LAYOUTS = tuple(
-    sorted((shape for shape in product((1, 2, 4, 8), repeat=3) if prod(shape) == RANKS), key=max)
-)
+LAYOUTS = tuple(sorted((shape for shape in product((1, 2, 4, 8), repeat=3) if prod(shape) == RANKS), key=max))
 """All factorizations of 8 ranks, (dp, tp, pp)."""
 
 RECOMPUTES_ALL = "all"
