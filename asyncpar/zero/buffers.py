@@ -12,8 +12,8 @@ from asyncpar.errors import ArenaFull, UsageError
 from asyncpar.gradsync.schemes.memory import Empty
 from asyncpar.zero.memory import TransientBytes
 
-_KEPT = 4
-"""Buffers of a dtype that wait to be used again."""
+_KEPT = 8
+"""Buffers of a dtype that wait to be used again: a bucket under way takes two, and four are under way."""
 
 
 class BufferPool:

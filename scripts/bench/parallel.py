@@ -13,7 +13,7 @@
 
 In every round all parts run one after the other, layouts and stages within a part step by step in turn.  A figure of a
 round is the median over its steps on the slowest rank; shown are medians over rounds, of ratios within a round, too.
-Every rank has one thread to compute in, on both sides.
+Every rank has one thread to compute in, on both sides, beside those that communicate.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
@@ -37,7 +36,6 @@ import numpy as np
 import asyncpar
 from asyncpar.nn import Transformer
 from scripts.bench.environments import (
-    DEFAULT_ENVIRONMENTS,
     JobFailedError,
     install,
     measure_gloo,
@@ -47,7 +45,6 @@ from scripts.bench.environments import (
 )
 from scripts.bench.parallel_figures import (
     ALONE,
-    PEERS,
     Figures,
     find_faults,
     hop_table,
@@ -56,12 +53,10 @@ from scripts.bench.parallel_figures import (
     schedule_table,
     zero_table,
 )
+from scripts.bench.parallel_options import parse_arguments, rules_of
 from scripts.bench.parallel_train import transformer_of
 from scripts.bench.parallel_virtual import CASES, measure_case
-from scripts.bench.peers.model_rules import Rules
 
-PARTS = ("schedules", "hops", "zero", "layouts")
-LANES = ("shm", "tcp")
 LAYOUTS = {1: (ALONE,), 2: ("dp2", "tp2", "pp2", "dp2-zero3"), 4: ("dp4", "dp2xpp2", "dp2xtp2", "tp2xpp2")}
 """By number of ranks."""
 
@@ -69,97 +64,17 @@ _RANK = Path(__file__).with_name("parallel_rank.py")
 _LIMIT = 200.0
 _ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 _HOP_SIZES = (4_000, 4_000_000)
-_QUICK = {
-    "rounds": 1, "steps": 1, "layers": 4, "dim": 16, "heads": 4, "seq": 8, "batch": 16, "micro_batches": 2,
-    "values": 80_000, "lanes": "shm",
-}  # fmt: skip
-_FULL = {
-    "rounds": 3, "steps": 5, "layers": 4, "dim": 128, "heads": 4, "seq": 64, "batch": 64, "micro_batches": 8,
-    "values": 25_000_000, "lanes": ",".join(LANES),
-}  # fmt: skip
 _CAPTIONS = {
-    "schedules": "4 ranks, 8 micro-batches, virtual time: makespan/ideal, bubble over ideal",
-    "hops": "2 ranks, stages that compute nothing, microseconds; a micro-batch is two hops",
-    "zero": "2 replicas, AdamW, next to no compute; ms of the slowest rank, MB of the worst",
-    "layouts": "float32 transformer; shares of a step are means over ranks",
+    "schedules": "4 ranks, 8 micro-batches: virtual makespan/ideal, bubble over ideal, peaks",
+    "hops": "2 ranks, no compute; us of a raw round trip, and of a micro-batch (two hops)",
+    "zero": "2 replicas, AdamW, hardly any compute; the slowest rank's ms, the worst's MB",
+    "layouts": "float32 transformer; speedup over one process, shares in the mean over ranks",
 }
 _DIFFERS = (
     "What differs: torch computes with kernels of its own (fused attention, AdamW),",
     "asyncpar with numpy. Gloo has TCP over loopback only. In a step asyncpar also",
     "agrees on loss and global norm, and makes sure that all ranks end it alike.",
 )
-
-
-class Parser(argparse.ArgumentParser):
-    """Says what is wrong in one line, and ends with 2."""
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: error: {message}\n")
-
-
-def parse_arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
-    """Return the options; a wrong one ends the program with 2."""
-    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--parts", default=",".join(PARTS), help=f"default: {','.join(PARTS)}")
-    parser.add_argument("--lanes", help="of asyncpar with 2 ranks (default: shm,tcp)")
-    parser.add_argument("--peers", default=",".join(PEERS), help=f"forms of torch (default: {','.join(PEERS)})")
-    parser.add_argument("--rounds", type=int, help=f"default: {_FULL['rounds']}")
-    parser.add_argument("--steps", type=int, help=f"per round and layout or stage (default: {_FULL['steps']})")
-    parser.add_argument("--micro-batches", type=int, help=f"of pipelines (default: {_FULL['micro_batches']})")
-    for name in ("layers", "dim", "heads", "seq", "batch"):
-        parser.add_argument(f"--{name}", type=int, help=f"as of train_lm.py (default: {_FULL[name]})")
-    parser.add_argument("--values", type=int, help=f"of the model of zero (default: {_FULL['values']})")
-    parser.add_argument("--quick", action="store_true", help="tiny sizes, one round: does it run at all?")
-    parser.add_argument("--envs", type=Path, default=DEFAULT_ENVIRONMENTS, help="folder of the peers' environments")
-    parser.add_argument("--install", action="store_true", help="install torch there if it is missing, from PyPI")
-    parser.add_argument("--json", type=Path, help="write all figures into this file, too")
-    arguments = parser.parse_args(given)
-    for name, default in (_QUICK if arguments.quick else _FULL).items():
-        if getattr(arguments, name) is None:
-            setattr(arguments, name, default)
-    for name, known in (("parts", PARTS), ("lanes", LANES), ("peers", tuple(PEERS))):
-        chosen = [one for one in getattr(arguments, name).split(",") if one]
-        for one in chosen:
-            if one not in known:
-                parser.error(f"--{name}: expected some of {', '.join(known)}, got {one!r}")
-        setattr(arguments, name, chosen)
-    problem = _problem(arguments)
-    if problem is not None:
-        parser.error(problem)
-    return arguments
-
-
-def _problem(arguments: argparse.Namespace) -> str | None:
-    """Return what is wrong with the sizes."""
-    for name in ("rounds", "steps", "micro_batches", "layers", "dim", "heads", "seq", "batch", "values"):
-        if getattr(arguments, name) < 1:
-            return f"--{name.replace('_', '-')}: expected a positive number, got {getattr(arguments, name)}"
-    if not arguments.parts:
-        return f"--parts: expected some of {', '.join(PARTS)}, got none"
-    if not arguments.lanes:
-        return f"--lanes: expected some of {', '.join(LANES)}, got none"
-    if arguments.layers < 2:
-        return f"--layers: expected at least 2, one for each stage, got {arguments.layers}"
-    if arguments.heads % 2 or arguments.dim % arguments.heads:
-        return f"--heads: expected an even divisor of --dim {arguments.dim}, got {arguments.heads}"
-    if arguments.batch % (2 * arguments.micro_batches) or arguments.batch % 4:
-        most = f"2 replicas * {arguments.micro_batches} micro-batches"
-        return f"--batch: expected a multiple of 4 and of {most}, got {arguments.batch}"
-    if arguments.values < 64:
-        return f"--values: expected at least 64, got {arguments.values}"
-    return None
-
-
-def rules_of(arguments: argparse.Namespace) -> Rules:
-    """Return the sizes of the model and its batches."""
-    return Rules(
-        layers=arguments.layers,
-        features=arguments.dim,
-        heads=arguments.heads,
-        length=arguments.seq,
-        rows=arguments.batch,
-        steps=arguments.steps,
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -222,9 +137,8 @@ def find_torch(arguments: argparse.Namespace) -> str | None:
     return version
 
 
-def measure(arguments: argparse.Namespace, figures: Figures, *, has_torch: bool) -> list[str]:
-    """Run all rounds; return what failed."""
-    failures = []
+def measure(arguments: argparse.Namespace, figures: Figures, failures: list[str], *, has_torch: bool) -> None:
+    """Run all rounds; what failed is added to ``failures``."""
     if "schedules" in arguments.parts:
         tell("schedules on virtual time")
         for case in CASES:
@@ -245,7 +159,6 @@ def measure(arguments: argparse.Namespace, figures: Figures, *, has_torch: bool)
                 for line in lines:
                     if line.startswith("{"):
                         figures.add(turn, json.loads(line))
-    return failures
 
 
 def show(arguments: argparse.Namespace, figures: Figures, description: str) -> list[str]:
@@ -284,14 +197,14 @@ def tell(text: str) -> None:
 
 def main() -> int:
     """Run everything that is asked for; Ctrl-C shows what there is so far."""
-    arguments = parse_arguments()
+    arguments = parse_arguments(description=__doc__)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     torch = find_torch(arguments)
     figures = Figures()
     failures: list[str] = []
     exit_code = 0
     try:
-        failures = measure(arguments, figures, has_torch=torch is not None)
+        measure(arguments, figures, failures, has_torch=torch is not None)
     except KeyboardInterrupt:
         exit_code = 130
     sys.stdout.write("\n".join(show(arguments, figures, describe(torch))) + "\n")

@@ -19,7 +19,7 @@ _LIKE = {"ddp2": "dp2", "fsdp2": "dp2-zero3"}
 _TITLES = {
     ALONE: "one process",
     "dp2": "dp2 (DDP)",
-    "dp2-zero3": "dp2, ZeRO 3 (FSDP2)",
+    "dp2-zero3": "ZeRO 3 (FSDP2)",
     "pp2": "pp2 (1F1B)",
 }
 _CLOSE = 1e-4
@@ -72,7 +72,7 @@ class Figures:
 
 def schedule_table(figures: Figures) -> list[str]:
     """Return a row for each schedule: makespan over the busiest rank's computing, in seconds of virtual time."""
-    rows = [["schedule", "table", "simulated", "measured", "bubble", "peak in flight"]]
+    rows = [["schedule", "table", "simulated", "measured", "bubble", "in flight"]]
     for _, record in figures.of("schedule"):
         makespan, ideal = record["measured"]
         rows.append(
@@ -106,7 +106,7 @@ def hop_table(figures: Figures) -> list[str]:
     one, stream = (
         str(kind) for kind in (PipelineScheduleType.ROUND_ROBIN, PipelineScheduleType.ONE_FORWARD_ONE_BACKWARD)
     )
-    rows = [["us", "raw trip", "micro-batch", "above raw, a hop", "in 1F1B", "run, once"]]
+    rows = [["us", "raw", "one by one", "added, a hop", "1F1B", "run, once"]]
     for lane, size in dict.fromkeys(key[:2] for key in samples.rounds):
         for place in ("loop", "thread"):
 
@@ -126,7 +126,7 @@ def zero_table(figures: Figures) -> list[str]:
     every = {
         figure: figures.samples("zero", names, figure) for figure in ("seconds", "reduction", "update", "sent", "held")
     }
-    rows = [["ms", "step", "against none", "backward, reduce", "update", "MB sent", "MB held"]]
+    rows = [["ms", "step", "to none", "gradients", "update", "MB sent", "MB held"]]
     for key in every["seconds"].rounds:
         lane, stage = key
         rows.append(
@@ -149,7 +149,7 @@ def layout_table(figures: Figures, tokens: int) -> list[str]:
     seconds = ours.samples("train", names, "seconds")
     parts = [ours.samples("train", names, part) for part in ("computing", "communicating", "waiting")]
     counts = ours.samples("train", names, "micro_batches")
-    rows = [["layout", "m.b.", "ms", "tokens/s", "faster", "computes", "communicates", "waits"]]
+    rows = [["layout", "m.b.", "ms", "tokens/s", "speedup", "compute", "comm.", "wait"]]
     for key in seconds.rounds:
         layout, lane = key
         median = seconds.median(key)
@@ -174,7 +174,7 @@ def peer_table(figures: Figures, tokens: int) -> list[str]:
         lane = record.get("lane", "gloo" if layout != ALONE else "none")
         samples.add(turn, (layout, record["side"], lane), record["seconds"])
     shared = [layout for layout in _TITLES if any(key[:2] == (layout, TORCH) for key in samples.rounds)]
-    rows = [["", "side", "ms", "tokens/s", "than one process", "torch / asyncpar"]]
+    rows = [["", "side", "ms", "tokens/s", "speedup", "torch took"]]
     for layout in shared:
         theirs = next(key for key in samples.rounds if key[:2] == (layout, TORCH))
         for key in sorted(one for one in samples.rounds if one[0] == layout):
@@ -234,7 +234,7 @@ def _micros(seconds: float | None) -> str:
 
 
 def _millis(seconds: float | None) -> str:
-    return "-" if seconds is None else f"{seconds * 1e3:.1f}"
+    return "-" if seconds is None else f"{seconds * 1e3:.1f}" if seconds < 1.0 else f"{seconds * 1e3:,.0f}"
 
 
 def _megabytes(count: float | None) -> str:

@@ -28,6 +28,7 @@ from asyncpar.nn.stage import Deferred, Stage, report
 from asyncpar.nn.tensor.group import TensorGroup
 from asyncpar.node import Node
 from asyncpar.zero import ZeROConfig, ZeROStage
+from asyncpar.zero.share import VALUE
 
 _LAYERS = 8
 _RATE = 1e-3
@@ -170,5 +171,5 @@ def _count_wrong(coordinator: ThreeDParallelismCoordinator, steps: int, ranks: i
     states = {name: np.zeros(1, np.float32) for name in _RULE.state_names}
     for step in range(1, steps + 1):
         _RULE.update(value, gradient, states, step=step, learning_rate=_RATE, decays=True)
-    pieces = [piece for piece in coordinator.pieces() if piece.kind == "value"]
+    pieces = [piece for piece in coordinator.pieces() if piece.kind == VALUE]
     return sum(int(np.count_nonzero(piece.array != value)) for piece in pieces) + (not pieces)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from scripts.bench.parallel import show
 from scripts.bench.parallel_figures import (
     Figures,
     Samples,
@@ -17,6 +18,7 @@ from scripts.bench.parallel_figures import (
     schedule_table,
     zero_table,
 )
+from scripts.bench.parallel_options import parse_arguments
 
 WIDTH = 80
 
@@ -138,9 +140,9 @@ def test_torch_is_compared_with_the_layout_that_does_the_same() -> None:
     assert rows == [
         ["one process", "asyncpar", "800.0", "5,120", "1.00x", "1.12x"],
         ["one process", "torch", "900.0", "4,551", "1.00x", ""],
-        ["dp2, ZeRO 3 (FSDP2)", "asyncpar shm", "500.0", "8,192", "1.60x", "2.00x"],
-        ["dp2, ZeRO 3 (FSDP2)", "asyncpar tcp", "600.0", "6,827", "1.33x", "1.67x"],
-        ["dp2, ZeRO 3 (FSDP2)", "torch gloo", "1000.0", "4,096", "0.90x", ""],
+        ["ZeRO 3 (FSDP2)", "asyncpar shm", "500.0", "8,192", "1.60x", "2.00x"],
+        ["ZeRO 3 (FSDP2)", "asyncpar tcp", "600.0", "6,827", "1.33x", "1.67x"],
+        ["ZeRO 3 (FSDP2)", "torch gloo", "1,000", "4,096", "0.90x", ""],
     ]
 
 
@@ -168,6 +170,9 @@ def test_tables_fit_a_terminal() -> None:
     for table in [*tables, layout_table(every, 4096), peer_table(every, 4096)]:
         assert table
         assert max(map(len, table)) <= WIDTH, "\n".join(table)
+    lines = show(parse_arguments([]), every, "what ran where")
+    assert "scripts/bench/parallel.py --parts zero --rounds 3:" in lines
+    assert max(map(len, lines)) <= WIDTH, max(lines, key=len)
 
 
 def test_what_is_right_has_no_faults() -> None:

@@ -13,8 +13,9 @@ import pytest
 
 from asyncpar.config.parallel import MemoryOptimizationStrategy
 from asyncpar.zero import ZeROStage
-from scripts.bench.parallel import LAYOUTS, parse_arguments, plan, rules_of
+from scripts.bench.parallel import LAYOUTS, plan
 from scripts.bench.parallel_figures import Figures, find_faults
+from scripts.bench.parallel_options import parse_arguments, rules_of
 from scripts.bench.parallel_train import config_of
 from scripts.bench.parallel_virtual import CASES, Case, measure_case
 from scripts.bench.peers.model_rules import Rules
@@ -82,7 +83,8 @@ def test_the_executor_takes_what_the_table_says(case: Case) -> None:
         (("--peers", "horovod"), "--peers: expected some of alone, ddp, fsdp, pipeline, got 'horovod'"),
         (("--heads", "3"), "--heads: expected an even divisor of --dim 128, got 3"),
         (("--batch", "24"), "--batch: expected a multiple of 4 and of 2 replicas * 8 micro-batches, got 24"),
-        (("--layers", "1"), "--layers: expected at least 2"),
+        (("--json", "/nowhere/figures.json"), "--json: expected a file in a folder that exists"),
+        (("--layers", "3"), "--layers: expected an even number"),
         (("--steps", "many"), "argument --steps: invalid int value: 'many'"),
     ],
 )

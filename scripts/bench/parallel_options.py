@@ -1,0 +1,98 @@
+"""The options of ``parallel.py``."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from scripts.bench.environments import DEFAULT_ENVIRONMENTS
+from scripts.bench.parallel_figures import PEERS
+from scripts.bench.peers.model_rules import Rules
+
+PARTS = ("schedules", "hops", "zero", "layouts")
+LANES = ("shm", "tcp")
+
+_QUICK = {
+    "rounds": 1, "steps": 1, "layers": 4, "dim": 16, "heads": 4, "seq": 8, "batch": 16, "micro_batches": 2,
+    "values": 80_000, "lanes": "shm",
+}  # fmt: skip
+_FULL = {
+    "rounds": 3, "steps": 5, "layers": 4, "dim": 128, "heads": 4, "seq": 64, "batch": 64, "micro_batches": 8,
+    "values": 25_000_000, "lanes": ",".join(LANES),
+}  # fmt: skip
+
+
+class Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line, and ends with 2."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: error: {message}\n")
+
+
+def parse_arguments(given: Sequence[str] | None = None, *, description: str | None = None) -> argparse.Namespace:
+    """Return the options; a wrong one ends the program with 2."""
+    parser = Parser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--parts", default=",".join(PARTS), help=f"default: {','.join(PARTS)}")
+    parser.add_argument("--lanes", help="of asyncpar with 2 ranks (default: shm,tcp)")
+    parser.add_argument("--peers", default=",".join(PEERS), help=f"forms of torch (default: {','.join(PEERS)})")
+    parser.add_argument("--rounds", type=int, help=f"default: {_FULL['rounds']}")
+    parser.add_argument("--steps", type=int, help=f"per round and layout or stage (default: {_FULL['steps']})")
+    parser.add_argument("--micro-batches", type=int, help=f"of pipelines (default: {_FULL['micro_batches']})")
+    for name in ("layers", "dim", "heads", "seq", "batch"):
+        parser.add_argument(f"--{name}", type=int, help=f"as of train_lm.py (default: {_FULL[name]})")
+    parser.add_argument("--values", type=int, help=f"of the model of zero (default: {_FULL['values']})")
+    parser.add_argument("--quick", action="store_true", help="tiny sizes, one round: does it run at all?")
+    parser.add_argument("--envs", type=Path, default=DEFAULT_ENVIRONMENTS, help="folder of the peers' environments")
+    parser.add_argument("--install", action="store_true", help="install torch there if it is missing, from PyPI")
+    parser.add_argument("--json", type=Path, help="write all figures into this file, too")
+    arguments = parser.parse_args(given)
+    for name, default in (_QUICK if arguments.quick else _FULL).items():
+        if getattr(arguments, name) is None:
+            setattr(arguments, name, default)
+    for name, known in (("parts", PARTS), ("lanes", LANES), ("peers", tuple(PEERS))):
+        chosen = [one for one in getattr(arguments, name).split(",") if one]
+        for one in chosen:
+            if one not in known:
+                parser.error(f"--{name}: expected some of {', '.join(known)}, got {one!r}")
+        setattr(arguments, name, chosen)
+    problem = _problem(arguments)
+    if problem is not None:
+        parser.error(problem)
+    return arguments
+
+
+def _problem(arguments: argparse.Namespace) -> str | None:
+    """Return what is wrong with the sizes."""
+    for name in ("rounds", "steps", "micro_batches", "layers", "dim", "heads", "seq", "batch", "values"):
+        if getattr(arguments, name) < 1:
+            return f"--{name.replace('_', '-')}: expected a positive number, got {getattr(arguments, name)}"
+    if not arguments.parts:
+        return f"--parts: expected some of {', '.join(PARTS)}, got none"
+    if not arguments.lanes:
+        return f"--lanes: expected some of {', '.join(LANES)}, got none"
+    if arguments.layers % 2:
+        return f"--layers: expected an even number, half of them for each stage, got {arguments.layers}"
+    if arguments.heads % 2 or arguments.dim % arguments.heads:
+        return f"--heads: expected an even divisor of --dim {arguments.dim}, got {arguments.heads}"
+    if arguments.batch % (2 * arguments.micro_batches) or arguments.batch % 4:
+        most = f"2 replicas * {arguments.micro_batches} micro-batches"
+        return f"--batch: expected a multiple of 4 and of {most}, got {arguments.batch}"
+    if arguments.json is not None and not arguments.json.absolute().parent.is_dir():
+        return f"--json: expected a file in a folder that exists, got {arguments.json}"
+    if arguments.values < 64:
+        return f"--values: expected at least 64, got {arguments.values}"
+    return None
+
+
+def rules_of(arguments: argparse.Namespace) -> Rules:
+    """Return the sizes of the model and its batches."""
+    return Rules(
+        layers=arguments.layers,
+        features=arguments.dim,
+        heads=arguments.heads,
+        length=arguments.seq,
+        rows=arguments.batch,
+        steps=arguments.steps,
+    )
