@@ -51,6 +51,7 @@ class ThreeDParallelismCoordinator:
         self._meeting = meeting
         self._wanted = checkpointing.describe(assembly)
         self._verdict: Verdict | None = None
+        self._seconds_before = 0.0
         self._last_norm = self._last_rate = 0.0
         self._has_failed = self._was_taken = self._is_torn = False
         self.steps = 0
@@ -124,14 +125,16 @@ class ThreeDParallelismCoordinator:
         """
         async with self._together(Intent.BACKWARD_PASS):
             self._verdict = None
+            began = asyncio.get_running_loop().time()
             verdict = await self._runner.backward(inputs, targets)
             self._verdict = verdict
+        self._seconds_before = asyncio.get_running_loop().time() - began
         return verdict.loss
 
     async def optimizer_step(self, learning_rate: float) -> StepResult:
         """Move the parameters by the gradients of the last ``backward_pass``; see ``train_step``."""
         async with self._together(Intent.OPTIMIZER_STEP, learning_rate):
-            began = asyncio.get_running_loop().time()
+            began = asyncio.get_running_loop().time() - self._seconds_before  # a step is both halves
             verdict, self._verdict = self._verdict, None
             if verdict is None:
                 raise UsageError("optimizer_step: expected a backward_pass that succeeded before it, got none")

@@ -1,6 +1,6 @@
 """Train a transformer in three dimensions.
 
-    asyncpar launch --nproc-per-node 4 scripts/examples/three_dimensions.py
+asyncpar launch --nproc-per-node 4 scripts/examples/three_dimensions.py
 """
 
 import numpy as np

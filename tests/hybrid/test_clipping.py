@@ -23,8 +23,8 @@ async def test_sharded_replicas_have_the_bits_of_plain_ones(dp: int, stage: ZeRO
     model = replace(TINY, dtype=dtype, vocabulary=11, mlp_hidden=27, tied_embeddings=True)
     settings: dict[str, Any] = {"micro_batches": 2, "clip_norm": CLIP}
     zero = ZeROConfig(stage=stage, bucket_size_mb=0.003, algorithm=None if dp == 2 else "halving")
-    plain = await train_together(model, make_config(dp, **settings), rows=4 * dp, steps=4)
-    sharded = await train_together(model, make_config(dp, zero=zero, **settings), rows=4 * dp, steps=4)
+    plain = await train_together(model, make_config(dp, **settings), rows=4 * dp, steps=3)
+    sharded = await train_together(model, make_config(dp, zero=zero, **settings), rows=4 * dp, steps=3)
     assert max(plain.norms) > CLIP
     assert sharded.losses == plain.losses
     assert sharded.norms == plain.norms
@@ -32,9 +32,11 @@ async def test_sharded_replicas_have_the_bits_of_plain_ones(dp: int, stage: ZeRO
         np.testing.assert_array_equal(sharded.tensors[key], values, err_msg=str(key))
 
 
-@pytest.mark.parametrize("is_sequence_parallel", [False, True])
-@pytest.mark.parametrize("stage", ZeROStage)
-@pytest.mark.parametrize("layout", [(2, 1, 1), (1, 2, 1), (1, 1, 2), (2, 2, 2), (1, 4, 2)])
+@pytest.mark.parametrize("stage", [ZeROStage.NONE, ZeROStage.STAGE2])
+@pytest.mark.parametrize(
+    ("layout", "is_sequence_parallel"),
+    [((2, 1, 1), False), ((1, 2, 1), False), ((1, 1, 2), False), ((2, 2, 2), False), ((1, 4, 2), True)],
+)
 async def test_the_norm_is_that_of_one_process(
     layout: tuple[int, int, int], stage: ZeROStage, is_sequence_parallel: bool
 ) -> None:

@@ -81,13 +81,21 @@ async def test_other_rules_train_as_in_one_process(rule: Any, stage: ZeROStage) 
     assert_same(together, train_alone(TINY, config, rows=10, steps=3), tolerance=EXACT)
 
 
-@pytest.mark.parametrize("stage", ZeROStage)
-@pytest.mark.parametrize("layout", [(2, 2, 2), (8, 1, 1), (1, 8, 1), (2, 1, 4)])
+@pytest.mark.parametrize(
+    ("layout", "stage"),
+    [
+        ((2, 2, 2), ZeROStage.NONE),
+        ((2, 2, 2), ZeROStage.STAGE3),
+        ((4, 1, 1), ZeROStage.STAGE1),
+        ((1, 4, 1), ZeROStage.NONE),
+        ((2, 1, 4), ZeROStage.STAGE2),
+    ],
+)
 async def test_losses_of_float32_stay_within_a_millionth(layout: tuple[int, int, int], stage: ZeROStage) -> None:
     model = replace(TINY, dtype="float32", heads=8, features=16, tied_embeddings=True)
     config = make_config(*layout, micro_batches=4, zero=ZeROConfig(stage=stage), clip_norm=0.3)
-    together = await train_together(model, config, rows=34, steps=3)
-    alone = train_alone(model, config, rows=34, steps=3)
+    together = await train_together(model, config, rows=18, steps=3)
+    alone = train_alone(model, config, rows=18, steps=3)
     for one, other in zip(together.losses, alone.losses, strict=True):
         assert one == pytest.approx(other, rel=1e-6)
 

@@ -1,0 +1,184 @@
+"""Training goes on from a checkpoint at any other layout as it would have gone on where it was saved."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from asyncpar.config.parallel import PipelineScheduleType
+from asyncpar.errors import CheckpointError, UsageError
+from asyncpar.hybrid import HybridConfig, ThreeDParallelismCoordinator
+from asyncpar.zero.config import ZeROConfig, ZeROStage
+from tests.hybrid.ranks import Ranks, alone_after, assert_has_taken, outcomes_of, running
+from tests.hybrid.worlds import TINY, Array, make_config
+
+MODEL = replace(TINY, vocabulary=11, mlp_hidden=29, tied_embeddings=True)
+
+
+def make(
+    layout: tuple[int, int, int],
+    stage: ZeROStage,
+    schedule: PipelineScheduleType = PipelineScheduleType.GPIPE,
+    **more: Any,
+) -> HybridConfig:
+    return make_config(
+        *layout, micro_batches=2, zero=ZeROConfig(stage=stage), clip_norm=0.3, pipeline_schedule=schedule, **more
+    )
+
+
+async def every(ranks: Ranks, main: Callable[[ThreeDParallelismCoordinator], Coroutine[Any, Any, Any]]) -> list[Any]:
+    outcomes = await outcomes_of(ranks.start(main))
+    for outcome in outcomes:
+        if isinstance(outcome, BaseException):
+            raise outcome
+    return outcomes
+
+
+LAYOUTS = [
+    make((1, 1, 1), ZeROStage.NONE),
+    make((4, 1, 1), ZeROStage.STAGE3),
+    make((1, 4, 1), ZeROStage.NONE, order="tp-dp-pp"),
+    make((1, 1, 4), ZeROStage.STAGE1),
+    make((2, 2, 1), ZeROStage.STAGE2),
+    make((1, 1, 2), ZeROStage.NONE, PipelineScheduleType.ZBV),
+    make((3, 1, 1), ZeROStage.STAGE1),
+    make((1, 1, 2), ZeROStage.STAGE3, PipelineScheduleType.INTERLEAVED_ONE_F1B, num_model_chunks=2),
+    make((1, 1, 3), ZeROStage.NONE, layers_per_stage=(2, 1, 1)),
+    make((2, 2, 2), ZeROStage.STAGE3),
+]
+
+
+def describe(config: HybridConfig) -> str:
+    parallelism = config.parallelism
+    return f"{parallelism.dp_size}x{parallelism.tp_size}x{parallelism.pp_size}-{config.zero.stage}"
+
+
+@pytest.mark.parametrize("saver", [LAYOUTS[4], LAYOUTS[7]], ids=describe)
+async def test_any_layout_goes_on_from_any_other(saver: HybridConfig, tmp_path: Path) -> None:
+    async with running(MODEL, saver) as ranks:
+        for _ in range(2):
+            await ranks.take_step()
+        await every(ranks, lambda one: one.save(tmp_path, extra={"seen": 16}))
+        expected = (await ranks.take_step())[0]
+    for config in LAYOUTS:
+        async with running(MODEL, config) as ranks:
+            assert await every(ranks, lambda one: one.load(tmp_path)) == [{"seen": 16}] * len(ranks.all)
+            assert {one.steps for one in ranks.all} == {2}
+            assert_has_taken(ranks, 2)
+            np.testing.assert_allclose((await ranks.take_step())[0], expected, rtol=1e-12)
+            assert_has_taken(ranks, 3)
+
+
+async def test_the_same_layout_goes_on_to_the_same_bits(tmp_path: Path) -> None:
+    async with running(replace(MODEL, dropout=0.2), make((2, 1, 2), ZeROStage.STAGE2)) as ranks:
+        await ranks.take_step()
+        await every(ranks, lambda one: one.save(tmp_path))
+        expected = await ranks.take_step()
+        values = ranks.values()
+        await every(ranks, lambda one: one.load(tmp_path))
+        assert await ranks.take_step() == expected
+        for key, value in ranks.values().items():
+            np.testing.assert_array_equal(value, values[key])
+
+
+async def assert_nothing_changed(ranks: Ranks, before: dict[tuple[str, str], Array], steps: int) -> None:
+    assert {one.steps for one in ranks.all} == {steps}
+    for key, value in ranks.values().items():
+        np.testing.assert_array_equal(value, before[key])
+
+
+@pytest.mark.parametrize("stage", [ZeROStage.NONE, ZeROStage.STAGE3])
+@pytest.mark.parametrize("change", [{"seed": 3}, {"vocabulary": 12}, {"tied_embeddings": False}])
+async def test_a_checkpoint_of_another_model_is_refused_on_all_ranks(
+    change: dict[str, Any], stage: ZeROStage, tmp_path: Path
+) -> None:
+    async with running(replace(MODEL, **change), make((1, 1, 1), ZeROStage.NONE)) as ranks:
+        await ranks.take_step()
+        await every(ranks, lambda one: one.save(tmp_path))
+    async with running(MODEL, make((2, 1, 2), stage)) as ranks:
+        for _ in range(2):
+            await ranks.take_step()
+        before = ranks.values()
+        for outcome in await outcomes_of(ranks.start(lambda one: one.load(tmp_path))):
+            assert isinstance(outcome, (CheckpointError, UsageError)), repr(outcome)
+        await assert_nothing_changed(ranks, before, 2)
+        await ranks.take_step()
+        assert_has_taken(ranks, 3)
+
+
+@pytest.mark.parametrize("stage", [ZeROStage.NONE, ZeROStage.STAGE3])
+@pytest.mark.parametrize("damage", ["torn", "edited", "missing"])
+async def test_a_damaged_checkpoint_is_refused_on_all_ranks(damage: str, stage: ZeROStage, tmp_path: Path) -> None:
+    async with running(MODEL, make((2, 1, 2), stage)) as ranks:
+        await ranks.take_step()
+        (path, *_) = await every(ranks, lambda one: one.save(tmp_path))
+        shard = max(path.glob("*.safetensors"), key=lambda one: one.stat().st_size)
+        content = bytearray(shard.read_bytes())
+        match damage:
+            case "torn":
+                shard.write_bytes(content[: len(content) // 2])
+            case "edited":
+                content[-3] ^= 16
+                shard.write_bytes(content)
+            case _:
+                shard.unlink()
+        await ranks.take_step()
+        before = ranks.values()
+        for outcome in await outcomes_of(ranks.start(lambda one: one.load(path))):
+            assert isinstance(outcome, CheckpointError), repr(outcome)
+            assert shard.name in str(outcome), str(outcome)
+        await assert_nothing_changed(ranks, before, 2)
+        await ranks.take_step()
+        assert_has_taken(ranks, 3)
+
+
+@pytest.mark.parametrize("stage", ZeROStage)
+async def test_one_may_save_and_load_after_a_failure(stage: ZeROStage, tmp_path: Path) -> None:
+    async with running(MODEL, make((2, 1, 2), stage)) as ranks:
+        await ranks.take_step()
+        for turns in (3, 17, 40):
+            folder = tmp_path / str(turns)
+            for what in ("save", "load"):
+                tasks = ranks.start()
+                for _ in range(turns):
+                    await asyncio.sleep(0)
+                tasks[turns % 4].cancel()
+                await outcomes_of(tasks)
+                if what == "save":
+                    await every(ranks, partial(ThreeDParallelismCoordinator.save, folder=folder))
+                    saved = ranks.all[0].steps
+                else:
+                    await every(ranks, partial(ThreeDParallelismCoordinator.load, folder=folder))
+                    assert {one.steps for one in ranks.all} == {saved}
+                assert_has_taken(ranks, ranks.all[0].steps)
+
+
+async def test_ranks_that_were_torn_apart_while_loading_say_so_until_they_load_again(tmp_path: Path) -> None:
+    async with running(MODEL, make((2, 1, 2), ZeROStage.STAGE1)) as ranks:
+        await ranks.take_step()
+        await every(ranks, lambda one: one.save(tmp_path))
+        for turns in (1, 8, 30, 80, 200):
+            await ranks.take_step()
+            tasks = ranks.start(lambda one: one.load(tmp_path))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            tasks[3].cancel()
+            await outcomes_of(tasks)
+            outcomes = await outcomes_of(ranks.start())
+            if not any(isinstance(outcome, BaseException) for outcome in outcomes):
+                assert_has_taken(ranks, ranks.all[0].steps)
+            await every(ranks, lambda one: one.load(tmp_path))
+            assert_has_taken(ranks, 1)
+
+
+def test_what_one_process_has_does_not_depend_on_the_layout() -> None:
+    one, other = (alone_after(MODEL, config, 2) for config in LAYOUTS[:2])
+    for key, value in one.items():
+        np.testing.assert_array_equal(value, other[key])
