@@ -58,7 +58,7 @@ async def measure(
             await train_step(coordinator, model, 0, rows=rows)
             replicas = groups.world if groups.dp.size == world.size and zero == 0 else groups.dp
             before = replicas.traffic.payload_bytes, groups.tp.traffic.payload_bytes
-            ends = world.subgroup((0, pp - 1), key="pp_group_dp0_tp0_ends") if is_tied else None
+            ends = groups.world.subgroup((0, pp - 1), key="pp_group_dp0_tp0_ends") if is_tied else None
             tied_before = 0 if ends is None else ends.traffic.payload_bytes
             result = await train_step(coordinator, model, 1, rows=rows)
             return Sent(
