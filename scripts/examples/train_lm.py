@@ -234,7 +234,11 @@ def write_results(out: Path, summary: Summary, curves: dict[str, list[float]], o
     content = asdict(summary) | {"settings": vars(options), "losses": curves}
     (out / "summary.json").write_text(json.dumps(content, indent=1, default=str) + "\n")
     try:
-        plot_losses(curves, out / "loss.png", title=f"{summary.ranks} ranks, codec {options.codec}, {summary.layout or options.sync}")
+        plot_losses(
+            curves,
+            out / "loss.png",
+            title=f"{summary.ranks} ranks, codec {options.codec}, {summary.layout or options.sync}",
+        )
     except UsageError as error:
         print(f"no loss.png: {error}", file=sys.stderr)
 
