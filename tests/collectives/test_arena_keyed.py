@@ -213,10 +213,13 @@ async def test_cancelled_before_all_are_ready_it_fails_on_all_and_the_group_goes
         await asyncio.wait({calls[victim]})
         late = [rank for rank in range(3) if rank not in calls]
         calls |= {rank: asyncio.ensure_future(nodes[rank].world.all_reduce(np.ones(9), key="k")) for rank in late}
-        assert calls.pop(victim).cancelled()
-        for error in await asyncio.gather(*calls.values(), return_exceptions=True):
-            assert isinstance(error, PeerCancelled)
-            assert error.rank == victim
+        assert calls.pop(victim).cancelled() or not late
+        for outcome in await asyncio.gather(*calls.values(), return_exceptions=True):
+            if isinstance(outcome, PeerCancelled):
+                assert outcome.rank == victim
+            else:  # where all had announced it, some may have had all they need before the victim gave up
+                assert not late
+                assert np.array_equal(np.asarray(outcome), np.full(9, 3.0))
         await sum_everywhere(nodes, "k")
         await sum_everywhere(nodes)
 
