@@ -89,7 +89,7 @@ def attach_launched(
         server, connector = await serve_links(
             stack, credentials, bind=environment.bind, transport=pinned, serving=serving, door=door
         )
-        request = _join_request(environment, address=server.address, settings=_settings(pinned, arena))
+        request = _join_request(environment, address=server.address, settings=describe_settings(pinned, arena))
         world = await join_world(environment.rendezvous, credentials, request)
         return Attachment(
             world=world,
@@ -115,7 +115,7 @@ def arena_settings(environment: Mapping[str, str], transport: str | None) -> Are
     return ArenaSettings.from_mapping(environment, machine=platform.machine(), required=transport == "shm")
 
 
-def _settings(transport: str | None, arena: ArenaSettings | None) -> str:
+def describe_settings(transport: str | None, arena: ArenaSettings | None) -> str:
     """Return what must be equal on all ranks; how they wait is a matter of each host."""
     size = "" if arena is None else f", arena={'off' if arena.is_off else arena.bytes}"
     return f"transport={transport or 'any'}{size}"

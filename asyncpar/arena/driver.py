@@ -198,7 +198,7 @@ class Driver:
 
     def is_turn_due(self, now: float) -> bool:
         """Has the loop had no turn for a while, at ``now`` of ``time.perf_counter``?"""
-        return now - self._last_turn > SLICE_SECONDS
+        return now - self._last_turn > SLICE_SECONDS and not getattr(self._loop, "is_visited", False)
 
     def give_turn(self, now: float) -> None:
         """The caller gives the loop its turn."""

@@ -135,6 +135,11 @@ class ArenaCall(Coroutine[Any, Any, Any]):
         self._count = count
         self._running: Generator[Any, Any, Any] | None = None
 
+    @property
+    def has_channel(self) -> bool:
+        """Has its group a channel, so that it goes no other way?"""
+        return self._task.group.is_open
+
     def __getattr__(self, name: str) -> str:
         """Be called like a coroutine by whoever shows it."""
         if name in ("__name__", "__qualname__"):

@@ -63,6 +63,11 @@ class LaunchEnvironment:
         if not 0.0 < self.timeout <= _LONGEST_TIMEOUT:
             raise UsageError(f"ASYNCPAR_RENDEZVOUS_TIMEOUT: expected 0..{_LONGEST_TIMEOUT:.0f} s, got {self.timeout}")
 
+    @staticmethod
+    def is_in(environment: Mapping[str, str]) -> bool:
+        """Did our launcher start the process that has ``environment``?"""
+        return bool(environment.get(_MARK))
+
     @classmethod
     def from_mapping(cls, environment: Mapping[str, str]) -> LaunchEnvironment | None:
         """Read ``environment`` (such as ``os.environ``); None when no launcher started this process.
@@ -70,7 +75,7 @@ class LaunchEnvironment:
         Raises ``UsageError`` naming the variable that is missing or wrong, and when another launcher made a world of
         several ranks, which would silently become as many worlds of one.
         """
-        if not environment.get(_MARK):
+        if not cls.is_in(environment):
             _refuse_other_launchers(environment)
             return None
         values: dict[str, str | int | float] = {}

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from asyncpar.collectives.communicator import Communicator
-from asyncpar.collectives.offload import INLINE_BYTES, off_loop
 from asyncpar.gradsync import phases
 from asyncpar.gradsync.config import NonFinitePolicy
 from asyncpar.gradsync.groups import SyncGroups
@@ -18,19 +16,7 @@ from asyncpar.gradsync.obligation import Obligation
 from asyncpar.gradsync.outcome import BucketOutcome
 from asyncpar.gradsync.phases import Packing
 from asyncpar.gradsync.schemes import Leg, Place, Scheme
-
-
-class ThreadTurns:
-    """Who may use a thread: ``sending`` work comes before a bucket's first message, ``receiving`` work after it.
-
-    Of each kind a few run at a time, in the order in which they asked.  Buckets that are ready together would otherwise
-    all be encoded together, and the wire would be idle until the first of them is done, which is almost when the last
-    one is.
-    """
-
-    def __init__(self, *, threads: int) -> None:
-        self.sending = asyncio.Semaphore(threads)
-        self.receiving = asyncio.Semaphore(threads)
+from asyncpar.gradsync.walk import ThreadTurns, Walk
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +45,7 @@ class BucketFlow:
         self.scheme = scheme
         self.name = str(keys.replicas)
         self._settings = settings
+        self._walk = Walk(scheme=scheme, turns=settings.turns, agreed=settings.agreed)
         self._is_over = False
         self._legs = self._make_legs(keys, place)
         rare = keys.replicas / f"step/{settings.step}"
@@ -74,7 +61,7 @@ class BucketFlow:
 
         Afterwards ``scheme.result`` holds what became of it, unless ``outcome`` says that it cannot be had.
         """
-        await self._walk(self._legs, self._pack)
+        await self._walk.take(self._legs, before=self._pack)
         if not self.scheme.is_finite:
             await self._explain()
         self._is_over = True
@@ -106,27 +93,15 @@ class BucketFlow:
     def _pack(self) -> None:
         phases.pack(self.scheme, self._settings.packing)
 
-    async def _walk(self, legs: Sequence[Leg], before: Callable[[], None]) -> None:
-        """Take the legs, ``before`` in one go with the work of the first, and settle behind the last."""
-        works: list[Callable[[], None]] = [before]
-        turn = self._settings.turns.sending
-        for leg in legs:
-            works += [] if leg.work is None else [leg.work]
-            await self._off_loop(turn, works)
-            await self._settings.agreed.wait()
-            await leg.exchange.run()
-            works, turn = [], self._settings.turns.receiving
-        await self._off_loop(turn, [*works, self.scheme.settle])
-
     async def _explain(self) -> None:
         """Find out whose values are not finite; go on without them if that is wanted."""
-        await self._off_loop(self._settings.turns.receiving, [self._find_own])
+        await self._walk.work([self._find_own], is_first=False)
         every = await self._report.run()
         ranks = self._settings.groups.replicas.ranks
         culprits = {rank: tuple(names) for rank, names in zip(ranks, every, strict=True) if names}
         contributors = len(every) - len(culprits)
         if self._again and culprits and contributors:
-            await self._walk(self._again, self._pack_zeros if self._own else self._pack)
+            await self._walk.take(self._again, before=self._pack_zeros if self._own else self._pack)
             if self.scheme.is_finite:
                 self.outcome = BucketOutcome(culprits=culprits, contributors=contributors)
                 return
@@ -138,19 +113,3 @@ class BucketFlow:
 
     def _pack_zeros(self) -> None:
         self.scheme.payload.fill(0.0)
-
-    async def _off_loop(self, turn: asyncio.Semaphore, works: Sequence[Callable[[], None]]) -> None:
-        """Do ``works``, in a thread when its turn has come, if they would hold up the loop."""
-        nbytes = self.scheme.flat.nbytes
-        if not works:
-            return
-        if nbytes <= INLINE_BYTES:
-            _do(works)
-            return
-        async with turn:
-            await off_loop(partial(_do, works), nbytes=nbytes)
-
-
-def _do(works: Sequence[Callable[[], None]]) -> None:
-    for work in works:
-        work()

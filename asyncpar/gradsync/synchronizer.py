@@ -23,7 +23,7 @@ from asyncpar.gradsync import phases
 from asyncpar.gradsync.accumulation import Accumulation
 from asyncpar.gradsync.agreement import Disagreement
 from asyncpar.gradsync.config import GradientBucketingConfig, GradientCompressionConfig, NonFinitePolicy
-from asyncpar.gradsync.flow import BucketFlow, FlowSettings, ThreadTurns
+from asyncpar.gradsync.flow import BucketFlow, FlowSettings
 from asyncpar.gradsync.groups import HostGroups, make_groups
 from asyncpar.gradsync.keeper import KeeperSettings, LayoutKeeper
 from asyncpar.gradsync.keys import Keys
@@ -35,6 +35,7 @@ from asyncpar.gradsync.proposal import propose, propose_to_measure, refuse
 from asyncpar.gradsync.statistics import SyncStatistics
 from asyncpar.gradsync.step import SyncStep
 from asyncpar.gradsync.traffic import SyncTraffic
+from asyncpar.gradsync.walk import ThreadTurns
 
 
 class GradientSynchronizer:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import socket
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from pathlib import Path
 
 from asyncpar.errors import UsageError
 from asyncpar.launch.options import LaunchOptions
+from asyncpar.membership.host import host_id, host_name, resolve, route_to
 from asyncpar.transport.rpc import check_bindable, is_loopback, join_address, split_address
 
 _LOOPBACK = "127.0.0.1"
@@ -44,9 +44,9 @@ class Site:
 def survey(options: LaunchOptions) -> Site:
     """Find our place.  Raises ``UsageError`` when the options do not fit this machine."""
     nproc = options.nproc or len(os.sched_getaffinity(0))
-    host = socket.gethostname().partition(".")[0] or "localhost"
+    host = host_name()
     job = options.job or ("default" if options.nnodes > 1 else f"job-{os.getpid()}")
-    common = {"host": host, "host_id": _host_id(host), "job": job}
+    common = {"host": host, "host_id": host_id(host), "job": job}
     if options.local_addr is not None:
         check_bindable(_resolve("--local-addr", options.local_addr), 0)
     if options.nnodes == 1:
@@ -129,11 +129,9 @@ def _endpoint(text: str) -> tuple[str, int]:
 
 def _resolve(option: str, name: str) -> str:
     try:
-        found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+        return resolve(name)
     except OSError as error:
         raise UsageError(f"{option}: the host name {name!r} cannot be resolved ({error.strerror})") from error
-    addresses = [str(entry[4][0]) for entry in sorted(found, key=lambda entry: entry[0] != socket.AF_INET)]
-    return addresses[0]
 
 
 def _is_ours(address: str) -> bool:
@@ -146,21 +144,7 @@ def _is_ours(address: str) -> bool:
 
 def _route_to(address: str, port: int) -> str:
     """Return the address of this host that packets to ``address`` carry.  Sends nothing."""
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect((address, port))
-        except OSError as error:
-            raise UsageError(f"--rdzv-endpoint: no route to {address} ({error.strerror}); give --local-addr") from error
-        return str(probe.getsockname()[0])
-
-
-def _host_id(host: str) -> str:
-    """Return what is equal exactly for processes that share this kernel, its network and its files."""
-    parts = [host]
     try:
-        parts.append(Path("/proc/sys/kernel/random/boot_id").read_text().strip())
-        parts += [str(os.stat(f"/proc/self/ns/{name}").st_ino) for name in ("net", "mnt", "ipc")]
-    except OSError:  # not Linux: the name has to do
-        parts.append(str(os.getuid()))
-    return f"{host}-{hashlib.sha256(' '.join(parts).encode()).hexdigest()[:12]}"
+        return route_to(address, port)
+    except OSError as error:
+        raise UsageError(f"--rdzv-endpoint: no route to {address} ({error.strerror}); give --local-addr") from error

@@ -31,6 +31,13 @@ class Sequential(Stage[list[Any]]):
             saved.append(kept)
         return x, saved
 
+    def forward_again(self, x: Any) -> tuple[Array, list[Any]]:
+        saved: list[Any] = []
+        for stage in self.stages:
+            x, kept = stage.forward_again(x)
+            saved.append(kept)
+        return x, saved
+
     def backward(
         self, saved: list[Any], dy: Array, on_gradient: OnGradient | None = None, deferred: Deferred | None = None
     ) -> Array | None:

@@ -35,6 +35,14 @@ class Stage(ABC, Generic[Saved]):
         Raises ``UsageError`` when the shape of ``x`` does not fit.
         """
 
+    def forward_again(self, x: Any) -> tuple[Array, Saved]:
+        """Return what ``forward`` has returned for ``x``, with generators put back by the caller.
+
+        Nothing stays changed by it: a stage whose ``forward`` changes anything but its generators, such as running
+        averages, overrides this, and one that consists of stages passes it on.
+        """
+        return self.forward(x)
+
     @abstractmethod
     def backward(
         self, saved: Saved, dy: Array, on_gradient: OnGradient | None = None, deferred: Deferred | None = None

@@ -52,7 +52,7 @@ class Recomputed(Stage[RecomputedSaved]):
         afterwards = _states(self.stage)
         _restore(self.stage, saved.states)
         try:
-            _, kept = self.stage.forward(saved.x)
+            _, kept = self.stage.forward_again(saved.x)
         finally:
             _restore(self.stage, afterwards)
         return self.stage.backward(kept, dy, on_gradient, deferred)

@@ -34,6 +34,12 @@ class ShardedStage(Stage[Any]):
         with self._residence.using(self._index, FORWARD):
             return self.inner.forward(x)
 
+    def forward_again(self, x: Any) -> tuple[Array, Any]:
+        if self._residence is None:
+            return self.inner.forward_again(x)
+        with self._residence.using(self._index, BACKWARD):
+            return self.inner.forward_again(x)
+
     def backward(
         self, saved: Any, dy: Array, on_gradient: OnGradient | None = None, deferred: Deferred | None = None
     ) -> Array | None:

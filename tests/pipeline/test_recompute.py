@@ -117,6 +117,24 @@ def test_a_generator_that_two_layers_share_is_restored_too() -> None:
     assert drawn == wanted
 
 
+def test_what_a_forward_pass_counts_is_counted_once() -> None:
+    class Counting(Linear):
+        passes = 0
+
+        def forward(self, x: Array) -> tuple[Array, Array]:
+            self.passes += 1
+            return super().forward(x)
+
+        def forward_again(self, x: Array) -> tuple[Array, Array]:
+            return super().forward(x)
+
+    layer = Counting("linear", 8, 3, initializer=Initializer.from_seed(0, "float64"))
+    recomputed = Recomputed(Sequential([layer]))
+    y, saved = recomputed.forward(X)
+    recomputed.backward(saved, y)
+    assert layer.passes == 1
+
+
 @pytest.mark.parametrize(
     ("strategy", "kept"),
     [

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from asyncpar.codecs import Values
 from asyncpar.gradsync.plan import Bucket
@@ -21,6 +23,12 @@ class Lossy(Scheme):
         self.flat = np.zeros(count, np.float32)
         self.result = np.zeros(count, np.float32) if memory.keeps_input else self.flat
         self.feedback = Feedback(bucket, count=count, is_kept=has_feedback)
+
+    def lend(self, values: NDArray[Any]) -> bool:
+        is_fit = values.dtype == np.float32 and values.shape == self.flat.shape and values.flags.c_contiguous
+        if is_fit and not self.keeps_input:
+            self.flat = self.result = values
+        return is_fit and not self.keeps_input
 
     def commit(self) -> None:
         self.feedback.commit()

@@ -85,6 +85,10 @@ class Scheme(ABC):
         Raises ``PeerCancelled`` when a rank gave the step up, ``ProtocolError`` when what came cannot be decoded.
         """
 
+    def lend(self, values: NDArray[Any]) -> bool:  # noqa: ARG002
+        """Use ``values`` as ``flat`` and ``result`` until the next ``lend``, if they can be; return whether."""
+        return False
+
     def spoil(self) -> None:
         """Make sure that what this rank may still send cannot pass for gradients."""
         if not self.keeps_input:

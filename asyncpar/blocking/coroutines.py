@@ -1,0 +1,76 @@
+"""Coroutines that are begun by hand and go on as tasks."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Generator
+from typing import Any
+
+from asyncpar.collectives.arena_call import ArenaCall
+from asyncpar.collectives.quick import QuickCall
+
+_FREQUENT_TURNS = 4
+
+
+def go_far(coroutine: Coroutine[Any, Any, Any]) -> tuple[Coroutine[Any, Any, Any], bool, Any]:
+    """Run ``coroutine`` without a task, as far as it can go so; return what is left, whether it is over, its result.
+
+    Only operations in memory that ranks share can: all else might ask which task it is.  A bare yield gives the loop
+    its turn, which it does not need while it waits.
+    """
+    if type(coroutine) is not QuickCall and not (isinstance(coroutine, ArenaCall) and coroutine.has_channel):
+        return coroutine, False, None
+    try:
+        wanted = coroutine.send(None)
+        for _ in range(_FREQUENT_TURNS):
+            if wanted is not None:
+                break
+            wanted = coroutine.send(None)
+    except StopIteration as over:
+        return coroutine, True, over.value
+    return _Begun(coroutine, wanted), False, None
+
+
+class _Begun(Coroutine[Any, Any, Any]):
+    """``coroutine``, which has been begun by hand and waits for ``wanted``."""
+
+    __slots__ = ("_coroutine", "_is_known", "_wanted")
+
+    def __init__(self, coroutine: Coroutine[Any, Any, Any], wanted: Any) -> None:
+        self._coroutine = coroutine
+        self._wanted = wanted
+        self._is_known = False
+
+    def send(self, value: Any) -> Any:
+        if self._is_known:
+            return self._coroutine.send(value)
+        self._is_known = True
+        wanted, self._wanted = self._wanted, None
+        return wanted
+
+    def throw(self, *error: Any) -> Any:
+        self._is_known = True
+        return self._coroutine.throw(*error)
+
+    def close(self) -> None:
+        self._coroutine.close()
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        raise TypeError("what has been begun by hand can only go on as a task")
+
+    def __getattr__(self, name: str) -> Any:
+        """Look like the coroutine to whoever shows it."""
+        return getattr(self._coroutine, name)
+
+
+async def end_tasks(seconds: float) -> None:
+    """Cancel all other tasks of the loop, and those that they make, and see them end, for ``seconds`` at most."""
+    loop = asyncio.get_running_loop()
+    end = loop.time() + seconds
+    while left := asyncio.all_tasks() - {asyncio.current_task()}:
+        for task in left:
+            task.cancel()
+        await asyncio.wait(left, timeout=max(0.0, end - loop.time()))
+        if loop.time() >= end:
+            break
+    await loop.shutdown_asyncgens()

@@ -1,0 +1,206 @@
+"""The node of blocking programs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any, Self, TypeVar
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+import asyncpar.node
+from asyncpar.blocking.communicator import Communicator
+from asyncpar.blocking.pending import Cancelled, Pending
+from asyncpar.blocking.program import ended_in_order, report_failures
+from asyncpar.blocking.refs import Ref
+from asyncpar.blocking.seat import Seat
+from asyncpar.blocking.thread import LoopThread, background
+from asyncpar.config.environment import LaunchEnvironment
+from asyncpar.config.world import World
+from asyncpar.errors import UsageError
+from asyncpar.observe.loop_watch import BLOCKED_AFTER
+from asyncpar.runtime.actor import Actor
+from asyncpar.runtime.ref import ActorRef
+from asyncpar.transport.serving import Register
+
+T = TypeVar("T")
+A = TypeVar("A", bound=Actor)
+
+
+class Node:
+    """One rank of a world, for programs without an event loop; its loop runs in a background thread.
+
+    Made by ``asyncpar.blocking.init``, ``Node.start`` or ``asyncpar.testing.blocking_world``; usable from all threads,
+    notebooks included.  ``world`` is the communicator over all ranks.  ``on_loop`` is the node for coroutines: all of
+    asyncpar that has no blocking form is used with it, by ``run`` and ``call``.
+    """
+
+    def __init__(self, thread: LoopThread, on_loop: asyncpar.node.Node) -> None:
+        self.on_loop = on_loop
+        self._seat = Seat(thread, on_loop.rank)
+        self.world = Communicator(self._seat, on_loop.world)
+        thread.at_close(self, on_loop.stop)
+
+    @classmethod
+    def start(
+        cls,
+        environment: LaunchEnvironment | None = None,
+        *,
+        transport: str | None = None,
+        serve: str | None = None,
+        services: Sequence[Register] = (),
+        public_services: Sequence[str] = (),
+        blocked_after: float | None = BLOCKED_AFTER,
+    ) -> Node:
+        """Join the world that ``environment`` describes (default: this process's), and return when all ranks are there.
+
+        Arguments and errors are those of ``asyncpar.Node.start``.  A program that does not ``close`` the node leaves
+        the world in good order all the same, at its end.
+        """
+        report_failures()
+        thread = background()
+        return cls(
+            thread,
+            thread.call(
+                lambda: asyncpar.node.Node.start(
+                    environment,
+                    transport=transport,
+                    serve=serve,
+                    services=services,
+                    public_services=public_services,
+                    blocked_after=blocked_after,
+                ),
+                what="start",
+            ),
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<blocking node: rank {self.rank} of {self.size}{', closed' if self.is_closed else ''}>"
+
+    # -- who -------------------------------------------------------------------------------------------------------
+
+    @property
+    def rank(self) -> int:
+        return self.on_loop.rank
+
+    @property
+    def size(self) -> int:
+        return self.on_loop.size
+
+    @property
+    def membership(self) -> World:
+        """Who is who in this generation of the world."""
+        return self.on_loop.membership
+
+    @property
+    def address(self) -> str:
+        """``host:port`` of the node's gRPC server; empty for a node that only lives in this process."""
+        return self.on_loop.address
+
+    @property
+    def has_arena(self) -> bool:
+        """Do the ranks of this host share memory?"""
+        return self.on_loop.has_arena
+
+    @property
+    def bytes_sent(self) -> int:
+        """Bytes of frames that left this rank, and payload it has shown others in shared memory."""
+        return self.on_loop.bytes_sent
+
+    @property
+    def is_closed(self) -> bool:
+        return self._seat.is_closed
+
+    def empty(self, shape: int | Sequence[int], dtype: DTypeLike = np.float32) -> NDArray[Any]:
+        """Return a new array in memory that the ranks of this host share.  See ``asyncpar.Communicator.empty``."""
+        return self.world.empty(shape, dtype)
+
+    # -- coroutines ------------------------------------------------------------------------------------------------
+
+    def run(self, make: Callable[[], Coroutine[Any, Any, T]], *, timeout: float | None = None) -> T:
+        """Run the coroutine that ``make`` returns on the node's loop, and return its result.
+
+        ``node.run(lambda: synchronizer.synchronize(node.on_loop.world))``: ``make`` is called on the loop, in the order
+        of the calls of this node.  Ctrl-C and the end of the time cancel it.
+        """
+        return self._seat.wait("run", make, timeout)
+
+    def begin(self, make: Callable[[], Coroutine[Any, Any, T]]) -> Pending[T]:
+        """Begin the coroutine that ``make`` returns on the node's loop, and return its result to come."""
+        return self._seat.start("begin", make)
+
+    def call(self, function: Callable[[], T]) -> T:
+        """Return what ``function`` returns, which is called on the node's loop and must be quick.
+
+        Objects that belong to the loop are made so.
+        """
+        return self._seat.do("call", function)
+
+    # -- actors ----------------------------------------------------------------------------------------------------
+
+    def spawn(self, actor: type[A], *args: Any, name: str | None = None, **kwargs: Any) -> Ref[A]:
+        """Start an actor on this rank and return the reference to it.  See ``asyncpar.Node.spawn``."""
+        made: Any = self._seat.wait("spawn", lambda: self.on_loop.spawn(actor, *args, name=name, **kwargs))
+        return Ref(self._seat, made)
+
+    def ref(self, name: str, rank: int | None = None, *, actor_class: type[A] | None = None) -> Ref[A]:
+        """Return the reference to the actor called ``name`` on ``rank`` (default: this one); nothing is sent.
+
+        With ``actor_class`` results come typed, and wrong calls are refused before they are sent.
+        """
+        if self.is_closed:
+            raise UsageError(f"ref: the node of rank {self.rank} has been closed")
+        made: Any = (
+            self.on_loop.ref(name, rank)
+            if actor_class is None
+            else self.on_loop.ref(name, rank, actor_class=actor_class)
+        )
+        return Ref(self._seat, made)
+
+    def wrap(self, reference: ActorRef[A]) -> Ref[A]:
+        """Return the blocking form of a reference that came inside of something else."""
+        return Ref(self._seat, reference)
+
+    def stop_actor(self, reference: ActorRef[Any], *, timeout: float | None = None) -> None:
+        """Stop an actor of any rank, once it has handled what waits."""
+        self._seat.wait("stop_actor", lambda: self.on_loop.stop_actor(reference), timeout)
+
+    def kill_actor(self, reference: ActorRef[Any], *, timeout: float | None = None) -> None:
+        """Kill an actor of any rank, with its children."""
+        self._seat.wait("kill_actor", lambda: self.on_loop.kill_actor(reference), timeout)
+
+    # -- the end ---------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Leave the world in good order: actors stop, peers are told, lanes and server close.  Idempotent.
+
+        Operations that other threads wait for raise; later calls raise ``UsageError``.  In a child of a fork, which has
+        no node, nothing happens.
+        """
+        thread = self._seat.thread
+        if thread.is_closed:
+            self._seat.is_closed = True
+            return
+        thread.check_may_wait()
+        self._seat.is_closed = True
+        thread.forget(self)
+        with suppress(Cancelled):  # the whole thread is being closed by another
+            thread.call(self.on_loop.stop, what="close")
+
+
+@contextmanager
+def init(*, transport: str | None = None) -> Iterator[Node]:
+    """Join the world that ``asyncpar launch`` describes in the environment; alone, be a world of one.
+
+    ``with asyncpar.blocking.init() as node:``.  SIGTERM leaves the block like an exception and ends the program with
+    status 143.  Raises as ``Node.start`` does.
+    """
+    with ended_in_order(), Node.start(transport=transport) as node:
+        yield node

@@ -1,0 +1,163 @@
+"""A result that is on its way from the loop to the threads that wait for it."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Generic, TypeVar, cast
+
+from asyncpar.blocking.visited_loop import VisitedLoop
+from asyncpar.errors import AsyncparError
+
+T = TypeVar("T")
+
+
+class Cancelled(AsyncparError):  # noqa: N818
+    """What a thread waited for was cancelled; not ``CancelledError``, which would pass for one of its task."""
+
+
+class Pending(Generic[T]):
+    """What ``LoopThread.start`` returns.  From any thread.
+
+    Theory of operation.  Whoever finishes stores the outcome, then ``is_done``, then opens all gates and calls all
+    callbacks that it finds.  Whoever waits hangs up a gate, then looks at ``is_done``.  So one of the two sees the
+    other, without a lock; taking a gate or callback out of its list is atomic, so each is used once.
+
+    Cancelling is a request to the loop like starting, so it comes after the start, whenever it is asked for.
+    """
+
+    __slots__ = (
+        "_callbacks",
+        "_error",
+        "_gates",
+        "_loop",
+        "_task",
+        "_traceback",
+        "_value",
+        "expired_after",
+        "is_done",
+        "what",
+    )
+
+    def __init__(self, loop: VisitedLoop, what: str = "") -> None:
+        self.is_done = False
+        """Has it come, or failed?"""
+        self.what = what
+        """Its name in messages."""
+        self.expired_after: float | None = None
+        """The seconds after which it was cancelled, since it had no more."""
+        self._loop = loop
+        self._value: T | None = None
+        self._error: BaseException | None = None
+        self._traceback: TracebackType | None = None
+        self._gates: list[threading.Lock] = []
+        self._callbacks: list[Callable[[Pending[T]], object]] = []
+        self._task: asyncio.Task[Any] | None = None
+
+    def wait(self, timeout: float | None = None) -> T:
+        """Return the result, or raise what the coroutine raised (``Cancelled`` if it was cancelled).
+
+        Raises ``TimeoutError`` after ``timeout`` seconds (None: never); what is under way goes on then.
+        """
+        if not self.is_done:
+            self._stand_at_gate(timeout)
+        error = self._error
+        if error is None:
+            return cast("T", self._value)
+        try:
+            raise error.with_traceback(self._traceback)  # not what earlier waits have added to it
+        finally:
+            del self, error  # the traceback has this frame, which must not have the error
+
+    def exception(self) -> BaseException | None:
+        """Return what the coroutine has raised; None if nothing yet."""
+        return self._error
+
+    def cancel(self) -> None:
+        """Cancel what is under way, soon; without effect if it is over."""
+        if not self.is_done:
+            self._loop.request(self._cancel_now)
+
+    def add_done_callback(self, function: Callable[[Pending[T]], object]) -> None:
+        """Call ``function(self)`` when it is over, in the thread that finishes it: it must be quick and not wait."""
+        self._callbacks.append(function)
+        if self.is_done:
+            self._call_back()
+
+    def __repr__(self) -> str:
+        state = "under way" if not self.is_done else "done" if self._error is None else f"failed: {self._error!r}"
+        return f"<Pending {self.what or 'result'}: {state}>"
+
+    # -- for who finishes it -----------------------------------------------------------------------------------------
+
+    def begun(self, task: asyncio.Task[Any]) -> None:
+        """``task`` is at it."""
+        self._task = task
+
+    def succeed(self, value: T) -> None:
+        """It has come."""
+        self._value = value
+        self._finish()
+
+    def fail(self, error: BaseException) -> None:
+        """It will not come."""
+        self._error = error
+        self._traceback = error.__traceback__
+        self._finish()
+
+    def _finish(self) -> None:
+        self._task = None
+        self.is_done = True
+        gates = self._gates
+        while gates:
+            try:
+                gate = gates.pop()
+            except IndexError:  # whoever waited there has gone
+                break
+            gate.release()
+        if self._callbacks:
+            self._call_back()
+
+    def _cancel_now(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+
+    def _stand_at_gate(self, timeout: float | None) -> None:
+        self._loop.check_may_wait()
+        gate = threading.Lock()
+        gate.acquire()
+        self._gates.append(gate)
+        if self.is_done:
+            return
+        seconds = -1.0 if timeout is None else min(max(0.0, timeout), threading.TIMEOUT_MAX)
+        try:
+            has_come = gate.acquire(timeout=seconds)
+        except BaseException:
+            self._leave(gate)
+            raise
+        if not has_come and not self.is_done:
+            self._leave(gate)
+            raise TimeoutError(f"{self.what or 'the operation'}: not over after {timeout} s; it goes on")
+
+    def _leave(self, gate: threading.Lock) -> None:
+        if gate in self._gates:
+            try:
+                self._gates.remove(gate)
+            except ValueError:  # it was opened just now
+                return
+
+    def _call_back(self) -> None:
+        callbacks = self._callbacks
+        while callbacks:
+            try:
+                function = callbacks.pop(0)
+            except IndexError:  # another thread was quicker
+                return
+            try:
+                function(self)
+            except Exception as error:  # noqa: BLE001  # nobody here can handle it; nothing else may suffer from it
+                self._loop.call_exception_handler(
+                    {"message": f"a callback of {self!r} raised", "exception": error, "callback": function}
+                )

@@ -1,0 +1,67 @@
+"""What a program owes its launcher, and how signals end it: as ``asyncpar.run`` does for programs with a loop."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType, TracebackType
+from typing import NoReturn
+
+from asyncpar.observe.reporting import Reporter, record_failures
+from asyncpar.observe.standard_streams import open_closed_streams
+from asyncpar.runner import SIGINT_EXIT, SIGTERM_EXIT
+
+_reporter: Reporter | None = None
+
+
+def report_failures() -> None:
+    """Have the exception that ends this program reported to the agent that started it, if one did.  Once counts.
+
+    Ctrl-C, which every rank gets, is not shown then.
+    """
+    global _reporter  # noqa: PLW0603
+    if _reporter is not None:
+        return
+    open_closed_streams()
+    _reporter = reporter = Reporter.from_environment(os.environ)
+    if not reporter.is_connected:
+        return
+    shown = sys.excepthook
+
+    def show(kind: type[BaseException], error: BaseException, where: TracebackType | None) -> None:
+        if not isinstance(error, KeyboardInterrupt):
+            shown(kind, error, where)
+
+    sys.excepthook = show
+    record_failures(reporter)
+
+
+@contextmanager
+def ended_in_order() -> Iterator[None]:
+    """Turn SIGTERM into an exception for the time being, which leaves all contexts; the process ends with status 143.
+
+    Under a launcher Ctrl-C ends it with status 130 and shows nothing.  Only in the main thread, and only if the program
+    has no handler of its own.
+    """
+    is_ours = (
+        threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    )
+    if is_ours:
+        signal.signal(signal.SIGTERM, _terminate)
+    try:
+        yield
+    except KeyboardInterrupt:
+        if _reporter is not None and _reporter.is_connected:
+            raise SystemExit(SIGINT_EXIT) from None
+        raise
+    finally:
+        if is_ours and signal.getsignal(signal.SIGTERM) is _terminate:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def _terminate(_number: int, _frame: FrameType | None) -> NoReturn:
+    raise SystemExit(SIGTERM_EXIT)

@@ -1,0 +1,50 @@
+"""A node's place on the loop's thread: how all its parts run what they have to, until it is closed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+from asyncpar.blocking.pending import Pending
+from asyncpar.blocking.thread import LoopThread
+from asyncpar.errors import UsageError
+
+T = TypeVar("T")
+
+
+class Seat:
+    """What the node, its communicators and its references share."""
+
+    def __init__(self, thread: LoopThread, rank: int) -> None:
+        self.thread = thread
+        self.rank = rank
+        self.is_closed = False
+
+    def wait(self, what: str, make: Callable[[], Coroutine[Any, Any, T]], timeout: float | None = None) -> T:
+        """Run the coroutine that ``make`` returns and return its result; ``what`` names it in messages."""
+        if self.is_closed:
+            raise self._refusal(what)
+        if timeout is not None:
+            check_timeout(timeout)
+        return self.thread.call(make, timeout=timeout, what=what)
+
+    def start(self, what: str, make: Callable[[], Coroutine[Any, Any, T]]) -> Pending[T]:
+        """Begin the coroutine that ``make`` returns."""
+        if self.is_closed:
+            raise self._refusal(what)
+        return self.thread.start(make, what=what)
+
+    def do(self, what: str, function: Callable[[], T]) -> T:
+        """Return what ``function`` returns, called on the loop."""
+        if self.is_closed:
+            raise self._refusal(what)
+        return self.thread.do(function)
+
+    def _refusal(self, what: str) -> UsageError:
+        return UsageError(f"{what}: the node of rank {self.rank} has been closed")
+
+
+def check_timeout(seconds: float) -> None:
+    """Raise ``UsageError`` unless ``seconds`` can be waited."""
+    if not seconds > 0:
+        raise UsageError(f"timeout: expected a positive number of seconds or None, got {seconds!r}")

@@ -1,0 +1,279 @@
+"""The event loop of a blocking program: in a thread of its own, started at first use, ended at exit."""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import contextvars
+import os
+import threading
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from functools import partial
+from typing import Any, TypeVar
+
+from asyncpar.blocking.coroutines import end_tasks, go_far
+from asyncpar.blocking.pending import Cancelled, Pending
+from asyncpar.blocking.visited_loop import VisitedLoop
+from asyncpar.errors import AsyncparError, PeerTimeout, UsageError
+
+T = TypeVar("T")
+Make = Callable[[], Coroutine[Any, Any, T]]
+
+CLOSING_SECONDS = 5.0
+"""How long ending waits for what is to be closed in good order."""
+
+_PATIENCE = 5.0
+"""How long after its time an operation may be over; later the loop is taken for blocked."""
+
+_FORKED = "this process is a fork of the one that asyncpar's loop runs in; start processes with spawn instead"
+
+
+class LoopThread:
+    """An event loop in a daemon thread, and how blocking code has coroutines run on it.
+
+    Coroutines begin in the order of the calls, whichever threads they come from, in the context (``contextvars``) of
+    their callers.  A call that its thread can get through while the loop has nothing to do is over without a change of
+    threads: see ``visited_loop``.
+    """
+
+    def __init__(self, name: str = "asyncpar loop") -> None:
+        self.loop = VisitedLoop()
+        self.is_abandoned = False
+        """Is this a child of a fork, which has no such thread?"""
+        self._is_closed = False
+        self._is_ending = False
+        self._has_ended = False
+        self._closing = threading.Lock()
+        self._closers: dict[object, Make[object]] = {}
+        self._running: dict[asyncio.Task[Any], Pending[Any]] = {}
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+        _threads.append(self)
+
+    @property
+    def is_closed(self) -> bool:
+        return self._is_closed
+
+    def start(
+        self, make: Make[T], *, at_once: bool = False, timeout: float | None = None, what: str = ""
+    ) -> Pending[T]:
+        """Begin the coroutine that ``make`` returns, and return its result to come; never waits.
+
+        ``at_once``: get as far as possible in this thread, which is right for who waits for the result next.  After
+        ``timeout`` seconds it is cancelled and raises ``PeerTimeout`` where a rank is known to be the cause, else
+        ``TimeoutError``.  ``what`` names it in messages.
+        """
+        pending: Pending[T] = Pending(self.loop, what)
+        try:
+            self._request(make, pending, at_once, timeout)
+        except BaseException:  # a signal's: nobody will get the result
+            pending.cancel()
+            raise
+        return pending
+
+    def call(self, make: Make[T], *, timeout: float | None = None, what: str = "") -> T:
+        """Run the coroutine that ``make`` returns, and wait for its result; see ``start``.
+
+        Whatever ends the wait, such as a signal, cancels it.
+        """
+        self.loop.check_may_wait()
+        pending: Pending[T] = Pending(self.loop, what)
+        try:
+            self._request(make, pending, True, timeout)
+            return pending.wait(None if timeout is None else timeout + _PATIENCE)
+        finally:
+            pending.cancel()
+            del pending  # which has the error whose traceback has this frame
+
+    def do(self, function: Callable[[], T]) -> T:
+        """Return what ``function`` returns, which is called as if on the loop."""
+        self.loop.check_may_wait()
+        pending: Pending[T] = Pending(self.loop)
+        try:
+            self._check_open()
+            self.loop.request(partial(self._do, contextvars.copy_context(), function, pending))
+            return pending.wait()
+        finally:
+            del pending
+
+    def check_may_wait(self) -> None:
+        """Raise ``UsageError`` in code that the loop runs, which would wait for itself."""
+        self.loop.check_may_wait()
+
+    def at_close(self, owner: object, close: Make[object]) -> None:
+        """Await what ``close`` returns when the thread ends, unless ``forget`` was called with ``owner`` before."""
+        self._closers[owner] = close
+
+    def forget(self, owner: object) -> None:
+        """``owner`` has been closed."""
+        self._closers.pop(owner, None)
+
+    def close(self) -> None:
+        """Close what is open, within ``CLOSING_SECONDS``, cancel the rest, and end the thread.  Idempotent."""
+        self.loop.check_may_wait()
+        with self._closing:
+            if not self._is_closed:
+                self._close()
+
+    def abandon(self) -> None:
+        """In the child of a fork, which has no such thread: know that."""
+        self._is_closed = self.is_abandoned = True
+        self._closing = threading.Lock()
+        self.loop.abandon()
+
+    # -- on the loop, or as its visitor: must not raise --------------------------------------------------------------
+
+    def _request(self, make: Make[T], pending: Pending[T], at_once: bool, timeout: float | None) -> None:
+        self._check_open()
+        context = contextvars.copy_context()
+        self.loop.request(lambda: self._begin(context, make, pending, at_once, timeout))
+
+    def _begin(
+        self, context: contextvars.Context, make: Make[T], pending: Pending[T], at_once: bool, timeout: float | None
+    ) -> None:
+        try:
+            if self._has_ended:
+                raise Cancelled("the loop's thread has ended")
+            coroutine = context.run(make)
+            if at_once:
+                coroutine, is_over, value = context.run(go_far, coroutine)
+                if is_over:
+                    pending.succeed(value)
+                    return
+            task = self.loop.create_task(coroutine, context=context)
+        except BaseException as error:  # noqa: BLE001  # whoever waits for it gets it
+            pending.fail(error)
+            return
+        pending.begun(task)
+        self._running[task] = pending
+        if timeout is not None:
+            deadline = self.loop.call_later(timeout, _expire, task, pending, timeout)
+            task.add_done_callback(lambda _: deadline.cancel())
+        task.add_done_callback(self._settle)
+
+    def _do(self, context: contextvars.Context, function: Callable[[], T], pending: Pending[T]) -> None:
+        try:
+            if self._has_ended:
+                raise Cancelled("the loop's thread has ended")
+            value = context.run(function)
+        except BaseException as error:  # noqa: BLE001  # whoever waits for it gets it
+            pending.fail(error)
+        else:
+            pending.succeed(value)
+
+    def _settle(self, task: asyncio.Task[Any]) -> None:
+        pending = self._running.pop(task)
+        if task.cancelled():
+            pending.fail(_cancelled(task, pending))
+        elif (error := task.exception()) is not None:
+            pending.fail(error)
+        else:
+            pending.succeed(task.result())
+
+    # -- the thread --------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        loop = self.loop
+        asyncio.set_event_loop(loop)
+        try:
+            while not self._is_closed:
+                with suppress(SystemExit, KeyboardInterrupt):  # of a coroutine: its caller gets it
+                    loop.run_forever()
+            self._is_ending = True
+            loop.run_until_complete(end_tasks(CLOSING_SECONDS))
+        finally:
+            self._is_closed = True
+            with loop.turn:
+                self._has_ended = True
+                loop.close()
+            loop.request(_nothing)  # what has come too late learns of it
+            self._fail_running()
+
+    def _close(self) -> None:
+        closers = [*self._closers.values()]
+        try:
+            if closers:
+                with suppress(AsyncparError, TimeoutError):  # its ranks may be gone; nobody is left to care
+                    self.call(lambda: _await_all(closers), timeout=CLOSING_SECONDS)
+        finally:
+            self._is_closed = True
+            atexit.unregister(self.close)
+            if self in _threads:
+                _threads.remove(self)
+            with suppress(RuntimeError):  # it has ended by itself
+                self.loop.call_soon_threadsafe(self._stop)
+            self._thread.join(2 * CLOSING_SECONDS)
+            if self._thread.is_alive():  # something blocks the loop: nobody else is to wait for that
+                self._fail_running()
+
+    def _stop(self) -> None:
+        if not self._is_ending:
+            self.loop.stop()
+
+    def _fail_running(self) -> None:
+        for pending in [*self._running.values()]:
+            pending.fail(Cancelled("the loop's thread has ended"))
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise UsageError(f"start: {_FORKED if self.is_abandoned else 'the loop has ended; make a new node'}")
+
+
+def _expire(task: asyncio.Task[Any], pending: Pending[Any], seconds: float) -> None:
+    pending.expired_after = seconds
+    task.cancel()
+
+
+def _cancelled(task: asyncio.Task[Any], pending: Pending[Any]) -> Exception:
+    """Return what the thread gets that waits for ``task``, which was cancelled."""
+    try:
+        task.result()
+    except asyncio.CancelledError as error:
+        told, is_operation = str(error), bool(getattr(error, "__notes__", ()))
+    what = pending.what or "the call"
+    if pending.expired_after is None:
+        return Cancelled(f"{what} was cancelled" + (f": {told}" if told else ""))
+    message = f"{what}: not over within its timeout of {pending.expired_after} s" + (f": {told}" if told else "")
+    return PeerTimeout(message) if is_operation else TimeoutError(message)
+
+
+async def _await_all(closers: list[Make[object]]) -> None:
+    await asyncio.gather(*(close() for close in closers), return_exceptions=True)
+
+
+def _nothing() -> None:
+    """Have the queue looked at."""
+
+
+_lock = threading.Lock()
+_background: LoopThread | None = None
+_threads: list[LoopThread] = []
+"""Those that have not been closed."""
+
+_is_fork = False
+"""Has this process been forked from one with such threads?"""
+
+
+def background() -> LoopThread:
+    """Return the loop thread of this process: there is one, since all of gRPC in a process belongs to one loop."""
+    global _background  # noqa: PLW0603
+    with _lock:
+        if _background is None or _background.is_closed:
+            if _is_fork:
+                raise UsageError(f"start: {_FORKED}")
+            _background = LoopThread()
+            atexit.register(_background.close)
+        return _background
+
+
+def _forget_threads() -> None:
+    """In the child of a fork; the objects stay, since closing them would disturb the parent."""
+    global _lock, _is_fork  # noqa: PLW0603
+    _lock = threading.Lock()
+    for thread in _threads:
+        _is_fork = True
+        thread.abandon()
+
+
+os.register_at_fork(after_in_child=_forget_threads)

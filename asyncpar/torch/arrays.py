@@ -1,0 +1,139 @@
+"""Tensors as numpy arrays over the same memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import torch
+
+from asyncpar.collectives.reduction import Array
+from asyncpar.errors import UsageError
+
+_SHARED: dict[torch.dtype, np.dtype[Any]] = {
+    torch.float32: np.dtype(np.float32),
+    torch.float64: np.dtype(np.float64),
+    torch.float16: np.dtype(np.float16),
+    torch.bfloat16: np.dtype(ml_dtypes.bfloat16),
+    torch.int64: np.dtype(np.int64),
+    torch.int32: np.dtype(np.int32),
+    torch.int16: np.dtype(np.int16),
+    torch.int8: np.dtype(np.int8),
+    torch.uint8: np.dtype(np.uint8),
+    torch.uint16: np.dtype(np.uint16),
+    torch.uint32: np.dtype(np.uint32),
+    torch.uint64: np.dtype(np.uint64),
+    torch.bool: np.dtype(np.bool_),
+    torch.complex64: np.dtype(np.complex64),
+    torch.complex128: np.dtype(np.complex128),
+}
+"""What collectives can reckon with."""
+
+_INTEGERS = {1: np.dtype(np.uint8), 2: np.dtype(np.uint16), 4: np.dtype(np.uint32), 8: np.dtype(np.uint64)}
+
+_NAMES = {dtype: dtype.str for dtype in [*_SHARED.values(), *_INTEGERS.values()]}
+
+
+class _Memory:
+    """Shows a tensor's memory to numpy, and keeps it.
+
+    ``Tensor.numpy`` would do so, too, but then the storage may never be resized again: FSDP does that to free it.
+    """
+
+    __slots__ = ("__array_interface__", "tensor")
+
+    def __init__(self, tensor: torch.Tensor, dtype: np.dtype[Any], address: int) -> None:
+        strides = None
+        if not tensor.is_contiguous():
+            strides = tuple([step * dtype.itemsize for step in tensor.stride()])
+        self.tensor = tensor
+        self.__array_interface__ = {
+            "version": 3,
+            "shape": tensor.shape,
+            "typestr": _NAMES[dtype],
+            "data": (address, False),
+            "strides": strides,
+        }
+
+
+def array_of(tensor: torch.Tensor, name: str = "tensor", *, as_bits: bool = False) -> Array:
+    """Return ``tensor``'s elements as an array that shares its memory, of the same shape and strides.
+
+    What is written into it does not go through autograd.  ``as_bits`` takes dtypes that can be moved but not reckoned
+    with (``float8`` and such) as integers.  Raises ``UsageError`` for what is not a dense tensor in the CPU's memory.
+    """
+    check_tensor(tensor, name)
+    dtype = _SHARED.get(tensor.dtype)
+    if dtype is None:
+        dtype = _INTEGERS.get(tensor.dtype.itemsize) if as_bits else None
+        if dtype is None:
+            raise UsageError(f"{name}: expected a dtype that can be reduced, got {tensor.dtype}; it can only be moved")
+    address = tensor.data_ptr()
+    if not address and tensor.numel():
+        raise UsageError(
+            f"{name}: expected a tensor with memory, got a {type(tensor).__name__} that has none of its own"
+        )
+    if dtype.kind == "V":  # one of ml_dtypes: numpy knows it only by its object
+        return np.asarray(_Memory(tensor, _INTEGERS[dtype.itemsize], address)).view(dtype)
+    return np.asarray(_Memory(tensor, dtype, address))
+
+
+def check_tensor(tensor: torch.Tensor, name: str) -> None:
+    """Raise ``UsageError`` unless an array can share the memory of ``tensor``."""
+    if isinstance(tensor, torch.Tensor) and tensor.is_cpu and tensor.layout is torch.strided:
+        if not (tensor.is_neg() or tensor.is_conj()):
+            return
+        raise UsageError(
+            f"{name}: expected a tensor that holds its values, got a lazy conjugate; pass tensor.resolve_conj() or "
+            "tensor.resolve_neg()"
+        )
+    if not isinstance(tensor, torch.Tensor):
+        raise UsageError(f"{name}: expected a tensor, got {type(tensor).__name__}")
+    if not tensor.is_cpu:
+        raise UsageError(f"{name}: expected a tensor in the CPU's memory like the others, got one on {tensor.device}")
+    raise UsageError(f"{name}: expected a dense tensor, got layout {tensor.layout}; pass tensor.to_dense()")
+
+
+def as_list(tensors: torch.Tensor | Sequence[torch.Tensor], name: str = "tensors") -> list[torch.Tensor]:
+    """Return the tensors of an argument that may be one tensor or several."""
+    if isinstance(tensors, torch.Tensor):
+        return [tensors]
+    found = list(tensors)
+    if not found:
+        raise UsageError(f"{name}: expected at least one tensor, got none")
+    return found
+
+
+def only(tensors: torch.Tensor | Sequence[torch.Tensor], name: str) -> torch.Tensor:
+    """Return the one tensor of an argument that may be wrapped in a list."""
+    found = as_list(tensors, name)
+    if len(found) != 1:
+        raise UsageError(f"{name}: expected one tensor per rank, got {len(found)}")
+    return found[0]
+
+
+def flat(tensor: torch.Tensor, name: str, *, as_bits: bool = True) -> Array:
+    """Return the elements of ``tensor`` in a row: its memory if it is contiguous, else a copy."""
+    return array_of(tensor, name, as_bits=as_bits).reshape(-1)
+
+
+class Landing:
+    """Where a result lands that needs contiguous memory: the tensor's own, or an array that is copied into it."""
+
+    __slots__ = ("_target", "array")
+
+    def __init__(self, tensor: torch.Tensor, name: str) -> None:
+        target = array_of(tensor, name, as_bits=True)
+        self._target: Array | None = None
+        if target.flags.c_contiguous:
+            self.array = target.reshape(-1)
+        else:
+            self._target = target
+            self.array = np.empty(target.size, target.dtype)
+
+    def settle(self) -> None:
+        """The result is there: put it where it belongs."""
+        if self._target is not None:
+            self._target[...] = self.array.reshape(self._target.shape)

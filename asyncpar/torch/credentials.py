@@ -1,0 +1,72 @@
+"""What the ranks of a world that meets through a store prove themselves with."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from asyncpar.config.environment import LaunchEnvironment
+from asyncpar.config.secret import SECRET_BYTES
+from asyncpar.errors import UsageError
+from asyncpar.membership.credentials import load_certificates, read_credentials
+from asyncpar.membership.secret_file import read_secret
+from asyncpar.security.identity import rank_role
+from asyncpar.torch.roll_call import Charter, Roster
+from asyncpar.transport.rpc import Credentials
+
+_SECRET_FILE = "ASYNCPAR_SECRET_FILE"
+_CERTS = "ASYNCPAR_CERTS"
+_FINGERPRINT_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pass:
+    """What one rank brings to a meeting: ``credentials``, or None if the secret is to come through the store.
+
+    ``job`` is the name that the world must have because of the credentials, "" if any will do.
+    """
+
+    credentials: Credentials | None
+    job: str
+    generation: int
+
+    @property
+    def terms(self) -> dict[str, str]:
+        """What must be equal on all ranks; it gives nothing of the secret away."""
+        secret, certificates = "none", "none"
+        if self.credentials is not None:
+            digest = hmac.digest(self.credentials.secret, b"asyncpar fingerprint", hashlib.sha256)
+            secret = f"one with fingerprint {digest[:_FINGERPRINT_BYTES].hex()}"
+            certificates = "none" if self.credentials.certificates is None else "some"
+        return {f"secret of the job ({_SECRET_FILE})": secret, f"certificates ({_CERTS})": certificates}
+
+    def charter(self) -> Charter:
+        """Return what rank 0 founds the world on: a name of its own, and a secret if there is none."""
+        return Charter(
+            job=self.job or f"torch-{secrets.token_hex(8)}",
+            generation=self.generation,
+            secret="" if self.credentials is not None else secrets.token_hex(SECRET_BYTES),
+        )
+
+    def credentials_for(self, roster: Roster) -> Credentials:
+        """Return what to use in the world of ``roster``."""
+        return self.credentials or Credentials(bytes.fromhex(roster.charter.secret))
+
+
+def read_pass(environment: Mapping[str, str], launched: LaunchEnvironment | None, rank: int) -> Pass:
+    """Return what ``environment`` gives ``rank``.  Raises ``UsageError`` for files that will not do."""
+    if launched is not None:
+        if launched.certs is not None and rank != launched.rank:
+            raise UsageError(f"rank: expected {launched.rank}, for which there are certificates, got {rank}")
+        return Pass(credentials=read_credentials(launched), job=launched.job, generation=launched.generation)
+    path, certs = environment.get(_SECRET_FILE), environment.get(_CERTS)
+    if not path:
+        if certs:
+            raise UsageError(f"{_CERTS}: expected {_SECRET_FILE} beside it, which is not set")
+        return Pass(credentials=None, job="", generation=0)
+    certificates = load_certificates(certs, rank_role(rank)) if certs else None
+    job = "" if certificates is None else certificates.identity.job
+    return Pass(credentials=Credentials(read_secret(path), certificates), job=job, generation=0)

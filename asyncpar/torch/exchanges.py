@@ -1,0 +1,159 @@
+"""Every rank to every rank, and one to another: all_to_all, send, recv, in torch's forms."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from asyncpar.collectives.reduction import Array
+from asyncpar.errors import UsageError
+from asyncpar.torch.arrays import Landing, array_of, flat, only
+from asyncpar.torch.devices import by_device
+from asyncpar.torch.group_base import GroupBase
+from asyncpar.torch.work import Work
+
+
+class Exchanges(GroupBase):
+    """The operations between pairs of ranks."""
+
+    @by_device
+    def all_to_all_single(
+        self,
+        output: Any,
+        input: Any,  # noqa: A002
+        output_split_sizes: Sequence[int],
+        input_split_sizes: Sequence[int],
+        opts: Any = None,
+    ) -> Work:
+        """Send the ``r``-th part of ``input`` along its first dimension to rank ``r``, and collect theirs likewise.
+
+        Parts are equal, or as long as the split sizes say; ranks pass split sizes for both or for neither.
+        """
+        communicator = self.communicator
+        try:
+            out, x = array_of(output, "output", as_bits=True), array_of(input, "input", as_bits=True)
+            counts = _split(x, input_split_sizes, communicator.size, "input")
+            wanted = _split(out, output_split_sizes, communicator.size, "output")
+            if out.dtype != x.dtype or out.shape[1:] != x.shape[1:]:
+                raise UsageError(
+                    f"output: expected {input.dtype}[?, {list(x.shape[1:])}] like input, "
+                    f"got {output.dtype}{list(out.shape)}"
+                )
+        except UsageError as error:
+            raise self.refuse("all_to_all_single", error) from None
+        if not len(output_split_sizes) and not len(input_split_sizes):
+
+            async def run_even(call: Any) -> None:
+                out[...] = (await call).reshape(out.shape)
+
+            parts = x.reshape(communicator.size, -1, *x.shape[1:]) if x.size else x.reshape(communicator.size, 0)
+            return self.start(
+                lambda: run_even(communicator.all_to_all(parts)), [output], operation="all_to_all_single", options=opts
+            )
+
+        async def run(call: Any) -> None:
+            rows, received = await call
+            _check_received(received, wanted)
+            out[...] = rows
+
+        return self.start(
+            lambda: run(communicator.all_to_all_v(x, counts)), [output], operation="all_to_all_single", options=opts
+        )
+
+    alltoall_base = all_to_all_single
+
+    @by_device
+    def alltoall(self, output_tensors: Any, input_tensors: Any, opts: Any = None) -> Work:
+        """Send ``input_tensors[r]`` to rank ``r`` and collect theirs in ``output_tensors``; all may differ in shape."""
+        communicator = self.communicator
+        outputs, inputs = list(output_tensors), list(input_tensors)
+        try:
+            for entries, name in ((outputs, "output_tensor_list"), (inputs, "input_tensor_list")):
+                if len(entries) != communicator.size:
+                    raise UsageError(f"{name}: expected {communicator.size} tensors, got {len(entries)}")
+            targets = [array_of(tensor, "output_tensor_list", as_bits=True) for tensor in outputs]
+            arrays = [flat(tensor, "input_tensor_list") for tensor in inputs]
+        except UsageError as error:
+            raise self.refuse("all_to_all", error) from None
+        counts = [array.size for array in arrays]
+        whole = np.concatenate(arrays)
+
+        async def run(call: Any) -> None:
+            rows, received = await call
+            _check_received(received, [target.size for target in targets])
+            for target, part in zip(targets, np.split(rows, np.cumsum(received)[:-1]), strict=True):
+                target[...] = part.reshape(target.shape)
+
+        return self.start(
+            lambda: run(communicator.all_to_all_v(whole, counts)), outputs, operation="all_to_all", options=opts
+        )
+
+    @by_device
+    def send(self, tensors: Any, dst_rank: int, tag: int = 0) -> Work:
+        """Send the elements of the tensor to a rank of the group, which receives as many with the same tag."""
+        tensor = only(tensors, "tensors")
+        communicator = self.communicator
+        try:
+            array = flat(tensor, "tensor")
+        except UsageError as error:
+            raise self.refuse("send", error) from None
+        return self.start(lambda: communicator.send(array, dst_rank, tag=tag), [tensor], operation="send")
+
+    @by_device
+    def recv(self, tensors: Any, src_rank: int, tag: int = 0) -> Work:
+        """Receive the elements of the tensor from a rank of the group."""
+        return self._receive(tensors, src_rank, tag)
+
+    @by_device
+    def recv_anysource(self, tensors: Any, tag: int = 0) -> Work:
+        """Receive the elements of the tensor from whichever rank sends first, which the work's ``source_rank`` says."""
+        return self._receive(tensors, None, tag)
+
+    def _receive(self, tensors: Any, source: int | None, tag: int) -> Work:
+        tensor = only(tensors, "tensors")
+        communicator = self.communicator
+        try:
+            landing = Landing(tensor, "tensor")
+        except UsageError as error:
+            raise self.refuse("recv", error) from None
+
+        async def run(call: Any) -> int:
+            sender: int | None = source
+            if source is None:
+                sender, _ = await call
+            else:
+                await call
+            landing.settle()
+            assert sender is not None
+            return sender
+
+        if source is None:
+            return self.start(
+                lambda: run(communicator.recv_any(out=landing.array, tag=tag)), [tensor], operation="recv"
+            )
+        return self.start(
+            lambda: run(communicator.recv(source, out=landing.array, tag=tag)), [tensor], operation="recv"
+        )
+
+
+def _split(array: Array, sizes: Sequence[int], size: int, name: str) -> list[int]:
+    """Return how many rows of ``array`` belong to each of ``size`` ranks."""
+    if array.ndim == 0:
+        raise UsageError(f"{name}: expected a tensor with at least one dimension, got a scalar")
+    rows = array.shape[0]
+    if not len(sizes):
+        if rows % size:
+            raise UsageError(f"{name}: expected a first dimension that is a multiple of {size} ranks, got {rows}")
+        return [rows // size] * size
+    if len(sizes) != size or sum(sizes) != rows or min(sizes) < 0:
+        raise UsageError(
+            f"{name}_split_sizes: expected {size} numbers that add up to the {rows} rows of {name}, got {list(sizes)}"
+        )
+    return list(sizes)
+
+
+def _check_received(received: Sequence[int], wanted: Sequence[int]) -> None:
+    if list(received) != list(wanted):
+        raise UsageError(f"output_split_sizes: expected what ranks send, {list(received)}, got {list(wanted)}")

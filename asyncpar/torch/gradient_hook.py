@@ -1,0 +1,172 @@
+"""Our codecs under DistributedDataParallel: compressed gradients, the same model.
+
+state = asyncpar.torch.GradientHook(codec="int8")
+model = DistributedDataParallel(module)
+model.register_comm_hook(state, asyncpar.torch.gradient_hook)
+...
+print(state.statistics())
+"""
+
+# Without the annotations of the future: torch looks at those of hooks.
+
+import time
+from collections.abc import Coroutine, Iterable, Mapping
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch.futures import Future
+
+from asyncpar.errors import PeerCancelled, UsageError
+from asyncpar.gradsync import GradientCompressionConfig
+from asyncpar.gradsync.config import AnyCodec
+from asyncpar.torch.hook_bucket import GivenBucket
+from asyncpar.torch.hook_memory import HookMemory
+from asyncpar.torch.hook_names import ParameterNames
+from asyncpar.torch.hook_reducer import HookReducer
+from asyncpar.torch.hook_settings import MINIMUM_BYTES, HookSettings, Hosts
+from asyncpar.torch.hook_statistics import HookStatistics, HookTally
+from asyncpar.torch.process_group import ProcessGroup
+from asyncpar.torch.work import Work
+
+_OPERATION = "gradient_hook"
+_OUTSIDE = -1
+
+
+class GradientHook:
+    """The state of ``gradient_hook``, one for each model, with equal settings on all ranks.
+
+    ``codec`` is a name that ``codecs.parse_codec`` knows (``int8``, ``int4``, ``bf16``, ``fp16``, ``sign``,
+    ``topk:0.01``, ``topk:0.01+int8``, ``randomk:0.1``, ``powersgd:4``, ``none``), ``"auto"``, which measures the link
+    between hosts and picks one, or a codec.  ``group`` is the process group that the model was given, by default that
+    of all ranks.  With ``error_feedback`` what the codec loses of a gradient is added to that of the next step.
+    Buckets of less than ``minimum_bytes``, and those of the first ``warm_up_steps``, are not compressed.
+
+    Where several ranks share a ``host``, gradients are added inside it and the codec is used between hosts: True goes
+    by where ranks are, False takes them one by one, a list of lists of ranks says it otherwise.  ``parameters``, such
+    as ``model.named_parameters()``, give names to messages and checkpoints instead of numbers.
+
+    All ranks end each step with the same bits.  Where a gradient is NaN or infinite on some rank, the bucket is NaN on
+    all of them, as a scaler of losses expects, and error feedback stays as it was.
+    """
+
+    def __init__(
+        self,
+        *,
+        codec: str | AnyCodec = "int8",
+        group: dist.ProcessGroup | None = None,
+        error_feedback: bool = True,
+        minimum_bytes: int = MINIMUM_BYTES,
+        warm_up_steps: int = 0,
+        hosts: Hosts = True,
+        parameters: Iterable[tuple[str, torch.Tensor]] | None = None,
+    ) -> None:
+        self._group = _checked(group)
+        self._settings = HookSettings(
+            compression=GradientCompressionConfig(codec=codec, error_feedback=error_feedback),
+            minimum_bytes=minimum_bytes,
+            warm_up_steps=warm_up_steps,
+            hosts=hosts,
+        )
+        self._memory = HookMemory(names=ParameterNames(parameters))
+        self._tally = HookTally(codec=self._settings.compression.codec_name, ranks=self._group.size())
+        self._reducer: HookReducer | None = None
+        self._works: list[Work] = []
+
+    def statistics(self) -> HookStatistics:
+        """Return the figures of the steps so far.  Between steps."""
+        return self._tally.statistics(residual_norm=self._memory.residual_norm())
+
+    def reset_statistics(self) -> None:
+        """Let all figures begin at zero again.  Between steps."""
+        self._tally.reset()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return a copy of what error feedback and codecs keep on this rank: tensors by parameter.
+
+        To be saved by every rank for itself.  Without ``parameters`` in the constructor they are called by the order in
+        which DistributedDataParallel takes them, which is the same for the same model and bucket size.
+        """
+        self._check_idle("state_dict")
+        return self._memory.state()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from the ``state_dict`` of this rank in an earlier run; to be called on all ranks, between steps."""
+        self._check_idle("load_state_dict")
+        if state.get("residuals") and not self._settings.compression.error_feedback:
+            raise UsageError("state: expected none of error feedback, which is off here, but there are residuals")
+        self._memory.restore(state)
+
+    def reduce(self, bucket: dist.GradBucket) -> Future[torch.Tensor]:
+        """Begin to reduce ``bucket`` and return a future of its mean over ranks.  See ``gradient_hook``."""
+        given = GivenBucket.of(bucket)
+        work = self._group.start(lambda: self._begin(given), [given.buffer], operation=_OPERATION)
+        if given.index == 0:
+            self._works = []
+        self._works.append(work)
+        if given.is_last and torch._C._current_graph_task_id() != _OUTSIDE:
+            torch.autograd.Variable._execution_engine.queue_callback(self._wait)
+        return cast("Future[torch.Tensor]", work.get_future().then(_only))
+
+    # -- inside ------------------------------------------------------------------------------------------------------
+
+    def _begin(self, given: GivenBucket) -> Coroutine[Any, Any, None]:
+        """On the loop."""
+        if self._reducer is None:
+            self._reducer = HookReducer(self._group.communicator, self._settings, self._memory, self._tally)
+        return self._reducer.begin(given)
+
+    def _wait(self) -> None:
+        """At the end of backward, before DistributedDataParallel waits for the futures, which lose types of errors."""
+        begun = time.perf_counter()
+        works, self._works = self._works, []
+        errors: list[BaseException] = []
+        for work in works:
+            try:
+                work.wait()
+            except Exception as error:  # noqa: BLE001  # raised below, when nothing is under way any more
+                errors.append(error)
+        if errors:
+            raise min(errors, key=lambda error: isinstance(error, PeerCancelled))
+        self._tally.add_wait(time.perf_counter() - begun)
+
+    def _check_idle(self, what: str) -> None:
+        if self._reducer is not None and not self._reducer.is_idle:
+            raise UsageError(f"{what}: buckets of a backward pass are under way; call it between steps")
+
+
+def gradient_hook(state: GradientHook, bucket: dist.GradBucket) -> Future[torch.Tensor]:
+    """Replace the gradients in ``bucket`` by their mean over ranks, through the codec of ``state``.
+
+    For ``register_comm_hook`` of DistributedDataParallel, whose process group is one of the backend ``asyncpar``.
+    What goes wrong is raised by ``backward``: ``UsageError`` where ranks differ in settings or parameters, ``PeerLost``
+    and its like.
+    """
+    if not isinstance(state, GradientHook):
+        raise UsageError(
+            f"state: expected a GradientHook, got {type(state).__name__}; "
+            'call model.register_comm_hook(asyncpar.torch.GradientHook(codec="int8"), asyncpar.torch.gradient_hook)'
+        )
+    return state.reduce(bucket)
+
+
+def _checked(group: dist.ProcessGroup | None) -> ProcessGroup:
+    """Return the process group as what it must be."""
+    found = group
+    if group is None:
+        if not dist.is_initialized():
+            raise UsageError(
+                'GradientHook: there is no process group yet; call dist.init_process_group("asyncpar") first'
+            )
+        found = dist.group.WORLD
+    if not isinstance(found, ProcessGroup):
+        name = type(found).__name__ if not isinstance(found, dist.ProcessGroup) else dist.get_backend(found)
+        raise UsageError(
+            f"group: expected a process group of the backend asyncpar, got {name}; "
+            'make it by dist.init_process_group("asyncpar") or dist.new_group(backend="asyncpar")'
+        )
+    return found
+
+
+def _only(done: Future[list[torch.Tensor]]) -> torch.Tensor:
+    return done.value()[0]

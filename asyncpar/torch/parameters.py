@@ -1,0 +1,152 @@
+"""Parameters of modules as parameters of stages, over one memory.
+
+Torch's side is the truth: what an optimizer of torch, ``load_state_dict`` or ``zero_grad`` of the module do is seen
+here, and what our optimizers, ``ZeroEngine`` and ``GradientSynchronizer`` do is seen there.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+
+from asyncpar.errors import UsageError
+from asyncpar.nn.half import HalfParameter
+from asyncpar.nn.parameter import Array, Parameter
+from asyncpar.torch.arrays import array_of
+from asyncpar.torch.tensors import tensor_of
+
+_SINGLE = (torch.float32, torch.float64)
+_HALF = {torch.bfloat16: "bfloat16", torch.float16: "float16"}
+
+
+class BoundParameter(Parameter):
+    """A parameter whose arrays are the memory of ``tensor`` and of its ``grad``.
+
+    While the value is released, the tensor holds NaN in one cell of memory.
+    """
+
+    # -- the value -----------------------------------------------------------------------------------------------------
+
+    def bind(self, tensor: torch.Tensor) -> None:
+        """Be the parameter of ``tensor``, which is made contiguous where it is not."""
+        self.tensor = tensor
+        self._seen: torch.Tensor | None = None
+        self._grad = None
+        self._adopt_value()
+
+    def _adopt_value(self) -> None:
+        if not self.tensor.is_contiguous():
+            self.tensor.data = self.tensor.data.contiguous()
+        value: Array = array_of(self.tensor, f"parameter {self.name}")
+        super().restore_value(value)  # refuses another shape or dtype
+        self._value = value
+        self._address = self.tensor.data_ptr()
+
+    def follow(self) -> None:
+        """Look whether somebody has given the tensor other memory, and use that from now on."""
+        if self._value is not None and self.tensor.data_ptr() != self._address:
+            self._adopt_value()
+
+    def release_value(self) -> None:
+        super().release_value()
+        self.tensor.data = torch.full((), math.nan, dtype=self.tensor.dtype).expand(self.shape)
+
+    def restore_value(self, value: Array) -> None:
+        super().restore_value(value)
+        assert self._value is not None, "it was restored"
+        self.tensor.data = tensor_of(self._value)
+        self._adopt_value()
+
+    # -- the gradient --------------------------------------------------------------------------------------------------
+
+    @property
+    def grad(self) -> Array:
+        """The gradient; made of zeros when asked for while the tensor has none."""
+        gradient = self.tensor.grad
+        if gradient is None:
+            gradient = self.tensor.grad = torch.zeros(self.shape, dtype=self.tensor.dtype)
+        if gradient is not self._seen or self._grad is None:
+            self._adopt_gradient(gradient)
+        found: Array | None = self._grad
+        assert found is not None, "it was adopted"
+        return found
+
+    @grad.setter
+    def grad(self, gradient: Array) -> None:
+        of_base: Any = super(BoundParameter, type(self)).grad
+        of_base.__set__(self, gradient)
+        assert self._grad is not None, "it was set"
+        self._adopt_gradient(tensor_of(self._grad))
+
+    @property
+    def has_grad(self) -> bool:
+        """Is there memory for the gradient now?"""
+        return self.tensor.grad is not None
+
+    def zero_grad(self) -> None:
+        if self.tensor.grad is not None:
+            self.grad.fill(0.0)
+
+    def release_grad(self) -> None:
+        self.tensor.grad = None
+        self._seen = None
+        self._grad = None
+
+    def _adopt_gradient(self, gradient: torch.Tensor) -> None:
+        if gradient is not self.tensor.grad or not gradient.is_contiguous():
+            self.tensor.grad = gradient.contiguous()
+        self._seen = self.tensor.grad
+        self._grad = array_of(self.tensor.grad, f"gradient of {self.name}")
+
+
+class ModuleParameter(BoundParameter):
+    """A parameter of float32 or float64."""
+
+    def __init__(self, name: str, tensor: torch.Tensor) -> None:
+        super().__init__(name, array_of(tensor, f"parameter {name}"))
+        self.bind(tensor)
+
+    @property
+    def value(self) -> Array:
+        """The memory of the tensor.  Raises ``UsageError`` while it is released."""
+        self.follow()
+        return super().value
+
+    @value.setter
+    def value(self, value: Array) -> None:
+        self.restore_value(value)
+
+
+class HalfModuleParameter(BoundParameter, HalfParameter):
+    """A parameter of bfloat16 or float16: ``stored`` is the memory of the tensor, ``value`` a copy in float32."""
+
+    def __init__(self, name: str, tensor: torch.Tensor) -> None:
+        stored = array_of(tensor, f"parameter {name}")
+        HalfParameter.__init__(self, name, stored.astype(np.float32), storage=_HALF[tensor.dtype])
+        self.bind(tensor)
+
+    @property
+    def stored(self) -> Array:
+        """The memory of the tensor.  Raises ``UsageError`` while it is released."""
+        self.follow()
+        if self._value is None:
+            raise UsageError(f"parameter {self.name}: its value is released; gather it before it is used")
+        return self._value
+
+
+def bind_parameter(name: str, tensor: torch.Tensor) -> BoundParameter:
+    """Return the parameter called ``name`` over the memory of ``tensor``.
+
+    Raises ``UsageError`` unless it is a plain tensor of floating-point numbers in the memory of the CPU.
+    """
+    if type(tensor.data) is not torch.Tensor:
+        raise UsageError(f"parameter {name}: expected a plain tensor, got a {type(tensor.data).__name__}")
+    if tensor.dtype in _SINGLE:
+        return ModuleParameter(name, tensor)
+    if tensor.dtype in _HALF:
+        return HalfModuleParameter(name, tensor)
+    expected = ", ".join(str(dtype) for dtype in (*_SINGLE, *_HALF))
+    raise UsageError(f"parameter {name}: expected one of {expected}, got {tensor.dtype}")

@@ -1,0 +1,43 @@
+"""Make torch know the backend.
+
+torch runs ``register`` itself when it is imported, also while this package waits for that import: so nothing here
+imports torch before it is needed, and registering is quick and cannot fail.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+NAME = "asyncpar"
+
+LEAST_TORCH = (2, 13)
+
+
+def register() -> None:
+    """Register the backend ``asyncpar`` with ``torch.distributed``, once; without effect for a torch without that."""
+    import torch.distributed as dist
+
+    if dist.is_available() and NAME not in dist.Backend.backend_list:
+        dist.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu", "cuda"])
+        dist.register_rendezvous_handler(NAME, _open_store)
+
+
+def _create(options: Any, backend_options: Any) -> Any:
+    import torch
+
+    from asyncpar.errors import UsageError
+    from asyncpar.torch.groups import create_group
+
+    version = tuple(int(part) for part in torch.__version__.split(".")[:2])
+    if version < LEAST_TORCH:
+        raise UsageError(
+            f"torch: the backend asyncpar needs version {'.'.join(map(str, LEAST_TORCH))} or later, "
+            f"got {torch.__version__}"
+        )
+    return create_group(options, backend_options)
+
+
+def _open_store(url: str, **settings: Any) -> Any:
+    from asyncpar.torch.url import open_store
+
+    return open_store(url, **settings)

@@ -1,0 +1,228 @@
+"""From a store of torch to a world: bring a node into the world of the ranks that meet there."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import os
+from collections.abc import Callable, Mapping
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeVar
+
+import torch.distributed as dist
+
+import asyncpar
+from asyncpar.attachment import PIN, Attach, Attachment, arena_settings, describe_settings, serve_links
+from asyncpar.config.environment import LaunchEnvironment
+from asyncpar.config.transport import parse_transport
+from asyncpar.errors import LaunchError, PeerTimeout, UsageError
+from asyncpar.membership.host import host_id, host_name, resolve, route_to
+from asyncpar.observe.loop_watch import BLOCKED_AFTER
+from asyncpar.runtime.door import Door
+from asyncpar.torch.credentials import read_pass
+from asyncpar.torch.roll_call import Hello, Roster, found_world
+from asyncpar.torch.store_keeper import become_tenant, store_keeper
+from asyncpar.torch.store_meeting import StoreMeeting
+from asyncpar.torch.store_thread import call_in_thread, leave_to_thread
+
+T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
+
+_BIND = "ASYNCPAR_BIND"
+_TRANSPORT = "ASYNCPAR_TRANSPORT"
+_LOOPBACK = "127.0.0.1"
+_ANY_PORT = 9
+"""A port to ask for a route to; nothing is sent there."""
+
+_STORE_MARGIN = 3.0
+"""How much longer than a meeting lasts a store may take to answer."""
+
+_TELL_SECONDS = 2.0
+"""How long a rank that failed tries to tell the others."""
+
+
+def attach_store(
+    store: dist.Store,
+    *,
+    rank: int,
+    size: int,
+    timeout: float,
+    environment: Mapping[str, str] = os.environ,
+) -> Attach:
+    """Attach to the world of the ``size`` ranks that come to ``store`` within ``timeout`` seconds.
+
+    All ranks call this with a store that leads to the same place.  It may be used again: the n-th time that a rank
+    comes it meets those who come for the n-th time.  Store calls block, in threads of their own: ranks of one process
+    do not wait for each other.
+
+    Ranks prove themselves to each other with the secret, and the certificates, that `asyncpar launch` gave them, or
+    else with the secret in the file that ``ASYNCPAR_SECRET_FILE`` names.  Without either rank 0 makes up a secret that
+    goes through the store: then the world is as secure as the store, and those of torch are open to whoever reaches
+    them.
+
+    Servers are bound to ``ASYNCPAR_BIND``; without it to loopback if all ranks are on one host, else to the address by
+    which this host reaches the one that holds the store.
+
+    On every rank that has come: raises ``PeerTimeout``, naming them, when ranks do not come; ``UsageError`` when ranks
+    differ in what must be equal, naming both, or one is there twice; ``PeerLost`` when one has failed, with its words.
+    ``LaunchError`` says that the store failed.
+    """
+    if size < 1:
+        raise UsageError(f"world_size: expected at least 1, got {size}")
+    if not 0 <= rank < size:
+        raise UsageError(f"rank: expected 0..{size - 1}, got {rank}")
+    if not 0.0 < timeout < math.inf:
+        raise UsageError(f"timeout: expected a positive number of seconds, got {timeout}")
+
+    async def attach(stack: AsyncExitStack) -> Attachment:
+        meeting = StoreMeeting(store, rank=rank, size=size, timeout=timeout)
+        guest = _Guest(meeting=meeting, store=store, environment=environment, rank=rank, size=size)
+        if rank == 0:
+            await _keep_store(stack, store, environment, timeout)
+        try:
+            async with asyncio.timeout(timeout + _STORE_MARGIN):
+                return await guest.attach(stack)
+        except asyncio.CancelledError as error:
+            meeting.stop()
+            leave_to_thread(partial(meeting.refuse, error), on_error=partial(_log_silence, rank))
+            raise
+        except TimeoutError as error:
+            meeting.stop()
+            if isinstance(error, PeerTimeout):
+                raise
+            raise LaunchError(f"rank {rank}: the store has not answered for {timeout:.1f} s") from error
+        except Exception as error:
+            await _tell(meeting, rank, error)
+            raise
+
+    return attach
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Guest:
+    """One rank at a meeting."""
+
+    meeting: StoreMeeting
+    store: Any
+    environment: Mapping[str, str]
+    rank: int
+    size: int
+
+    async def attach(self, stack: AsyncExitStack) -> Attachment:
+        """Meet the others, with servers that ``stack`` stops."""
+        meeting, environment = self.meeting, self.environment
+        await self._ask(partial(meeting.enter, f"process {os.getpid()} on {host_name()}"))
+        launched = LaunchEnvironment.from_mapping(environment) if LaunchEnvironment.is_in(environment) else None
+        transport = parse_transport(environment.get(_TRANSPORT))
+        arena = arena_settings(environment, transport)
+        own = read_pass(environment, launched, self.rank)
+        hello = self._hello(launched, {"settings": describe_settings(transport, arena), **own.terms})
+        roster = await self._ask(partial(meeting.call_roll, hello, own.charter()))
+        credentials, door = own.credentials_for(roster), Door()
+        bind = await call_in_thread(partial(choose_bind, roster, environment, self.store, self.rank))
+        server, connector = await serve_links(stack, credentials, bind=bind, transport=transport, door=door)
+        addresses = await self._ask(partial(meeting.exchange, roster, server.address))
+        return Attachment(
+            world=found_world(roster, addresses),
+            rank=self.rank,
+            connector=connector,
+            join=connector.join,
+            server=server,
+            pin=environment.get(PIN),
+            lane=transport,
+            secret=credentials.secret,
+            arena=arena,
+            door=door,
+            blocked_after=BLOCKED_AFTER,
+        )
+
+    async def _ask(self, step: Callable[[], T]) -> T:
+        """Take a step of the meeting.  Raises ``LaunchError`` when the store fails."""
+        try:
+            return await call_in_thread(step)
+        except RuntimeError as error:
+            self.meeting.is_over = True
+            raise LaunchError(
+                f"rank {self.rank}: the store that the {self.size} ranks meet through failed: {error} "
+                '(if rank 0 held it and gave up waiting, init_method="asyncpar://" tells for whom)'
+            ) from error
+
+    def _hello(self, launched: LaunchEnvironment | None, settings: Mapping[str, str]) -> Hello:
+        name = host_name()
+        terms = {
+            "world_size": str(self.size),
+            "version of asyncpar": asyncpar.__version__,
+            "algorithms (ASYNCPAR_ALGORITHM)": self.environment.get(PIN) or "none",
+            **settings,
+        }
+        return Hello(
+            rank=self.rank,
+            host=name if launched is None else launched.host,
+            host_id=host_id(name) if launched is None else launched.host_id,
+            terms=terms,
+        )
+
+
+async def _keep_store(stack: AsyncExitStack, store: Any, environment: Mapping[str, str], seconds: float) -> None:
+    """Keep the server of ``store``, if it is in this process, until nobody waits for the next world any more."""
+    keeper = store_keeper()
+    tenant = await call_in_thread(partial(become_tenant, _innermost(store), environment))
+    if tenant is not None:
+        keeper.keep(tenant)
+        stack.callback(partial(keeper.release, tenant, after=seconds))
+
+
+def choose_bind(roster: Roster, environment: Mapping[str, str], store: dist.Store, rank: int) -> str:
+    """Return the address for servers of ``rank``.  Blocks while a host name is looked up.
+
+    Raises ``UsageError`` when nothing says how other hosts reach this one.
+    """
+    chosen = environment.get(_BIND)
+    if chosen:
+        return chosen
+    if roster.is_one_host:
+        return _LOOPBACK
+    known = _store_host(store) or environment.get("MASTER_ADDR")
+    own = roster.guests[rank]
+    if not known:
+        other = next(guest for guest in roster.guests if guest.host_id != own.host_id)
+        raise UsageError(
+            f"{_BIND}: expected the address by which other hosts reach {own.host}, since rank {rank} is there and "
+            f"rank {other.rank} on {other.host}, and neither the store nor MASTER_ADDR tells"
+        )
+    try:
+        return route_to(resolve(known), _ANY_PORT)
+    except OSError as error:
+        raise UsageError(
+            f"{_BIND}: rank {rank} on {own.host} finds no way to {known}, where ranks of other hosts are "
+            f"({error.strerror}); set it to the address by which other hosts reach {own.host}"
+        ) from error
+
+
+def _store_host(store: Any) -> str | None:
+    """Return the host that holds ``store``, None if no host does."""
+    innermost = _innermost(store)
+    return innermost.host if isinstance(innermost, dist.TCPStore) else None
+
+
+def _innermost(store: Any) -> Any:
+    while isinstance(store, dist.PrefixStore):
+        store = store.underlying_store
+    return store
+
+
+async def _tell(meeting: StoreMeeting, rank: int, error: Exception) -> None:
+    """Tell the others of ``error``, if the store answers."""
+    try:
+        async with asyncio.timeout(_TELL_SECONDS):
+            await call_in_thread(partial(meeting.refuse, error))
+    except (RuntimeError, TimeoutError) as silence:
+        _log_silence(rank, silence)
+
+
+def _log_silence(rank: int, error: Exception) -> None:
+    _log.debug("rank %d could not tell the others why it gave up: %s", rank, error)

@@ -1,0 +1,137 @@
+"""``init_method="asyncpar://"``: a store at once, so that ranks that do not come are named.
+
+``env://`` and ``tcp://`` wait in torch until all ranks have connected to the store of rank 0, and say how many did not.
+Here the store is there as soon as rank 0 is, and the ranks meet in it (see ``attach_store``).
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import torch.distributed as dist
+
+from asyncpar.errors import PeerTimeout, UsageError
+from asyncpar.torch.errors import as_torch
+from asyncpar.transport.rpc import join_address
+
+_RETRY_SECONDS = 0.05
+_ATTEMPT_SECONDS = 5.0
+_AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Endpoint:
+    """Where the store is, and who we are there; ``is_ours``: rank 0 holds it, not an agent."""
+
+    host: str
+    port: int
+    rank: int
+    size: int
+    is_ours: bool
+
+    @classmethod
+    def parse(cls, url: str, environment: Mapping[str, str]) -> Endpoint:
+        """Read ``asyncpar://host:port?rank=0&world_size=2``; what is missing is in ``environment``, as for ``env://``.
+
+        Raises ``UsageError`` that names what is missing or wrong.
+        """
+        parts = urlsplit(url)
+        query = {name: values[-1] for name, values in parse_qs(parts.query).items()}
+        try:
+            port = parts.port
+        except ValueError as error:
+            raise UsageError(f"init_method: expected asyncpar://host:port, got {url!r}") from error
+        if (port is None) != (parts.hostname is None):
+            raise UsageError(f"init_method: expected asyncpar://host:port, or asyncpar:// alone, got {url!r}")
+        size = _number("world_size", query.get("world_size"), "WORLD_SIZE", environment)
+        rank = _number("rank", query.get("rank"), "RANK", environment)
+        if not 0 <= rank < size:
+            raise UsageError(f"rank: expected 0..{size - 1}, got {rank}")
+        return cls(
+            host=parts.hostname or _variable("MASTER_ADDR", environment),
+            port=_number("port", None if port is None else str(port), "MASTER_PORT", environment),
+            rank=rank,
+            size=size,
+            is_ours=environment.get(_AGENT_STORE) != "True",
+        )
+
+
+def open_store(
+    url: str, timeout: timedelta = dist.default_pg_timeout, **_: Any
+) -> Iterator[tuple[dist.Store, int, int]]:
+    """Yield the store of ``url``, the rank and the size, once: a rendezvous handler of torch.
+
+    Raises ``UsageError``, and ``PeerTimeout`` when rank 0 has not come after ``timeout``.
+    """
+    try:
+        endpoint = Endpoint.parse(url, os.environ)
+        store = _open(endpoint, timeout)
+    except (PeerTimeout, UsageError) as error:
+        raise as_torch(error) from None
+    yield store, endpoint.rank, endpoint.size
+
+
+def _open(endpoint: Endpoint, timeout: timedelta) -> dist.Store:
+    """Return the store: on rank 0 a new one, elsewhere as soon as rank 0 has made it."""
+    serves = endpoint.is_ours and endpoint.rank == 0
+    if not serves:
+        _wait_for_server(endpoint, timeout.total_seconds())
+    return dist.TCPStore(
+        endpoint.host,
+        endpoint.port,
+        endpoint.size,
+        is_master=serves,
+        timeout=timeout,
+        wait_for_workers=False,
+        multi_tenant=True,
+    )
+
+
+def _wait_for_server(endpoint: Endpoint, seconds: float) -> None:
+    """Return once somebody listens there.  Raises ``PeerTimeout`` after ``seconds``."""
+    deadline = time.monotonic() + seconds
+    while True:
+        left = deadline - time.monotonic()
+        try:
+            attempt = min(_ATTEMPT_SECONDS, max(left, _RETRY_SECONDS))
+            socket.create_connection((endpoint.host, endpoint.port), timeout=attempt).close()
+        except OSError as error:
+            if left <= 0.0:
+                raise _nobody_there(endpoint, seconds, error) from error
+            time.sleep(min(_RETRY_SECONDS, left))
+        else:
+            return
+
+
+def _nobody_there(endpoint: Endpoint, seconds: float, error: OSError) -> PeerTimeout:
+    where = join_address(endpoint.host, endpoint.port)
+    reason = error.strerror or str(error)
+    who = f"rank 0 of {endpoint.size}" if endpoint.is_ours else "the agent that holds the store"
+    cause = f"{who} has not come within {seconds:.1f} s: nobody serves a store at {where} ({reason})"
+    return PeerTimeout(
+        f"rank {endpoint.rank}: {cause}",
+        rank=0 if endpoint.is_ours else None,
+        operation="opening the store",
+        cause=cause,
+    )
+
+
+def _number(name: str, given: str | None, variable: str, environment: Mapping[str, str]) -> int:
+    text = given if given is not None else _variable(variable, environment)
+    if not (text.isascii() and text.isdecimal()):
+        raise UsageError(f"{name if given is not None else variable}: expected a whole number, got {text!r}")
+    return int(text)
+
+
+def _variable(name: str, environment: Mapping[str, str]) -> str:
+    text = environment.get(name)
+    if not text:
+        raise UsageError(f"{name}: expected a value in the environment, it is not set")
+    return text

@@ -1,0 +1,104 @@
+"""Backward in two halves: gradients of the input first, those of parameters later (Qi et al. 2023).
+
+Theory of operation.  In the graph of a module, the nodes that lead to the input make up its trunk; gradients of
+parameters branch off there.  The first half runs the trunk alone, and keeps the gradient that arrives at each node
+where something branches off.  The second half runs those nodes once more from there, for their branches alone; so
+nothing of the trunk is done twice, and every node sees the numbers that it sees in a whole backward pass.
+
+A parameter that branches off at several nodes (a tied weight) would be reached from the first one of them through the
+trunk, too.  Its gradient is made in the first half, all of it, and added in the second.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+from torch.autograd.graph import GradientEdge
+
+Node: TypeAlias = Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Branch:
+    """A node of the trunk, where gradients arrive at ``edges``, and the parameters that branch off there alone."""
+
+    node: Node
+    edges: tuple[Any, ...]
+    parameters: tuple[torch.Tensor, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Split:
+    """What is done in the second half, in order, and the parameters whose gradients are made in the first one."""
+
+    branches: tuple[Branch, ...]
+    tied: tuple[torch.Tensor, ...]
+
+
+def split_graph(root: Any, entry: Node, trainable: Mapping[int, torch.Tensor]) -> Split | None:
+    """Return how to halve the backward pass from the edge ``root`` to the node ``entry``.
+
+    ``trainable`` are parameters by ``id``.  None if no path leads from the root to ``entry``.
+    """
+    order, arrivals = _nodes_from(root)
+    trunk = _leading_to(order, entry)
+    if root.node not in trunk:
+        return None
+    kept: dict[Node, set[int]] = {}
+    for node in order:
+        if node not in trunk:
+            own = trainable.get(id(getattr(node, "variable", None)))
+            kept[node] = {id(own)} if own is not None else set().union(*(kept[child] for child in _children(node)))
+    found = []
+    uses: dict[int, int] = {}
+    for node in reversed(order):
+        if node in trunk:
+            leaves = set().union(*(kept[child] for child in _children(node) if child not in trunk))
+            for leaf in leaves:
+                uses[leaf] = uses.get(leaf, 0) + 1
+            found.append((node, leaves))
+    tied = {leaf for leaf, count in uses.items() if count > 1}
+    branches = []
+    for node, leaves in found:
+        own_leaves = leaves - tied
+        if own_leaves:
+            edges = tuple(GradientEdge(node, number) for number in sorted(arrivals[node]))
+            own_tensors = tuple(tensor for key, tensor in trainable.items() if key in own_leaves)
+            branches.append(Branch(node=node, edges=edges, parameters=own_tensors))
+    return Split(branches=tuple(branches), tied=tuple(one for key, one in trainable.items() if key in tied))
+
+
+def _children(node: Node) -> list[Node]:
+    return [child for child, _ in node.next_functions if child is not None]
+
+
+def _nodes_from(root: Any) -> tuple[list[Node], dict[Node, set[int]]]:
+    """Return all nodes, each behind those that it leads to, and at which of their inputs gradients arrive."""
+    order: list[Node] = []
+    arrivals: dict[Node, set[int]] = {root.node: {root.output_nr}}
+    waiting: list[tuple[Node, bool]] = [(root.node, False)]
+    seen: set[Node] = set()
+    while waiting:
+        node, is_expanded = waiting.pop()
+        if is_expanded:
+            order.append(node)
+        elif node not in seen:
+            seen.add(node)
+            waiting.append((node, True))
+            for child, number in node.next_functions:
+                if child is not None:
+                    arrivals.setdefault(child, set()).add(number)
+                    waiting.append((child, False))
+    return order, arrivals
+
+
+def _leading_to(order: list[Node], goal: Node) -> set[Node]:
+    """Return the nodes of ``order`` from which a path leads to ``goal``, that among them."""
+    found: set[Node] = set()
+    for node in order:
+        if node is goal or any(child in found for child in _children(node)):
+            found.add(node)
+    return found

@@ -1,0 +1,111 @@
+"""What the operations of the backend return."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any, cast
+
+import torch.distributed as dist
+from torch.futures import Future
+
+from asyncpar.blocking.pending import Pending
+from asyncpar.errors import AsyncparError, PeerTimeout
+from asyncpar.torch.completion import Completions
+from asyncpar.torch.errors import as_torch
+
+_NONE = timedelta(0)
+_completions = Completions()
+
+
+class Work(dist.Work):
+    """An operation that is under way, whose results will be in ``tensors``.
+
+    ``check_may_wait`` raises in code that must not wait for it; ``operation`` is its name in messages.
+    """
+
+    def __init__(
+        self,
+        pending: Pending[Any],
+        tensors: Sequence[Any],
+        *,
+        operation: str,
+        check_may_wait: Callable[[], None],
+    ) -> None:
+        super().__init__()
+        self._pending = pending
+        self._tensors = list(tensors)
+        self._operation = operation
+        self._check_may_wait = check_may_wait
+        self._future: Future[Any] | None = None
+
+    def wait(self, timeout: timedelta = _NONE) -> bool:
+        """Wait until it is over, and raise what it raised: an error of asyncpar that is a ``DistBackendError``, too.
+
+        Raises ``PeerTimeout`` after ``timeout`` (0: the group's alone counts); the operation goes on then.
+        """
+        pending = self._pending
+        if not pending.is_done:
+            self._check_may_wait()
+        seconds = timeout.total_seconds() if timeout else None
+        try:
+            pending.wait(None if seconds is None or seconds <= 0 else seconds)
+        except PeerTimeout as error:
+            raise as_torch(error) from None
+        except TimeoutError:
+            raise as_torch(
+                PeerTimeout(f"{self._operation}: not over after the {seconds} s that wait was given; it goes on")
+            ) from None
+        except AsyncparError as error:
+            raise as_torch(error) from None
+        return True
+
+    def synchronize(self) -> None:
+        """Wait until it is over."""
+        self.wait()
+
+    def is_completed(self) -> bool:
+        """Is it over, with a result or an error?"""
+        return self._pending.is_done
+
+    def is_success(self) -> bool:
+        """Is it over, with a result?"""
+        return self._pending.is_done and self._pending.exception() is None
+
+    def exception(self) -> BaseException | None:
+        """Return what it raised; None if it has not."""
+        error = self._pending.exception()
+        return None if error is None else as_torch(error)
+
+    def result(self) -> list[Any]:
+        """Return the tensors that hold the result, when it is over."""
+        self.wait()
+        return self._tensors
+
+    def source_rank(self) -> int:
+        """Return the rank of the group that sent what was received; only for a receive from any rank."""
+        self.wait()
+        return cast("int", self._pending.wait())
+
+    _source_rank = source_rank
+
+    def get_future(self) -> Future[Any]:
+        """Return a future of the list of tensors.  Its callbacks run in a thread that may wait for other operations."""
+        if self._future is None:
+            self._future = self._make_future()
+        return self._future
+
+    def _make_future(self) -> Future[Any]:
+        pending, tensors = self._pending, self._tensors
+        begun: Future[Any] = Future()
+
+        def outcome(_: Future[Any]) -> list[Any]:
+            self.wait()  # raises what the operation has raised, which is how futures come to hold errors
+            return tensors
+
+        future = cast("Future[Any]", begun.then(outcome))
+        if pending.is_done:
+            begun.set_result(None)
+        else:
+            pending.add_done_callback(lambda _: _completions.run(lambda: begun.set_result(None)))
+        return future

@@ -1,0 +1,205 @@
+"""DistributedDataParallel and FSDP2 on asyncpar's process group, beside Gloo's, in one run.
+
+    scripts/test-backends --collect-only -q                       # makes .venv-backends, which has torch and asyncpar
+    .venv-backends/bin/python scripts/bench/torch_ddp.py
+    .venv-backends/bin/python scripts/bench/torch_ddp.py --parts calls --ranks 2
+
+Parts: ``calls`` (collectives one by one, and beside them asyncpar without torch by `asyncpar bench`, which keeps the
+same rules), ``ddp`` and ``fsdp`` (steps of a transformer with AdamW on the ranks of this host), ``link`` (DDP between
+two network namespaces over a wire of --megabits, as it is and with asyncpar's gradient hook).  Each side runs in
+processes of its own with one thread per rank, in every round one after the other, in the next round the other way
+round.  A figure of a round is the median on the slowest rank; shown are medians over rounds, and of ratios to Gloo in
+the same round.
+
+``without comm.`` is the same step in ``no_sync()``, for FSDP2 that of the model as it is; ``exposed`` is what the step
+takes more than that; ``comm. alone`` are the all-reduces of DDP's buckets with nothing beside them.  Exits with 1 when
+a side fails, has a wrong element or a loss that differs.  The link needs root, ip and tc, and is left out otherwise.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import importlib.util
+import json
+import os
+import platform
+import signal
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+import asyncpar
+from scripts.bench.comparison import OURS
+from scripts.bench.environments import JobFailedError, run, run_together
+from scripts.bench.namespaces import DEVICE, End, NoNamespacesError, wire
+from scripts.bench.torch_ddp_figures import NATIVE, Figures, Record, call_tables, find_faults, judge, step_table
+from scripts.bench.torch_ddp_options import parse_arguments
+
+_RANK = Path(__file__).with_name("torch_ddp_rank.py")
+_LIMIT = 600.0
+_ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+_LEAST_NATIVE_BUDGET = 0.05
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """One side of one part; ``run`` returns records, to which ``marks`` are added."""
+
+    title: str
+    run: Callable[[], list[Record]]
+    marks: Record
+
+
+def start(
+    prefixes: Sequence[Sequence[str]], program: Sequence[str], more: dict[str, str] | None = None
+) -> list[Record]:
+    """Run a rank with each of the command ``prefixes`` and return the records of rank 0."""
+    ranks = len(prefixes)
+    with tempfile.TemporaryDirectory(prefix="asyncpar-bench-") as directory:
+        common = os.environ | _ONE_THREAD | (more or {}) | {"WORLD_SIZE": str(ranks)}
+        common["RENDEZVOUS"] = f"{directory}/rendezvous"
+        output = run_together(
+            [[*prefix, sys.executable, str(_RANK), *program] for prefix in prefixes],
+            [common | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(ranks)],
+            limit=_LIMIT,
+        )
+    return [json.loads(line) for line in output.splitlines() if line.startswith("{")]
+
+
+def start_native(ranks: int, arguments: argparse.Namespace) -> list[Record]:
+    """Run `asyncpar bench` and return records like those of a rank."""
+    sizes = ",".join(map(str, arguments.sizes))
+    budget = max(arguments.budget, _LEAST_NATIVE_BUDGET)
+    command = [sys.executable, "-m", "asyncpar", "bench", "all_reduce", f"--nproc={ranks}", "--json"]
+    document = json.loads(run([*command, f"--sizes={sizes}", f"--budget={budget}"], limit=_LIMIT))
+    return [
+        {
+            "what": "call",
+            "op": "all_reduce",
+            "size": row["size"],
+            "seconds": row["time_us"] / 1e6,
+            "wrong": row["wrong"],
+        }
+        for row in document["measurements"]
+    ]
+
+
+def plan_host(arguments: argparse.Namespace) -> Iterator[Job]:
+    """Yield what runs on this host in a round."""
+    parts = [part for part in arguments.parts if part != "link"]
+    if not parts:
+        return
+    program = ["--parts", ",".join(parts), "--models", ",".join(arguments.models)]
+    program += ["--sizes", ",".join(map(str, arguments.sizes)), "--budget", str(arguments.budget)]
+    for ranks in arguments.ranks:
+        marks = {"where": "host", "ranks": ranks}
+        for side in arguments.sides:
+            wanted = [*program, "--backend", side]
+            yield Job(
+                title=f"{side}, {ranks} ranks",
+                run=lambda ranks=ranks, wanted=wanted: start([[]] * ranks, wanted),  # type: ignore[misc]
+                marks={**marks, "side": side},
+            )
+        if "calls" in parts and OURS in arguments.sides:
+            yield Job(
+                title=f"asyncpar without torch, {ranks} ranks",
+                run=lambda ranks=ranks: start_native(ranks, arguments),  # type: ignore[misc]
+                marks={**marks, "side": NATIVE},
+            )
+
+
+def plan_link(arguments: argparse.Namespace, ends: tuple[End, End]) -> Iterator[Job]:
+    """Yield what runs over the wire in a round."""
+    program = ["--parts", "ddp", "--models", ",".join(arguments.models), "--budget", str(arguments.budget)]
+    forms: list[tuple[str, list[str]]] = [(side, []) for side in arguments.sides]
+    if OURS in arguments.sides:
+        forms.append((OURS, ["--codec", arguments.codec]))
+    for side, more in forms:
+        name = " ".join([side, *more[1:]])
+        wanted = [*program, "--backend", side, *more]
+        yield Job(
+            title=f"{name}, {arguments.megabits} Mbit/s",
+            run=lambda wanted=wanted: start(  # type: ignore[misc]
+                [end.enter([]) for end in ends], wanted, {"GLOO_SOCKET_IFNAME": DEVICE}
+            ),
+            marks={"where": f"{arguments.megabits} Mbit/s", "ranks": 2, "side": name},
+        )
+
+
+def measure(arguments: argparse.Namespace, figures: Figures, failures: list[str]) -> None:
+    """Run all rounds; what failed is added to ``failures``."""
+    for turn in range(arguments.rounds):
+        _play(list(plan_host(arguments)), turn, arguments, figures, failures)
+    if "link" not in arguments.parts:
+        return
+    try:
+        with wire(arguments.megabits * 1_000_000) as ends:
+            for turn in range(arguments.rounds):
+                _play(list(plan_link(arguments, ends)), turn, arguments, figures, failures)
+    except NoNamespacesError as error:
+        tell(f"the link is left out: {error}")
+
+
+def _play(jobs: Sequence[Job], turn: int, arguments: argparse.Namespace, figures: Figures, failures: list[str]) -> None:
+    for job in jobs if turn % 2 == 0 else reversed(jobs):
+        tell(f"round {turn + 1} of {arguments.rounds}: {job.title} (load {os.getloadavg()[0]:.1f})")
+        try:
+            found = job.run()
+        except JobFailedError as error:
+            failures.append(f"{job.title}: {error}")
+            tell(failures[-1])
+            continue
+        for record in found:
+            figures.add(turn, {**record, **job.marks})
+
+
+def describe(arguments: argparse.Namespace) -> str:
+    """Return one sentence on what ran where."""
+    return (
+        f"asyncpar {asyncpar.__version__}, torch {importlib.metadata.version('torch')}; "
+        f"{len(os.sched_getaffinity(0))} cores, {platform.machine()}, Python {platform.python_version()}, "
+        f"one thread per rank; medians of {arguments.rounds} interleaved rounds."
+    )
+
+
+def tell(text: str) -> None:
+    """Say how it goes, apart from the results."""
+    sys.stderr.write(f"{text}\n")
+    sys.stderr.flush()
+
+
+def main() -> int:
+    """Run everything that is asked for; Ctrl-C shows what there is so far."""
+    arguments = parse_arguments(description=__doc__)
+    if importlib.util.find_spec("torch") is None:
+        tell(f"there is no torch beside {sys.executable}: expected the environment of scripts/test-backends")
+        return 2
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that the namespaces go then, too
+    figures = Figures()
+    failures: list[str] = []
+    exit_code = 0
+    try:
+        measure(arguments, figures, failures)
+    except KeyboardInterrupt:
+        exit_code = 130
+    verdicts = [str(verdict) for verdict in judge(figures)]
+    lines = [describe(arguments), "", *call_tables(figures), *step_table(figures), *verdicts]
+    sys.stdout.write("\n".join(lines) + "\n")
+    faults = find_faults(figures)
+    for fault in faults:
+        tell(fault)
+    if arguments.json is not None:
+        records = [{"round": turn, **record} for turn, record in figures.records]
+        document = {"description": lines[0], "records": records, "verdicts": verdicts}
+        document |= {"failures": failures, "faults": faults}
+        arguments.json.write_text(json.dumps(document, indent=1) + "\n")
+    return exit_code or int(bool(failures or faults))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

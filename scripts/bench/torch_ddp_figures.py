@@ -1,0 +1,191 @@
+"""What came out of ``torch_ddp.py``: medians over rounds, ratios within rounds, tables, verdicts and faults.  Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from scripts.bench.comparison import GLOO, OURS, format_ratio, format_size, format_time, markdown
+from scripts.bench.parallel_figures import Samples
+
+NATIVE = "native"
+"""asyncpar from asyncio, without torch (`asyncpar bench`)."""
+
+WANTED_RATIO = 3.0
+WANTED_ADDED = 15e-6
+_CLOSE, _CLOSE_CODED = 1e-4, 2e-2
+_SMALL = 4
+_PARTS = ("step", "compute", "exposed", "alone")
+
+Record: TypeAlias = Mapping[str, Any]
+
+
+@dataclass(slots=True)
+class Figures:
+    """All records, each with its round, its side (``asyncpar int8``: with that codec), ``ranks`` and ``where``."""
+
+    records: list[tuple[int, Record]] = field(default_factory=list)
+
+    def add(self, turn: int, record: Record) -> None:
+        self.records.append((turn, record))
+
+    def calls(self) -> Samples:
+        """Return seconds by ranks, operation, size and side."""
+        samples = Samples()
+        for turn, record in self.records:
+            if record["what"] == "call":
+                key = (str(record["ranks"]), record["op"], str(record["size"]), record["side"])
+                samples.add(turn, key, record["seconds"])
+        return samples
+
+    def steps(self) -> Samples:
+        """Return seconds by what, where, ranks, model, side and part of a step."""
+        samples = Samples()
+        for turn, record in self.records:
+            if record["what"] != "call":
+                for part in _PARTS:
+                    if part in record:
+                        samples.add(turn, (*_case(record), record["side"], part), record[part])
+        return samples
+
+    def cases(self) -> list[tuple[tuple[str, ...], list[str]]]:
+        """Return what was trained, and on which sides, in the order in which it came."""
+        found: dict[tuple[str, ...], dict[str, None]] = {}
+        for _, record in self.records:
+            if record["what"] != "call":
+                found.setdefault(_case(record), {})[record["side"]] = None
+        return [(case, sorted(sides, key=lambda side: (side != GLOO, side))) for case, sides in found.items()]
+
+
+def _case(record: Record) -> tuple[str, ...]:
+    return record["what"], record["where"], str(record["ranks"]), record["model"]
+
+
+def call_tables(figures: Figures) -> list[str]:
+    """Return a table for each number of ranks: microseconds of calls through torch, and of asyncpar without it."""
+    samples = figures.calls()
+    lines: list[str] = []
+    for ranks in dict.fromkeys(key[0] for key in samples.rounds):
+        rows = [["", "asyncpar (us)", "Gloo (us)", "Gloo / asyncpar", "without torch (us)", "torch adds (us)"]]
+        for op, size in dict.fromkeys(key[1:3] for key in samples.rounds if key[0] == ranks):
+            if op == "nothing":
+                continue
+            ours, theirs = (ranks, op, size, OURS), (ranks, op, size, GLOO)
+            native = (ranks, _native_op(op), size, NATIVE)
+            rows.append(
+                [
+                    f"{_TITLES.get(op, op)}, {format_size(int(size))}",
+                    format_time(samples.median(ours)),
+                    format_time(samples.median(theirs)),
+                    format_ratio(samples.ratio(theirs, ours)),
+                    format_time(samples.median(native)),
+                    format_time(_difference(samples, ours, native)),
+                ]
+            )
+        lines += [f"calls, {ranks} ranks:", "", *markdown(rows), ""]
+    return lines
+
+
+_TITLES = {"async": "all_reduce, async and wait"}
+
+
+def _native_op(op: str) -> str:
+    return "all_reduce" if op == "async" else op
+
+
+def _difference(samples: Samples, first: tuple[str, ...], second: tuple[str, ...]) -> float | None:
+    ours, theirs = samples.median(first), samples.median(second)
+    return None if ours is None or theirs is None else ours - theirs
+
+
+def step_table(figures: Figures) -> list[str]:
+    """Return a row for each model, place and side; milliseconds, ratios of Gloo in the same round to it."""
+    samples = figures.steps()
+    rows = [["", "step (ms)", "without comm.", "exposed", "Gloo / it", "comm. alone", "Gloo / it"]]
+    for case, sides in figures.cases():
+        for side in sides:
+            medians = [samples.median((*case, side, part)) for part in _PARTS]
+            exposed, alone = (
+                format_ratio(samples.ratio((*case, GLOO, part), (*case, side, part))) if side != GLOO else ""
+                for part in ("exposed", "alone")
+            )
+            step, compute, shown, pure = map(_millis, medians)
+            rows.append([_title(case, side), step, compute, shown, exposed, pure, alone])
+    return [*markdown(rows), ""] if len(rows) > 1 else []
+
+
+def _title(case: Sequence[str], side: str) -> str:
+    what, where, ranks, model = case
+    title = {"ddp": "DDP", "fsdp": "FSDP2"}[what]
+    return f"{title} {model}, {ranks} ranks{'' if where == 'host' else f', {where}'}: {side}"
+
+
+def _millis(seconds: float | None) -> str:
+    return "-" if seconds is None else f"{seconds * 1e3:.1f}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """Something that was to be reached, and whether it was."""
+
+    text: str
+    is_reached: bool
+
+    def __str__(self) -> str:
+        return f"{self.text}: {'ok' if self.is_reached else 'short'}"
+
+
+def judge(figures: Figures) -> list[Verdict]:
+    """Return a verdict on each thing that was to be reached and was measured."""
+    return [*_judge_ddp(figures), *_judge_calls(figures)]
+
+
+def _judge_ddp(figures: Figures) -> Iterator[Verdict]:
+    samples = figures.steps()
+    for case, _ in figures.cases():
+        if case[:2] != ("ddp", "host"):
+            continue
+        for part, name in (("alone", "communication alone"), ("exposed", "exposed communication")):
+            ratio = samples.ratio((*case, GLOO, part), (*case, OURS, part))
+            if ratio is not None:
+                text = (
+                    f"DDP {case[3]}, {case[2]} ranks, {name}: Gloo takes {ratio:.2f}x as long, {WANTED_RATIO:g}x wanted"
+                )
+                yield Verdict(text=text, is_reached=ratio >= WANTED_RATIO)
+
+
+def _judge_calls(figures: Figures) -> Iterator[Verdict]:
+    samples = figures.calls()
+    for ranks in dict.fromkeys(key[0] for key in samples.rounds):
+        native = (ranks, "all_reduce", str(_SMALL), NATIVE)
+        own = samples.median((ranks, "nothing", str(_SMALL), OURS)) or 0.0
+        for op in ("all_reduce", "async"):
+            added = _difference(samples, (ranks, op, str(_SMALL), OURS), native)
+            if added is not None:
+                text = (
+                    f"{_TITLES.get(op, op)} of {_SMALL} B, {ranks} ranks: torch and the binding add "
+                    f"{added * 1e6:.1f} us ({own * 1e6:.1f} us are torch's own), "
+                    f"{WANTED_ADDED * 1e6:g} us at most wanted"
+                )
+                yield Verdict(text=text, is_reached=added <= WANTED_ADDED)
+
+
+def find_faults(figures: Figures) -> list[str]:
+    """Return what is wrong: elements of results, and losses that differ between sides."""
+    faults = []
+    expected: dict[tuple[str, str], float] = {}
+    for _, record in figures.records:
+        if record["what"] == "call":
+            if record["wrong"]:
+                faults.append(
+                    f"{record['side']} {record['op']} of {record['size']} B: {record['wrong']} wrong elements"
+                )
+            continue
+        loss = float(record["losses"][-1])
+        # the batches, and so the losses, are those of a number of ranks: the same ones for DDP and FSDP
+        wanted = expected.setdefault((str(record["ranks"]), record["model"]), loss)
+        close = _CLOSE if record["side"] in (OURS, GLOO) else _CLOSE_CODED
+        if not abs(loss - wanted) <= close * abs(wanted):
+            faults.append(f"{_title(_case(record), record['side'])}: expected a loss of {wanted:.6f}, got {loss:.6f}")
+    return faults

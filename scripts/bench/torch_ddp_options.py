@@ -1,0 +1,89 @@
+"""The options of ``torch_ddp.py``, and the sizes of its transformers."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+from asyncpar.bench.sizes import parse_size
+from asyncpar.errors import UsageError
+
+PARTS = ("calls", "ddp", "fsdp", "link")
+VOCABULARY = 256
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Size:
+    """A byte-level transformer, and one rank's part of a batch: ``rows`` sequences of ``length``."""
+
+    layers: int
+    features: int
+    heads: int
+    rows: int
+    length: int
+
+
+SIZES = {
+    "tiny": Size(layers=2, features=32, heads=2, rows=2, length=8),
+    "small": Size(layers=4, features=256, heads=4, rows=4, length=64),
+    "large": Size(layers=8, features=512, heads=8, rows=2, length=32),
+}
+"""13 MB and 101 MB of gradients in float32; tiny is for trying whether it runs."""
+
+_QUICK = {
+    "ranks": "2", "models": "tiny", "sizes": "4,64K", "rounds": 1, "budget": 0.02, "megabits": 1000, "codec": "int8",
+}  # fmt: skip
+_FULL = {
+    "ranks": "2,4", "models": "small,large", "sizes": "4,1K,64K,1MB,4MB,25MB,100MB", "rounds": 3, "budget": 0.5,
+    "megabits": 1000, "codec": "int8",
+}  # fmt: skip
+
+
+class Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line, and ends with 2."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: error: {message}\n")
+
+
+def parse_arguments(given: Sequence[str] | None = None, *, description: str | None = None) -> argparse.Namespace:
+    """Return the options; a wrong one ends the program with 2."""
+    parser = Parser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--parts", default=",".join(PARTS), help=f"default: {','.join(PARTS)}")
+    parser.add_argument("--ranks", help=f"numbers of ranks on this host (default: {_FULL['ranks']})")
+    parser.add_argument("--models", help=f"some of {', '.join(SIZES)} (default: {_FULL['models']})")
+    parser.add_argument("--sizes", help=f"bytes of all_reduce (default: {_FULL['sizes']})")
+    parser.add_argument("--rounds", type=int, help=f"default: {_FULL['rounds']}")
+    parser.add_argument("--budget", type=float, help=f"seconds per figure and round (default: {_FULL['budget']})")
+    parser.add_argument("--megabits", type=int, help=f"speed of the link (default: {_FULL['megabits']})")
+    parser.add_argument("--codec", help=f"of the gradient hook on the link (default: {_FULL['codec']})")
+    parser.add_argument("--sides", default="gloo,asyncpar", help="default: gloo,asyncpar")
+    parser.add_argument("--quick", action="store_true", help="tiny sizes, one round: does it run at all?")
+    parser.add_argument("--json", type=Path, help="write all figures into this file, too")
+    arguments = parser.parse_args(given)
+    for name, default in (_QUICK if arguments.quick else _FULL).items():
+        if getattr(arguments, name) is None:
+            setattr(arguments, name, default)
+    for name, known in (("parts", PARTS), ("models", tuple(SIZES)), ("sides", ("gloo", "asyncpar"))):
+        setattr(arguments, name, _some(parser, name, getattr(arguments, name), known))
+    try:
+        arguments.ranks = [int(ranks) for ranks in arguments.ranks.split(",")]
+        arguments.sizes = [parse_size("--sizes", size) for size in arguments.sizes.split(",")]
+    except (UsageError, ValueError) as error:
+        parser.error(str(error))
+    if min(*arguments.ranks, arguments.rounds, arguments.megabits) < 1 or not arguments.budget > 0:
+        parser.error("--ranks, --rounds, --megabits, --budget: expected positive numbers")
+    if arguments.json is not None and not arguments.json.absolute().parent.is_dir():
+        parser.error(f"--json: expected a file in a folder that exists, got {arguments.json}")
+    return arguments
+
+
+def _some(parser: Parser, name: str, given: str, known: Sequence[str]) -> list[str]:
+    chosen = [one for one in given.split(",") if one]
+    for one in chosen or [""]:
+        if one not in known:
+            parser.error(f"--{name}: expected some of {', '.join(known)}, got {one!r}")
+    return chosen

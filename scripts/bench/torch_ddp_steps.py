@@ -1,0 +1,173 @@
+"""Training steps of ``torch_ddp.py``: a small transformer under DistributedDataParallel and under FSDP2.
+
+Every step starts behind a barrier.  Steps of different kinds (with and without communication, and communication alone)
+are timed in turn, so that what disturbs one disturbs the others; figures are medians of the slowest rank.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.nn import functional
+
+from scripts.bench.torch_ddp_options import VOCABULARY, Size
+
+CHECKED = 4
+"""Steps before those that are timed; their losses are compared between the sides, and DDP plans its buckets anew."""
+
+_LEAST, _MOST = 5, 200
+_SEED = 20_261_122
+_LEARNING_RATE = 1e-3
+
+Step = Callable[[], object]
+
+
+class Transformer(nn.Module):  # type: ignore[misc]
+    """Embeddings, causal blocks and a head, of torch's own layers."""
+
+    def __init__(self, size: Size) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(VOCABULARY, size.features)
+        self.positions = nn.Embedding(size.length, size.features)
+        self.blocks = nn.ModuleList(
+            nn.TransformerEncoderLayer(
+                size.features,
+                size.heads,
+                4 * size.features,
+                dropout=0.0,
+                activation="gelu",
+                batch_first=True,
+                norm_first=True,
+            )
+            for _ in range(size.layers)
+        )
+        self.norm = nn.LayerNorm(size.features)
+        self.head = nn.Linear(size.features, VOCABULARY)
+        self.register_buffer("mask", nn.Transformer.generate_square_subsequent_mask(size.length), persistent=False)
+
+    def forward(self, x: Any) -> Any:
+        x = self.tokens(x) + self.positions.weight
+        for block in self.blocks:
+            x = block(x, src_mask=self.mask, is_causal=True)
+        return self.head(self.norm(x))
+
+
+class Training:
+    """A model, its optimizer and this rank's batches, the same ones on every side."""
+
+    def __init__(self, size: Size, spread: Callable[[Transformer], Any]) -> None:
+        torch.manual_seed(_SEED)
+        self.model = spread(Transformer(size))
+        self._size = size
+        self._optimizer = torch.optim.AdamW(self.model.parameters(), lr=_LEARNING_RATE, fused=True)
+        self._random = torch.Generator().manual_seed(_SEED + 1 + dist.get_rank())
+
+    def step(self, *, without: Callable[[], AbstractContextManager[Any]] = nullcontext) -> Any:
+        """Train on the next batch, backward and forward ``without`` communication; return the loss."""
+        rows = torch.randint(VOCABULARY // 4, (self._size.rows, self._size.length + 1), generator=self._random)
+        self._optimizer.zero_grad()
+        with without():
+            logits = self.model(rows[:, :-1])
+            loss = functional.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten())
+            loss.backward()
+        self._optimizer.step()
+        return loss.detach()
+
+    def check(self) -> list[float]:
+        """Take the first steps and return the mean losses over ranks."""
+        losses = torch.stack([self.step() for _ in range(CHECKED)]).double()
+        dist.all_reduce(losses)
+        return (losses / dist.get_world_size()).tolist()  # type: ignore[no-any-return]
+
+
+def measure_ddp(size: Size, hook: tuple[Any, Any] | None, budget: float) -> dict[str, object]:
+    """Return the figures of DDP, with a communication hook and its state if ``hook`` says so.
+
+    ``alone`` is one all_reduce for each of DDP's buckets, as large and in the same order, with nothing beside them.
+    """
+    training = Training(size, lambda model: nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True))
+    if hook is not None:
+        training.model.register_comm_hook(*hook)
+    losses = training.check()
+    sizes = bucket_sizes(training.model)
+    buckets = [torch.zeros(count // 4) for count in sizes]
+    kinds: dict[str, Step] = {"step": training.step, "compute": lambda: training.step(without=training.model.no_sync)}
+    if hook is None:
+        kinds["alone"] = lambda: reduce_all(buckets)
+    return {**time_in_turn(kinds, budget), **_describe(training.model), "buckets": sizes, "losses": losses}
+
+
+def measure_fsdp(size: Size, budget: float) -> dict[str, object]:
+    """Return the figures of FSDP2, each block and the whole sharded; ``compute`` is a step of the model as it is."""
+    sharded, whole = Training(size, _shard), Training(size, lambda model: model)
+    losses = sharded.check()
+    whole.step()
+    figures = time_in_turn({"step": sharded.step, "compute": whole.step}, budget)
+    return {**figures, **_describe(whole.model), "losses": losses}
+
+
+def _shard(model: Transformer) -> Any:
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    for block in model.blocks:
+        fully_shard(block, mesh=mesh)
+    return fully_shard(model, mesh=mesh)
+
+
+def _describe(model: Any) -> dict[str, object]:
+    return {"parameters": sum(parameter.numel() for parameter in model.parameters())}
+
+
+def bucket_sizes(model: Any) -> list[int]:
+    """Return the bytes of DDP's buckets, in the order in which it reduces them."""
+    logged = model._get_ddp_logging_data()
+    listed = logged.get("rebuilt_bucket_sizes") or logged["bucket_sizes"]
+    return [int(count) for count in listed.split(",")]
+
+
+def reduce_all(buckets: list[Any]) -> None:
+    """Reduce ``buckets``, begun one after another as DDP does."""
+    works = [dist.all_reduce(bucket, async_op=True) for bucket in buckets]
+    for work in works:
+        work.wait()
+
+
+def time_in_turn(kinds: Mapping[str, Step], budget: float) -> dict[str, float]:
+    """Return the median seconds of each kind on the slowest rank, and what ``step`` takes more than ``compute``.
+
+    Each kind has about ``budget`` seconds.
+    """
+    for step in kinds.values():
+        _time(step)
+    once = max(_time(step) for step in kinds.values())
+    count = min(max(math.ceil(budget / largest(once)), _LEAST), _MOST)
+    times: dict[str, list[float]] = {kind: [] for kind in kinds}
+    for _ in range(count):
+        for kind, step in kinds.items():
+            times[kind].append(_time(step))
+    medians = {kind: statistics.median(seconds) for kind, seconds in times.items()}
+    medians["exposed"] = medians["step"] - medians["compute"]
+    return {kind: largest(seconds) for kind, seconds in medians.items()}
+
+
+def _time(step: Step) -> float:
+    dist.barrier()
+    started = time.perf_counter()
+    step()
+    return time.perf_counter() - started
+
+
+def largest(value: float) -> float:
+    """Return the maximum over ranks."""
+    tensor = torch.tensor([value], dtype=torch.float64)
+    dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
+    return float(tensor[0])

@@ -1,0 +1,138 @@
+"""scripts/bench/torch_ddp.py: what it makes of its figures, and a run as people run it where torch is there."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scripts.bench.torch_ddp import plan_host, plan_link
+from scripts.bench.torch_ddp_figures import NATIVE, Figures, call_tables, find_faults, judge, step_table
+from scripts.bench.torch_ddp_options import parse_arguments
+
+SCRIPT = Path(__file__).parents[2] / "scripts" / "bench" / "torch_ddp.py"
+HAS_TORCH = importlib.util.find_spec("torch") is not None
+
+
+def call(side: str, microseconds: float, **more: object) -> Mapping[str, Any]:
+    seconds = microseconds / 1e6
+    return {
+        "what": "call", "where": "host", "ranks": 2, "op": "all_reduce", "size": 4, "wrong": 0,
+        "side": side, "seconds": seconds, **more,
+    }  # fmt: skip
+
+
+def step(side: str, exposed: float, alone: float, **more: object) -> Mapping[str, Any]:
+    return {
+        "what": "ddp", "where": "host", "ranks": 2, "model": "small", "losses": [5.0, 4.0], "side": side,
+        "step": 0.2 + exposed, "compute": 0.2, "exposed": exposed, "alone": alone, **more,
+    }  # fmt: skip
+
+
+def figures(*rounds: list[Mapping[str, Any]]) -> Figures:
+    found = Figures()
+    for turn, records in enumerate(rounds):
+        for record in records:
+            found.add(turn, record)
+    return found
+
+
+def test_ratios_are_taken_within_rounds() -> None:
+    found = figures(
+        [step("gloo", 0.08, 0.040), step("asyncpar", 0.02, 0.010)],
+        [step("gloo", 0.16, 0.060), step("asyncpar", 0.04, 0.020)],
+    )
+    row = next(line for line in step_table(found) if "asyncpar" in line)
+    assert [cell.strip() for cell in row.strip("|").split("|")] == [
+        "DDP small, 2 ranks: asyncpar", "230.0", "200.0", "30.0", "4.00x", "15.0", "3.50x",
+    ]  # fmt: skip
+
+
+def test_what_torch_adds_is_the_difference_to_the_same_call_without_it() -> None:
+    found = figures([call("gloo", 300.0), call("asyncpar", 20.0), call(NATIVE, 8.0)])
+    row = next(line for line in call_tables(found) if line.startswith("| all_reduce"))
+    assert [cell.strip() for cell in row.strip("|").split("|")] == [
+        "all_reduce, 4 B", "20.0", "300", "15x", "8.00", "12.0",
+    ]  # fmt: skip
+
+
+def test_verdicts_say_what_is_short() -> None:
+    records = [step("gloo", 0.06, 0.040), step("asyncpar", 0.02, 0.020)]
+    records += [call("asyncpar", 20.0), call(NATIVE, 8.0), call("asyncpar", 30.0, op="async")]
+    records += [call("asyncpar", 4.0, op="nothing")]
+    assert [verdict.is_reached for verdict in judge(figures(records))] == [False, True, True, False]
+    assert str(judge(figures(records))[2]).startswith(
+        "all_reduce of 4 B, 2 ranks: torch and the binding add 12.0 us (4.0 us are torch's own)"
+    )
+
+
+def test_only_what_was_measured_is_judged() -> None:
+    assert judge(figures([step("asyncpar", 0.02, 0.020), call("asyncpar", 20.0)])) == []
+
+
+def test_sides_that_do_not_agree_are_a_fault_and_codecs_have_leave_to_differ_a_little() -> None:
+    right = [step("gloo", 0.1, 0.1), step("asyncpar", 0.1, 0.1)]
+    assert find_faults(figures([*right, step("asyncpar int8", 0.1, 0.1, losses=[4.01])])) == []
+    (fault,) = find_faults(figures([*right, step("asyncpar", 0.1, 0.1, what="fsdp", losses=[4.01])]))
+    assert "FSDP2 small, 2 ranks: asyncpar: expected a loss of 4.000000, got 4.010000" in fault
+    (fault,) = find_faults(figures([call("asyncpar", 1.0, wrong=3)]))
+    assert "3 wrong elements" in fault
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        (("--parts", "calls,cells"), "--parts: expected some of calls, ddp, fsdp, link, got 'cells'"),
+        (("--models", ""), "--models: expected some of tiny, small, large, got ''"),
+        (("--ranks", "0"), "expected positive numbers"),
+        (("--sizes", "4T"), "--sizes: expected a size"),
+        (("--json", "/nowhere/at/all.json"), "--json: expected a file in a folder that exists"),
+    ],
+)
+def test_mistakes_are_told_in_a_line(wrong: tuple[str, str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        parse_arguments(wrong)
+    assert ended.value.code == 2
+    assert said in capsys.readouterr().err
+
+
+def test_every_side_runs_with_every_number_of_ranks() -> None:
+    jobs = list(plan_host(parse_arguments(["--parts", "calls,ddp"])))
+    assert [(job.marks["side"], job.marks["ranks"]) for job in jobs] == [
+        (side, ranks) for ranks in (2, 4) for side in ("gloo", "asyncpar", NATIVE)
+    ]
+    assert list(plan_host(parse_arguments(["--parts", "link"]))) == []
+
+
+def test_the_link_has_asyncpar_with_a_codec_too() -> None:
+    from scripts.bench.namespaces import End
+
+    ends = End(namespace="left", address="10.0.0.1"), End(namespace="right", address="10.0.0.2")
+    jobs = list(plan_link(parse_arguments(["--codec", "int4"]), ends))
+    assert [job.marks["side"] for job in jobs] == ["gloo", "asyncpar", "asyncpar int4"]
+
+
+@pytest.mark.skipif(HAS_TORCH, reason="torch is there")
+def test_without_torch_it_says_where_there_is_one() -> None:
+    done = subprocess.run([sys.executable, str(SCRIPT)], capture_output=True, text=True, timeout=50, check=False)
+    assert done.returncode == 2
+    assert "expected the environment of scripts/test-backends" in done.stderr
+
+
+@pytest.mark.process
+@pytest.mark.skipif(not HAS_TORCH, reason="needs torch")
+def test_calls_and_steps_are_measured(tmp_path: Path) -> None:
+    target = tmp_path / "torch.json"
+    command = [sys.executable, str(SCRIPT), "--quick", "--parts", "calls,ddp,fsdp", "--sides", "asyncpar"]
+    done = subprocess.run([*command, "--json", str(target)], capture_output=True, text=True, timeout=55, check=False)
+    assert done.returncode == 0, done.stderr
+    records = json.loads(target.read_text())["records"]
+    assert {record["what"] for record in records} == {"call", "ddp", "fsdp"}
+    assert all(record.get("seconds", record.get("step")) > 0.0 for record in records)
+    assert "torch and the binding add" in done.stdout

@@ -1,0 +1,24 @@
+"""What ``import asyncpar`` costs and gives."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import asyncpar
+
+
+def test_every_public_name_is_there() -> None:
+    found = {name: getattr(asyncpar, name) for name in asyncpar.__all__}
+
+    assert {"Actor", "Communicator", "Node", "UsageError", "blocking", "init", "run", "testing"} <= found.keys()
+    assert set(asyncpar.__all__) <= set(dir(asyncpar))
+
+
+def test_importing_loads_nothing_that_was_not_asked_for() -> None:
+    """torch imports the package in every program where it is installed, also in those that will fork."""
+    program = "import sys, asyncpar; print(sorted({'grpc', 'numpy', 'torch'} & sys.modules.keys()))"
+
+    printed = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+
+    assert printed.strip() == "[]"

@@ -1,0 +1,36 @@
+"""Tests of ``asyncpar.torch`` need torch: without it they are skipped, or fail where extras are required."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.backends.extras import REQUIRED
+from tests.torch.worlds import Worlds
+
+HAS_TORCH = importlib.util.find_spec("torch") is not None
+
+
+class WithoutTorch(pytest.Module):
+    """A module of tests that is not imported."""
+
+    def collect(self) -> list[pytest.Item | pytest.Collector]:
+        pytest.skip('torch is not installed: pip install "asyncpar[torch]"', allow_module_level=True)
+
+
+def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Module | None:
+    if HAS_TORCH or os.environ.get(REQUIRED):
+        return None
+    return WithoutTorch.from_parent(parent, path=module_path)
+
+
+@pytest.fixture(scope="session")
+def torch_worlds() -> Iterator[Worlds]:
+    """Worlds that stay there for the whole session."""
+    worlds = Worlds()
+    yield worlds
+    worlds.close()

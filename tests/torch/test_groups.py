@@ -1,0 +1,173 @@
+"""Groups of some ranks: made, used next to each other, destroyed."""
+
+from __future__ import annotations
+
+import threading
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from tests.torch.values import assert_same, draw
+from tests.torch.worlds import on_ranks
+
+
+def total(group: dist.ProcessGroup | None) -> float:
+    """Return the sum of the ranks of a group, by the group."""
+    x = torch.tensor(float(dist.get_rank()))
+    dist.all_reduce(x, group=group)
+    return x.item()
+
+
+@on_ranks(4)
+def test_a_group_of_some_ranks_works_for_these_alone() -> None:
+    group = dist.new_group([0, 2, 3])
+    if dist.get_rank() == 1:
+        assert group is dist.GroupMember.NON_GROUP_MEMBER
+        return
+    assert total(group) == 5
+    assert dist.get_process_group_ranks(group) == [0, 2, 3]
+    assert dist.get_world_size(group) == 3
+    assert dist.get_rank(group) == {0: 0, 2: 1, 3: 2}[dist.get_rank()]
+    x = torch.full((3,), float(dist.get_rank()))
+    dist.broadcast(x, src=2, group=group)
+    assert_same(x, torch.full((3,), 2.0))
+    dist.broadcast(x.fill_(dist.get_rank()), group_src=2, group=group)
+    assert_same(x, torch.full((3,), 3.0))
+
+
+@on_ranks(4)
+def test_a_group_orders_its_ranks_as_torch_does() -> None:
+    group = dist.new_group([3, 1, 0, 2])
+    xs = [torch.zeros(()) for _ in range(4)]
+    dist.all_gather(xs, torch.tensor(float(dist.get_rank())), group=group)
+    assert [int(x) for x in xs] == dist.get_process_group_ranks(group)
+
+
+@on_ranks(4)
+def test_several_groups_work_at_once_and_in_any_order() -> None:
+    rows = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+    columns = [dist.new_group([0, 2]), dist.new_group([1, 3])]
+    mine = dist.get_rank()
+    row, column = rows[mine // 2], columns[mine % 2]
+    x, y, z = draw(mine), draw(mine), draw(mine)
+    works = [
+        dist.all_reduce(x, group=row, async_op=True),
+        dist.all_reduce(y, group=column, async_op=True),
+        dist.all_reduce(z, async_op=True),
+    ]
+    for work in works if mine % 2 else reversed(works):
+        assert work is not None
+        work.wait()
+    assert_same(x, draw(mine) + draw(mine ^ 1))
+    assert_same(y, draw(mine) + draw(mine ^ 2))
+    assert_same(z, sum((draw(rank) for rank in range(1, 4)), draw(0)))
+
+
+@on_ranks(4)
+def test_ranks_may_use_their_groups_in_different_orders() -> None:
+    group = dist.new_group()
+    mine = dist.get_rank()
+    x, y = draw(mine), draw(mine)
+    if mine % 2:
+        first, second = dist.all_reduce(x, group=group, async_op=True), dist.all_reduce(y, async_op=True)
+    else:
+        second, first = dist.all_reduce(y, async_op=True), dist.all_reduce(x, group=group, async_op=True)
+    first.wait()
+    second.wait()
+    assert_same(x, y)
+
+
+@on_ranks(4)
+def test_only_its_ranks_need_to_make_a_group_with_local_synchronization() -> None:
+    mine = dist.get_rank()
+    if mine in (1, 2):
+        assert total(dist.new_group([1, 2], use_local_synchronization=True)) == 3
+
+
+@on_ranks(4)
+def test_subgroups_of_one_size_cover_the_world() -> None:
+    mine, groups = dist.new_subgroups(2)
+    assert len(groups) == 2
+    assert total(mine) == {0: 1, 1: 1, 2: 5, 3: 5}[dist.get_rank()]
+
+
+@on_ranks(4)
+def test_subgroups_are_enumerated() -> None:
+    mine, _ = dist.new_subgroups_by_enumeration([[0, 3], [1, 2]])
+    assert total(mine) == 3
+
+
+@on_ranks(4)
+def test_a_group_of_one_works() -> None:
+    groups = [dist.new_group([rank]) for rank in range(4)]
+    assert total(groups[dist.get_rank()]) == dist.get_rank()
+    dist.barrier(groups[dist.get_rank()])
+
+
+@on_ranks(4)
+def test_a_destroyed_group_leaves_the_others_alone() -> None:
+    for _ in range(3):
+        group, other = dist.new_group([0, 1, 2, 3]), dist.new_group([0, 1])
+        assert total(group) == 6
+        dist.destroy_process_group(group)
+        if dist.get_rank() < 2:
+            assert total(other) == 1
+            dist.destroy_process_group(other)
+        assert total(None) == 6
+
+
+@on_ranks(4)
+def test_groups_are_used_from_threads() -> None:
+    groups = [dist.new_group() for _ in range(4)]
+    results: dict[int, list[float]] = {}
+
+    def work(number: int) -> None:
+        results[number] = [total(groups[number]) for _ in range(20)]
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert results == {number: [6.0] * 20 for number in range(4)}
+
+
+@on_ranks(4)
+def test_barriers_hold_back_ranks_that_are_early() -> None:
+    store = dist.distributed_c10d._get_default_store()
+    mine = dist.get_rank()
+    if mine == 3:
+        store.set("arrived", "yes")
+    dist.barrier()
+    assert store.check(["arrived"])
+    work = dist.barrier(async_op=True)
+    work.wait()
+
+
+@on_ranks(4)
+def test_groups_take_a_timeout_of_their_own() -> None:
+    group = dist.new_group([0, 1], timeout=timedelta(seconds=1))
+    if dist.get_rank() == 0:
+        try:
+            dist.all_reduce(torch.ones(2), group=group)
+        except RuntimeError as error:
+            assert "1" in str(error)  # noqa: PT017
+        else:
+            raise AssertionError("a rank that never came was not missed")
+    dist.barrier()
+
+
+@on_ranks(4)
+def test_groups_split_by_rank_lists() -> None:
+    group = dist.split_group(split_ranks=[[0, 1, 3], [2]])
+    assert total(group) == {0: 4, 1: 4, 2: 2, 3: 4}[dist.get_rank()]
+
+
+@on_ranks(2)
+def test_names_and_backends_are_told() -> None:
+    group = dist.new_group(group_desc="ours")
+    assert dist.get_backend(group) == dist.get_backend()
+    assert group.group_desc == "ours"
+    assert group.group_name != dist.group.WORLD.group_name
+    assert dist.get_group_rank(group, 1) == 1

@@ -1,0 +1,93 @@
+"""Programs for torch under `torchrun` and `asyncpar launch`: worlds form again and again, missing ranks are named."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.process, pytest.mark.timeout(150)]
+
+LIMIT = 120.0
+
+PROGRAM = """
+import sys
+from datetime import timedelta
+import torch, torch.distributed as dist
+import asyncpar.torch
+
+torch.set_num_threads(1)
+lines = []
+
+def worlds(method, count):
+    for _ in range(count):
+        dist.init_process_group("asyncpar", init_method=method, timeout=timedelta(seconds=30))
+        rank, size = dist.get_rank(), dist.get_world_size()
+        x = torch.full((3,), rank + 1.0)
+        dist.all_reduce(x)
+        lines.append(f"rank {rank} of {size}: {method} {x.tolist()}")
+        dist.destroy_process_group()
+    return rank, size
+
+rank, size = worlds("env://", 3)
+worlds("asyncpar://", 2)
+try:
+    seconds = timedelta(seconds=1)
+    dist.init_process_group("asyncpar", init_method="asyncpar://", rank=rank, world_size=size + 1, timeout=seconds)
+except dist.DistBackendError as error:
+    lines.append(str(error))
+open(sys.argv[1] + f"/{rank}", "w").write("\\n".join(lines))
+"""
+
+
+def run(launcher: Sequence[str], directory: Path) -> list[list[str]]:
+    """Run the program in two ranks and return what each wrote."""
+    program = directory / "program.py"
+    program.write_text(PROGRAM)
+    dropped = ("ASYNCPAR_", "COV", "PYTEST", "RANK", "WORLD_SIZE", "MASTER_")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(dropped)}
+    process = subprocess.Popen(
+        [sys.executable, "-m", *launcher, str(program), str(directory)],
+        env=environment | {"OMP_NUM_THREADS": "1"},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        output, _ = process.communicate(timeout=LIMIT)
+    except BaseException:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+        raise
+    assert process.returncode == 0, output
+    assert "Traceback" not in output
+    return [(directory / str(rank)).read_text().splitlines() for rank in range(2)]
+
+
+def expected(rank: int) -> list[str]:
+    return [
+        *[f"rank {rank} of 2: env:// [3.0, 3.0, 3.0]"] * 3,
+        *[f"rank {rank} of 2: asyncpar:// [3.0, 3.0, 3.0]"] * 2,
+        f"rank {rank}: rank 2 of 3 has not come within 1.0 s",
+    ]
+
+
+@pytest.mark.parametrize(
+    "launcher",
+    [
+        pytest.param(["asyncpar", "launch", "--nproc-per-node", "2"], id="asyncpar launch"),
+        pytest.param(["torch.distributed.run", "--standalone", "--nproc-per-node", "2"], id="torchrun"),
+    ],
+)
+def test_worlds_form_again_and_again_and_missing_ranks_are_named(launcher: list[str], tmp_path: Path) -> None:
+    first, second = run(launcher, tmp_path)
+    for rank, lines in enumerate([first, second]):
+        assert lines[:5] == expected(rank)[:5]
+        assert lines[5].startswith(expected(rank)[5])

@@ -1,0 +1,402 @@
+"""Nodes that meet through stores of torch, in one process on one loop."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch.distributed as dist
+
+from asyncpar.config.environment import LaunchEnvironment
+from asyncpar.errors import LaunchError, PeerLost, PeerTimeout, UsageError
+from asyncpar.membership.secret_file import create_secret
+from asyncpar.node import Node, start_node
+from asyncpar.torch.rendezvous import attach_store, choose_bind
+from asyncpar.torch.roll_call import Charter, Hello, Roster
+
+LONG = 60.0
+"""Seconds that a meeting may take which is to end much sooner."""
+
+SOON = 10.0
+
+
+def start(
+    store: Any, rank: int, size: int, *, timeout: float = LONG, environment: Mapping[str, str] | None = None
+) -> asyncio.Task[Node]:
+    """Let ``rank`` come, behind a prefix of its own object as torch does it."""
+    attach = attach_store(
+        dist.PrefixStore("default_pg", store), rank=rank, size=size, timeout=timeout, environment=environment or {}
+    )
+    return asyncio.create_task(start_node(attach))
+
+
+async def outcomes(*tasks: asyncio.Task[Node]) -> list[Any]:
+    async with asyncio.timeout(SOON):
+        return await asyncio.gather(*tasks, return_exceptions=True)
+
+
+@asynccontextmanager
+async def world(
+    store: Any, size: int, environments: Sequence[Mapping[str, str]] | None = None
+) -> AsyncIterator[list[Node]]:
+    given = environments or [{}] * size
+    tasks = [start(store, rank, size, environment=given[rank]) for rank in range(size)]
+    async with asyncio.timeout(SOON):
+        nodes = await asyncio.gather(*tasks)
+    try:
+        yield list(nodes)
+    finally:
+        await asyncio.gather(*(node.stop() for node in nodes))
+
+
+async def total(nodes: Sequence[Node]) -> float:
+    """Return the sum of the ranks plus one, computed by all of them."""
+    values = [np.full(3, node.rank + 1.0, np.float32) for node in nodes]
+    await asyncio.gather(*(node.world.all_reduce(value) for node, value in zip(nodes, values, strict=True)))
+    assert all(np.array_equal(value, values[0]) for value in values)
+    return float(values[0][0])
+
+
+async def no_threads_left() -> None:
+    """Return when no thread talks to a store any more."""
+    async with asyncio.timeout(SOON):
+        while any(thread.name == "asyncpar store" for thread in threading.enumerate()):  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+
+
+@pytest.fixture(params=["HashStore", "FileStore", "TCPStore"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
+    match request.param:
+        case "HashStore":
+            return dist.HashStore()
+        case "FileStore":
+            return dist.FileStore(str(tmp_path / "store"), -1)
+        case _:
+            return dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+
+
+async def test_the_ranks_of_a_process_find_each_other_through_any_store(store: Any) -> None:
+    async with world(store, 3) as nodes:
+        assert [node.rank for node in nodes] == [0, 1, 2]
+        assert await total(nodes) == 6.0
+
+
+async def test_more_ranks_than_processors_share_memory_in_one_process() -> None:
+    async with world(dist.HashStore(), 8) as nodes:
+        assert await total(nodes) == 36.0
+        assert all(node.has_arena for node in nodes)
+        assert [member.local_rank for member in nodes[0].membership.members] == list(range(8))
+        assert {member.address.partition(":")[0] for member in nodes[0].membership.members} == {"127.0.0.1"}
+
+
+async def test_a_world_of_one_needs_nobody() -> None:
+    async with world(dist.HashStore(), 1) as nodes:
+        assert await total(nodes) == 1.0
+
+
+async def test_one_store_serves_world_after_world(store: Any) -> None:
+    jobs = set()
+    for generation in (1, 2, 3):
+        async with world(store, 2) as nodes:
+            assert await total(nodes) == 3.0
+            assert {node.membership.generation for node in nodes} == {generation}
+            jobs.add(nodes[0].membership.job)
+    assert len(jobs) == 3
+    await no_threads_left()
+
+
+async def test_ranks_that_do_not_come_are_named_by_all_who_did(store: Any) -> None:
+    began = time.monotonic()
+    errors = await outcomes(start(store, 0, 4, timeout=0.5), start(store, 1, 4, timeout=0.5))
+    assert [str(error) for error in errors] == [
+        "rank 0: ranks 2 and 3 of 4 have not come within 0.5 s",
+        "rank 1: ranks 2 and 3 of 4 have not come within 0.5 s",
+    ]
+    assert all(isinstance(error, PeerTimeout) and error.rank == 2 for error in errors)
+    assert 0.5 <= time.monotonic() - began < 5.0
+    await no_threads_left()
+
+
+async def test_without_rank_0_the_others_name_it() -> None:
+    (error,) = await outcomes(start(dist.HashStore(), 1, 2, timeout=0.2))
+    assert str(error) == "rank 1: rank 0 of 2 has not come within 0.2 s"
+
+
+async def test_who_comes_too_late_is_told_at_once_and_the_next_time_all_meet() -> None:
+    store = dist.HashStore()
+    await outcomes(start(store, 0, 2, timeout=0.2))
+    (late,) = await outcomes(start(store, 1, 2))
+    assert isinstance(late, PeerTimeout)
+    assert str(late) == "rank 1 came too late: rank 1 of 2 has not come within 0.2 s"
+    async with world(store, 2) as nodes:
+        assert await total(nodes) == 3.0
+
+
+async def test_a_rank_that_waits_in_a_later_meeting_than_the_rest_says_so() -> None:
+    store = dist.HashStore()
+    async with world(store, 2):
+        pass
+    (error,) = await outcomes(start(store, 0, 2, timeout=0.1))
+    assert str(error) == "rank 0: rank 1 of 2 has not come within 0.1 s (it came to meeting 2 of this store)"
+
+
+async def test_different_settings_name_both_ranks_at_once_on_all() -> None:
+    store = dist.HashStore()
+    other = {"ASYNCPAR_ARENA_BYTES": "1M"}
+    errors = await outcomes(start(store, 0, 3), start(store, 1, 3), start(store, 2, 3, environment=other))
+    expected = (
+        "settings: rank 0 has transport=any, arena=8388608, rank 2 has transport=any, arena=1048576; "
+        "it must be equal on all ranks"
+    )
+    assert [str(error) for error in errors] == [expected] * 3
+    assert all(isinstance(error, UsageError) for error in errors)
+    await no_threads_left()
+
+
+async def test_different_sizes_name_both_ranks() -> None:
+    store = dist.HashStore()
+    errors = await outcomes(start(store, 0, 2), start(store, 1, 3))
+    assert {str(error) for error in errors} == {"world_size: rank 0 has 2, rank 1 has 3; it must be equal on all ranks"}
+
+
+async def test_a_rank_beyond_the_size_that_others_have_is_refused() -> None:
+    store = dist.HashStore()
+    async with world(store, 2):
+        (error,) = await outcomes(start(store, 2, 3))
+    assert isinstance(error, UsageError)
+    assert str(error) == "world_size: the others are 2, rank 2 came as one of 3"
+
+
+async def test_a_rank_that_is_there_twice_is_refused_on_all() -> None:
+    store = dist.HashStore()
+    waiting = [start(store, 0, 3), start(store, 1, 3)]
+    await seen(store, "asyncpar/1/hello/0", "asyncpar/1/hello/1")
+    errors = await outcomes(*waiting, start(store, 1, 3))
+    assert all(isinstance(error, UsageError) for error in errors)
+    assert len({str(error) for error in errors}) == 1
+    assert str(errors[0]).startswith("rank: 1 came twice, as process ")
+
+
+async def test_a_rank_that_fails_tells_the_others_why() -> None:
+    store = dist.HashStore()
+    failing = start(store, 1, 3, environment={"ASYNCPAR_ARENA_BYTES": "fish"})
+    first, failed, third = await outcomes(start(store, 0, 3), failing, start(store, 2, 3))
+    assert isinstance(failed, UsageError)
+    for error in (first, third):
+        assert isinstance(error, PeerLost)
+        assert error.rank == 1
+        assert "rank 1 gave up: UsageError: ASYNCPAR_ARENA_BYTES: expected a size" in str(error)
+    await no_threads_left()
+
+
+async def test_a_rank_whose_server_cannot_be_bound_tells_the_others_why() -> None:
+    store = dist.HashStore()
+    failing = start(store, 1, 2, environment={"ASYNCPAR_BIND": "203.0.113.7"})
+    first, failed = await outcomes(start(store, 0, 2), failing)
+    assert isinstance(failed, UsageError)
+    assert isinstance(first, PeerLost)
+    assert "rank 1 gave up: UsageError: 203.0.113.7:0 cannot be bound" in str(first)
+
+
+async def test_a_rank_that_is_cancelled_ends_at_once_and_so_do_the_others() -> None:
+    store = dist.HashStore()
+    tasks = [start(store, 0, 3), start(store, 1, 3)]
+    await seen(store, "asyncpar/1/hello/0", "asyncpar/1/hello/1")
+    tasks[1].cancel()
+    first, cancelled = await outcomes(*tasks)
+    assert isinstance(cancelled, asyncio.CancelledError)
+    assert isinstance(first, PeerLost)
+    assert str(first) == "rank 0: there is no world, rank 1 gave up: CancelledError"
+    await no_threads_left()
+
+
+class HungStore:
+    """A store that does not answer before it is told to."""
+
+    def __init__(self) -> None:
+        self.answers = threading.Event()
+
+    def add(self, key: str, amount: int) -> int:
+        self.answers.wait()
+        raise RuntimeError("no longer there")
+
+
+async def test_a_store_that_hangs_keeps_nobody_from_cancelling() -> None:
+    store = HungStore()
+    attach = attach_store(store, rank=1, size=2, timeout=LONG, environment={})
+    try:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.05):
+                await start_node(attach)
+    finally:
+        store.answers.set()
+    await no_threads_left()
+
+
+async def test_a_store_that_hangs_is_given_up_shortly_after_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("asyncpar.torch.rendezvous._STORE_MARGIN", 0.05)
+    store = HungStore()
+    try:
+        with pytest.raises(LaunchError, match=r"rank 1: the store has not answered for 0\.1 s"):
+            await start_node(attach_store(store, rank=1, size=2, timeout=0.1, environment={}))
+    finally:
+        store.answers.set()
+    await no_threads_left()
+
+
+async def test_a_store_that_fails_is_quoted() -> None:
+    store = HungStore()
+    store.answers.set()
+    with pytest.raises(LaunchError, match="rank 1: the store that the 2 ranks meet through failed: no longer there"):
+        await start_node(attach_store(store, rank=1, size=2, timeout=LONG, environment={}))
+
+
+async def seen(store: Any, *keys: str) -> None:
+    """Return when ``keys`` are in ``store``."""
+    there = dist.PrefixStore("default_pg", store)
+    async with asyncio.timeout(SOON):
+        while not there.check(list(keys)):  # noqa: ASYNC110  # a store tells nobody of news
+            await asyncio.sleep(0.005)
+
+
+# -- credentials ---------------------------------------------------------------------------------------------------
+
+
+async def test_without_a_secret_rank_0_makes_one_that_goes_through_the_store() -> None:
+    store = dist.HashStore()
+    async with world(store, 2) as nodes:
+        assert len({node.credentials.secret for node in nodes}) == 1
+        assert nodes[0].credentials.secret.hex() in store.get("default_pg/asyncpar/1/roster").decode()
+
+
+async def test_a_secret_file_is_used_and_never_seen_in_the_store(tmp_path: Path) -> None:
+    secret = create_secret(tmp_path / "secret")
+    store = dist.HashStore()
+    async with world(store, 2, [{"ASYNCPAR_SECRET_FILE": str(tmp_path / "secret")}] * 2) as nodes:
+        assert {node.credentials.secret for node in nodes} == {secret}
+        assert await total(nodes) == 3.0
+        written = b"".join(store.get(f"default_pg/asyncpar/1/{key}") for key in ("hello/0", "hello/1", "roster", "end"))
+        assert secret.hex().encode() not in written
+
+
+async def test_ranks_with_different_secrets_are_named(tmp_path: Path) -> None:
+    store = dist.HashStore()
+    create_secret(tmp_path / "secret")
+    with_file = {"ASYNCPAR_SECRET_FILE": str(tmp_path / "secret")}
+    errors = await outcomes(start(store, 0, 2), start(store, 1, 2, environment=with_file))
+    for error in errors:
+        assert isinstance(error, UsageError)
+        assert "rank 0 has none, rank 1 has one with fingerprint" in str(error)
+
+
+async def test_certificates_without_a_secret_are_refused() -> None:
+    (error,) = await outcomes(start(dist.HashStore(), 0, 1, environment={"ASYNCPAR_CERTS": "/nowhere"}))
+    assert isinstance(error, UsageError)
+    assert "ASYNCPAR_SECRET_FILE" in str(error)
+
+
+def launched(rank: int, size: int, secret: Path, *, host: str, generation: int = 0) -> dict[str, str]:
+    return LaunchEnvironment(
+        rank=rank,
+        local_rank=0,
+        world_size=size,
+        local_world_size=size,
+        group_rank=0,
+        group_world_size=1,
+        master_addr="127.0.0.1",
+        master_port=1,
+        rendezvous="127.0.0.1:1",
+        secret_file=str(secret),
+        job="the-job",
+        generation=generation,
+        restart_count=0,
+        host=host,
+        host_id=host,
+        bind="127.0.0.1",
+        timeout=SOON,
+    ).to_mapping()
+
+
+async def test_a_launched_rank_has_the_job_the_secret_and_the_host_of_the_launcher(tmp_path: Path) -> None:
+    secret = create_secret(tmp_path / "secret")
+    environments = [launched(rank, 3, tmp_path / "secret", host="aba"[rank], generation=5) for rank in range(3)]
+    async with world(dist.HashStore(), 3, environments) as nodes:
+        members = nodes[0].membership
+        assert (members.job, members.generation) == ("the-job", 6)
+        assert members.hosts == ((0, 2), (1,))
+        assert [member.local_rank for member in members.members] == [0, 0, 1]
+        assert {node.credentials.secret for node in nodes} == {secret}
+        assert await total(nodes) == 6.0
+
+
+async def test_what_torchrun_sets_is_no_obstacle() -> None:
+    given = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+    async with world(dist.HashStore(), 2, [given, given]) as nodes:
+        assert await total(nodes) == 3.0
+
+
+async def test_a_pinned_transport_holds() -> None:
+    async with world(dist.HashStore(), 2, [{"ASYNCPAR_TRANSPORT": "tcp"}] * 2) as nodes:
+        assert not nodes[0].has_arena
+        assert await total(nodes) == 3.0
+        assert nodes[0].links.lane_kind(1) == "tcp"
+
+
+# -- where servers are bound ---------------------------------------------------------------------------------------
+
+
+def met(*hosts: str) -> Roster:
+    guests = tuple(Hello(rank=rank, host=host, host_id=host, terms={}) for rank, host in enumerate(hosts))
+    return Roster(guests=guests, charter=Charter(job="job", generation=0))
+
+
+def test_ranks_of_one_host_are_bound_to_loopback() -> None:
+    assert choose_bind(met("a", "a"), {"MASTER_ADDR": "192.0.2.1"}, dist.HashStore(), 0) == "127.0.0.1"
+
+
+def test_what_the_environment_says_about_binding_holds() -> None:
+    assert choose_bind(met("a", "a"), {"ASYNCPAR_BIND": "192.0.2.1"}, dist.HashStore(), 0) == "192.0.2.1"
+
+
+def test_ranks_of_several_hosts_are_bound_where_they_reach_the_store() -> None:
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    assert choose_bind(met("a", "b"), {"MASTER_ADDR": "192.0.2.1"}, dist.PrefixStore("p", store), 1) == "127.0.0.1"
+
+
+def test_without_a_host_that_holds_the_store_the_master_is_asked_for() -> None:
+    assert choose_bind(met("a", "b"), {"MASTER_ADDR": "localhost"}, dist.HashStore(), 1) == "127.0.0.1"
+
+
+def test_if_nothing_says_how_hosts_reach_each_other_the_setting_is_named() -> None:
+    with pytest.raises(UsageError, match=r"ASYNCPAR_BIND: .* reach b, since rank 1 is there and rank 0 on a"):
+        choose_bind(met("a", "b"), {}, dist.HashStore(), 1)
+
+
+def test_a_master_that_cannot_be_found_is_named() -> None:
+    with pytest.raises(UsageError, match=r"rank 1 on b finds no way to no-such-host\.invalid"):
+        choose_bind(met("a", "b"), {"MASTER_ADDR": "no-such-host.invalid"}, dist.HashStore(), 1)
+
+
+# -- arguments -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("rank", "size", "timeout", "message"),
+    [
+        (0, 0, 1.0, "world_size: expected at least 1, got 0"),
+        (2, 2, 1.0, r"rank: expected 0\.\.1, got 2"),
+        (-1, 2, 1.0, r"rank: expected 0\.\.1, got -1"),
+        (0, 1, 0.0, r"timeout: expected a positive number of seconds, got 0\.0"),
+        (0, 1, float("inf"), "timeout: expected a positive number of seconds, got inf"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(rank: int, size: int, timeout: float, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        attach_store(dist.HashStore(), rank=rank, size=size, timeout=timeout)
