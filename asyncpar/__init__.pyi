@@ -3,7 +3,24 @@
 from . import blocking as blocking, testing as testing
 from .collectives.communicator import Communicator as Communicator
 from .config.world import Member as Member, World as World
-from .errors import ActorDown as ActorDown, AsyncparError as AsyncparError, AuthenticationError as AuthenticationError, LaunchError as LaunchError, MailboxFull as MailboxFull, NotFound as NotFound, OperationMismatch as OperationMismatch, PeerCancelled as PeerCancelled, PeerError as PeerError, PeerLost as PeerLost, PeerTimeout as PeerTimeout, ProtocolError as ProtocolError, RemoteError as RemoteError, RestartsExceeded as RestartsExceeded, StaleGeneration as StaleGeneration, UsageError as UsageError
+from .errors import (
+    ActorDown as ActorDown,
+    AsyncparError as AsyncparError,
+    AuthenticationError as AuthenticationError,
+    LaunchError as LaunchError,
+    MailboxFull as MailboxFull,
+    NotFound as NotFound,
+    OperationMismatch as OperationMismatch,
+    PeerCancelled as PeerCancelled,
+    PeerError as PeerError,
+    PeerLost as PeerLost,
+    PeerTimeout as PeerTimeout,
+    ProtocolError as ProtocolError,
+    RemoteError as RemoteError,
+    RestartsExceeded as RestartsExceeded,
+    StaleGeneration as StaleGeneration,
+    UsageError as UsageError,
+)
 from .meshes.errors import MeshError as MeshError
 from .meshes.mesh_ref import MeshRef as MeshRef
 from .meshes.nodes import Nodes as Nodes

@@ -62,6 +62,7 @@ class Driver:
         self.rescues = 0
         """Wake-ups that only the timer brought: any is a bug."""
         self._loop = loop
+        self._thread = threading.get_ident()
         self._lost = lost
         self._lineups: dict[Lineup, Channel] = {}
         self._told: dict[int, Told] = {}
@@ -197,8 +198,11 @@ class Driver:
         self.advance_all()
 
     def is_turn_due(self, now: float) -> bool:
-        """Has the loop had no turn for a while, at ``now`` of ``time.perf_counter``?"""
-        return now - self._last_turn > SLICE_SECONDS and not getattr(self._loop, "is_visited", False)
+        """Has the loop had no turn for a while, at ``now`` of ``time.perf_counter``?
+
+        It needs none while it waits and another thread does its work: see ``blocking.visited_loop``.
+        """
+        return now - self._last_turn > SLICE_SECONDS and threading.get_ident() == self._thread
 
     def give_turn(self, now: float) -> None:
         """The caller gives the loop its turn."""

@@ -142,6 +142,10 @@ class Communicator(ArrayOperations):
         """End this group on this rank with ``PeerCancelled``: its operations that are not over, and all later calls."""
         self._seat.do("give_up", lambda: self.on_loop.give_up(rank, text))
 
+    def describe_waits(self) -> list[str]:
+        """Say of each operation of this rank that runs how long it has waited, for whom, and what is known of that."""
+        return self._seat.do("describe_waits", self.on_loop.describe_waits)
+
     def _wrapped(self, made: communicator.Communicator | None) -> Communicator | None:
         return None if made is None else Communicator(self._seat, made)
 

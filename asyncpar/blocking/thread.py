@@ -12,6 +12,8 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
 
+import grpc.aio
+
 from asyncpar.blocking.coroutines import end_tasks, go_far
 from asyncpar.blocking.pending import Cancelled, Pending
 from asyncpar.blocking.visited_loop import VisitedLoop
@@ -176,6 +178,8 @@ class LoopThread:
     def _run(self) -> None:
         loop = self.loop
         asyncio.set_event_loop(loop)
+        # held, since it goes down in the thread that frees its last object, even while the loop uses it
+        grpc.aio.init_grpc_aio()  # type: ignore[attr-defined]  # absent from the stubs
         try:
             while not self._is_closed:
                 with suppress(SystemExit, KeyboardInterrupt):  # of a coroutine: its caller gets it
@@ -186,6 +190,7 @@ class LoopThread:
             self._is_closed = True
             with loop.turn:
                 self._has_ended = True
+                grpc.aio.shutdown_grpc_aio()  # type: ignore[attr-defined]  # absent from the stubs
                 loop.close()
             loop.request(_nothing)  # what has come too late learns of it
             self._fail_running()
@@ -230,12 +235,15 @@ def _cancelled(task: asyncio.Task[Any], pending: Pending[Any]) -> Exception:
     try:
         task.result()
     except asyncio.CancelledError as error:
-        told, is_operation = str(error), bool(getattr(error, "__notes__", ()))
+        told, missing = str(error), getattr(error, "missing_ranks", None)
     what = pending.what or "the call"
     if pending.expired_after is None:
         return Cancelled(f"{what} was cancelled" + (f": {told}" if told else ""))
     message = f"{what}: not over within its timeout of {pending.expired_after} s" + (f": {told}" if told else "")
-    return PeerTimeout(message) if is_operation else TimeoutError(message)
+    if missing is None:
+        return TimeoutError(message)
+    rank = missing[0] if missing else None
+    return PeerTimeout(message, rank=rank, operation=what, cause="it did not do its part in time")
 
 
 async def _await_all(closers: list[Make[object]]) -> None:

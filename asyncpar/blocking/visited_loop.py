@@ -8,9 +8,9 @@ There is one *turn*, a lock.  The loop's thread holds it whenever it runs, and l
 system call in which it waits.  Who wants something done puts a request into the queue and tries to take the turn,
 without waiting for it.  Who gets it is a *visitor*: it serves all requests in the queue, in their order, as if it were
 the loop's thread, and leaves.  Who does not get it leaves the request to whoever has the turn.  No request is
-forgotten: everybody looks at the queue once more after leaving the turn, and a request is in the queue before its owner tries to
-take the turn.  Nor is the loop kept out for ever by threads that visit again and again: when it is back from its system
-call they leave their requests to it.
+forgotten: everybody looks at the queue once more after leaving the turn, and a request is in the queue before its owner
+tries to take the turn.  Nor is the loop kept out for ever by threads that visit again and again: when it is back from
+its system call they leave their requests to it.
 
 A visitor may leave callbacks and timers that the waiting loop does not know of; so it wakes the loop, but only then.
 Files that a visitor watches need no waking: epoll and kqueue take them up while they wait.  Keys that the selector has
@@ -40,10 +40,9 @@ Request = Callable[[], object]
 
 
 class VisitedLoop(asyncio.SelectorEventLoop):
-    """A selector loop with a queue of requests; ``is_visited`` while another thread than its own serves them."""
+    """A selector loop with a queue of requests, which other threads serve while it waits."""
 
     def __init__(self) -> None:
-        self.is_visited = False
         self.requests: deque[Request] = deque()
         self.turn = threading.Lock()
         self.is_back = False
@@ -108,7 +107,7 @@ class VisitedLoop(asyncio.SelectorEventLoop):
 
     def _visit(self) -> None:
         """Serve, and leave the turn; wake the loop if there is more to do."""
-        self.is_visited = must_wake = True
+        must_wake = True
         before = asyncio._get_running_loop()
         asyncio._set_running_loop(self)
         try:
@@ -116,7 +115,6 @@ class VisitedLoop(asyncio.SelectorEventLoop):
             must_wake, self.has_more = self.has_more, False
         finally:
             asyncio._set_running_loop(before)
-            self.is_visited = False
             if must_wake and not self.is_closed():
                 self.call_soon_threadsafe(_nothing)
             self.turn.release()

@@ -212,6 +212,7 @@ class ArenaCall(Coroutine[Any, Any, Any]):
             raise operation.failure
         if not group.is_open:
             if not await group.open(operation):
+                operation.payload_sent = 0  # nothing went through the slot: messages count what they carry
                 self.result = await self._by_messages(operation)
                 return
             group.host.driver.run(group.lineup, task)

@@ -238,6 +238,12 @@ class Communicator(ArrayOperations):
                 operation.tell_failure("failed", text)
                 operation.fail(PeerCancelled(message, rank=rank, operation=operation.label, cause=text))
 
+    def describe_waits(self) -> list[str]:
+        """Say of each operation of this rank that runs how long it has waited, for whom, and what is known of that."""
+        now = self._engine.table.now()
+        pending = [*self._engine.group.pending(), *self._mailbox.pending()]
+        return [operation.describe_wait(now) for operation in pending if operation.has_started]
+
     # -- messages between two ranks --------------------------------------------------------------------------------
 
     def send(self, x: Array, dest: int, *, tag: int = 0) -> Coroutine[Any, Any, None]:

@@ -19,6 +19,7 @@ def ended(operation: Operation, error: BaseException) -> BaseException:
         message = operation.describe_wait(operation.table.now())
         error.args = (message,)
         error.add_note(message)
+        error.missing_ranks = operation.waits_for()  # type: ignore[attr-defined]  # for who turns it into PeerTimeout
         if operation.failure is None:
             operation.tell_failure("cancelled", "")
     elif isinstance(error, OperationMismatch):

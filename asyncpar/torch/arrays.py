@@ -31,7 +31,12 @@ _SHARED: dict[torch.dtype, np.dtype[Any]] = {
 }
 """What collectives can reckon with."""
 
-_INTEGERS = {1: np.dtype(np.uint8), 2: np.dtype(np.uint16), 4: np.dtype(np.uint32), 8: np.dtype(np.uint64)}
+_INTEGERS: dict[int, np.dtype[Any]] = {
+    1: np.dtype(np.uint8),
+    2: np.dtype(np.uint16),
+    4: np.dtype(np.uint32),
+    8: np.dtype(np.uint64),
+}
 
 _NAMES = {dtype: dtype.str for dtype in [*_SHARED.values(), *_INTEGERS.values()]}
 
@@ -70,6 +75,10 @@ def array_of(tensor: torch.Tensor, name: str = "tensor", *, as_bits: bool = Fals
         dtype = _INTEGERS.get(tensor.dtype.itemsize) if as_bits else None
         if dtype is None:
             raise UsageError(f"{name}: expected a dtype that can be reduced, got {tensor.dtype}; it can only be moved")
+        if tensor.is_quantized:
+            raise UsageError(
+                f"{name}: expected a tensor without a scale of its own, got a quantized one; pass int_repr()"
+            )
     address = tensor.data_ptr()
     if not address and tensor.numel():
         raise UsageError(
@@ -92,7 +101,10 @@ def check_tensor(tensor: torch.Tensor, name: str) -> None:
     if not isinstance(tensor, torch.Tensor):
         raise UsageError(f"{name}: expected a tensor, got {type(tensor).__name__}")
     if not tensor.is_cpu:
-        raise UsageError(f"{name}: expected a tensor in the CPU's memory like the others, got one on {tensor.device}")
+        raise UsageError(
+            f"{name}: expected a tensor in the CPU's memory like the others, got one on {tensor.device}; "
+            "pass tensor.cpu()"
+        )
     raise UsageError(f"{name}: expected a dense tensor, got layout {tensor.layout}; pass tensor.to_dense()")
 
 

@@ -37,6 +37,16 @@ device_paths: dict[str, MakePath] = {"cuda": _nccl}
 """By type of device: how to make the path of a group."""
 
 
+_NAMES = {
+    "allreduce": "all_reduce",
+    "allreduce_coalesced": "all_reduce_coalesced",
+    "allgather": "all_gather",
+    "alltoall": "all_to_all",
+    "recv_anysource": "recv",
+}
+"""What ``torch.distributed`` calls operations that its groups call otherwise."""
+
+
 def by_device(method: F) -> F:
     """Make an operation hand itself over to the path of the device that its first tensor is on."""
     name = method.__name__
@@ -67,10 +77,9 @@ def path_of(group: GroupBase, device: torch.device, operation: str) -> Any:
             except UsageError as error:
                 trouble = str(error)
         if path is None:
-            raise as_torch(
-                UsageError(
-                    f"{operation}: expected tensors in the CPU's memory, got one on {device}: {trouble}; pass "
-                    "tensor.cpu(), or make a group of another backend for such tensors"
-                )
+            refusal = UsageError(
+                f"expected tensors in the CPU's memory, got one on {device}: {trouble}; pass tensor.cpu(), or make a "
+                "group of another backend for such tensors"
             )
+            raise as_torch(refusal, _NAMES.get(operation, operation))
     return path

@@ -10,21 +10,29 @@ from typing import Any, TypeVar, cast
 
 import torch.distributed as dist
 
-from asyncpar.errors import AsyncparError
+from asyncpar.errors import AsyncparError, PeerTimeout, UsageError
 
 E = TypeVar("E", bound=BaseException)
 
+_TIMEOUT = "timeout"
 
-def as_torch(error: E) -> E:
+
+def as_torch(error: E, operation: str = "") -> E:
     """Return ``error`` as one that is also a ``DistBackendError``, with the same attributes, caused by the original.
 
-    What is not an error of asyncpar, or is torch's already, stays as it is.
+    What is not an error of asyncpar, or is torch's already, stays as it is.  A ``UsageError`` names an argument: before
+    it comes the ``operation``.  The message of a ``PeerTimeout`` has the word "timeout" in it, which is how programs
+    for torch know it.
     """
     if not isinstance(error, AsyncparError) or isinstance(error, dist.DistBackendError):
         return error
     kind = _both(type(error))
     both: Any = kind.__new__(kind)
     both.args = error.args
+    if operation and type(error) is UsageError:
+        both.args = (f"{operation}: {error}",)
+    if isinstance(error, PeerTimeout) and _TIMEOUT not in str(error):
+        both.args = (f"{error}; the {_TIMEOUT} is over",)
     both.__dict__.update(error.__dict__)
     both.__cause__ = error
     return cast("E", both)

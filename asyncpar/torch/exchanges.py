@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from asyncpar.collectives.communicator import Communicator
 from asyncpar.collectives.reduction import Array
-from asyncpar.errors import UsageError
+from asyncpar.errors import OperationMismatch, UsageError
 from asyncpar.torch.arrays import Landing, array_of, flat, only
 from asyncpar.torch.devices import by_device
 from asyncpar.torch.group_base import GroupBase
@@ -50,16 +51,24 @@ class Exchanges(GroupBase):
 
             parts = x.reshape(communicator.size, -1, *x.shape[1:]) if x.size else x.reshape(communicator.size, 0)
             return self.start(
-                lambda: run_even(communicator.all_to_all(parts)), [output], operation="all_to_all_single", options=opts
+                lambda: run_even(communicator.all_to_all(parts)),
+                [output],
+                operation="all_to_all_single",
+                options=opts,
+                inputs=[input],
             )
 
         async def run(call: Any) -> None:
             rows, received = await call
-            _check_received(received, wanted)
+            _check_received(communicator, received, wanted, "rows")
             out[...] = rows
 
         return self.start(
-            lambda: run(communicator.all_to_all_v(x, counts)), [output], operation="all_to_all_single", options=opts
+            lambda: run(communicator.all_to_all_v(x, counts)),
+            [output],
+            operation="all_to_all_single",
+            options=opts,
+            inputs=[input],
         )
 
     alltoall_base = all_to_all_single
@@ -82,12 +91,16 @@ class Exchanges(GroupBase):
 
         async def run(call: Any) -> None:
             rows, received = await call
-            _check_received(received, [target.size for target in targets])
+            _check_received(communicator, received, [target.size for target in targets], "elements")
             for target, part in zip(targets, np.split(rows, np.cumsum(received)[:-1]), strict=True):
                 target[...] = part.reshape(target.shape)
 
         return self.start(
-            lambda: run(communicator.all_to_all_v(whole, counts)), outputs, operation="all_to_all", options=opts
+            lambda: run(communicator.all_to_all_v(whole, counts)),
+            outputs,
+            operation="all_to_all",
+            options=opts,
+            inputs=inputs,
         )
 
     @by_device
@@ -131,7 +144,7 @@ class Exchanges(GroupBase):
 
         if source is None:
             return self.start(
-                lambda: run(communicator.recv_any(out=landing.array, tag=tag)), [tensor], operation="recv"
+                lambda: run(communicator.recv_any(out=landing.array, tag=tag)), [tensor], operation="recvAnySource"
             )
         return self.start(
             lambda: run(communicator.recv(source, out=landing.array, tag=tag)), [tensor], operation="recv"
@@ -154,6 +167,10 @@ def _split(array: Array, sizes: Sequence[int], size: int, name: str) -> list[int
     return list(sizes)
 
 
-def _check_received(received: Sequence[int], wanted: Sequence[int]) -> None:
-    if list(received) != list(wanted):
-        raise UsageError(f"output_split_sizes: expected what ranks send, {list(received)}, got {list(wanted)}")
+def _check_received(communicator: Communicator, received: Sequence[int], wanted: Sequence[int], what: str) -> None:
+    me, ranks = communicator.ranks[communicator.rank], communicator.ranks
+    for rank, came, expected in zip(ranks, received, wanted, strict=True):
+        if came != expected:
+            raise OperationMismatch(
+                f"rank {rank} sends {came} {what} where rank {me} expects {expected} (group {communicator.name})"
+            )

@@ -72,14 +72,22 @@ class Gathers(GroupBase):
                 _hand_out(await call, arrays)
 
             return self.start(
-                lambda: run_even(communicator.all_gather(x)), outputs, operation="all_gather", options=opts
+                lambda: run_even(communicator.all_gather(x)),
+                outputs,
+                operation="all_gather",
+                options=opts,
+                inputs=[source],
             )
 
         async def run(call: Any) -> None:
             _hand_out(np.split(await call, np.cumsum([array.size for array in arrays])[:-1]), arrays)
 
         return self.start(
-            lambda: run(communicator.all_gather_v(x.reshape(-1))), outputs, operation="all_gather", options=opts
+            lambda: run(communicator.all_gather_v(x.reshape(-1))),
+            outputs,
+            operation="all_gather",
+            options=opts,
+            inputs=[source],
         )
 
     @by_device
@@ -97,13 +105,18 @@ class Gathers(GroupBase):
                 [output],
                 operation="all_gather_into_tensor",
                 options=opts,
+                inputs=[input],
             )
 
         async def run(call: Any) -> None:
             out[...] = (await call).reshape(out.shape)
 
         return self.start(
-            lambda: run(communicator.all_gather(x)), [output], operation="all_gather_into_tensor", options=opts
+            lambda: run(communicator.all_gather(x)),
+            [output],
+            operation="all_gather_into_tensor",
+            options=opts,
+            inputs=[input],
         )
 
     _allgather_base = all_gather_single
@@ -126,6 +139,7 @@ class Gathers(GroupBase):
             list(outputs),
             operation="all_gather_into_tensor_coalesced",
             options=opts,
+            inputs=inputs,
         )
 
     allgather_into_tensor_coalesced = all_gather_single_coalesced
@@ -153,6 +167,7 @@ class Gathers(GroupBase):
             [tensor for row in output_lists for tensor in row],
             operation="all_gather_coalesced",
             options=opts,
+            inputs=input_list,
         )
 
     @by_device
@@ -176,7 +191,9 @@ class Gathers(GroupBase):
             if result is not None:
                 _hand_out(result, arrays)
 
-        return self.start(lambda: run(communicator.gather(x, root=root)), outputs, operation="gather", options=opts)
+        return self.start(
+            lambda: run(communicator.gather(x, root=root)), outputs, operation="gather", options=opts, inputs=[source]
+        )
 
     @by_device
     def scatter(self, output_tensors: Any, input_tensors: Any, opts: Any = None) -> Work:
@@ -185,7 +202,7 @@ class Gathers(GroupBase):
         communicator = self.communicator
         try:
             out = array_of(output, as_bits=True)
-            x = None
+            x, inputs = None, []
             if communicator.rank == root:
                 inputs = _outputs(input_tensors)
                 self._check_count(inputs, "scatter_list")
@@ -196,7 +213,11 @@ class Gathers(GroupBase):
         except UsageError as error:
             raise self.refuse("scatter", error) from None
         return self.start(
-            lambda: communicator.scatter(x, root=root, out=out), [output], operation="scatter", options=opts
+            lambda: communicator.scatter(x, root=root, out=out),
+            [output],
+            operation="scatter",
+            options=opts,
+            inputs=inputs,
         )
 
     # -- inside ------------------------------------------------------------------------------------------------------

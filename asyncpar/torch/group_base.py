@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import sys
+import weakref
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
@@ -17,8 +19,9 @@ from asyncpar.blocking.thread import LoopThread
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.errors import AsyncparError, PeerTimeout, UsageError
 from asyncpar.node import Node
+from asyncpar.torch.backend_name import NAME
 from asyncpar.torch.errors import as_torch
-from asyncpar.torch.registration import NAME
+from asyncpar.torch.profile_event import is_profiled, recorded
 from asyncpar.torch.work import Work
 
 T = TypeVar("T")
@@ -32,6 +35,13 @@ _LONGEST_SECONDS = 24 * 3600.0
 
 ENDING_SECONDS = 5.0
 """How long ending a group waits for operations that are being cancelled, and for a node to leave its world."""
+
+FAREWELL_SECONDS = 1.0
+"""How long a rank that is through waits for the others, who may be about to receive the last things it has sent."""
+
+
+remains: weakref.WeakSet[Node] = weakref.WeakSet()
+"""Nodes that have left their worlds, until Python's collector comes for them and the memory that they shared."""
 
 
 class GroupBase(dist.ProcessGroup):
@@ -111,29 +121,51 @@ class GroupBase(dist.ProcessGroup):
         operation: str,
         options: Any = None,
         timeout: timedelta | None = None,
+        inputs: Sequence[torch.Tensor] | None = None,
     ) -> Work:
         """Begin the operation that ``make`` makes, whose results will be in ``tensors``.
 
         It takes its place in the order of the group's operations now.  ``options`` are torch's: their ``timeout``
         bounds it (or ``timeout``), and one that will be waited for at once is done in this thread as far as possible.
+        Profilers are told of ``inputs``, which are ``tensors`` if it works in place.
         """
-        if self.is_ended:
-            raise as_torch(UsageError(f"{operation}: this process group was destroyed; make a new one"))
+        self._check_open(operation)
         limit = getattr(options, "timeout", None) if timeout is None else timeout
         seconds = limit.total_seconds() if limit is not None else 0.0
         if seconds > 0 and seconds != self.communicator.timeout:
             make = self._bounded(make, seconds, operation)
+        if is_profiled():
+            make = recorded(make, operation, tensors if inputs is None else inputs)
         at_once = not getattr(options, "asyncOp", True) or all(tensor.nbytes <= SMALL for tensor in tensors)
-        pending = self.thread.start(make, at_once=at_once)
+        pending = self.thread.start(make, at_once=at_once, what=operation)
         if not pending.is_done:
             self._pending.add(pending)
             pending.add_done_callback(self._pending.discard)
-        return Work(pending, tensors, operation=operation, check_may_wait=self.thread.check_may_wait)
+            if self.is_ended:  # just now, by another thread
+                pending.cancel()
+        return Work(
+            pending,
+            tensors,
+            operation=operation,
+            check_may_wait=self.thread.check_may_wait,
+            describe_waits=self._describe_waits,
+        )
 
     def refuse(self, operation: str, error: AsyncparError) -> AsyncparError:
         """Return what to raise for wrong arguments of ``operation``."""
-        error.args = (f"{operation}: {error}",)
-        return as_torch(error)
+        return as_torch(error, operation)
+
+    def _check_open(self, operation: str) -> None:
+        if self.is_ended:
+            raise as_torch(UsageError("this process group was destroyed; make a new one"), operation)
+
+    def _describe_waits(self) -> str:
+        """Say for whom the operations of this rank in this group wait, and for how long they have."""
+        try:
+            waits = self.thread.do(self.communicator.describe_waits)
+        except AsyncparError as error:  # it is ending
+            return str(error)
+        return "; ".join(waits) or "nothing is under way any more"
 
     def _bounded(self, make: Make, seconds: float, operation: str) -> Make:
         """Return ``make``, for an operation that may take ``seconds``."""
@@ -156,20 +188,41 @@ class GroupBase(dist.ProcessGroup):
     # -- ending ------------------------------------------------------------------------------------------------------
 
     def shutdown(self) -> None:
-        """End the group on this rank: what is under way is cancelled, and the node of a default group stops."""
-        if self.is_ended:
-            return
-        self.is_ended = True
-        self._cancel_pending()
-        if self._owns_node:
-            self.thread.forget(self)
-            if not self.thread.is_closed:
-                with suppress(TimeoutError):
-                    self.thread.call(self.node.stop, timeout=ENDING_SECONDS)
+        """End the group on this rank: what is under way is cancelled, and the node of a default group leaves its world.
+
+        If nothing is under way and no exception either, the node waits for those of the other ranks before that, for
+        ``FAREWELL_SECONDS`` at most: they may have yet to receive the last things that this rank has sent.
+        """
+        self._end(is_through=sys.exc_info()[0] is None)
 
     def abort(self) -> None:
         """End the group on this rank at once; other ranks' operations with it fail."""
-        self.shutdown()
+        self._end(is_through=False)
+
+    async def leave_at_exit(self) -> None:
+        """Stop the node of a program that ends without ending its groups."""
+        await self._leave(is_through=not self._pending and not hasattr(sys, "last_value"))
+
+    async def _leave(self, *, is_through: bool) -> None:
+        """Stop the node, and before that wait for those of the others if this rank ``is_through``."""
+        if is_through and self.communicator.size > 1:
+            with suppress(AsyncparError, TimeoutError):  # who does not come needs nothing, or will say what it lacks
+                async with asyncio.timeout(FAREWELL_SECONDS):
+                    await self.communicator.barrier(key="torch farewell")
+        await self.node.stop()
+
+    def _end(self, *, is_through: bool) -> None:
+        if self.is_ended:
+            return
+        self.is_ended = True
+        is_through = is_through and not self._pending
+        self._cancel_pending()
+        if self._owns_node:
+            remains.add(self.node)
+            self.thread.forget(self)
+            if not self.thread.is_closed:
+                with suppress(TimeoutError):
+                    self.thread.call(lambda: self._leave(is_through=is_through), timeout=ENDING_SECONDS)
 
     def _cancel_pending(self) -> None:
         pending = [*self._pending]

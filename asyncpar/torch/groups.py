@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import functools
+import gc
 from typing import Any
 
+import grpc.aio
 import torch.distributed as dist
 
+from asyncpar.attachment import Attach
 from asyncpar.blocking.thread import LoopThread, background
 from asyncpar.errors import AsyncparError, UsageError
 from asyncpar.node import Node, start_node
 from asyncpar.torch.errors import as_torch
+from asyncpar.torch.group_base import remains
+from asyncpar.torch.in_process import InProcess
 from asyncpar.torch.process_group import ProcessGroup
 from asyncpar.torch.rendezvous import attach_store
 
@@ -19,12 +25,12 @@ def create_group(options: Any, backend_options: Any = None) -> ProcessGroup:
 
     Raises what forming a world raises: ``PeerTimeout`` naming ranks that do not come, ``UsageError``.
     """
-    if backend_options is not None:
+    if backend_options is not None and not isinstance(backend_options, InProcess):
         raise as_torch(UsageError(f"pg_options: expected None, as asyncpar has none, got {backend_options!r}"))
     try:
         parent = _default_group() if options.global_ranks_in_group else None
         if parent is None:
-            return _own_world(options)
+            return _own_world(options, backend_options)
         return _part(parent, options)
     except AsyncparError as error:
         raise as_torch(error) from None
@@ -36,17 +42,33 @@ def _default_group() -> ProcessGroup | None:
     return group if isinstance(group, ProcessGroup) and not group.is_ended else None
 
 
-def _own_world(options: Any) -> ProcessGroup:
+def _own_world(options: Any, in_process: InProcess | None) -> ProcessGroup:
+    if remains:
+        gc.collect()  # shared memory of worlds before, for which Python may see no hurry
     thread = background()
-    seconds = options.timeout.total_seconds()
-    node = thread.call(
-        lambda: start_node(
-            attach_store(options.store, rank=options.group_rank, size=options.group_size, timeout=seconds)
-        )
-    )
+    rank, size, seconds = options.group_rank, options.group_size, options.timeout.total_seconds()
+    if in_process is None:
+        attach = attach_store(options.store, rank=rank, size=size, timeout=seconds)
+    else:
+        attach = in_process.attach
+    node = thread.call(lambda: _start(attach))
     group = _group(node, node.world, thread, options, owns_node=True)
-    thread.at_close(group, node.stop)
+    thread.at_close(group, group.leave_at_exit)
     return group
+
+
+async def _start(attach: Attach) -> Node:
+    _keep_grpc()
+    return await start_node(attach)
+
+
+@functools.cache
+def _keep_grpc() -> None:
+    """Keep gRPC's poller for good.
+
+    It would end with gRPC's last object, in whatever thread that dies, perhaps while the loop reads from it.
+    """
+    grpc.aio.init_grpc_aio()  # type: ignore[attr-defined]  # not in its stubs
 
 
 def _part(parent: ProcessGroup, options: Any) -> ProcessGroup:

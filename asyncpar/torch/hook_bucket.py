@@ -34,10 +34,15 @@ class GivenBucket:
                 "gradient_hook: expected a bucket of DistributedDataParallel, got "
                 f"{type(bucket).__name__}; FSDP and others have hooks of another kind"
             )
+        buffer = bucket.buffer().detach()
+        if buffer.is_sparse:
+            raise UsageError(
+                "gradient_hook: expected dense gradients, got sparse ones; use Embedding(sparse=False), or no hook"
+            )
         return cls(
             index=bucket.index(),
             is_last=bucket.is_last(),
-            buffer=bucket.buffer().detach(),
+            buffer=buffer,
             parameters=tuple(bucket.parameters()),
         )
 
@@ -52,10 +57,6 @@ class GivenBucket:
 
     def check(self) -> None:
         """Raise ``UsageError`` for gradients that cannot be reduced here."""
-        if self.buffer.is_sparse:
-            raise UsageError(
-                "gradient_hook: expected dense gradients, got sparse ones; use Embedding(sparse=False), or no hook"
-            )
         if not self.buffer.dtype.is_floating_point:
             raise UsageError(f"gradient_hook: expected gradients of a floating dtype, got {self.buffer.dtype}")
         array = self.array

@@ -15,12 +15,12 @@ _UNITS = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 class HookStatistics:
     """Totals over the steps that this rank has completed since the last reset; times in seconds.
 
-    ``bytes_sent`` is the payload that this rank's communicators sent for gradients; ``bytes_uncompressed`` what
-    all-reduces of least traffic would have sent of the gradients as they are: 2 (ranks - 1) / ranks of their size, or
-    in shared memory their size.  ``encode``, ``exchange`` and ``decode`` add up over buckets, which are under way side
-    by side, and do not count the wait for a thread; ``under_way`` is time in which at least one was, and ``exposed``
-    the part of it for which backward had to wait at its end.  ``buckets_not_finite`` came to NaN or infinity.
-    ``residual_norm`` is that of the error feedback now.
+    ``bytes_sent`` is the payload that this rank's communicators sent for the hook, with what the codec ``"auto"`` took
+    to measure; ``bytes_uncompressed`` what all-reduces of least traffic would have sent of the gradients as they are:
+    2 (ranks - 1) / ranks of their size, or in shared memory their size.  ``encode``, ``exchange`` and ``decode`` add up
+    over buckets, which are under way side by side, and do not count the wait for a thread; ``under_way`` is time in
+    which at least one was, and ``exposed`` what backward waited for at its end.  ``buckets_not_finite`` came to NaN or
+    infinity.  ``residual_norm`` is that of the error feedback now.
     """
 
     codec: str

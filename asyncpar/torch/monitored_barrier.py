@@ -87,5 +87,6 @@ async def _report(communicator: Communicator, seconds: float) -> None:
 
 
 def _told(absent: Sequence[int], seconds: float) -> str:
-    ranks = ", ".join(map(str, absent))
-    return f"monitored_barrier: {'rank' if len(absent) == 1 else 'ranks'} {ranks} did not come within {seconds} s"
+    """Name those who are ``absent``, in words that programs look for in the messages of torch's other backends."""
+    ranks = f"{'Rank' if len(absent) == 1 else 'Ranks'} {', '.join(map(str, absent))}"
+    return f"Rank 0 timed out in monitoredBarrier after {seconds} s: {ranks} failed to pass monitoredBarrier in time"

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from asyncpar.torch.compiling import uncompiled
 from asyncpar.torch.devices import path_of
 from asyncpar.torch.exchanges import Exchanges
 from asyncpar.torch.gathers import Gathers
@@ -14,6 +15,7 @@ from asyncpar.torch.monitored_barrier import monitored_barrier
 from asyncpar.torch.reductions import Reductions
 
 
+@uncompiled
 class ProcessGroup(Reductions, Gathers, Exchanges):
     """A group of ranks whose collectives are asyncpar's: what torch has after ``init_process_group("asyncpar")``.
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from asyncpar.collectives.reduction import Array
 from asyncpar.errors import UsageError
 from asyncpar.torch.arrays import array_of, as_list, flat, only
 from asyncpar.torch.devices import by_device
-from asyncpar.torch.group_base import GroupBase, together
+from asyncpar.torch.group_base import GroupBase, Make, together
 from asyncpar.torch.reduce_ops import reduce_op
 from asyncpar.torch.sparse import all_reduce_sparse
 from asyncpar.torch.work import Work
@@ -106,7 +107,8 @@ class Reductions(GroupBase):
             raise self.refuse("reduce_scatter", error) from None
         if len({array.shape for array in arrays}) == 1:
             whole = np.concatenate([array.reshape(-1) for array in arrays])
-            return self._reduce_scatter_flat(out, whole, op, [output], "reduce_scatter", opts)
+            start = partial(self.start, tensors=[output], operation="reduce_scatter", options=opts, inputs=inputs)
+            return self._reduce_scatter_flat(out, whole, op, start)
 
         async def run(calls: Sequence[Any]) -> None:
             results = await together(calls)
@@ -117,6 +119,7 @@ class Reductions(GroupBase):
             [output],
             operation="reduce_scatter",
             options=opts,
+            inputs=inputs,
         )
 
     @by_device
@@ -126,7 +129,8 @@ class Reductions(GroupBase):
             out, whole, op = self._scattering(output, input, opts)
         except UsageError as error:
             raise self.refuse("reduce_scatter_tensor", error) from None
-        return self._reduce_scatter_flat(out, whole, op, [output], "reduce_scatter_tensor", opts)
+        start = partial(self.start, tensors=[output], operation="reduce_scatter_tensor", options=opts, inputs=[input])
+        return self._reduce_scatter_flat(out, whole, op, start)
 
     _reduce_scatter_base = reduce_scatter_single
 
@@ -148,28 +152,23 @@ class Reductions(GroupBase):
             list(outputs),
             operation="reduce_scatter_tensor_coalesced",
             options=opts,
+            inputs=inputs,
         )
 
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
     # -- inside ------------------------------------------------------------------------------------------------------
 
-    def _reduce_scatter_flat(
-        self, out: Array, whole: Array, op: str, tensors: list[torch.Tensor], operation: str, opts: Any
-    ) -> Work:
+    def _reduce_scatter_flat(self, out: Array, whole: Array, op: str, start: Callable[[Make], Work]) -> Work:
         communicator = self.communicator
         if out.flags.c_contiguous:
             target = out.reshape(-1)
-            return self.start(
-                lambda: communicator.reduce_scatter(whole, op, out=target), tensors, operation=operation, options=opts
-            )
+            return start(lambda: communicator.reduce_scatter(whole, op, out=target))
 
         async def run(call: Any) -> None:
             out[...] = (await call).reshape(out.shape)
 
-        return self.start(
-            lambda: run(communicator.reduce_scatter(whole, op)), tensors, operation=operation, options=opts
-        )
+        return start(lambda: run(communicator.reduce_scatter(whole, op)))
 
     def _scattering(self, output: torch.Tensor, source: torch.Tensor, opts: Any) -> tuple[Array, Array, str]:
         op, factor = reduce_op(opts)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-NAME = "asyncpar"
+from asyncpar.torch.backend_name import NAME
 
 LEAST_TORCH = (2, 13)
 

@@ -7,7 +7,7 @@ import logging
 import math
 import os
 from collections.abc import Callable, Mapping
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
@@ -25,7 +25,7 @@ from asyncpar.runtime.door import Door
 from asyncpar.torch.credentials import read_pass
 from asyncpar.torch.roll_call import Hello, Roster, found_world
 from asyncpar.torch.store_keeper import become_tenant, store_keeper
-from asyncpar.torch.store_meeting import StoreMeeting
+from asyncpar.torch.store_meeting import Abandoned, StoreMeeting
 from asyncpar.torch.store_thread import call_in_thread, leave_to_thread
 
 T = TypeVar("T")
@@ -34,11 +34,12 @@ _log = logging.getLogger(__name__)
 
 _BIND = "ASYNCPAR_BIND"
 _TRANSPORT = "ASYNCPAR_TRANSPORT"
+_ATTEMPTS = ("TORCHELASTIC_RESTART_COUNT", "ASYNCPAR_RESTART_COUNT")
 _LOOPBACK = "127.0.0.1"
 _ANY_PORT = 9
 """A port to ask for a route to; nothing is sent there."""
 
-_STORE_MARGIN = 3.0
+_STORE_MARGIN = 10.0
 """How much longer than a meeting lasts a store may take to answer."""
 
 _TELL_SECONDS = 2.0
@@ -55,9 +56,8 @@ def attach_store(
 ) -> Attach:
     """Attach to the world of the ``size`` ranks that come to ``store`` within ``timeout`` seconds.
 
-    All ranks call this with a store that leads to the same place.  It may be used again: the n-th time that a rank
-    comes it meets those who come for the n-th time.  Store calls block, in threads of their own: ranks of one process
-    do not wait for each other.
+    All ranks call this with a store that leads to the same place.  It may be used for one world after another.  Calls
+    of the store block, in threads of their own: ranks of one process do not wait for each other.
 
     Ranks prove themselves to each other with the secret, and the certificates, that `asyncpar launch` gave them, or
     else with the secret in the file that ``ASYNCPAR_SECRET_FILE`` names.  Without either rank 0 makes up a secret that
@@ -79,7 +79,8 @@ def attach_store(
         raise UsageError(f"timeout: expected a positive number of seconds, got {timeout}")
 
     async def attach(stack: AsyncExitStack) -> Attachment:
-        meeting = StoreMeeting(store, rank=rank, size=size, timeout=timeout)
+        attempt = _read_attempt(environment)
+        meeting = StoreMeeting(store, rank=rank, size=size, timeout=timeout, attempt=attempt)
         guest = _Guest(meeting=meeting, store=store, environment=environment, rank=rank, size=size)
         if rank == 0:
             await _keep_store(stack, store, environment, timeout)
@@ -114,6 +115,14 @@ class _Guest:
 
     async def attach(self, stack: AsyncExitStack) -> Attachment:
         """Meet the others, with servers that ``stack`` stops."""
+        while True:
+            async with AsyncExitStack() as servers:
+                with suppress(Abandoned):
+                    attachment = await self._meet(servers)
+                    stack.push_async_callback(servers.pop_all().aclose)
+                    return attachment
+
+    async def _meet(self, stack: AsyncExitStack) -> Attachment:
         meeting, environment = self.meeting, self.environment
         await self._ask(partial(meeting.enter, f"process {os.getpid()} on {host_name()}"))
         launched = LaunchEnvironment.from_mapping(environment) if LaunchEnvironment.is_in(environment) else None
@@ -174,6 +183,15 @@ async def _keep_store(stack: AsyncExitStack, store: Any, environment: Mapping[st
     if tenant is not None:
         keeper.keep(tenant)
         stack.callback(partial(keeper.release, tenant, after=seconds))
+
+
+def _read_attempt(environment: Mapping[str, str]) -> int:
+    """Return how often our launcher, or torch's, has started these ranks anew."""
+    for name in _ATTEMPTS:
+        text = environment.get(name, "")
+        if text.isascii() and text.isdecimal():
+            return int(text)
+    return 0
 
 
 def choose_bind(roster: Roster, environment: Mapping[str, str], store: dist.Store, rank: int) -> str:

@@ -56,17 +56,23 @@ class RefusalKind(StrEnum):
     """Why there will be no world, by who must act."""
 
     USAGE = "usage"
+    TWICE = "twice"
     ABSENT = "absent"
     FAILED = "failed"
+    ABANDONED = "abandoned"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal:
-    """Why there will be no world; ``ranks`` are those who are missing or to blame."""
+    """Why there will be no world; ``ranks`` are those who are missing or to blame.
+
+    ``attempt`` is which start of the ranks it comes from.
+    """
 
     kind: RefusalKind
     message: str
     ranks: tuple[int, ...] = ()
+    attempt: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,12 +140,13 @@ def failed(rank: int, error: BaseException) -> Refusal:
 
 def came_twice(rank: int, places: Sequence[str]) -> Refusal:
     """Return that ``rank`` is there at each of ``places``."""
-    where = ", and as ".join(places)
-    message = (
-        f"rank: {rank} came twice, as {where}; each rank needs a number of its own, and a rank that starts anew needs "
-        "a new store"
-    )
-    return Refusal(kind=RefusalKind.USAGE, message=message, ranks=(rank,))
+    message = f"rank: {rank} came twice, as {', and as '.join(places)}; each rank needs a number of its own"
+    return Refusal(kind=RefusalKind.TWICE, message=message, ranks=(rank,))
+
+
+def abandoned(rank: int) -> Refusal:
+    """Return that ``rank`` was there, but is not any more."""
+    return Refusal(kind=RefusalKind.ABANDONED, message=f"rank {rank} was there and answers no more", ranks=(rank,))
 
 
 def error_of(refusal: Refusal, *, rank: int, hosts: Mapping[int, str], note: str = "") -> AsyncparError:
@@ -147,14 +154,14 @@ def error_of(refusal: Refusal, *, rank: int, hosts: Mapping[int, str], note: str
     blamed = refusal.ranks[0] if refusal.ranks else None
     host = None if blamed is None else hosts.get(blamed)
     match refusal.kind:
-        case RefusalKind.USAGE:
+        case RefusalKind.USAGE | RefusalKind.TWICE:
             return UsageError(refusal.message)
         case RefusalKind.ABSENT:
             late = " came too late:" if rank in refusal.ranks else ":"
             message = f"rank {rank}{late} {refusal.message}{note}"
             return PeerTimeout(message, rank=blamed, host=host, operation=_OPERATION, cause=refusal.message)
-        case RefusalKind.FAILED:
-            message = f"rank {rank}: there is no world, {refusal.message}"
+        case RefusalKind.FAILED | RefusalKind.ABANDONED:
+            message = f"rank {rank}: no world was formed: {refusal.message}"
             return PeerLost(message, rank=blamed, host=host, operation=_OPERATION, cause=refusal.message)
 
 

@@ -11,6 +11,7 @@ from torch.futures import Future
 
 from asyncpar.blocking.pending import Pending
 from asyncpar.errors import AsyncparError, PeerTimeout
+from asyncpar.torch.compiling import uncompiled
 from asyncpar.torch.completion import Completions
 from asyncpar.torch.errors import as_torch
 
@@ -18,10 +19,12 @@ _NONE = timedelta(0)
 _completions = Completions()
 
 
+@uncompiled
 class Work(dist.Work):
     """An operation that is under way, whose results will be in ``tensors``.
 
-    ``check_may_wait`` raises in code that must not wait for it; ``operation`` is its name in messages.
+    ``operation`` is its name in messages.  ``check_may_wait`` raises in code that must not wait for it;
+    ``describe_waits`` says for whom its group waits.
     """
 
     def __init__(
@@ -31,18 +34,21 @@ class Work(dist.Work):
         *,
         operation: str,
         check_may_wait: Callable[[], None],
+        describe_waits: Callable[[], str],
     ) -> None:
         super().__init__()
         self._pending = pending
         self._tensors = list(tensors)
         self._operation = operation
         self._check_may_wait = check_may_wait
+        self._describe_waits = describe_waits
         self._future: Future[Any] | None = None
 
     def wait(self, timeout: timedelta = _NONE) -> bool:
         """Wait until it is over, and raise what it raised: an error of asyncpar that is a ``DistBackendError``, too.
 
-        Raises ``PeerTimeout`` after ``timeout`` (0: the group's alone counts); the operation goes on then.
+        Raises ``PeerTimeout`` after ``timeout`` (0: the group's alone counts), saying for whom the group waits; the
+        operation goes on then.
         """
         pending = self._pending
         if not pending.is_done:
@@ -50,14 +56,11 @@ class Work(dist.Work):
         seconds = timeout.total_seconds() if timeout else None
         try:
             pending.wait(None if seconds is None or seconds <= 0 else seconds)
-        except PeerTimeout as error:
-            raise as_torch(error) from None
-        except TimeoutError:
-            raise as_torch(
-                PeerTimeout(f"{self._operation}: not over after the {seconds} s that wait was given; it goes on")
-            ) from None
         except AsyncparError as error:
-            raise as_torch(error) from None
+            raise as_torch(error, self._operation) from None
+        except TimeoutError:
+            told = f"{self._operation}: not over after the {seconds} s that wait was given; it goes on"
+            raise as_torch(PeerTimeout(f"{told}: {self._describe_waits()}")) from None
         return True
 
     def synchronize(self) -> None:
@@ -75,7 +78,7 @@ class Work(dist.Work):
     def exception(self) -> BaseException | None:
         """Return what it raised; None if it has not."""
         error = self._pending.exception()
-        return None if error is None else as_torch(error)
+        return None if error is None else as_torch(error, self._operation)
 
     def result(self) -> list[Any]:
         """Return the tensors that hold the result, when it is over."""

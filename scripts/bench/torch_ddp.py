@@ -12,8 +12,9 @@ round.  A figure of a round is the median on the slowest rank; shown are medians
 the same round.
 
 ``without comm.`` is the same step in ``no_sync()``, for FSDP2 that of the model as it is; ``exposed`` is what the step
-takes more than that; ``comm. alone`` are the all-reduces of DDP's buckets with nothing beside them.  Exits with 1 when
-a side fails, has a wrong element or a loss that differs.  The link needs root, ip and tc, and is left out otherwise.
+takes more than that; ``comm. alone`` are the all-reduces of DDP's buckets, or FSDP2's exchanges of shards, with nothing
+beside them.  Exits with 1 when a side fails, has a wrong element or a loss that differs.  The link needs root, ip and
+tc, and is left out otherwise.
 """
 
 from __future__ import annotations
@@ -116,6 +117,7 @@ def plan_host(arguments: argparse.Namespace) -> Iterator[Job]:
 def plan_link(arguments: argparse.Namespace, ends: tuple[End, End]) -> Iterator[Job]:
     """Yield what runs over the wire in a round."""
     program = ["--parts", "ddp", "--models", ",".join(arguments.models), "--budget", str(arguments.budget)]
+    surroundings = {"GLOO_SOCKET_IFNAME": DEVICE, "MASTER_ADDR": ends[0].address}
     forms: list[tuple[str, list[str]]] = [(side, []) for side in arguments.sides]
     if OURS in arguments.sides:
         forms.append((OURS, ["--codec", arguments.codec]))
@@ -125,7 +127,7 @@ def plan_link(arguments: argparse.Namespace, ends: tuple[End, End]) -> Iterator[
         yield Job(
             title=f"{name}, {arguments.megabits} Mbit/s",
             run=lambda wanted=wanted: start(  # type: ignore[misc]
-                [end.enter([]) for end in ends], wanted, {"GLOO_SOCKET_IFNAME": DEVICE}
+                [end.enter([]) for end in ends], wanted, surroundings
             ),
             marks={"where": f"{arguments.megabits} Mbit/s", "ranks": 2, "side": name},
         )

@@ -118,9 +118,9 @@ def hook_of(codec: str | None) -> tuple[Any, Any] | None:
     """Return the state and the hook that compress gradients with ``codec``."""
     if codec is None:
         return None
-    from asyncpar.torch import GradientHookState, gradient_hook
+    from asyncpar.torch import GradientHook, gradient_hook
 
-    return GradientHookState(codec=codec), gradient_hook
+    return GradientHook(codec=codec), gradient_hook
 
 
 def records(arguments: argparse.Namespace) -> Iterator[dict[str, object]]:

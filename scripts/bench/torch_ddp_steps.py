@@ -108,12 +108,17 @@ def measure_ddp(size: Size, hook: tuple[Any, Any] | None, budget: float) -> dict
 
 
 def measure_fsdp(size: Size, budget: float) -> dict[str, object]:
-    """Return the figures of FSDP2, each block and the whole sharded; ``compute`` is a step of the model as it is."""
+    """Return the figures of FSDP2, each block and the whole sharded.
+
+    ``compute`` is a step of the model as it is, so what FSDP2 does to tensors itself counts as communication; ``alone``
+    is what it has the process group do, see ``exchange_shards``.
+    """
     sharded, whole = Training(size, _shard), Training(size, lambda model: model)
     losses = sharded.check()
     whole.step()
-    figures = time_in_turn({"step": sharded.step, "compute": whole.step}, budget)
-    return {**figures, **_describe(whole.model), "losses": losses}
+    units = [Unit(count) for count in unit_counts(whole.model)]
+    kinds = {"step": sharded.step, "compute": whole.step, "alone": lambda: exchange_shards(units)}
+    return {**time_in_turn(kinds, budget), **_describe(whole.model), "losses": losses}
 
 
 def _shard(model: Transformer) -> Any:
@@ -121,6 +126,37 @@ def _shard(model: Transformer) -> Any:
     for block in model.blocks:
         fully_shard(block, mesh=mesh)
     return fully_shard(model, mesh=mesh)
+
+
+class Unit:
+    """Tensors of the size of what FSDP2 shards together: ``count`` values, and one rank's part of them."""
+
+    def __init__(self, count: int) -> None:
+        ranks = dist.get_world_size()
+        self.shard = torch.zeros(math.ceil(count / ranks))
+        self.whole = torch.zeros(ranks * self.shard.numel())
+
+    def gather(self) -> None:
+        dist.all_gather_single(self.whole, self.shard)
+
+    def scatter(self) -> None:
+        dist.reduce_scatter_single(self.shard, self.whole)
+
+
+def unit_counts(model: Transformer) -> list[int]:
+    """Return how many values what FSDP2 shards together has: what is in no block, and each block."""
+    blocks = [sum(parameter.numel() for parameter in block.parameters()) for block in model.blocks]
+    return [sum(parameter.numel() for parameter in model.parameters()) - sum(blocks), *blocks]
+
+
+def exchange_shards(units: list[Unit]) -> None:
+    """Gather parameters for forward, and for backward all but the first unit; reduce and scatter gradients."""
+    for unit in units:
+        unit.gather()
+    for unit in reversed(units):
+        if unit is not units[0]:
+            unit.gather()
+        unit.scatter()
 
 
 def _describe(model: Any) -> dict[str, object]:

@@ -3,7 +3,8 @@
 The tests are those of ``torch.testing._internal.distributed.distributed_test``; which of them a backend is to pass is
 decided by torch when the module is imported, by the backend's name.  So the module is imported under the name of Gloo,
 for every backend, and renamed afterwards: whatever is played for Gloo is played for the other backend, too, against
-``init_process_group`` with that backend's name.  No test and no assertion is changed.
+``init_process_group`` with that backend's name.  Nor are assertions left out: torch looks for a profiler's events only
+of backends that it lists, and the backend is put on those lists.  No test and no assertion is changed.
 
 Between two tests everything that the harness would have made anew with a process is made anew here: the folder, the
 environment, torch's debug level, the process group.  Leaves as soon as the pool hangs up.
@@ -42,13 +43,15 @@ def import_tests(backend: str) -> Any:
         importlib.import_module(f"{backend}.torch")
     module: Any = importlib.import_module("torch.testing._internal.distributed.distributed_test")
     os.environ["BACKEND"] = module.BACKEND = backend
+    for profiled in (module.PROFILING_SUPPORTED_BACKENDS, module.SEND_RECV_PROFILING_SUPPORTED_BACKENDS):
+        profiled.append(backend)
     return module
 
 
 def derive_case(module: Any) -> Any:
     """Return the test class, as torch's ``test_distributed_spawn.py`` derives it."""
 
-    class Conformance(module.TestDistBackend, module.DistributedTest._DistTestBase):  # type: ignore[misc]
+    class Conformance(module.TestDistBackend, module.DistributedTest._DistTestBase):
         pass
 
     for name in _BY_NAME_ONLY:

@@ -202,6 +202,8 @@ async def test_more_groups_than_fit_go_by_messages(monkeypatch: pytest.MonkeyPat
             assert all((x == 3.0).all() for x in arrays)
         refused = [group._engine.arena for group in groups if group is not None and group._engine.arena is not None]
         assert [group.is_refused for group in refused] == [True, True]
+        sent = [group.traffic.payload_bytes for group in groups if group is not None]
+        assert sent == [arrays[0].nbytes, arrays[0].nbytes]  # by messages, and not into a slot besides
 
 
 async def test_groups_of_one_host_work_at_the_same_time() -> None:

@@ -22,6 +22,11 @@ class WithoutTorch(pytest.Module):
         pytest.skip('torch is not installed: pip install "asyncpar[torch]"', allow_module_level=True)
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Let torch import its own modules: some use what it deprecates."""
+    config.addinivalue_line("filterwarnings", "ignore:`torch.jit:DeprecationWarning:torch")
+
+
 def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Module | None:
     if HAS_TORCH or os.environ.get(REQUIRED):
         return None

@@ -14,20 +14,20 @@ from asyncpar.torch import GradientHook, gradient_hook
 
 SMALL_BUCKETS_MB = 0.004
 SIZES = (700, 300, 1000, 90, 1600, 10)
-"""Of the parameters of ``Linears``: three buckets or so of ``SMALL_BUCKETS_MB`` in float32."""
+"""Of the parameters of ``Linears``, which are matrices of ten columns: some buckets of ``SMALL_BUCKETS_MB``."""
 
 
 class Linears(nn.Module):
-    """A sum of products, whose gradient is the input: of ``sizes`` values for each parameter."""
+    """A sum of products, whose gradient is the input."""
 
-    def __init__(self, sizes: tuple[int, ...] = SIZES, dtype: torch.dtype = torch.float32) -> None:
+    def __init__(self, dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
-        self.weights = nn.ParameterList(nn.Parameter(torch.zeros(size, dtype=dtype)) for size in sizes)
+        self.weights = nn.ParameterList(nn.Parameter(torch.zeros(size // 10, 10, dtype=dtype)) for size in SIZES)
 
     def forward(self, inputs: list[torch.Tensor], used: list[int] | None = None) -> torch.Tensor:
         pairs = list(zip(self.weights, inputs, strict=True))
         chosen = pairs if used is None else [pairs[index] for index in used]
-        return sum((weight * x).sum() for weight, x in chosen)  # type: ignore[return-value]
+        return sum((weight * x.view_as(weight)).sum() for weight, x in chosen)
 
 
 def make_inputs(rank: int, step: int, dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:

@@ -199,7 +199,7 @@ def test_models_in_mixed_precision_train() -> None:
         torch.testing.assert_close(got.grad, want.grad, rtol=0.1, atol=0.1)
 
 
-@on_ranks(2, limit=60)
+@on_ranks(2)
 def test_data_loaders_fork_workers() -> None:
     data = TensorDataset(torch.arange(16.0).reshape(16, 1).repeat(1, WIDTH))
     sampler = DistributedSampler(data, shuffle=False)

@@ -45,7 +45,7 @@ def whole(model: nn.Module) -> list[torch.Tensor]:
     return [p.full_tensor() if isinstance(p, DTensor) else p for p in model.parameters()]
 
 
-@on_ranks(2, limit=60)
+@on_ranks(2)
 @pytest.mark.parametrize("reshards", [True, False])
 def test_fully_shard_trains_as_one_process(reshards: bool) -> None:
     model, expected = sharded(reshard_after_forward=reshards), make_model()
@@ -55,7 +55,7 @@ def test_fully_shard_trains_as_one_process(reshards: bool) -> None:
     assert_close(whole(model), list(expected.parameters()), rtol=1e-4, atol=1e-5)
 
 
-@on_ranks(4, limit=60)
+@on_ranks(4)
 def test_hybrid_sharding_trains_as_one_process() -> None:
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
     model, expected = sharded(mesh=mesh), make_model()
@@ -64,7 +64,7 @@ def test_hybrid_sharding_trains_as_one_process() -> None:
     assert_close(whole(model), list(expected.parameters()))
 
 
-@on_ranks(4, limit=60)
+@on_ranks(4)
 def test_uneven_parameters_are_sharded_over_four_ranks() -> None:
     torch.manual_seed(3)
     model, expected = nn.Linear(8, 3), nn.Linear(8, 3)
@@ -97,7 +97,7 @@ def test_gradients_are_clipped_by_the_norm_of_the_whole() -> None:
     torch.testing.assert_close(norm.full_tensor(), nn.utils.clip_grad_norm_(expected.parameters(), 0.1))
 
 
-@on_ranks(2, limit=60)
+@on_ranks(2)
 def test_mixed_precision_keeps_shards_in_full() -> None:
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     model, expected = sharded(mp_policy=policy), make_model()
@@ -125,7 +125,7 @@ def test_sharded_models_give_and_take_whole_states() -> None:
     assert_close(whole(again), whole(model), rtol=0, atol=0)
 
 
-@on_ranks(2, limit=60)
+@on_ranks(2)
 @pytest.mark.parametrize("strategy", ["FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD"])
 @pytest.mark.parametrize("original", [True, False])
 def test_fully_sharded_data_parallel_trains_as_one_process(strategy: str, original: bool) -> None:
@@ -154,7 +154,7 @@ def test_fully_sharded_data_parallel_gives_whole_states() -> None:
     assert_parameters(expected, make_model(), rtol=0, atol=0)
 
 
-@on_ranks(4, limit=60)
+@on_ranks(4)
 def test_fully_sharded_data_parallel_has_hybrid_sharding() -> None:
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
     model = FullyShardedDataParallel(

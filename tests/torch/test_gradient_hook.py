@@ -67,7 +67,7 @@ def test_all_ranks_end_with_the_same_bits_that_are_near_the_mean(codec: str) -> 
     assert_same_everywhere(flat(model))
     assert losses[-1] == pytest.approx(wanted[-1], rel=0.2 if codec in SPARING else 0.02)
     compressed = state.statistics().buckets_compressed
-    assert bool(compressed) == (codec not in ("none", "auto"))  # on one host "auto" is none
+    assert (compressed > 0) == (codec not in ("none", "auto"))  # on one host "auto" is none
 
 
 @on_ranks(4)
@@ -107,8 +107,8 @@ def test_nothing_is_lost_for_good_though_buckets_are_rebuilt(codec: str) -> None
         residuals = state.state_dict()["residuals"]
         owed = mean_over_ranks(torch.cat([residuals[name] for name, _ in module.named_parameters()]))
         torch.testing.assert_close(applied + owed, wanted, rtol=0, atol=1e-4)
-    assert len(buckets[0]) > 1
-    assert buckets[0] != buckets[1] == buckets[4]
+    assert len(buckets[0]) < len(buckets[1])
+    assert buckets[1] == buckets[4]
     assert codec != "topk:0.1" or state.statistics().residual_norm > 1
 
 
@@ -147,10 +147,10 @@ def test_statistics_are_what_communicators_say(codec: str) -> None:
     sent = state._reducer._own.traffic
     assert figures.steps == 3
     assert figures.buckets > 3
-    assert figures.bytes_sent == sum(entry.payload_bytes for entry in sent.operations if entry.operation != "gather")
+    assert figures.bytes_sent == sent.payload_bytes
     assert figures.bytes_uncompressed == 3 * 4 * sum(SIZES)
-    least, most = {"none": (1, 1), "int8": (3.6, 4), "topk:0.1": (5, 10)}[codec]
-    assert least <= figures.compression_ratio <= most
+    least, most = {"none": (1, 1), "int8": (3.5, 4), "topk:0.1": (5, 10)}[codec]
+    assert least <= figures.compression_ratio <= most, f"{figures}\n{sent}"
     assert min(figures.exchange, figures.under_way, figures.exposed) > 0
     assert f"codec {codec}, 2 ranks: 3 steps" in str(figures)
     state.reset_statistics()
@@ -163,7 +163,7 @@ def test_statistics_are_what_communicators_say(codec: str) -> None:
 
 @on_ranks(2)
 def test_small_buckets_and_the_first_steps_are_not_compressed() -> None:
-    model, state = hooked(Linears(), codec="topk:0.1", minimum_bytes=4000, warm_up_steps=2)
+    model, state = hooked(Linears(), codec="topk:0.1", minimum_bytes=6000, warm_up_steps=2)
     counts = []
     for step in range(4):
         model.zero_grad()
@@ -174,7 +174,7 @@ def test_small_buckets_and_the_first_steps_are_not_compressed() -> None:
             torch.testing.assert_close(flat_gradients(model), expected)
     assert counts[:2] == [0, 0]
     sizes = [seat.bucket.nbytes for seat in state._memory.seats.values()]
-    large = sum(size >= 4000 for size in sizes)
+    large = sum(size >= 6000 for size in sizes)
     assert 0 < large < len(sizes)
     assert counts[2:] == [large, 2 * large]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from datetime import timedelta
 
+import pytest
 import torch
 import torch.distributed as dist
 
@@ -149,19 +150,9 @@ def test_barriers_hold_back_ranks_that_are_early() -> None:
 def test_groups_take_a_timeout_of_their_own() -> None:
     group = dist.new_group([0, 1], timeout=timedelta(seconds=1))
     if dist.get_rank() == 0:
-        try:
+        with pytest.raises(RuntimeError, match="1"):
             dist.all_reduce(torch.ones(2), group=group)
-        except RuntimeError as error:
-            assert "1" in str(error)  # noqa: PT017
-        else:
-            raise AssertionError("a rank that never came was not missed")
     dist.barrier()
-
-
-@on_ranks(4)
-def test_groups_split_by_rank_lists() -> None:
-    group = dist.split_group(split_ranks=[[0, 1, 3], [2]])
-    assert total(group) == {0: 4, 1: 4, 2: 2, 3: 4}[dist.get_rank()]
 
 
 @on_ranks(2)

@@ -14,12 +14,14 @@ import numpy as np
 import pytest
 import torch.distributed as dist
 
+from asyncpar.blocking.thread import LoopThread
 from asyncpar.config.environment import LaunchEnvironment
 from asyncpar.errors import LaunchError, PeerLost, PeerTimeout, UsageError
 from asyncpar.membership.secret_file import create_secret
 from asyncpar.node import Node, start_node
+from asyncpar.torch.board import Board
 from asyncpar.torch.rendezvous import attach_store, choose_bind
-from asyncpar.torch.roll_call import Charter, Hello, Roster
+from asyncpar.torch.roll_call import Charter, Hello, Roster, encode
 
 LONG = 60.0
 """Seconds that a meeting may take which is to end much sooner."""
@@ -184,6 +186,37 @@ async def test_a_rank_that_is_there_twice_is_refused_on_all() -> None:
     assert str(errors[0]).startswith("rank: 1 came twice, as process ")
 
 
+async def test_a_rank_that_died_while_it_waited_may_come_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("asyncpar.torch.store_meeting.ANSWER_SECONDS", 0.05)
+    store = dist.HashStore()
+    dead = Board(dist.PrefixStore("default_pg", store), 1)
+    dead.claim("place", 0, "process 1 on a")
+    dead.put("hello", 0, encode(Hello(rank=0, host="a", host_id="a", terms={})))
+    async with world(store, 3) as nodes:
+        assert await total(nodes) == 6.0
+        assert nodes[0].membership.generation == 2
+
+
+async def test_ranks_that_wait_where_another_died_go_on_with_its_successor(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("asyncpar.torch.store_meeting.ANSWER_SECONDS", 0.05)
+    store = dist.HashStore()
+    dead = Board(dist.PrefixStore("default_pg", store), 1)
+    dead.claim("place", 0, "process 1 on a")
+    waiting = start(store, 1, 2)
+    await seen(store, "asyncpar/1/hello/1")
+    async with asyncio.timeout(SOON):
+        nodes = await asyncio.gather(start(store, 0, 2), waiting)
+    assert await total(nodes) == 3.0
+    await asyncio.gather(*(node.stop() for node in nodes))
+
+
+async def test_what_became_of_ranks_before_they_were_started_anew_is_no_news() -> None:
+    store = dist.HashStore()
+    await outcomes(start(store, 0, 2, timeout=0.1))
+    async with world(store, 2, [{"TORCHELASTIC_RESTART_COUNT": "1"}] * 2) as nodes:
+        assert await total(nodes) == 3.0
+
+
 async def test_a_rank_that_fails_tells_the_others_why() -> None:
     store = dist.HashStore()
     failing = start(store, 1, 3, environment={"ASYNCPAR_ARENA_BYTES": "fish"})
@@ -213,7 +246,7 @@ async def test_a_rank_that_is_cancelled_ends_at_once_and_so_do_the_others() -> N
     first, cancelled = await outcomes(*tasks)
     assert isinstance(cancelled, asyncio.CancelledError)
     assert isinstance(first, PeerLost)
-    assert str(first) == "rank 0: there is no world, rank 1 gave up: CancelledError"
+    assert str(first) == "rank 0: no world was formed: rank 1 gave up: CancelledError"
     await no_threads_left()
 
 
@@ -223,7 +256,7 @@ class HungStore:
     def __init__(self) -> None:
         self.answers = threading.Event()
 
-    def add(self, key: str, amount: int) -> int:
+    def check(self, keys: list[str]) -> bool:
         self.answers.wait()
         raise RuntimeError("no longer there")
 
@@ -264,6 +297,19 @@ async def seen(store: Any, *keys: str) -> None:
     async with asyncio.timeout(SOON):
         while not there.check(list(keys)):  # noqa: ASYNC110  # a store tells nobody of news
             await asyncio.sleep(0.005)
+
+
+def test_worlds_that_come_and_go_on_a_loop_of_its_own_thread_leave_no_errors(caplog: pytest.LogCaptureFixture) -> None:
+    thread = LoopThread()
+    store = dist.HashStore()
+    try:
+        for _ in range(40):
+            node = thread.call(lambda: start_node(attach_store(store, rank=0, size=1, timeout=LONG, environment={})))
+            thread.call(node.stop)
+            del node
+    finally:
+        thread.close()
+    assert [record.getMessage() for record in caplog.records if record.name == "asyncio"] == []
 
 
 # -- credentials ---------------------------------------------------------------------------------------------------

@@ -78,7 +78,7 @@ def test_a_rank_that_is_too_late_is_told_so() -> None:
 def test_a_rank_that_failed_is_quoted_with_its_host() -> None:
     error = raised(failed(1, UsageError("bind: 10.0.0.1 is not ours")))
     assert isinstance(error, PeerLost)
-    assert str(error) == "rank 0: there is no world, rank 1 gave up: UsageError: bind: 10.0.0.1 is not ours"
+    assert str(error) == "rank 0: no world was formed: rank 1 gave up: UsageError: bind: 10.0.0.1 is not ours"
     assert (error.rank, error.host) == (1, "a")
 
 

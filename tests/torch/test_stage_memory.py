@@ -15,6 +15,8 @@ from asyncpar.nn.optimizers import SGD, Adam, Optimizer
 from asyncpar.pipeline.offload.arrays import bytes_of
 from asyncpar.torch.stage import ModuleStage
 from tests.torch.stage_passes import (
+    Tied,
+    Unused,
     X,
     make_stages,
     seeded,
@@ -161,3 +163,36 @@ def test_the_second_half_keeps_only_what_it_needs() -> None:
     assert bytes_of(saved) == 10 * X.nbytes
     _, deferred = stage.backward_input(saved, y)
     assert bytes_of(deferred) == 2 * X.nbytes  # the input of the layer, and the gradient of its output
+
+
+def passes_with_released_values(kind: Any, *, releases: bool) -> dict[str, Any]:
+    """Return the gradients, with values away or not in the second half of the backward pass."""
+    stage = ModuleStage("it", seeded(kind)())
+    y, saved = stage.forward(X)
+    _, deferred = stage.backward_input(saved, np.cos(y))
+    if releases:
+        for parameter in stage.parameters():
+            parameter.release_value()
+    stage.backward_weight(deferred)
+    return {parameter.name: parameter.grad for parameter in stage.parameters()}
+
+
+@pytest.mark.parametrize("kind", [Block, Tied, Unused])
+def test_the_second_half_does_not_need_the_values_of_layers(kind: Any) -> None:
+    kept, released = (passes_with_released_values(kind, releases=releases) for releases in (False, True))
+    for name, gradient in kept.items():
+        np.testing.assert_array_equal(gradient, released[name], err_msg=name)
+
+
+def test_a_gradient_that_needs_values_that_are_away_is_not_a_number() -> None:
+    class Product(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = torch.nn.Parameter(torch.ones(FEATURES, FEATURES))
+            self.second = torch.nn.Parameter(torch.ones(FEATURES, FEATURES))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x @ (self.first * self.second)
+
+    gradients = passes_with_released_values(Product, releases=True)
+    assert all(np.isnan(gradient).all() for gradient in gradients.values())

@@ -52,9 +52,9 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 BACKEND = os.environ.get("ASYNCPAR_TORCH_REFERENCE") or "asyncpar"
-LIMIT = 30.0
+LIMIT = 60.0
 """Seconds after which a test is taken for hung."""
-START_LIMIT = 60.0
+START_LIMIT = 120.0
 GRACE = 4.0
 """Seconds that ranks have to end after another has failed."""
 
@@ -192,7 +192,7 @@ class World:
         """Send a rank a signal, SIGKILL unless told otherwise."""
         self._processes[rank].send_signal(number)
 
-    def close(self, *, limit: float = 15.0) -> list[int]:
+    def close(self, *, limit: float = 30.0) -> list[int]:
         """Let the ranks end (they destroy their group) and return their exit statuses; kill what is left."""
         for channel in self._channels:
             channel.close()

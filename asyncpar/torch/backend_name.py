@@ -1,0 +1,3 @@
+"""What torch calls the backend."""
+
+NAME = "asyncpar"
