@@ -121,8 +121,8 @@ class Pending(Generic[T]):
             self._call_back()
 
     def _cancel_now(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
+        if self._task is not None:  # once it has begun: it can tell others only then that it was cancelled
+            self._loop.call_soon(self._task.cancel)
 
     def _stand_at_gate(self, timeout: float | None) -> None:
         self._loop.check_may_wait()

@@ -190,10 +190,10 @@ class LoopThread:
             self._is_closed = True
             with loop.turn:
                 self._has_ended = True
+                self._fail_running()
                 grpc.aio.shutdown_grpc_aio()  # type: ignore[attr-defined]  # absent from the stubs
                 loop.close()
             loop.request(_nothing)  # what has come too late learns of it
-            self._fail_running()
 
     def _close(self) -> None:
         closers = [*self._closers.values()]

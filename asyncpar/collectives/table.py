@@ -15,7 +15,7 @@ from asyncpar.collectives.ledger import GroupLedger
 from asyncpar.collectives.operation import Home, Operation
 from asyncpar.collectives.staging import StagingPool
 from asyncpar.errors import AsyncparError, OperationMismatch, PeerCancelled, PeerLost, PeerTimeout
-from asyncpar.transport.links import Links
+from asyncpar.transport.links import LEFT, Links
 from asyncpar.wire.header import FrameHeader, FrameKind, Key
 
 PROBE_AFTER: Final = 1.0
@@ -61,15 +61,16 @@ class OperationTable:
         return not (lineup.tasks or self._aborted or self.links.lost or self.links.closed is not None)
 
     def lost_member(self, group: Home) -> PeerLost | None:
-        """Return the error of the first rank of ``group`` that is gone, this one included; None if all are there."""
+        """Return the error of the first rank of ``group`` that is gone, this one included; None if all are there.
+
+        Ranks that have failed come before those that have left, for which they may be the reason.
+        """
         if self.links.closed is not None:
             return self.links.closed
         lost = self.links.lost
-        if lost:
-            for rank in group.ranks:
-                if rank in lost:
-                    return lost[rank]
-        return None
+        gone = [lost[rank] for rank in group.ranks if rank in lost] if lost else []
+        failed = [error for error in gone if error.cause != LEFT]
+        return next(iter(failed or gone), None)
 
     # -- what links tell (OperationEvents) -------------------------------------------------------------------------
 

@@ -46,6 +46,8 @@ _NAMES = {
 }
 """What ``torch.distributed`` calls operations that its groups call otherwise."""
 
+_LISTS = (list, tuple)  # list | tuple would be made anew in each call
+
 
 def by_device(method: F) -> F:
     """Make an operation hand itself over to the path of the device that its first tensor is on."""
@@ -54,7 +56,7 @@ def by_device(method: F) -> F:
     @functools.wraps(method)
     def routed(self: GroupBase, tensors: Any, *rest: Any, **more: Any) -> Any:
         first = tensors
-        while isinstance(first, list | tuple) and first:
+        while isinstance(first, _LISTS) and first:
             first = first[0]
         if not isinstance(first, torch.Tensor) or first.is_cpu:
             return method(self, tensors, *rest, **more)

@@ -31,6 +31,7 @@ from asyncpar.torch.work import Work
 
 _OPERATION = "gradient_hook"
 _OUTSIDE = -1
+"""The number of the backward pass where there is none, as in ``join``."""
 
 
 class GradientHook:
@@ -72,6 +73,7 @@ class GradientHook:
         self._tally = HookTally(codec=self._settings.compression.codec_name, ranks=self._group.size())
         self._reducer: HookReducer | None = None
         self._works: list[Work] = []
+        self._backward = _OUTSIDE
 
     def statistics(self) -> HookStatistics:
         """Return the figures of the steps so far.  Between steps."""
@@ -99,12 +101,18 @@ class GradientHook:
 
     def reduce(self, bucket: dist.GradBucket) -> Future[torch.Tensor]:
         """Begin to reduce ``bucket`` and return a future of its mean over ranks.  See ``gradient_hook``."""
-        given = GivenBucket.of(bucket)
-        work = self._group.start(lambda: self._begin(given), [given.buffer], operation=_OPERATION)
+        given, backward = GivenBucket.of(bucket), torch._C._current_graph_task_id()
         if given.index == 0:
+            if backward != _OUTSIDE and backward == self._backward:
+                raise UsageError(
+                    "gradient_hook: expected one model, got buckets of two in one backward pass; "
+                    "each model needs a GradientHook of its own"
+                )
+            self._backward = backward
             self._works = []
+        work = self._group.start(lambda: self._begin(given), [given.buffer], operation=_OPERATION)
         self._works.append(work)
-        if given.is_last and torch._C._current_graph_task_id() != _OUTSIDE:
+        if given.is_last and backward != _OUTSIDE:
             torch.autograd.Variable._execution_engine.queue_callback(self._wait)
         return cast("Future[torch.Tensor]", work.get_future().then(_only))
 

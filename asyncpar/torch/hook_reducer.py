@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import os
+import secrets
 import time
 import zlib
 from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from typing import Any
-
-import numpy as np
 
 from asyncpar.codecs import Identity
 from asyncpar.collectives.communicator import Communicator
@@ -23,7 +22,7 @@ from asyncpar.errors import PeerCancelled, UsageError
 from asyncpar.gradsync.agreement import Disagreement, Lines, find_difference
 from asyncpar.gradsync.choice import Resolved
 from asyncpar.gradsync.groups import REPLICAS, SyncGroups
-from asyncpar.gradsync.keys import Keys, Name
+from asyncpar.gradsync.keys import Keys
 from asyncpar.gradsync.layout import SchemeMaker
 from asyncpar.gradsync.schemes import Scheme
 from asyncpar.gradsync.strategies import least_bytes
@@ -32,33 +31,53 @@ from asyncpar.gradsync.walk import ThreadTurns, Walk, WalkTimes
 from asyncpar.torch.hook_bucket import GivenBucket
 from asyncpar.torch.hook_exact import Prescaled
 from asyncpar.torch.hook_memory import HookMemory, Seat
+from asyncpar.torch.hook_passage import HookPassage
 from asyncpar.torch.hook_settings import HookSettings
 from asyncpar.torch.hook_statistics import HookTally, StepTally
+
+_NUMBER = "number"
 
 
 @dataclass(slots=True, kw_only=True)
 class _Step:
-    """One backward pass; ``number`` is the same on all ranks."""
+    """One backward pass; ``number`` is the same on all ranks, and so is ``hook``, empty before they know each other."""
 
     number: int
+    hook: str
     under_way: int = 0
     is_closed: bool = False
     """Has its last bucket begun?"""
     is_good: bool = True
+    is_forgotten: bool = False
+    """Must its buckets be introduced again?"""
     schemes: list[tuple[Seat, Scheme]] = field(default_factory=list)
     tally: StepTally = field(default_factory=StepTally)
+
+
+@dataclass(slots=True, kw_only=True)
+class _Circle:
+    """The ranks of a hook among themselves, and ``communicators``, all by which they reduce gradients."""
+
+    own: Communicator
+    groups: SyncGroups
+    communicators: tuple[Communicator, ...]
+
+    @classmethod
+    def of(cls, over: Communicator, hook: str) -> _Circle:
+        """Return the circle of the ranks that call it by one name.  Nothing is sent."""
+        own = over.subgroup(range(over.size), key=f"gradient hook {hook}", name=f"the gradient hook of {over.name}")
+        assert own is not None, "this rank is one of them"
+        groups = SyncGroups(everyone=own, replicas=own, partitions={REPLICAS: (range(own.size),)})
+        return cls(own=own, groups=groups, communicators=(own,))
 
 
 class HookReducer:
     """Reduces buckets over the ranks of ``over``; made, and to be used, on its loop."""
 
     def __init__(self, over: Communicator, settings: HookSettings, memory: HookMemory, tally: HookTally) -> None:
-        own = over.subgroup(range(over.size), name=f"the gradient hook of {over.name}")
-        assert own is not None, "this rank is one of them"
         self._over = over
-        self._own = own
-        self._groups = SyncGroups(everyone=own, replicas=own, partitions={REPLICAS: (range(own.size),)})
-        self._communicators: tuple[Communicator, ...] = (own,)
+        self._circle: _Circle | None = None
+        self._number = secrets.token_hex(8)
         self._settings = settings
         self._memory = memory
         self._tally = tally
@@ -67,7 +86,7 @@ class HookReducer:
         self._agreed = asyncio.Event()
         self._agreed.set()
         self._resolved: asyncio.Future[Resolved] | None = None
-        self._step = _Step(number=memory.steps, is_closed=True)
+        self._step = _Step(number=memory.steps, hook="", is_closed=True)
 
     @property
     def is_idle(self) -> bool:
@@ -77,7 +96,7 @@ class HookReducer:
     @property
     def traffic(self) -> SyncTraffic:
         """All that was sent for gradients."""
-        return SyncTraffic.read(self._communicators)
+        return SyncTraffic.read(() if self._circle is None else self._circle.communicators)
 
     def begin(self, given: GivenBucket) -> Coroutine[Any, Any, None]:
         """Give the bucket its place in the order of operations; awaited, it replaces the gradients by their mean."""
@@ -88,10 +107,12 @@ class HookReducer:
         refusal: UsageError | None = None
         try:
             seat = self._memory.add(given)
-            lines = [str(self._settings), f"step {step.number}", *seat.lines()]
+            hook = f"hook {step.hook}" if step.hook else "a new hook"
+            lines = [str(self._settings), f"step {step.number} of {hook}", *seat.lines()]
         except UsageError as error:
             refusal, lines = error, [f"an error: {error}"]
-        exchange = self._over.all_gather_object({REPLICAS: lines}, wanted=dict[str, list[str]])
+        told = {REPLICAS: lines, _NUMBER: [self._number]}
+        exchange = self._over.all_gather_object(told, wanted=dict[str, list[str]])
         return self._introduce(step, given, exchange, seat if seat is not None else refusal)
 
     # -- inside ------------------------------------------------------------------------------------------------------
@@ -103,10 +124,13 @@ class HookReducer:
             if step.under_way:
                 raise UsageError(
                     f"gradient_hook: expected the {step.under_way} buckets of the last backward pass to be through, "
-                    "but they are under way; each model needs a GradientHook of its own"
+                    "but they are under way"
                 )
+            if step.is_forgotten:
+                self._memory.clear()
             self._memory.steps += 1
-            step = self._step = _Step(number=self._memory.steps)
+            hook = "" if self._circle is None else self._number
+            step = self._step = _Step(number=self._memory.steps, hook=hook)
         step.under_way += 1
         step.is_closed = given.is_last
         return step
@@ -123,23 +147,27 @@ class HookReducer:
             everything = await exchange
             if isinstance(seat, UsageError):
                 raise seat
-            difference = find_difference(everything, self._groups.partitions, self._over.ranks)
+            difference = find_difference(everything, {REPLICAS: (range(self._over.size),)}, self._over.ranks)
             if difference is not None:
                 raise Disagreement(str(difference))
+            if self._circle is None:
+                (self._number,) = everything[0][_NUMBER]
+                self._circle = _Circle.of(self._over, self._number)
         except BaseException:
-            self._memory.clear(given.index)  # so that it is new in the next step, too
             step.under_way -= 1
             step.is_good = False
+            step.is_forgotten = True
             raise
         assert isinstance(seat, Seat), "ranks agree about it"
         await self._carry(step, seat, given)
 
     async def _carry(self, step: _Step, seat: Seat, given: GivenBucket) -> None:
         """Reduce a bucket that all ranks know."""
-        begun = time.perf_counter()
+        assert self._circle is not None, "it was introduced"
+        circle, begun = self._circle, time.perf_counter()
         try:
-            scheme = await self._scheme(step, seat, given)
-            times = await self._reduce(step, seat, scheme, given)
+            scheme = await self._scheme(circle, step, seat, given)
+            times = await self._reduce(circle, step, seat, scheme, given)
         except BaseException:
             step.is_good = False
             raise
@@ -149,7 +177,7 @@ class HookReducer:
         step.tally.add((begun, time.perf_counter()), times)
         step.tally.compressed += not isinstance(scheme, Prescaled)
         step.tally.not_finite += not scheme.is_finite
-        step.tally.bytes_uncompressed += least_bytes(given.nbytes, self._own)
+        step.tally.bytes_uncompressed += least_bytes(given.nbytes, circle.own)
         if step.is_closed and step.is_good and not step.under_way:
             self._end(step)
 
@@ -162,22 +190,22 @@ class HookReducer:
                     self._memory.forget_residuals(seat)
         self._tally.add_step(step.tally, self.traffic)
 
-    async def _scheme(self, step: _Step, seat: Seat, given: GivenBucket) -> Scheme:
+    async def _scheme(self, circle: _Circle, step: _Step, seat: Seat, given: GivenBucket) -> Scheme:
         """Return what reduces the bucket in this step; the same on all ranks."""
         settings = self._settings
-        if self._own.size > 1 and not settings.is_exact(nbytes=given.nbytes, step=step.number):
+        if circle.own.size > 1 and not settings.is_exact(nbytes=given.nbytes, step=step.number):
             if seat.lossy is None:
-                resolved = (await self._resolve()).settled(seat.bucket.count)
+                resolved = (await self._resolve(circle)).settled(seat.bucket.count)
                 if resolved.codec != Identity():
-                    await self._make(seat, resolved)
+                    await self._make(circle, step, seat, resolved)
             if seat.lossy is not None:
                 return seat.lossy
-        return Prescaled(seat.bucket, self._own, looks=not settings.is_lossless)
+        return Prescaled(seat.bucket, circle.own, looks=not settings.is_lossless)
 
-    async def _make(self, seat: Seat, resolved: Resolved) -> None:
+    async def _make(self, circle: _Circle, step: _Step, seat: Seat, resolved: Resolved) -> None:
         """Make the scheme of ``seat``.  A rank that cannot tells the others, who would wait for it."""
         maker = SchemeMaker(
-            groups=self._groups,
+            groups=circle.groups,
             hosts=resolved.hosts,
             codec=resolved.codec,
             has_feedback=self._settings.compression.error_feedback,
@@ -191,34 +219,34 @@ class HookReducer:
             failure = error
         text = "" if failure is None else f"{type(failure).__name__}: {failure}"
         key = f"{self._keys.bucket(seat.bucket).replicas}/made"
-        texts: list[str] = await self._own.all_gather_object(text, key=key, wanted=str)
+        texts: list[str] = await circle.own.all_gather_object(text, key=key, wanted=str)
+        step.is_forgotten |= any(texts)
         if failure is not None:
             raise failure
-        for rank, other in zip(self._own.ranks, texts, strict=True):
+        for rank, other in zip(circle.own.ranks, texts, strict=True):
             if other:
                 raise PeerCancelled(f"rank {rank} cannot compress {seat.bucket}: {other}", rank=rank)
 
-    async def _resolve(self) -> Resolved:
+    async def _resolve(self, circle: _Circle) -> Resolved:
         """Return what the codec comes to, which the first bucket that needs it finds out."""
         if self._resolved is not None:
             return await asyncio.shield(self._resolved)
         self._resolved = found = asyncio.get_running_loop().create_future()
         try:
-            resolved = await self._settings.resolve(self._groups, f"{self._keys.prefix}/auto")
+            resolved = await self._settings.resolve(circle.groups, f"{self._keys.prefix}/auto")
         except BaseException:
             self._resolved = None
             found.cancel()
             raise
-        hosts = () if resolved.hosts is None else resolved.hosts.all
-        self._communicators = (self._own, *hosts)
+        circle.communicators = (circle.own, *(() if resolved.hosts is None else resolved.hosts.all))
         found.set_result(resolved)
         return resolved
 
-    async def _reduce(self, step: _Step, seat: Seat, scheme: Scheme, given: GivenBucket) -> WalkTimes:
+    async def _reduce(self, circle: _Circle, step: _Step, seat: Seat, scheme: Scheme, given: GivenBucket) -> WalkTimes:
         """Take the bucket through ``scheme``; no rank waits for this one if it fails."""
-        key: Name = self._keys.bucket(seat.bucket).replicas
+        key = self._keys.bucket(seat.bucket).replicas
         legs = scheme.legs(key, (step.number, zlib.crc32(seat.bucket.shared_name.encode())))
-        passage = _Passage(scheme, given, is_lent=scheme.lend(given.array), ranks=self._own.size)
+        passage = HookPassage(scheme, given, is_lent=scheme.lend(given.array), ranks=circle.own.size)
         walk = Walk(scheme=scheme, turns=self._turns, agreed=self._agreed)
         try:
             if isinstance(scheme, Prescaled):
@@ -231,35 +259,3 @@ class HookReducer:
                 await leg.exchange.give_up()
             raise
         return walk.times
-
-
-@dataclass(frozen=True, slots=True)
-class _Passage:
-    """How gradients get into a scheme and out of it.  In threads."""
-
-    scheme: Scheme
-    given: GivenBucket
-    is_lent: bool
-    ranks: int
-
-    def divide(self, memory: HookMemory, seat: Seat) -> None:
-        """Add what earlier steps owe, and divide by the number of ranks as torch does it."""
-        for slot, values in memory.waiting(seat):
-            self.given.add(slice(slot.start, slot.stop), values)
-        self.given.scale(1.0 / self.ranks)
-
-    def read(self) -> None:
-        if not self.is_lent:
-            self.given.read_into(self.scheme.payload)
-
-    def write(self) -> None:
-        """Make the gradients the mean; all of them NaN if some are not finite on some rank."""
-        if not self.scheme.is_finite:
-            self.given.fill(float("nan"))
-            return
-        factor = self.scheme.factor(self.ranks)
-        if factor != 1.0:
-            reduced = self.scheme.reduced
-            np.multiply(reduced, np.float32(factor), out=reduced)
-        if not self.is_lent:
-            self.given.write(self.scheme.reduced)

@@ -161,7 +161,7 @@ class Reductions(GroupBase):
 
     def _reduce_scatter_flat(self, out: Array, whole: Array, op: str, start: Callable[[Make], Work]) -> Work:
         communicator = self.communicator
-        if out.flags.c_contiguous:
+        if out.flags.c_contiguous and not np.may_share_memory(out, whole):
             target = out.reshape(-1)
             return start(lambda: communicator.reduce_scatter(whole, op, out=target))
 

@@ -8,7 +8,7 @@ the store, goes last: it waits a moment until the others have read the end.
 
 A store outlives meetings (the agent of torchrun keeps one for all worlds of its ranks, also when it starts them anew),
 so meetings are numbered, and a rank comes to the first one that it has not been to.  If that has ended without it, it
-is told how, unless that was before the ranks were started anew.
+is told how, unless that was before the ranks were started anew, or others are in the next meeting already.
 
 A rank that finds itself in a meeting which has not ended is there twice, or has died there.  So it knocks.  Whoever is
 there and waits sees that, and ends the meeting with a refusal that names both.  If nobody answers the meeting is
@@ -222,7 +222,9 @@ class StoreMeeting:
         """Has this rank, which has just come, nothing to do with how the meeting ended?"""
         if end is None or end.refusal is None:
             return False
-        return end.refusal.kind is RefusalKind.ABANDONED or end.refusal.attempt < self._attempt
+        if end.refusal.kind is RefusalKind.ABANDONED or end.refusal.attempt < self._attempt:
+            return True
+        return bool(Board(self._store, self._board.number + 1).find("place", range(self._size)))
 
     def _knock(self) -> None:
         """See that the meeting, where this rank is already, ends: by itself, or because nobody answers.

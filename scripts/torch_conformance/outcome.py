@@ -39,6 +39,11 @@ class Outcome:
         return self.status is Status.SKIPPED and self.detail.startswith(_NEEDS_RANKS)
 
     @property
+    def needs_mpi(self) -> bool:
+        """Whether the test was skipped only because it is not about MPI."""
+        return self.status is Status.SKIPPED and self.detail.startswith("Only MPI supports")
+
+    @property
     def last_line(self) -> str:
         """The line of a traceback that says what is wrong."""
         lines = [line for line in self.detail.splitlines() if line.strip() and not line.startswith((" ", "\t"))]

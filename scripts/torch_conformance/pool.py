@@ -51,6 +51,9 @@ class Pool:
     """Starts at the first use.  ``complaints`` are of processes that would not end when they should."""
 
     backend: str
+    named: str
+    """Whose tests they are, see ``rank.py``."""
+
     ranks: int
     logs: Path
     limit: float
@@ -121,7 +124,7 @@ class Pool:
         ours, theirs = Pipe()
         log = self.logs / f"{self.backend}-{self.ranks}-{id(self):x}-rank{rank}.log"
         command = [sys.executable, str(Path(__file__).with_name("rank.py"))]
-        command += [f"--backend={self.backend}", f"--rank={rank}", f"--pipe={theirs.fileno()}"]
+        command += [f"--backend={self.backend}", f"--named={self.named}", f"--rank={rank}", f"--pipe={theirs.fileno()}"]
         environment = os.environ | {
             "WORLD_SIZE": str(self.ranks),
             "MASTER_ADDR": "127.0.0.1",

@@ -1,10 +1,11 @@
 """One rank of a pool: plays torch's own tests, as torch's own harness does, one after the other.
 
 The tests are those of ``torch.testing._internal.distributed.distributed_test``; which of them a backend is to pass is
-decided by torch when the module is imported, by the backend's name.  So the module is imported under the name of Gloo,
-for every backend, and renamed afterwards: whatever is played for Gloo is played for the other backend, too, against
-``init_process_group`` with that backend's name.  Nor are assertions left out: torch looks for a profiler's events only
-of backends that it lists, and the backend is put on those lists.  No test and no assertion is changed.
+decided by torch when the module is imported, by the backend's name.  So the module is imported under the name of Gloo
+(or MPI, for what only MPI can do), for every backend, and renamed afterwards: whatever is played for Gloo is played for
+the other backend, too, against ``init_process_group`` with that backend's name.  Nor are assertions left out: torch
+looks for a profiler's events only of backends that it lists, and the backend is put on those lists.  No test and no
+assertion is changed.
 
 Between two tests everything that the harness would have made anew with a process is made anew here: the folder, the
 environment, torch's debug level, the process group.  Leaves as soon as the pool hangs up.
@@ -36,9 +37,9 @@ _BY_NAME_ONLY = ("_test_accumulate_gradients_no_sync",)
 """Parts of tests that choose CPU tensors by the backend's name being Gloo's, and have no other choice for CPUs."""
 
 
-def import_tests(backend: str) -> Any:
-    """Return torch's module of tests, its decorators applied as for Gloo, its backend ``backend``."""
-    os.environ["BACKEND"] = BASELINE
+def import_tests(backend: str, named: str) -> Any:
+    """Return torch's module of tests, its decorators applied as for ``named``, its backend ``backend``."""
+    os.environ["BACKEND"] = named
     if backend != BASELINE:
         importlib.import_module(f"{backend}.torch")
     module: Any = importlib.import_module("torch.testing._internal.distributed.distributed_test")
@@ -126,12 +127,13 @@ def main() -> None:
     """Serve the pool at the other end of the pipe."""
     parser = argparse.ArgumentParser(description="One rank of a pool; started by run.py.")
     parser.add_argument("--backend", required=True)
+    parser.add_argument("--named", required=True, help="the backend whose tests they are")
     parser.add_argument("--rank", type=int, required=True)
     parser.add_argument("--pipe", type=int, required=True, help="an open file descriptor")
     arguments = parser.parse_args()
     pool = Connection(arguments.pipe)
     faulthandler.register(signal.SIGUSR1, all_threads=True)
-    module = import_tests(arguments.backend)
+    module = import_tests(arguments.backend, arguments.named)
     case = derive_case(module)
     pool.send(Ready(tests=list_tests(case), versions=_versions(module, arguments.backend)))
     while True:

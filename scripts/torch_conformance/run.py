@@ -36,6 +36,7 @@ from scripts.torch_conformance.reasons import REASONS
 
 BASELINE = "gloo"
 OURS = "asyncpar"
+MPI = "mpi"
 _COLOURS = {Status.PASSED: "green", Status.SKIPPED: "dim", Status.FAILED: "red", Status.HUNG: "bold red"}
 
 
@@ -56,23 +57,29 @@ class Campaign:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def play_all(self, backend: str, sizes: Sequence[int]) -> None:
-        """Play the tests with the first of ``sizes``, and those that want more ranks with the next, and so on."""
-        known = self._known(backend, sizes[-1]) if self.resume else set()
-        wanting: set[str] | None = None
-        for ranks in sizes:
-            with self._pool(backend, ranks) as pool:
-                ready = pool.start()
-                self.record.versions |= ready.versions
-                tests = [test for test in ready.tests if self.pattern.search(test) and test not in known]
-                tests = [test for test in tests if wanting is None or test in wanting]
-                played = self._settle_skipped(backend, ranks, ready, tests)
-                self._share_out(backend, ranks, pool, played)
-            outcomes = self.record.of(backend)
-            wanting = {test for test in tests if outcomes[test].needs_other_ranks}
+        """Play the tests with the first of ``sizes``, those that want more ranks with the next, and so on.
 
-    def _known(self, backend: str, most_ranks: int) -> set[str]:
-        outcomes = self.record.of(backend)
-        return {test for test, one in outcomes.items() if not (one.needs_other_ranks and one.ranks < most_ranks)}
+        Gloo cannot do all that MPI can do: what torch plays on CPUs for MPI alone is played for the other backend, too.
+        """
+        known = set(self.record.of(backend)) if self.resume else set()
+        for named in (BASELINE,) if backend == BASELINE else (BASELINE, MPI):
+            for ranks in sizes:
+                with self._pool(backend, named, ranks) as pool:
+                    ready = pool.start()
+                    self.record.versions |= ready.versions
+                    tests = [test for test in ready.tests if self.pattern.search(test)]
+                    if named == BASELINE and ranks == sizes[0]:
+                        tests = [test for test in tests if test not in known]
+                    else:
+                        tests = [test for test in tests if self._is_left(backend, test, named, ranks)]
+                    self._share_out(pool, self._settle_skipped(backend, ranks, ready, tests))
+
+    def _is_left(self, backend: str, test: str, named: str, ranks: int) -> bool:
+        """Has ``test`` been skipped so far for a reason that is none for tests of ``named`` with so many ranks?"""
+        outcome = self.record.of(backend).get(test)
+        if outcome is None:
+            return False
+        return (outcome.needs_other_ranks and outcome.ranks < ranks) or (outcome.needs_mpi and named == MPI)
 
     def _settle_skipped(self, backend: str, ranks: int, ready: Ready, tests: Sequence[str]) -> list[str]:
         """Note those that decorators skip; return the others."""
@@ -81,15 +88,15 @@ class Campaign:
                 self._note(backend, test, Outcome(status=Status.SKIPPED, ranks=ranks, detail=ready.tests[test]))
         return [test for test in tests if not ready.tests[test]]
 
-    def _share_out(self, backend: str, ranks: int, pool: Pool, tests: Sequence[str]) -> None:
+    def _share_out(self, pool: Pool, tests: Sequence[str]) -> None:
         rest = iter(tests)
 
         def play_rest(pool: Pool) -> None:
             while (test := self._next(rest)) is not None:
-                self._note(backend, test, self._play(pool, test))
+                self._note(pool.backend, test, self._play(pool, test))
 
         def play_with_own_pool() -> None:
-            with self._pool(backend, ranks) as own:
+            with self._pool(pool.backend, pool.named, pool.ranks) as own:
                 play_rest(own)
 
         with ThreadPoolExecutor(self.jobs) as threads:
@@ -126,8 +133,9 @@ class Campaign:
                 self.console.print(f"    {told}", style=colour, markup=False, highlight=False, soft_wrap=True)
 
     @contextmanager
-    def _pool(self, backend: str, ranks: int) -> Iterator[Pool]:
-        pool = Pool(backend=backend, ranks=ranks, logs=self.path.parent / "torch-conformance-logs", limit=self.limit)
+    def _pool(self, backend: str, named: str, ranks: int) -> Iterator[Pool]:
+        logs = self.path.parent / "torch-conformance-logs"
+        pool = Pool(backend=backend, named=named, ranks=ranks, logs=logs, limit=self.limit)
         try:
             yield pool
             pool.close()

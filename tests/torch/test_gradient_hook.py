@@ -144,7 +144,8 @@ def test_statistics_are_what_communicators_say(codec: str) -> None:
         model(make_inputs(dist.get_rank(), step)).backward()
     figures = state.statistics()
     assert state._reducer is not None
-    sent = state._reducer._own.traffic
+    assert state._reducer._circle is not None
+    sent = state._reducer._circle.own.traffic
     assert figures.steps == 3
     assert figures.buckets > 3
     assert figures.bytes_sent == sent.payload_bytes

@@ -160,6 +160,7 @@ async def test_large_buckets_go_through_threads_and_lend_their_memory() -> None:
 
 
 async def test_a_rank_that_cannot_make_its_buffers_tells_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And the next step is a good one."""
     make = SchemeMaker.make
 
     def fail(maker: SchemeMaker, bucket: Bucket) -> Scheme:
@@ -167,10 +168,14 @@ async def test_a_rank_that_cannot_make_its_buffers_tells_the_others(monkeypatch:
             raise MemoryError("no room for buckets")
         return make(maker, bucket)
 
-    monkeypatch.setattr(SchemeMaker, "make", fail)
     async with local_world(2) as nodes, asyncio.timeout(20):
         replicas = [Replica(node, settings("int8")) for node in nodes]
-        told, failed = await failures(replicas)
+        with monkeypatch.context() as patch:
+            patch.setattr(SchemeMaker, "make", fail)
+            told, failed = await failures(replicas)
+        means = await asyncio.gather(*(replica.step(2, LATER_BUCKETS) for replica in replicas))
+    torch.testing.assert_close(means[0].double(), expected_mean(2, 2), rtol=0, atol=0.05)
+    assert torch.equal(means[0], means[1])
     assert isinstance(failed, MemoryError)
     assert isinstance(told, PeerCancelled)
     assert told.rank == 1
@@ -220,6 +225,30 @@ async def test_ranks_of_different_settings_are_told_apart_in_every_step(other: H
                     raise error
 
 
+async def test_hooks_meet_though_some_ranks_have_had_others_before() -> None:
+    async with local_world(2) as nodes, asyncio.timeout(20):
+        alone = Replica(nodes[1], settings("int8"))
+        replicas = [Replica(node, settings("int4")) for node in nodes]
+        for error in await failures([replicas[0], alone]):
+            assert isinstance(error, UsageError)
+        means = await asyncio.gather(*(Replica(node, settings("int8")).step(0, LATER_BUCKETS) for node in nodes))
+    torch.testing.assert_close(means[0].double(), expected_mean(2, 0), rtol=0, atol=0.05)
+    assert torch.equal(means[0], means[1])
+
+
+async def test_a_hook_that_goes_on_does_not_meet_one_that_begins() -> None:
+    async with local_world(2) as nodes, asyncio.timeout(20):
+        replicas = [Replica(node, settings("int8")) for node in nodes]
+        await asyncio.gather(*(replica.step(0, FIRST_BUCKETS) for replica in replicas))
+        fresh = Replica(nodes[1], settings("int8"))
+        fresh.memory.steps = 1
+        for error in await failures([replicas[0], fresh]):
+            with pytest.raises(
+                UsageError, match=r"rank 0 has step 2 of hook [0-9a-f]+, rank 1 has step 2 of a new hook"
+            ):
+                raise error
+
+
 async def test_a_model_that_is_another_on_some_rank_is_told() -> None:
     async with local_world(2) as nodes, asyncio.timeout(20):
         replicas = [Replica(node, settings("int8")) for node in nodes]
@@ -245,7 +274,7 @@ async def test_a_step_begins_when_the_last_one_is_over() -> None:
         first = [asyncio.ensure_future(replica.step(0, LATER_BUCKETS)) for replica in replicas]
         await asyncio.sleep(0)
         for error in await failures(replicas):
-            with pytest.raises(UsageError, match="each model needs a GradientHook of its own"):
+            with pytest.raises(UsageError, match="expected the 2 buckets of the last backward pass to be through"):
                 raise error
         means = await asyncio.gather(*first)
     torch.testing.assert_close(means[0].double(), expected_mean(2, 0), rtol=0, atol=0.05)

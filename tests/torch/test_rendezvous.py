@@ -141,6 +141,17 @@ async def test_who_comes_too_late_is_told_at_once_and_the_next_time_all_meet() -
         assert await total(nodes) == 3.0
 
 
+async def test_who_comes_too_late_joins_those_who_try_again() -> None:
+    store = dist.HashStore()
+    await outcomes(start(store, 0, 2, timeout=0.1))
+    again = start(store, 0, 2)
+    await seen(store, "asyncpar/2/place/0")
+    async with asyncio.timeout(SOON):
+        nodes = await asyncio.gather(again, start(store, 1, 2))
+    assert await total(nodes) == 3.0
+    await asyncio.gather(*(node.stop() for node in nodes))
+
+
 async def test_a_rank_that_waits_in_a_later_meeting_than_the_rest_says_so() -> None:
     store = dist.HashStore()
     async with world(store, 2):

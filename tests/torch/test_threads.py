@@ -303,8 +303,9 @@ def test_many_runs_leave_nothing_behind() -> None:
         dist.all_reduce(x)
         return float(x[0])
 
-    run_threads(4, main)
+    ranks = ThreadRanks(4, timeout=LIMIT)
+    ranks.run(main)
     before = threading.active_count()
     for _ in range(20):
-        assert run_threads(4, main) == [4.0] * 4
+        assert ranks.run(main) == [4.0] * 4
     assert threading.active_count() <= before

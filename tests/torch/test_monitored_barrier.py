@@ -1,0 +1,39 @@
+"""The barrier that names who does not come."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from asyncpar.errors import PeerTimeout
+from tests.torch.worlds import on_ranks
+
+SHORT = timedelta(seconds=0.2)
+
+
+@on_ranks(2)
+def test_ranks_that_all_come_pass_again_and_again() -> None:
+    for _ in range(3):
+        dist.distributed_c10d._get_default_group().monitored_barrier(timedelta(seconds=20), wait_all_ranks=True)
+
+
+@on_ranks(3)
+def test_those_who_come_are_told_who_does_not_and_the_group_stays_usable() -> None:
+    if dist.get_rank() < 2:
+        with pytest.raises(PeerTimeout, match="Rank 2 failed to pass monitoredBarrier"):
+            dist.distributed_c10d._get_default_group().monitored_barrier(SHORT)
+    x = torch.ones(2)
+    dist.all_reduce(x)
+    torch.testing.assert_close(x, torch.full((2,), 3.0))
+
+
+@on_ranks(3)
+def test_all_who_are_missing_are_named_on_demand() -> None:
+    if dist.get_rank() == 0:
+        with pytest.raises(PeerTimeout, match="Ranks 1, 2 failed to pass monitoredBarrier") as caught:
+            dist.distributed_c10d._get_default_group().monitored_barrier(SHORT, wait_all_ranks=True)
+        torch.testing.assert_close(caught.value.rank, 1)
+    dist.barrier()
