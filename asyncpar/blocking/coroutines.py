@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Generator
+from collections.abc import Callable, Coroutine, Generator
 from typing import Any
 
 from asyncpar.collectives.arena_call import ArenaCall
+from asyncpar.collectives.call import Call
 from asyncpar.collectives.quick import QuickCall
 
 _FREQUENT_TURNS = 4
@@ -15,10 +16,10 @@ _FREQUENT_TURNS = 4
 def go_far(coroutine: Coroutine[Any, Any, Any]) -> tuple[Coroutine[Any, Any, Any], bool, Any]:
     """Run ``coroutine`` without a task, as far as it can go so; return what is left, whether it is over, its result.
 
-    Only operations in memory that ranks share can: all else might ask which task it is.  A bare yield gives the loop
-    its turn, which it does not need while it waits.
+    Only operations in memory that ranks share can, those of a rank alone, and what comes ``After`` them: all else might
+    ask which task it is.  A bare yield gives the loop its turn, which it does not need while it waits.
     """
-    if type(coroutine) is not QuickCall and not (isinstance(coroutine, ArenaCall) and coroutine.has_channel):
+    if not _needs_no_task(coroutine.call if type(coroutine) is After else coroutine):
         return coroutine, False, None
     try:
         wanted = coroutine.send(None)
@@ -29,6 +30,46 @@ def go_far(coroutine: Coroutine[Any, Any, Any]) -> tuple[Coroutine[Any, Any, Any
     except StopIteration as over:
         return coroutine, True, over.value
     return _Begun(coroutine, wanted), False, None
+
+
+def _needs_no_task(call: Coroutine[Any, Any, Any]) -> bool:
+    if type(call) is QuickCall:
+        return True
+    return call.has_channel if isinstance(call, ArenaCall) else isinstance(call, Call) and call.is_alone
+
+
+class After(Coroutine[Any, Any, Any]):
+    """Await ``call``, and return what ``finish``, a plain function, makes of its result."""
+
+    __slots__ = ("_finish", "call")
+
+    def __init__(self, call: Coroutine[Any, Any, Any], finish: Callable[[Any], Any]) -> None:
+        self.call = call
+        self._finish = finish
+
+    def send(self, value: Any) -> Any:
+        try:
+            return self.call.send(value)
+        except StopIteration as over:
+            result = over.value
+        raise StopIteration(self._finish(result))
+
+    def throw(self, *error: Any) -> Any:
+        try:
+            return self.call.throw(*error)
+        except StopIteration as over:
+            result = over.value
+        raise StopIteration(self._finish(result))
+
+    def close(self) -> None:
+        self.call.close()
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        return self._finish((yield from self.call.__await__()))
+
+    def __getattr__(self, name: str) -> Any:
+        """Look like the call to whoever shows it."""
+        return getattr(self.call, name)
 
 
 class _Begun(Coroutine[Any, Any, Any]):

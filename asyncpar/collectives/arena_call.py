@@ -46,6 +46,10 @@ class ArenaOperation(Operation):
         self.task.die()
         super()._release(keep=keep)
 
+    def _close(self) -> None:
+        super()._close()
+        del self.task  # which has this operation: they need not wait for the collector
+
 
 class ArenaTask(Task):
     """What the driver runs for an operation.  ``shows`` is the input that others may read in the heap."""

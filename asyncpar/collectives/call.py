@@ -15,9 +15,13 @@ class Call(Coroutine[Any, Any, T_co]):
     arguments alive; so neither a ``finally`` nor a finalizer would learn of it in time.
     """
 
-    __slots__ = ("_coroutine", "_ended")
+    __slots__ = ("_coroutine", "_ended", "is_alone")
 
-    def __init__(self, coroutine: Coroutine[Any, Any, T_co], ended: Callable[[], None]) -> None:
+    def __init__(
+        self, coroutine: Coroutine[Any, Any, T_co], ended: Callable[[], None], *, is_alone: bool = False
+    ) -> None:
+        self.is_alone = is_alone
+        """Is it of a group of one rank, so that it waits for nothing?"""
         self._coroutine = coroutine
         self._ended = ended
 

@@ -200,7 +200,7 @@ class Engine:
         coroutine = self._run(ticket, body, gone)
         named: Any = coroutine
         named.__qualname__ = f"Communicator.{ticket.operation.name}"  # what Python names if it is never awaited
-        return Call(coroutine, ticket.give_up)
+        return Call(coroutine, ticket.give_up, is_alone=self.size == 1)
 
     async def _run(self, ticket: Ticket, body: Body[T], gone: Callable[[], PeerLost | None] | None) -> T:
         operation = ticket.operation

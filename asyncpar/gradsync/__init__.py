@@ -1,7 +1,7 @@
 """Gradient synchronization: buckets in backward order, packed, encoded, reduced, decoded and unpacked.
 
 Read ``plan.py``, then ``phases.py``, ``schemes/scheme.py`` and ``schemes/owners.py``, then ``walk.py``, ``flow.py``,
-``step.py`` and ``passage.py``; ``synchronizer.py`` puts them together, and ``keeper.py`` is what it keeps between steps.
+``step.py`` and ``passage.py``; ``synchronizer.py`` puts them together, ``keeper.py`` is what it keeps between steps.
 """
 
 from asyncpar.gradsync.config import GradientBucketingConfig, GradientCompressionConfig, NonFinitePolicy

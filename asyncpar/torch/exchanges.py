@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from asyncpar.blocking.coroutines import After
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.collectives.reduction import Array
 from asyncpar.errors import OperationMismatch, UsageError
@@ -46,12 +47,12 @@ class Exchanges(GroupBase):
             raise self.refuse("all_to_all_single", error) from None
         if not len(output_split_sizes) and not len(input_split_sizes):
 
-            async def run_even(call: Any) -> None:
-                out[...] = (await call).reshape(out.shape)
+            def put(rows: Array) -> None:
+                out[...] = rows.reshape(out.shape)
 
             parts = x.reshape(communicator.size, -1, *x.shape[1:]) if x.size else x.reshape(communicator.size, 0)
             return self.start(
-                lambda: run_even(communicator.all_to_all(parts)),
+                lambda: After(communicator.all_to_all(parts), put),
                 [output],
                 operation="all_to_all_single",
                 options=opts,

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from asyncpar.blocking.coroutines import After
 from asyncpar.collectives.reduction import Array
 from asyncpar.errors import UsageError
 from asyncpar.torch.arrays import array_of, as_list, flat, only
@@ -67,12 +68,8 @@ class Gathers(GroupBase):
         except UsageError as error:
             raise self.refuse("all_gather", error) from None
         if all(array.shape == x.shape for array in arrays):
-
-            async def run_even(call: Any) -> None:
-                _hand_out(await call, arrays)
-
             return self.start(
-                lambda: run_even(communicator.all_gather(x)),
+                lambda: After(communicator.all_gather(x), lambda rows: _hand_out(rows, arrays)),
                 outputs,
                 operation="all_gather",
                 options=opts,
@@ -108,11 +105,11 @@ class Gathers(GroupBase):
                 inputs=[input],
             )
 
-        async def run(call: Any) -> None:
-            out[...] = (await call).reshape(out.shape)
+        def put(rows: Array) -> None:
+            out[...] = rows.reshape(out.shape)
 
         return self.start(
-            lambda: run(communicator.all_gather(x)),
+            lambda: After(communicator.all_gather(x), put),
             [output],
             operation="all_gather_into_tensor",
             options=opts,
@@ -186,13 +183,16 @@ class Gathers(GroupBase):
         except UsageError as error:
             raise self.refuse("gather", error) from None
 
-        async def run(call: Any) -> None:
-            result = await call
-            if result is not None:
-                _hand_out(result, arrays)
+        def put(rows: Array | None) -> None:
+            if rows is not None:
+                _hand_out(rows, arrays)
 
         return self.start(
-            lambda: run(communicator.gather(x, root=root)), outputs, operation="gather", options=opts, inputs=[source]
+            lambda: After(communicator.gather(x, root=root), put),
+            outputs,
+            operation="gather",
+            options=opts,
+            inputs=[source],
         )
 
     @by_device

@@ -23,6 +23,7 @@ from asyncpar.torch.backend_name import NAME
 from asyncpar.torch.errors import as_torch
 from asyncpar.torch.profile_event import is_profiled, recorded
 from asyncpar.torch.work import Work
+from asyncpar.transport.links import LEFT
 
 T = TypeVar("T")
 Make = Callable[[], Coroutine[Any, Any, Any]]
@@ -39,6 +40,8 @@ ENDING_SECONDS = 5.0
 FAREWELL_SECONDS = 1.0
 """How long a rank that is through waits for the others, who may be about to receive the last things it has sent."""
 
+NEWS_SECONDS = 0.5
+"""How long a rank stays that knows of another's failure, lest those who do not yet take this one for the culprit."""
 
 remains: weakref.WeakSet[Node] = weakref.WeakSet()
 """Nodes that have left their worlds, until Python's collector comes for them and the memory that they shared."""
@@ -193,11 +196,12 @@ class GroupBase(dist.ProcessGroup):
         If nothing is under way and no exception either, the node waits for those of the other ranks before that, for
         ``FAREWELL_SECONDS`` at most: they may have yet to receive the last things that this rank has sent.
         """
-        self._end(is_through=sys.exc_info()[0] is None)
+        is_through = not self._pending and sys.exc_info()[0] is None
+        self._end(lambda: self._leave(is_through=is_through))
 
     def abort(self) -> None:
         """End the group on this rank at once; other ranks' operations with it fail."""
-        self._end(is_through=False)
+        self._end(self.node.stop)
 
     async def leave_at_exit(self) -> None:
         """Stop the node of a program that ends without ending its groups."""
@@ -205,24 +209,25 @@ class GroupBase(dist.ProcessGroup):
 
     async def _leave(self, *, is_through: bool) -> None:
         """Stop the node, and before that wait for those of the others if this rank ``is_through``."""
-        if is_through and self.communicator.size > 1:
+        if any(error.cause != LEFT for error in self.node.links.lost.values()):
+            await asyncio.sleep(NEWS_SECONDS)
+        elif is_through and self.communicator.size > 1:
             with suppress(AsyncparError, TimeoutError):  # who does not come needs nothing, or will say what it lacks
                 async with asyncio.timeout(FAREWELL_SECONDS):
                     await self.communicator.barrier(key="torch farewell")
         await self.node.stop()
 
-    def _end(self, *, is_through: bool) -> None:
+    def _end(self, leave: Make) -> None:
         if self.is_ended:
             return
         self.is_ended = True
-        is_through = is_through and not self._pending
         self._cancel_pending()
         if self._owns_node:
             remains.add(self.node)
             self.thread.forget(self)
             if not self.thread.is_closed:
                 with suppress(TimeoutError):
-                    self.thread.call(lambda: self._leave(is_through=is_through), timeout=ENDING_SECONDS)
+                    self.thread.call(leave, timeout=ENDING_SECONDS)
 
     def _cancel_pending(self) -> None:
         pending = [*self._pending]

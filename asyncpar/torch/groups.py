@@ -43,7 +43,7 @@ def _default_group() -> ProcessGroup | None:
 
 
 def _own_world(options: Any, in_process: InProcess | None) -> ProcessGroup:
-    if remains:
+    if remains and in_process is None:
         gc.collect()  # shared memory of worlds before, for which Python may see no hurry
     thread = background()
     rank, size, seconds = options.group_rank, options.group_size, options.timeout.total_seconds()

@@ -7,8 +7,10 @@ from typing import Any
 
 import torch
 
+from asyncpar.errors import UsageError
 from asyncpar.torch.compiling import uncompiled
 from asyncpar.torch.devices import path_of
+from asyncpar.torch.errors import as_torch
 from asyncpar.torch.exchanges import Exchanges
 from asyncpar.torch.gathers import Gathers
 from asyncpar.torch.monitored_barrier import monitored_barrier
@@ -30,6 +32,10 @@ class ProcessGroup(Reductions, Gathers, Exchanges):
         With ``wait_all_ranks`` all that are missing are named, else the first found.
         """
         monitored_barrier(self, timeout, wait_all_ranks=wait_all_ranks)
+
+    def split_group(self, *_: Any, **__: Any) -> None:
+        """Refuse: torch itself splits only groups of accelerators, and would look for one here without asking."""
+        raise as_torch(UsageError("split_group: expected a group of an accelerator's backend; use dist.new_group"))
 
     # -- what torch asks about devices -------------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from asyncpar.blocking.coroutines import After
 from asyncpar.collectives.reduction import Array
 from asyncpar.errors import UsageError
 from asyncpar.torch.arrays import array_of, as_list, flat, only
@@ -75,13 +76,12 @@ class Reductions(GroupBase):
             out = None
             source = array.copy()
 
-        async def run(call: Any) -> None:
-            result = await call
+        def put(result: Array | None) -> None:
             if result is not None:
                 array[...] = result
 
         return self.start(
-            lambda: run(communicator.reduce(source, op, root=root, out=out)),
+            lambda: After(communicator.reduce(source, op, root=root, out=out), put),
             [tensor],
             operation="reduce",
             options=opts,
@@ -165,10 +165,10 @@ class Reductions(GroupBase):
             target = out.reshape(-1)
             return start(lambda: communicator.reduce_scatter(whole, op, out=target))
 
-        async def run(call: Any) -> None:
-            out[...] = (await call).reshape(out.shape)
+        def put(part: Array) -> None:
+            out[...] = part.reshape(out.shape)
 
-        return start(lambda: run(communicator.reduce_scatter(whole, op)))
+        return start(lambda: After(communicator.reduce_scatter(whole, op), put))
 
     def _scattering(self, output: torch.Tensor, source: torch.Tensor, opts: Any) -> tuple[Array, Array, str]:
         op, factor = reduce_op(opts)

@@ -57,6 +57,7 @@ class Work(dist.Work):
         try:
             pending.wait(None if seconds is None or seconds <= 0 else seconds)
         except AsyncparError as error:
+            error.__traceback__ = None  # it has this frame, which has the error: that would wait for the collector
             raise as_torch(error, self._operation) from None
         except TimeoutError:
             told = f"{self._operation}: not over after the {seconds} s that wait was given; it goes on"

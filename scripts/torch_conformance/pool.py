@@ -120,6 +120,11 @@ class Pool:
             member.pipe.close()
         self._members = []
 
+    def interrupt(self) -> None:
+        """From another thread: end the processes, so that the test that is being played fails."""
+        for member in self._members:
+            _kill_session(member.process.pid)
+
     def _start_rank(self, rank: int) -> _Rank:
         ours, theirs = Pipe()
         log = self.logs / f"{self.backend}-{self.ranks}-{id(self):x}-rank{rank}.log"

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import re
+import signal
 import sys
 import threading
 from collections.abc import Iterator, Sequence
@@ -55,6 +56,8 @@ class Campaign:
     console: Console = field(default_factory=Console)
     complaints: list[str] = field(default_factory=list)
     _lock: threading.Lock = field(default_factory=threading.Lock)
+    _busy: list[Pool] = field(default_factory=list)
+    _is_over: bool = False
 
     def play_all(self, backend: str, sizes: Sequence[int]) -> None:
         """Play the tests with the first of ``sizes``, those that want more ranks with the next, and so on.
@@ -90,10 +93,15 @@ class Campaign:
 
     def _share_out(self, pool: Pool, tests: Sequence[str]) -> None:
         rest = iter(tests)
+        self._is_over = False
 
         def play_rest(pool: Pool) -> None:
+            self._busy.append(pool)
             while (test := self._next(rest)) is not None:
-                self._note(pool.backend, test, self._play(pool, test))
+                outcome = self._play(pool, test)
+                if not self._is_over:
+                    self._note(pool.backend, test, outcome)
+            self._busy.remove(pool)
 
         def play_with_own_pool() -> None:
             with self._pool(pool.backend, pool.named, pool.ranks) as own:
@@ -102,18 +110,26 @@ class Campaign:
         with ThreadPoolExecutor(self.jobs) as threads:
             shares = [threads.submit(play_rest, pool)]
             shares += [threads.submit(play_with_own_pool) for _ in range(self.jobs - 1)]
-        for share in shares:
-            share.result()
+            try:
+                for share in shares:
+                    share.result()
+            finally:
+                self._stop()
+
+    def _stop(self) -> None:
+        """Play no more tests, and do not wait for those that are being played: they are none if all went well."""
+        self._is_over = True
+        for pool in [*self._busy]:
+            pool.interrupt()
 
     def _next(self, rest: Iterator[str]) -> str | None:
         with self._lock:
-            return next(rest, None)
+            return None if self._is_over else next(rest, None)
 
     def _play(self, pool: Pool, test: str) -> Outcome:
         was_fresh = pool.played == 0
-        first = pool.play(test)
-        outcome = first
-        if first.status in (Status.FAILED, Status.HUNG) and not was_fresh:
+        outcome = first = pool.play(test)
+        if first.status in (Status.FAILED, Status.HUNG) and not was_fresh and not self._is_over:
             second = pool.play(test)
             outcome = replace(second, first_detail=first.detail) if second.status is Status.PASSED else second
         if self.fresh:
@@ -193,6 +209,7 @@ def show(record: Record, console: Console) -> bool:
 def main() -> int:
     """Play, write, compare."""
     arguments = parse_arguments()
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     campaign = Campaign(
         record=Record.load(arguments.out),
         path=arguments.out,
@@ -209,6 +226,8 @@ def main() -> int:
     except PoolFailedError as error:
         campaign.console.print(str(error), style="red", markup=False, highlight=False, soft_wrap=True)
         return 1
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
     explained = show(campaign.record, campaign.console)
     for complaint in campaign.complaints:
         campaign.console.print(complaint, style="red", markup=False, highlight=False, soft_wrap=True)

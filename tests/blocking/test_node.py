@@ -231,6 +231,7 @@ def eventually(condition: object) -> bool:
 
 def test_ctrl_c_ends_a_wait_and_its_operation_and_leaves_the_node_usable() -> None:
     with blocking_world(2) as nodes:
+        large = np.ones(1 << 16)  # so that nobody can have all of it before both take part
         heard: list[object] = []
         was_interrupted = threading.Event()
 
@@ -240,7 +241,7 @@ def test_ctrl_c_ends_a_wait_and_its_operation_and_leaves_the_node_usable() -> No
             os.kill(os.getpid(), signal.SIGINT)
             assert was_interrupted.wait(20)
             try:
-                nodes[1].world.barrier(timeout=20)
+                nodes[1].world.all_reduce(large, timeout=20)
             except PeerCancelled as error:
                 heard.append(str(error))
             heard.append(nodes[1].world.all_reduce(np.ones(1), timeout=20)[0])
@@ -248,11 +249,11 @@ def test_ctrl_c_ends_a_wait_and_its_operation_and_leaves_the_node_usable() -> No
         other = threading.Thread(target=peer)
         other.start()
         with pytest.raises(KeyboardInterrupt):
-            nodes[0].world.barrier()
+            nodes[0].world.all_reduce(large.copy())
         was_interrupted.set()
         assert nodes[0].world.all_reduce(np.ones(1), timeout=20)[0] == 2.0
         other.join(20)
-        assert heard == ["rank 1: barrier #1: rank 0 cancelled it", 2.0]
+        assert heard == ["rank 1: all_reduce #1: rank 0 cancelled it", 2.0]
 
 
 def test_ctrl_c_at_any_moment_leaves_the_loop_in_order(thread: LoopThread) -> None:

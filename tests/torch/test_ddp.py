@@ -172,7 +172,7 @@ def test_the_power_sgd_hook_trains_in_step() -> None:
 
 @on_ranks(2)
 def test_hooks_of_users_get_futures() -> None:
-    seen = []
+    seen: list[int] = []
 
     def hook(state, bucket):  # type: ignore[no-untyped-def]  # torch refuses annotations that are strings
         state.append(bucket.index())

@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from tests.torch.ranks import initialize, place
 from tests.torch.values import assert_same, draw
 from tests.torch.worlds import on_ranks
 
@@ -162,3 +163,29 @@ def test_names_and_backends_are_told() -> None:
     assert group.group_desc == "ours"
     assert group.group_name != dist.group.WORLD.group_name
     assert dist.get_group_rank(group, 1) == 1
+
+
+@on_ranks(2)
+def test_groups_of_another_backend_work_next_to_ours() -> None:
+    group = dist.new_group(backend="gloo")
+    assert total(group) == 1
+    assert total(None) == 1
+    assert dist.get_backend(group) == "gloo"
+
+
+@on_ranks(2)
+def test_groups_refuse_to_be_split_as_those_of_accelerators_are() -> None:
+    with pytest.raises(RuntimeError):
+        dist.split_group(split_ranks=[[0], [1]])
+    with pytest.raises(RuntimeError, match="split_group"):
+        dist.group.WORLD.split_group([0, 1], group_name="part")
+
+
+@on_ranks(2, joins=False)
+def test_a_backend_is_given_by_device_and_joined_again_and_again() -> None:
+    for number in range(3):
+        initialize(backend=f"cpu:{place().backend}", init_method=f"{place().meeting}-{number}")
+        assert total(None) == 1
+        assert total(dist.new_group()) == 1
+        dist.destroy_process_group()
+        assert not dist.is_initialized()

@@ -221,6 +221,7 @@ def _environment(directory: Path) -> dict[str, str]:
         "TMPDIR": str(directory / "temporary"),
         "TORCHINDUCTOR_CACHE_DIR": str(directory / "compiled"),
         "TORCHINDUCTOR_COMPILE_THREADS": "1",
+        "TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS": "0",
     }
 
 

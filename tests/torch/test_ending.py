@@ -1,0 +1,244 @@
+"""How groups end: at any moment, from any thread, in any order, and nothing of them is left."""
+
+from __future__ import annotations
+
+import gc
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+import torch.distributed as dist
+
+from asyncpar.blocking import Cancelled
+from asyncpar.errors import PeerError, UsageError
+from tests.torch.ranks import initialize, place
+from tests.torch.worlds import ROOT, World, on_ranks, open_world
+
+pytestmark = pytest.mark.process
+
+
+@pytest.fixture(scope="module")
+def apart() -> Iterator[World]:
+    """Two ranks that have no group yet."""
+    with open_world(2, joins=False) as world:
+        yield world
+
+
+def meet(name: str) -> int:
+    """Form a default group, and return this rank."""
+    initialize(init_method=f"{place().meeting}-{name}")
+    return dist.get_rank()
+
+
+def all_works() -> None:
+    x = torch.ones(2)
+    dist.all_reduce(x)
+    assert x.tolist() == [2.0, 2.0]
+
+
+def end_right_after(transport: str) -> None:
+    if transport:
+        os.environ["ASYNCPAR_TRANSPORT"] = transport
+    mine = place().rank
+    small, large = torch.ones(3), torch.ones(1 << 18)
+    lists = [torch.ones(3), torch.ones(3)]
+    calls: list[Callable[[], Any]] = [
+        dist.barrier,
+        lambda: dist.all_reduce(small),
+        lambda: dist.all_reduce(large),
+        lambda: dist.broadcast(small, 0),
+        lambda: dist.broadcast(large, 0),
+        lambda: dist.reduce(small, 1),
+        lambda: dist.gather(small, lists if mine == 1 else None, dst=1),
+        lambda: dist.scatter(small, lists if mine == 0 else None),
+        lambda: dist.send(small, 1) if mine == 0 else dist.recv(small, 0),
+        lambda: dist.broadcast_object_list([{"some": "words"}], 0),
+    ]
+    for number, call in enumerate(calls):
+        meet(f"end-{transport}-{number}")
+        if mine == 1:
+            time.sleep(0.03)  # it is the slower one: what it is sent may not go with its sender
+        call()
+        dist.destroy_process_group()
+    os.environ.pop("ASYNCPAR_TRANSPORT", None)
+
+
+@pytest.mark.parametrize("transport", ["", "tcp"])
+def test_a_rank_that_ends_at_once_does_not_fail_slower_ones(apart: World, transport: str) -> None:
+    apart.run(end_right_after, {"transport": transport}, limit=60)
+
+
+def end_while_threads_wait() -> None:
+    mine = meet("waiting")
+    if mine == 0:
+        errors: list[Exception] = []
+
+        def wait(call: Callable[[], Any]) -> None:
+            with pytest.raises(Cancelled) as raised:
+                call()
+            errors.append(raised.value)
+
+        work = dist.all_reduce(torch.ones(1 << 18), async_op=True)
+        future, seen = work.get_future(), threading.Event()
+        future.then(lambda _: seen.set())
+        waits = [
+            work.wait,
+            lambda: dist.recv(torch.ones(3), 1),
+            lambda: dist.recv(torch.ones(3)),
+        ]
+        threads = [threading.Thread(target=wait, args=(call,)) for call in waits]
+        for thread in threads:
+            thread.start()
+        while len(dist.group.WORLD._pending) < 3:
+            time.sleep(0.01)
+        dist.destroy_process_group()
+        for thread in threads:
+            thread.join(5)
+        assert len(errors) == 3
+        assert seen.wait(5)
+        with pytest.raises(RuntimeError, match=r"Cancelled: all_reduce was cancelled.*for rank 1"):
+            future.wait()
+    else:
+        with pytest.raises(PeerError, match="rank 0 "):
+            dist.all_reduce(torch.ones(1 << 18))
+        dist.destroy_process_group()
+    meet("waited")
+    all_works()
+    dist.destroy_process_group()
+
+
+def test_a_group_ends_while_threads_wait_for_its_operations(apart: World) -> None:
+    apart.run(end_while_threads_wait, limit=30)
+
+
+def end_twice_and_abort() -> None:
+    mine = meet("twice")
+    group = dist.group.WORLD
+    dist.destroy_process_group()
+    group.shutdown()
+    group.abort()
+    with pytest.raises(UsageError, match=r"all_reduce: this process group was destroyed; make a new one"):
+        group.allreduce([torch.ones(1)])
+    meet("aborted")
+    group = dist.group.WORLD
+    work = dist.all_reduce(torch.ones(1 << 18), async_op=True) if mine == 0 else None
+    if work is not None:
+        begun = time.monotonic()
+        group.abort()
+        assert time.monotonic() - begun < 5
+        with pytest.raises(Cancelled):
+            work.wait()
+    else:
+        with pytest.raises(PeerError, match="rank 0 "):
+            dist.all_reduce(torch.ones(1 << 18))
+    dist.destroy_process_group()
+    meet("after")
+    all_works()
+    dist.destroy_process_group()
+
+
+def test_a_group_is_ended_twice_and_aborted_at_work(apart: World) -> None:
+    apart.run(end_twice_and_abort, limit=30)
+
+
+def counts() -> dict[str, int]:
+    """Return what this process has open."""
+    me = psutil.Process()
+    return {"threads": me.num_threads(), "files": me.num_fds(), "sockets": len(me.net_connections("all"))}
+
+
+def begin_and_end(number: int) -> None:
+    meet(f"cycle-{number}")
+    group = dist.new_group([0, 1])
+    work = dist.all_reduce(torch.ones(1 << 16), group=group, async_op=True)
+    work.get_future().wait()
+    all_works()
+    dist.destroy_process_group()
+
+
+def begin_and_end_often() -> None:
+    for number in range(2):
+        begin_and_end(number)
+    gc.collect()
+    before = counts()
+    for number in range(2, 10):
+        begin_and_end(number)
+    gc.collect()
+    assert counts() == before
+    begin_and_end(10)
+    assert counts()["files"] <= before["files"] + 8  # one world's, until its memory is collected
+
+
+def test_nothing_is_left_after_many_groups(apart: World) -> None:
+    shared = set(os.listdir("/dev/shm"))
+    apart.run(begin_and_end_often, limit=60)
+    assert not {name for name in set(os.listdir("/dev/shm")) - shared if "asyncpar" in name}
+
+
+@on_ranks(2)
+def test_a_group_ends_with_its_operations_and_leaves_others_theirs() -> None:
+    group, other = dist.new_group(), dist.new_group()
+    if dist.get_rank() == 0:
+        work = dist.irecv(torch.ones(3), 1, group=group)
+        going_on = dist.irecv(torch.ones(3), 1, group=other)
+        dist.destroy_process_group(group)
+        with pytest.raises(Cancelled, match="recv was cancelled"):
+            work.wait()
+        dist.barrier()
+        going_on.wait()
+    else:
+        dist.barrier()
+        dist.send(torch.ones(3), 0, group=other)
+    all_works()
+
+
+PROGRAM = """
+import sys
+import torch, torch.distributed as dist
+
+dist.init_process_group("asyncpar")
+x = torch.ones(3)
+dist.all_reduce(x)
+assert x[0] == 2
+if dist.get_rank() == 0:
+    work = dist.all_reduce(torch.ones(1 << 18), async_op=True)
+    future = work.get_future().then(lambda _: None)
+else:
+    dist.all_reduce(torch.ones(1 << 18))
+print("through", flush=True)
+"""
+
+
+@pytest.mark.timeout(120)
+def test_programs_that_destroy_nothing_end_quietly(tmp_path: Path) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    common = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", PROGRAM],
+            cwd=ROOT,
+            env=os.environ | common | {"RANK": str(rank), "TMPDIR": str(tmp_path)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    try:
+        said = [process.communicate(timeout=100)[0] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    assert [process.returncode for process in processes] == [0, 0]
+    assert said == ["through\n", "through\n"]
