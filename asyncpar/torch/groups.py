@@ -15,9 +15,9 @@ from asyncpar.errors import AsyncparError, UsageError
 from asyncpar.node import Node, start_node
 from asyncpar.torch.errors import as_torch
 from asyncpar.torch.group_base import remains
-from asyncpar.torch.in_process import InProcess
+from asyncpar.torch.meeting.rendezvous import attach_store
 from asyncpar.torch.process_group import ProcessGroup
-from asyncpar.torch.rendezvous import attach_store
+from asyncpar.torch.threads.in_process import InProcess
 
 
 def create_group(options: Any, backend_options: Any = None) -> ProcessGroup:

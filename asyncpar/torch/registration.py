@@ -38,6 +38,6 @@ def _create(options: Any, backend_options: Any) -> Any:
 
 
 def _open_store(url: str, **settings: Any) -> Any:
-    from asyncpar.torch.url import open_store
+    from asyncpar.torch.meeting.url import open_store
 
     return open_store(url, **settings)

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from asyncpar.torch.loss import torch_loss
-from asyncpar.torch.stage import ModuleStage
+from asyncpar.torch.stage.loss import torch_loss
+from asyncpar.torch.stage.stage import ModuleStage
 from tests.torch.torch_models import (
     FEATURES,
     Block,

@@ -18,12 +18,12 @@ from asyncpar.gradsync.layout import SchemeMaker
 from asyncpar.gradsync.schemes import Scheme
 from asyncpar.node import Node
 from asyncpar.testing.world import local_world
-from asyncpar.torch.hook_bucket import GivenBucket
-from asyncpar.torch.hook_memory import HookMemory
-from asyncpar.torch.hook_names import ParameterNames
-from asyncpar.torch.hook_reducer import HookReducer
-from asyncpar.torch.hook_settings import HookSettings, Hosts
-from asyncpar.torch.hook_statistics import HookTally
+from asyncpar.torch.hook.bucket import GivenBucket
+from asyncpar.torch.hook.memory import HookMemory
+from asyncpar.torch.hook.names import ParameterNames
+from asyncpar.torch.hook.reducer import HookReducer
+from asyncpar.torch.hook.settings import HookSettings, Hosts
+from asyncpar.torch.hook.statistics import HookTally
 
 SHAPES = ((10, 5), (7,), (20, 15), (41,))
 SIZES = (50, 7, 300, 41)

@@ -14,10 +14,10 @@ import torch.distributed as dist
 from asyncpar.blocking.thread import LoopThread
 from asyncpar.errors import LaunchError, PeerLost, PeerTimeout, UsageError
 from asyncpar.node import start_node
-from asyncpar.torch.board import Board
-from asyncpar.torch.rendezvous import attach_store
-from asyncpar.torch.roll_call import Charter, Hello, encode
-from asyncpar.torch.store_meeting import StoreMeeting
+from asyncpar.torch.meeting.board import Board
+from asyncpar.torch.meeting.meeting import StoreMeeting
+from asyncpar.torch.meeting.rendezvous import attach_store
+from asyncpar.torch.meeting.roll_call import Charter, Hello, encode
 from tests.torch.meetings import LONG, SOON, no_threads_left, outcomes, seen, start, total, world
 
 
@@ -146,7 +146,7 @@ async def test_a_rank_that_is_there_twice_is_refused_on_all() -> None:
 
 
 async def test_a_rank_that_died_while_it_waited_may_come_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("asyncpar.torch.store_meeting.ANSWER_SECONDS", 0.05)
+    monkeypatch.setattr("asyncpar.torch.meeting.meeting.ANSWER_SECONDS", 0.05)
     store = dist.HashStore()
     dead = Board(dist.PrefixStore("default_pg", store), 1)
     dead.claim("place", 0, "process 1 on a")
@@ -157,7 +157,7 @@ async def test_a_rank_that_died_while_it_waited_may_come_anew(monkeypatch: pytes
 
 
 async def test_ranks_that_wait_where_another_died_go_on_with_its_successor(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("asyncpar.torch.store_meeting.ANSWER_SECONDS", 0.05)
+    monkeypatch.setattr("asyncpar.torch.meeting.meeting.ANSWER_SECONDS", 0.05)
     store = dist.HashStore()
     dead = Board(dist.PrefixStore("default_pg", store), 1)
     dead.claim("place", 0, "process 1 on a")
@@ -198,7 +198,7 @@ async def test_a_rank_whose_server_cannot_be_bound_tells_the_others_why() -> Non
 
 
 def test_a_rank_that_dies_after_it_was_seen_is_named_long_before_the_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("asyncpar.torch.store_meeting.EXCHANGE_SECONDS", 0.1)
+    monkeypatch.setattr("asyncpar.torch.meeting.meeting.EXCHANGE_SECONDS", 0.1)
     store = dist.HashStore()
     second = Board(store, 1)
     second.claim("place", 1, "process 1 on a")
@@ -246,7 +246,7 @@ async def test_a_store_that_hangs_keeps_nobody_from_cancelling() -> None:
 
 
 async def test_a_store_that_hangs_is_given_up_shortly_after_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("asyncpar.torch.rendezvous._STORE_MARGIN", 0.05)
+    monkeypatch.setattr("asyncpar.torch.meeting.rendezvous._STORE_MARGIN", 0.05)
     store = HungStore()
     try:
         with pytest.raises(LaunchError, match=r"rank 1: the store has not answered for 0\.1 s"):

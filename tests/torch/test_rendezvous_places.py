@@ -10,8 +10,8 @@ import torch.distributed as dist
 from asyncpar.config.environment import LaunchEnvironment
 from asyncpar.errors import UsageError
 from asyncpar.membership.secret_file import create_secret
-from asyncpar.torch.rendezvous import choose_bind
-from asyncpar.torch.roll_call import Charter, Hello, Roster
+from asyncpar.torch.meeting.rendezvous import choose_bind
+from asyncpar.torch.meeting.roll_call import Charter, Hello, Roster
 from tests.torch.meetings import SOON, outcomes, start, total, world
 
 # -- credentials ---------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from asyncpar.errors import PeerLost, PeerTimeout, ProtocolError, UsageError
-from asyncpar.torch.roll_call import (
+from asyncpar.torch.meeting.roll_call import (
     Charter,
     End,
     Hello,

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from asyncpar.torch.stage import ModuleStage, module_stages
+from asyncpar.torch.stage.stage import ModuleStage, module_stages
 from tests.torch.stage_passes import (
     Checkpointed,
     Convolution,

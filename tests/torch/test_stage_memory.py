@@ -13,7 +13,7 @@ import torch
 from asyncpar.nn.half import HalfParameter, stored_value
 from asyncpar.nn.optimizers import SGD, Adam, Optimizer
 from asyncpar.pipeline.offload.arrays import bytes_of
-from asyncpar.torch.stage import ModuleStage
+from asyncpar.torch.stage.stage import ModuleStage
 from tests.torch.stage_passes import (
     Tied,
     Unused,

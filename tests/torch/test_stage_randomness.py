@@ -16,8 +16,8 @@ from asyncpar.hybrid.randomness import StepRandomness
 from asyncpar.nn import Sequential
 from asyncpar.nn.parameter import Array
 from asyncpar.pipeline import Recomputed
-from asyncpar.torch.randomness import alone
-from asyncpar.torch.stage import ModuleStage
+from asyncpar.torch.stage.randomness import alone
+from asyncpar.torch.stage.stage import ModuleStage
 
 X = np.ones((40, 50), np.float32)
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from asyncpar.errors import UsageError
-from asyncpar.torch.loss import torch_loss
-from asyncpar.torch.stage import ModuleStage
+from asyncpar.torch.stage.loss import torch_loss
+from asyncpar.torch.stage.stage import ModuleStage
 from tests.torch.stage_passes import (
     X,
 )

@@ -14,8 +14,8 @@ import torch.distributed as dist
 
 import asyncpar.torch  # noqa: F401  # registers the scheme
 from asyncpar.errors import PeerTimeout, UsageError
-from asyncpar.torch.store_keeper import StoreKeeper, become_tenant
-from asyncpar.torch.url import Endpoint
+from asyncpar.torch.meeting.keeper import StoreKeeper, become_tenant
+from asyncpar.torch.meeting.url import Endpoint
 
 PLACE = {"MASTER_ADDR": "192.0.2.1", "MASTER_PORT": "29500", "RANK": "1", "WORLD_SIZE": "4"}
 

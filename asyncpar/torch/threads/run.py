@@ -26,8 +26,8 @@ import torch.distributed as dist
 from asyncpar.blocking.thread import background
 from asyncpar.errors import PeerTimeout, UsageError
 from asyncpar.torch.backend_name import NAME
-from asyncpar.torch.in_process import InProcess, in_process_world
-from asyncpar.torch.thread_worlds import ThreadWorlds, thread_worlds
+from asyncpar.torch.threads.in_process import InProcess, in_process_world
+from asyncpar.torch.threads.worlds import ThreadWorlds, thread_worlds
 
 T = TypeVar("T")
 Arguments = ParamSpec("Arguments")

@@ -20,12 +20,12 @@ from torch.futures import Future
 from asyncpar.errors import PeerCancelled, UsageError
 from asyncpar.gradsync import GradientCompressionConfig
 from asyncpar.gradsync.config import AnyCodec
-from asyncpar.torch.hook_bucket import GivenBucket
-from asyncpar.torch.hook_memory import HookMemory
-from asyncpar.torch.hook_names import ParameterNames
-from asyncpar.torch.hook_reducer import HookReducer
-from asyncpar.torch.hook_settings import MINIMUM_BYTES, HookSettings, Hosts
-from asyncpar.torch.hook_statistics import HookStatistics, HookTally
+from asyncpar.torch.hook.bucket import GivenBucket
+from asyncpar.torch.hook.memory import HookMemory
+from asyncpar.torch.hook.names import ParameterNames
+from asyncpar.torch.hook.reducer import HookReducer
+from asyncpar.torch.hook.settings import MINIMUM_BYTES, HookSettings, Hosts
+from asyncpar.torch.hook.statistics import HookStatistics, HookTally
 from asyncpar.torch.process_group import ProcessGroup
 from asyncpar.torch.work import Work
 

@@ -23,13 +23,13 @@ from asyncpar.errors import UsageError
 from asyncpar.nn.parameter import Array, OnGradient, Parameter
 from asyncpar.nn.stage import Deferred, Stage, report
 from asyncpar.torch.arrays import array_of
-from asyncpar.torch.entry_node import Entry
-from asyncpar.torch.module_state import ModuleState
-from asyncpar.torch.parameters import BoundParameter
-from asyncpar.torch.randomness import alone, drawing
-from asyncpar.torch.saved_tensors import Blocks, SavedTensors
-from asyncpar.torch.tensors import tensor_of
-from asyncpar.torch.weight_split import Branch, split_graph
+from asyncpar.torch.stage.entry_node import Entry
+from asyncpar.torch.stage.module_state import ModuleState
+from asyncpar.torch.stage.parameters import BoundParameter
+from asyncpar.torch.stage.randomness import alone, drawing
+from asyncpar.torch.stage.saved_tensors import Blocks, SavedTensors
+from asyncpar.torch.stage.tensors import tensor_of
+from asyncpar.torch.stage.weight_split import Branch, split_graph
 
 
 class Graph:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from asyncpar.gradsync.schemes import Scheme
-from asyncpar.torch.hook_bucket import GivenBucket
-from asyncpar.torch.hook_memory import HookMemory, Seat
+from asyncpar.torch.hook.bucket import GivenBucket
+from asyncpar.torch.hook.memory import HookMemory, Seat
 
 
 @dataclass(frozen=True, slots=True)

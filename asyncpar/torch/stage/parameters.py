@@ -16,7 +16,7 @@ from asyncpar.errors import UsageError
 from asyncpar.nn.half import HalfParameter
 from asyncpar.nn.parameter import Array, Parameter
 from asyncpar.torch.arrays import array_of
-from asyncpar.torch.tensors import tensor_of
+from asyncpar.torch.stage.tensors import tensor_of
 
 _SINGLE = (torch.float32, torch.float64)
 _HALF = {torch.bfloat16: "bfloat16", torch.float16: "float16"}

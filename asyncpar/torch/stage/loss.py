@@ -10,7 +10,7 @@ import torch
 from asyncpar.errors import UsageError
 from asyncpar.nn.parameter import Array
 from asyncpar.torch.arrays import array_of
-from asyncpar.torch.tensors import tensor_of
+from asyncpar.torch.stage.tensors import tensor_of
 
 
 def torch_loss(function: Callable[[Any, Any], Any], *, scale: float = 1.0) -> Callable[[Any, Any], tuple[float, Array]]:

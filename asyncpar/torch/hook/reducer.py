@@ -28,12 +28,12 @@ from asyncpar.gradsync.schemes import Scheme
 from asyncpar.gradsync.strategies import least_bytes
 from asyncpar.gradsync.traffic import SyncTraffic
 from asyncpar.gradsync.walk import ThreadTurns, Walk, WalkTimes
-from asyncpar.torch.hook_bucket import GivenBucket
-from asyncpar.torch.hook_exact import Prescaled
-from asyncpar.torch.hook_memory import HookMemory, Seat
-from asyncpar.torch.hook_passage import HookPassage
-from asyncpar.torch.hook_settings import HookSettings
-from asyncpar.torch.hook_statistics import HookTally, StepTally
+from asyncpar.torch.hook.bucket import GivenBucket
+from asyncpar.torch.hook.exact import Prescaled
+from asyncpar.torch.hook.memory import HookMemory, Seat
+from asyncpar.torch.hook.passage import HookPassage
+from asyncpar.torch.hook.settings import HookSettings
+from asyncpar.torch.hook.statistics import HookTally, StepTally
 
 _NUMBER = "number"
 

@@ -12,7 +12,7 @@ from torch.autograd.graph import get_gradient_edge
 from asyncpar.errors import UsageError
 from asyncpar.nn.parameter import Array
 from asyncpar.torch.arrays import array_of
-from asyncpar.torch.tensors import tensor_of
+from asyncpar.torch.stage.tensors import tensor_of
 
 
 class _Enter(torch.autograd.Function):

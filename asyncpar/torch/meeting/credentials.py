@@ -14,7 +14,7 @@ from asyncpar.errors import UsageError
 from asyncpar.membership.credentials import load_certificates, read_credentials
 from asyncpar.membership.secret_file import read_secret
 from asyncpar.security.identity import rank_role
-from asyncpar.torch.roll_call import Charter, Roster
+from asyncpar.torch.meeting.roll_call import Charter, Roster
 from asyncpar.transport.rpc import Credentials
 
 _SECRET_FILE = "ASYNCPAR_SECRET_FILE"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, TypeVar
 
-from asyncpar.torch.roll_call import End, Roster, decode, encode
+from asyncpar.torch.meeting.roll_call import End, Roster, decode, encode
 
 T = TypeVar("T")
 

@@ -9,7 +9,7 @@ import torch
 
 from asyncpar.errors import UsageError
 from asyncpar.nn.parameter import Parameter
-from asyncpar.torch.parameters import BoundParameter, bind_parameter
+from asyncpar.torch.stage.parameters import BoundParameter, bind_parameter
 
 
 class ModuleState:

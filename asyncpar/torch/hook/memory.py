@@ -19,8 +19,8 @@ from asyncpar.codecs import Values
 from asyncpar.errors import UsageError
 from asyncpar.gradsync.plan import Bucket, GradientSpec, Slot
 from asyncpar.gradsync.schemes import Scheme
-from asyncpar.torch.hook_bucket import GivenBucket
-from asyncpar.torch.hook_names import ParameterNames
+from asyncpar.torch.hook.bucket import GivenBucket
+from asyncpar.torch.hook.names import ParameterNames
 
 
 @dataclass(slots=True, kw_only=True)

@@ -30,8 +30,8 @@ from dataclasses import replace
 from typing import TypeVar
 
 from asyncpar.errors import AsyncparError, UsageError
-from asyncpar.torch.board import Board, Bookmark, Store
-from asyncpar.torch.roll_call import (
+from asyncpar.torch.meeting.board import Board, Bookmark, Store
+from asyncpar.torch.meeting.roll_call import (
     Charter,
     End,
     Hello,

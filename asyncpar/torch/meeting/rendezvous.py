@@ -22,11 +22,11 @@ from asyncpar.errors import LaunchError, PeerTimeout, UsageError
 from asyncpar.membership.host import host_id, host_name, resolve, route_to
 from asyncpar.observe.loop_watch import BLOCKED_AFTER
 from asyncpar.runtime.door import Door
-from asyncpar.torch.credentials import read_pass
-from asyncpar.torch.roll_call import Hello, Roster, found_world
-from asyncpar.torch.store_keeper import become_tenant, store_keeper
-from asyncpar.torch.store_meeting import Abandoned, StoreMeeting
-from asyncpar.torch.store_thread import call_in_thread, leave_to_thread
+from asyncpar.torch.meeting.credentials import read_pass
+from asyncpar.torch.meeting.keeper import become_tenant, store_keeper
+from asyncpar.torch.meeting.meeting import Abandoned, StoreMeeting
+from asyncpar.torch.meeting.roll_call import Hello, Roster, found_world
+from asyncpar.torch.meeting.thread import call_in_thread, leave_to_thread
 
 T = TypeVar("T")
 

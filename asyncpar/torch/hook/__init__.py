@@ -1,0 +1,1 @@
+"""Our codecs as a communication hook of DistributedDataParallel."""

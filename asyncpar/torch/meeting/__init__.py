@@ -1,0 +1,1 @@
+"""How ranks meet through a store of torch and become a world."""

@@ -1,0 +1,1 @@
+"""Ranks as threads of one process, each with a default group of its own."""
