@@ -61,6 +61,8 @@ class GroupBase(dist.ProcessGroup):
         self.thread = thread
         self.node = node
         self.is_ended = False
+        self.barriers = 0
+        """How many monitored barriers there have been."""
         self.paths: dict[str, Any] = {}
         """What runs operations on tensors elsewhere than in the CPU's memory, by type of device."""
         self._store = store

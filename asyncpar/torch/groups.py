@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 import gc
 from typing import Any
 
-import grpc.aio
 import torch.distributed as dist
 
-from asyncpar.attachment import Attach
 from asyncpar.blocking.thread import LoopThread, background
 from asyncpar.errors import AsyncparError, UsageError
 from asyncpar.node import Node, start_node
@@ -51,24 +48,10 @@ def _own_world(options: Any, in_process: InProcess | None) -> ProcessGroup:
         attach = attach_store(options.store, rank=rank, size=size, timeout=seconds)
     else:
         attach = in_process.attach
-    node = thread.call(lambda: _start(attach))
+    node = thread.call(lambda: start_node(attach))
     group = _group(node, node.world, thread, options, owns_node=True)
     thread.at_close(group, group.leave_at_exit)
     return group
-
-
-async def _start(attach: Attach) -> Node:
-    _keep_grpc()
-    return await start_node(attach)
-
-
-@functools.cache
-def _keep_grpc() -> None:
-    """Keep gRPC's poller for good.
-
-    It would end with gRPC's last object, in whatever thread that dies, perhaps while the loop reads from it.
-    """
-    grpc.aio.init_grpc_aio()  # type: ignore[attr-defined]  # not in its stubs
 
 
 def _part(parent: ProcessGroup, options: Any) -> ProcessGroup:

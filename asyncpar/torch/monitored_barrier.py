@@ -25,22 +25,25 @@ _ANSWER_SECONDS = 2.0
 def monitored_barrier(group: GroupBase, timeout: timedelta | None, *, wait_all_ranks: bool) -> None:
     """Block until all ranks of ``group`` have called this; else raise ``PeerTimeout`` naming the missing ones.
 
-    Rank 0 hears from everybody, then answers everybody.
+    Rank 0 hears from everybody, then answers everybody.  Words carry the number of the barrier, so that those of a rank
+    which was late to an earlier one are not taken for its coming to this one.
     """
     communicator = group.communicator
+    group.barriers += 1
+    number = group.barriers
     seconds = timeout.total_seconds() if timeout is not None else group.seconds
     try:
         if communicator.rank == 0:
-            group.thread.call(lambda: _collect(communicator, seconds, wait_all_ranks=wait_all_ranks))
+            group.thread.call(lambda: _collect(communicator, number, seconds, wait_all_ranks=wait_all_ranks))
         else:
-            group.thread.call(lambda: _report(communicator, seconds))
+            group.thread.call(lambda: _report(communicator, number, seconds))
     except AsyncparError as error:
         raise as_torch(error) from None
 
 
-async def _collect(communicator: Communicator, seconds: float, *, wait_all_ranks: bool) -> None:
+async def _collect(communicator: Communicator, number: int, seconds: float, *, wait_all_ranks: bool) -> None:
     """Be rank 0."""
-    waiting = {rank: asyncio.ensure_future(_hear(communicator, rank)) for rank in range(1, communicator.size)}
+    waiting = {rank: asyncio.ensure_future(_hear(communicator, rank, number)) for rank in range(1, communicator.size)}
     when = asyncio.ALL_COMPLETED if wait_all_ranks else asyncio.FIRST_EXCEPTION
     try:
         if waiting:
@@ -54,7 +57,8 @@ async def _collect(communicator: Communicator, seconds: float, *, wait_all_ranks
     absent = sorted(missing + failed)
     if not wait_all_ranks:
         absent = absent[:1]
-    await _answer(communicator, [rank for rank in waiting if rank not in missing and rank not in failed], absent)
+    present = [rank for rank in waiting if rank not in missing and rank not in failed]
+    await _answer(communicator, present, [number, *absent])
     for error in errors:
         if error is not None:
             raise error
@@ -62,28 +66,32 @@ async def _collect(communicator: Communicator, seconds: float, *, wait_all_ranks
         raise PeerTimeout(_told(absent, seconds), rank=communicator.ranks[absent[0]], operation="monitored_barrier")
 
 
-async def _hear(communicator: Communicator, rank: int) -> None:
-    await communicator.recv(rank, tag=_TAG)
+async def _hear(communicator: Communicator, rank: int, number: int) -> list[int]:
+    """Return what ``rank`` says in barrier ``number`` beside that, and forget what it said in earlier ones."""
+    while True:
+        said, *words = (await communicator.recv(rank, tag=_TAG)).tolist()
+        if said == number:
+            return words
 
 
-async def _answer(communicator: Communicator, ranks: Sequence[int], absent: Sequence[int]) -> None:
-    words = np.array(absent, np.int64)
+async def _answer(communicator: Communicator, ranks: Sequence[int], numbers: Sequence[int]) -> None:
+    words = np.array(numbers, np.int64)
     await asyncio.gather(*(communicator.send(words, rank, tag=_TAG) for rank in ranks), return_exceptions=True)
 
 
-async def _report(communicator: Communicator, seconds: float) -> None:
+async def _report(communicator: Communicator, number: int, seconds: float) -> None:
     """Be another rank."""
     try:
         async with asyncio.timeout(seconds + _ANSWER_SECONDS):
-            await communicator.send(np.zeros(1, np.int64), 0, tag=_TAG)
-            absent = await communicator.recv(0, tag=_TAG)
+            await communicator.send(np.array([number], np.int64), 0, tag=_TAG)
+            absent = await _hear(communicator, 0, number)
     except TimeoutError as error:
         if isinstance(error, PeerTimeout):
             raise
         message = f"monitored_barrier: rank 0 has not come, or not answered, within {seconds} s"
         raise PeerTimeout(message, rank=communicator.ranks[0], operation="monitored_barrier") from None
-    if absent.size:
-        raise PeerTimeout(_told(absent.tolist(), seconds), operation="monitored_barrier")
+    if absent:
+        raise PeerTimeout(_told(absent, seconds), operation="monitored_barrier")
 
 
 def _told(absent: Sequence[int], seconds: float) -> str:

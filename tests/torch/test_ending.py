@@ -39,6 +39,11 @@ def meet(name: str) -> int:
     return dist.get_rank()
 
 
+def store() -> Any:
+    """Return where ranks leave word for each other."""
+    return dist.distributed_c10d._get_default_store()
+
+
 def all_works() -> None:
     x = torch.ones(2)
     dist.all_reduce(x)
@@ -79,6 +84,7 @@ def test_a_rank_that_ends_at_once_does_not_fail_slower_ones(apart: World, transp
 
 def end_while_threads_wait() -> None:
     mine = meet("waiting")
+    words = store()
     if mine == 0:
         errors: list[Exception] = []
 
@@ -101,6 +107,7 @@ def end_while_threads_wait() -> None:
         while len(dist.group.WORLD._pending) < 3:
             time.sleep(0.01)
         dist.destroy_process_group()
+        words.set("ended", "yes")
         for thread in threads:
             thread.join(5)
         assert len(errors) == 3
@@ -108,6 +115,7 @@ def end_while_threads_wait() -> None:
         with pytest.raises(RuntimeError, match=r"Cancelled: all_reduce was cancelled.*for rank 1"):
             future.wait()
     else:
+        words.wait(["ended"])
         with pytest.raises(PeerError, match="rank 0 "):
             dist.all_reduce(torch.ones(1 << 18))
         dist.destroy_process_group()
@@ -129,15 +137,17 @@ def end_twice_and_abort() -> None:
     with pytest.raises(UsageError, match=r"all_reduce: this process group was destroyed; make a new one"):
         group.allreduce([torch.ones(1)])
     meet("aborted")
-    group = dist.group.WORLD
-    work = dist.all_reduce(torch.ones(1 << 18), async_op=True) if mine == 0 else None
-    if work is not None:
+    group, words = dist.group.WORLD, store()
+    if mine == 0:
+        work = dist.all_reduce(torch.ones(1 << 18), async_op=True)
         begun = time.monotonic()
         group.abort()
         assert time.monotonic() - begun < 5
+        words.set("aborted", "yes")
         with pytest.raises(Cancelled):
             work.wait()
     else:
+        words.wait(["aborted"])
         with pytest.raises(PeerError, match="rank 0 "):
             dist.all_reduce(torch.ones(1 << 18))
     dist.destroy_process_group()

@@ -37,3 +37,23 @@ def test_all_who_are_missing_are_named_on_demand() -> None:
             dist.distributed_c10d._get_default_group().monitored_barrier(SHORT, wait_all_ranks=True)
         torch.testing.assert_close(caught.value.rank, 1)
     dist.barrier()
+
+
+@on_ranks(2)
+def test_a_rank_that_is_late_to_one_has_not_come_to_the_next() -> None:
+    group = dist.distributed_c10d._get_default_group()
+    if dist.get_rank() == 0:
+        with pytest.raises(PeerTimeout, match="Rank 1"):
+            group.monitored_barrier(SHORT)
+        dist.barrier()
+        dist.barrier()
+        with pytest.raises(PeerTimeout, match="Rank 1"):
+            group.monitored_barrier(SHORT)
+    else:
+        dist.barrier()
+        with pytest.raises(PeerTimeout):
+            group.monitored_barrier(SHORT)  # too late: nobody answers
+        dist.barrier()
+        group.barriers += 1  # it has missed one
+    dist.barrier()
+    group.monitored_barrier(timedelta(seconds=20))
