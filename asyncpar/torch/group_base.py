@@ -207,7 +207,7 @@ class GroupBase(dist.ProcessGroup):
 
     async def leave_at_exit(self) -> None:
         """Stop the node of a program that ends without ending its groups."""
-        await self._leave(is_through=not self._pending and not hasattr(sys, "last_value"))
+        await self._leave(is_through=not hasattr(sys, "last_value"))  # of an exception that has ended it
 
     async def _leave(self, *, is_through: bool) -> None:
         """Stop the node, and before that wait for those of the others if this rank ``is_through``."""

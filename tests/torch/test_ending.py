@@ -219,11 +219,8 @@ dist.init_process_group("asyncpar")
 x = torch.ones(3)
 dist.all_reduce(x)
 assert x[0] == 2
-if dist.get_rank() == 0:
-    work = dist.all_reduce(torch.ones(1 << 18), async_op=True)
-    future = work.get_future().then(lambda _: None)
-else:
-    dist.all_reduce(torch.ones(1 << 18))
+work = dist.all_reduce(torch.ones(1 << 18), async_op=True)
+future = work.get_future().then(lambda _: None)
 print("through", flush=True)
 """
 
