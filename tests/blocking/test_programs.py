@@ -71,6 +71,9 @@ atexit.register(is_quick)
 node = ab.Node.start()
 comm = node.world
 say(node.rank, comm.all_reduce(np.ones(4))[0])
+sent = comm.start.send(np.ones(1), 1 - node.rank)
+comm.recv(1 - node.rank)  # so they are connected: who is when the other ends may not be able to any more, and says so
+sent.wait()
 
 def wait():
     try:
