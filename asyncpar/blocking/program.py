@@ -9,7 +9,6 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType, TracebackType
-from typing import NoReturn
 
 from asyncpar.observe.reporting import Reporter, record_failures
 from asyncpar.observe.standard_streams import open_closed_streams
@@ -51,6 +50,7 @@ def ended_in_order() -> Iterator[None]:
         threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     )
     if is_ours:
+        _owners.add(os.getpid())
         signal.signal(signal.SIGTERM, _terminate)
     try:
         yield
@@ -63,5 +63,14 @@ def ended_in_order() -> Iterator[None]:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
-def _terminate(_number: int, _frame: FrameType | None) -> NoReturn:
-    raise SystemExit(SIGTERM_EXIT)
+_owners: set[int] = set()
+"""The processes that asked for it."""
+
+
+def _terminate(number: int, _frame: FrameType | None) -> None:
+    if os.getpid() in _owners:
+        raise SystemExit(SIGTERM_EXIT)
+    # The child of a fork ends as it would have without us.  An exception might come where Python forgets it, such as in
+    # what it does after a fork: then who waits for the end of the child, like pools of multiprocessing, waits for ever.
+    signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)

@@ -181,3 +181,24 @@ with ab.init() as node:
     code, _, complaints = finish(process)
     assert code == 130
     assert "Traceback" not in complaints
+
+
+def test_a_fork_ends_on_sigterm_whatever_it_is_doing(tmp_path: Path) -> None:
+    """Python forgets exceptions of its own hooks after a fork; a pool would wait for such a child for ever."""
+    body = """
+import signal
+
+def end_early():
+    os.kill(os.getpid(), signal.SIGTERM)
+    for _ in range(10):
+        pass  # Python looks for signals here
+
+os.register_at_fork(after_in_child=end_early)
+with ab.init() as node:
+    child = os.fork()
+    if child == 0:
+        os._exit(5)
+    say(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+    code, shown, complaints = finish(start(tmp_path, body, ranks=1))
+    assert (code, said(shown + complaints)) == (0, ["-15"])  # gRPC may say that it skips its own hooks
