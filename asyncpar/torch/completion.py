@@ -50,5 +50,6 @@ class Completions:
                 function()
             except Exception:  # noqa: BLE001  # torch gives errors of callbacks to their futures; this is what is left
                 _log.exception("a callback of a future failed")
+            del function  # what it holds is not to live until the next one comes
             with self._lock:
                 self._idle += 1
