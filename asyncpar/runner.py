@@ -6,12 +6,14 @@ import asyncio
 import os
 import signal
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from asyncpar.errors import UsageError
 from asyncpar.observe.reporting import Reporter, record_failures
 from asyncpar.observe.standard_streams import open_closed_streams
+from asyncpar.signals import OwnHandler
 
 T = TypeVar("T")
 SIGTERM_EXIT = 128 + signal.SIGTERM
@@ -36,9 +38,10 @@ def run(main: Callable[[], Coroutine[Any, Any, T]] | Coroutine[Any, Any, T]) -> 
     coroutine = main() if callable(main) else main
     if not asyncio.iscoroutine(coroutine):
         raise UsageError(f"main: expected a coroutine, or a function without arguments that makes one, got {main!r}")
+    interrupt = signal.getsignal(signal.SIGINT)
     try:
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-            return runner.run(_until_terminated(coroutine))
+            return runner.run(_until_terminated(coroutine, interrupt))
     except KeyboardInterrupt:
         if reporter.is_connected:
             raise SystemExit(SIGINT_EXIT) from None
@@ -62,8 +65,11 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
     return factory
 
 
-async def _until_terminated(main: Coroutine[Any, Any, T]) -> T:
-    """Await ``main``; SIGTERM cancels it and ends the process with status 143."""
+async def _until_terminated(main: Coroutine[Any, Any, T], interrupt: Any) -> T:
+    """Await ``main``; SIGTERM cancels it and ends the process with status 143.
+
+    ``interrupt`` handled SIGINT before the loop.
+    """
     task = asyncio.current_task()
     assert task is not None
     is_terminated = False
@@ -73,15 +79,36 @@ async def _until_terminated(main: Coroutine[Any, Any, T]) -> T:
         is_terminated = True
         task.cancel()
 
-    is_main_thread = threading.current_thread() is threading.main_thread()
-    if is_main_thread:
-        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, terminate)
     try:
-        return await main
+        with _handling_signals(terminate, interrupt):
+            return await main
     except asyncio.CancelledError:
         if is_terminated:
             raise SystemExit(SIGTERM_EXIT) from None
         raise
+
+
+@contextmanager
+def _handling_signals(terminate: Callable[[], None], interrupt: Any) -> Iterator[None]:
+    """Have SIGTERM call ``terminate`` on the loop, in the main thread; children of forks inherit no handler of ours.
+
+    Nor that of asyncio for SIGINT, but ``interrupt``.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    loop = asyncio.get_running_loop()
+    before = {signal.SIGTERM: signal.getsignal(signal.SIGTERM), signal.SIGINT: interrupt}
+    loop.add_signal_handler(signal.SIGTERM, terminate)
+    on_loop = {number: signal.getsignal(number) for number in before}
+    for number, handler in on_loop.items():
+        if callable(handler) and handler is not before[number]:
+            signal.signal(number, OwnHandler(handler, before[number]))
+            signal.siginterrupt(number, False)  # as asyncio has it  # noqa: FBT003
+    try:
+        yield
     finally:
-        if is_main_thread:
-            asyncio.get_running_loop().remove_signal_handler(signal.SIGTERM)
+        loop.remove_signal_handler(signal.SIGTERM)
+        signal.signal(signal.SIGTERM, before[signal.SIGTERM])
+        if on_loop[signal.SIGINT] is not interrupt:
+            signal.signal(signal.SIGINT, on_loop[signal.SIGINT])  # asyncio's, which asyncio takes back

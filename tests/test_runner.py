@@ -27,6 +27,26 @@ ap.run(main)
 """
 
 
+FORKING = """
+import asyncio, os, signal, sys
+import asyncpar as ap
+
+async def main():
+    child = os.fork()
+    if child == 0:
+        handlers = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
+        print(handlers[0] is signal.SIG_DFL, handlers[1] is signal.default_int_handler, flush=True)
+        print("kept back:", [*signal.pthread_sigmask(signal.SIG_BLOCK, ())], flush=True)
+        os.kill(os.getpid(), signal.SIGTERM)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+    await asyncio.sleep(0.05)
+    print("kept back:", [*signal.pthread_sigmask(signal.SIG_BLOCK, ())])
+    print("still here")
+
+ap.run(main)
+"""
+
+
 def test_the_result_of_main_is_returned() -> None:
     async def main() -> int:
         await asyncio.sleep(0)
@@ -62,9 +82,34 @@ def test_signal_handlers_are_as_before_when_run_returns() -> None:
     async def main() -> None:
         await asyncio.sleep(0)
 
-    before = signal.getsignal(signal.SIGTERM)
-    ap.run(main)
-    assert signal.getsignal(signal.SIGTERM) == before
+    def own(_number: int, _frame: object) -> None:
+        raise AssertionError
+
+    before = signal.signal(signal.SIGTERM, own)
+    interrupt = signal.getsignal(signal.SIGINT)
+    try:
+        ap.run(main)
+        assert signal.getsignal(signal.SIGTERM) is own
+        assert signal.getsignal(signal.SIGINT) is interrupt
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("loop", ["uvloop", "asyncio"])
+def test_children_of_forks_inherit_no_signal_handler_and_end_alone(tmp_path: Path, loop: str) -> None:
+    """A loop's own handlers would write to the file that wakes the parent's loop."""
+    program = tmp_path / "forking.py"
+    program.write_text(FORKING)
+    hide = "import sys; sys.modules['uvloop'] = None; " if loop == "asyncio" else ""
+    run = subprocess.run(
+        [sys.executable, "-c", f"{hide}import runpy; runpy.run_path({str(program)!r})"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (run.returncode, run.stderr) == (0, "")
+    assert run.stdout.splitlines() == ["True True", "kept back: []", "-15", "kept back: []", "still here"]
 
 
 @pytest.mark.process

@@ -14,6 +14,8 @@ from functools import partial
 from types import FrameType
 from typing import TypeVar
 
+from asyncpar.signals import OwnHandler
+
 T = TypeVar("T")
 
 _INTERRUPT = int(signal.SIGINT)
@@ -39,7 +41,7 @@ def _keeping(number: int, function: Callable[[T], object], argument: T) -> None:
         came.append(frame)
 
     try:
-        _signal.signal(number, keep)
+        _signal.signal(number, OwnHandler(keep, handler))
         function(argument)
     finally:
         _signal.signal(number, handler)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, Self, TypeVar
@@ -139,9 +140,13 @@ class Node:
     def call(self, function: Callable[[], T]) -> T:
         """Return what ``function`` returns, which is called on the node's loop and must be quick.
 
-        Objects that belong to the loop are made so.
+        Objects that belong to the loop are made so.  Raises ``UsageError`` for a coroutine function: ``run`` awaits.
         """
-        return self._seat.do("call", function)
+        made = self._seat.do("call", function)
+        if asyncio.iscoroutine(made):
+            made.close()
+            raise UsageError("call: the function returned a coroutine; node.run() awaits what coroutine functions do")
+        return made
 
     # -- actors ----------------------------------------------------------------------------------------------------
 

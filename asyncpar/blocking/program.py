@@ -13,6 +13,7 @@ from types import FrameType, TracebackType
 from asyncpar.observe.reporting import Reporter, record_failures
 from asyncpar.observe.standard_streams import open_closed_streams
 from asyncpar.runner import SIGINT_EXIT, SIGTERM_EXIT
+from asyncpar.signals import OwnHandler
 
 _reporter: Reporter | None = None
 
@@ -46,12 +47,11 @@ def ended_in_order() -> Iterator[None]:
     Under a launcher Ctrl-C ends it with status 130 and shows nothing.  Only in the main thread, and only if the program
     has no handler of its own.
     """
-    is_ours = (
-        threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-    )
+    before = signal.getsignal(signal.SIGTERM)
+    terminate = OwnHandler(_terminate, before)
+    is_ours = threading.current_thread() is threading.main_thread() and before is signal.SIG_DFL
     if is_ours:
-        _owners.add(os.getpid())
-        signal.signal(signal.SIGTERM, _terminate)
+        signal.signal(signal.SIGTERM, terminate)
     try:
         yield
     except KeyboardInterrupt:
@@ -59,18 +59,9 @@ def ended_in_order() -> Iterator[None]:
             raise SystemExit(SIGINT_EXIT) from None
         raise
     finally:
-        if is_ours and signal.getsignal(signal.SIGTERM) is _terminate:
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        if is_ours and signal.getsignal(signal.SIGTERM) is terminate:
+            signal.signal(signal.SIGTERM, before)
 
 
-_owners: set[int] = set()
-"""The processes that asked for it."""
-
-
-def _terminate(number: int, _frame: FrameType | None) -> None:
-    if os.getpid() in _owners:
-        raise SystemExit(SIGTERM_EXIT)
-    # The child of a fork ends as it would have without us.  An exception might come where Python forgets it, such as in
-    # what it does after a fork: then who waits for the end of the child, like pools of multiprocessing, waits for ever.
-    signal.signal(number, signal.SIG_DFL)
-    os.kill(os.getpid(), number)
+def _terminate(_number: int, _frame: FrameType | None) -> None:
+    raise SystemExit(SIGTERM_EXIT)

@@ -133,6 +133,14 @@ def test_blocking_code_in_a_coroutine_of_the_node_is_refused() -> None:
                 node.run(attempt) if attempt is wrong else node.call(attempt)
 
 
+def test_a_coroutine_function_is_not_called_in_place_of_being_run() -> None:
+    async def coroutine() -> None:
+        raise AssertionError
+
+    with Node.start() as node, pytest.raises(UsageError, match=r"node\.run\(\)"):
+        node.call(coroutine)
+
+
 def test_it_works_where_the_main_thread_has_a_running_loop() -> None:
     """As in a notebook."""
 

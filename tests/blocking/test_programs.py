@@ -202,3 +202,31 @@ with ab.init() as node:
 """
     code, shown, complaints = finish(start(tmp_path, body, ranks=1))
     assert (code, said(shown + complaints)) == (0, ["-15"])  # gRPC may say that it skips its own hooks
+
+
+def test_what_is_forked_during_a_visit_ends_on_signals(tmp_path: Path) -> None:
+    """The main thread handles signals in its own way for the time of a visit, in which others may fork."""
+    body = """
+import signal
+
+def fork():
+    child = os.fork()
+    if child == 0:
+        say(*(signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)))
+        os.kill(os.getpid(), signal.SIGTERM)
+    codes.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+
+def visit():
+    thread = threading.Thread(target=fork)
+    thread.start()
+    thread.join()
+
+codes = []
+with ab.init() as node:
+    node.call(visit)
+    fork()
+    say(codes)
+"""
+    code, shown, complaints = finish(start(tmp_path, body, ranks=1))
+    assert code == 0
+    assert said(shown + complaints) == [f"{signal.SIG_DFL!s} {signal.default_int_handler}"] * 2 + ["[-15, -15]"]
