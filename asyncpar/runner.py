@@ -104,7 +104,7 @@ def _handling_signals(terminate: Callable[[], None], interrupt: Any) -> Iterator
     for number, handler in on_loop.items():
         if callable(handler) and handler is not before[number]:
             signal.signal(number, OwnHandler(handler, before[number]))
-            signal.siginterrupt(number, False)  # as asyncio has it  # noqa: FBT003
+            signal.siginterrupt(number, False)  # as asyncio has it
     try:
         yield
     finally:
