@@ -35,7 +35,7 @@ class OwnHandler:
 class _Mask(threading.local):
     """The mask of a thread that forks, as it was before."""
 
-    before: set[signal.Signals] | None = None
+    before: set[int | signal.Signals] | None = None
 
 
 _mask = _Mask()

@@ -9,7 +9,7 @@ import random
 import signal
 import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 import numpy as np
 import pytest
@@ -137,8 +137,9 @@ def test_a_coroutine_function_is_not_called_in_place_of_being_run() -> None:
     async def coroutine() -> None:
         raise AssertionError
 
+    function: Callable[[], object] = coroutine
     with Node.start() as node, pytest.raises(UsageError, match=r"node\.run\(\)"):
-        node.call(coroutine)
+        node.call(function)
 
 
 def test_it_works_where_the_main_thread_has_a_running_loop() -> None:
