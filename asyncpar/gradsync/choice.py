@@ -53,8 +53,8 @@ async def resolve(
 ) -> Resolved:
     """Return what ``compression`` comes to; the same on all replicas.
 
-    A codec with the hierarchical strategy encodes between hosts only, and so does ``"auto"``, which inside a host is no
-    codec.  ``given`` groups stand for hosts, also where there is no codec.
+    A codec with the hierarchical strategy encodes between hosts only, if there are several, and so does ``"auto"``,
+    which inside a host is no codec.  ``given`` groups stand for hosts, also where there is no codec.
     """
     hosts = given or split_by_host(groups.replicas)
     exact = given if is_hierarchical else None

@@ -33,9 +33,12 @@ from scripts.bench.environments import (
     JobFailedError,
     install,
     measure_actors,
+    records_of,
     run,
     version_of,
 )
+from scripts.bench.options import some_of
+from scripts.bench.rounds import tell
 
 FIGURES = ("ask", "concurrent", "array", "local", "idle")
 _RANK = Path(__file__).with_name("actors_rank.py")
@@ -58,17 +61,12 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--install", action="store_true", help="install the peers that are missing, from PyPI")
     parser.add_argument("--json", type=Path, help="write all figures there, too")
     arguments = parser.parse_args()
-    arguments.figures = [figure for figure in arguments.figures.split(",") if figure]
-    arguments.peers = [peer for peer in arguments.peers.split(",") if peer]
+    arguments.figures = some_of(parser, "--figures", arguments.figures, FIGURES, may_be_none=True)
+    arguments.peers = some_of(parser, "--peers", arguments.peers, tuple(ACTOR_ENVIRONMENTS), may_be_none=True)
     try:
         arguments.sizes = [parse_size("--sizes", size) for size in arguments.sizes.split(",")]
     except UsageError as error:
         parser.error(str(error))
-    known = (("--figures", arguments.figures, FIGURES), ("--peers", arguments.peers, tuple(ACTOR_ENVIRONMENTS)))
-    for name, values, choices in known:
-        for value in values:
-            if value not in choices:
-                parser.error(f"{name}: expected some of {', '.join(choices)}, got {value!r}")
     if arguments.rounds < 1 or min(arguments.sizes) < 1 or arguments.idle < 1 or not arguments.budget > 0:
         parser.error("--rounds, --sizes, --idle, --budget: expected positive numbers")
     if 0 < arguments.soak < 1000 or arguments.soak < 0:
@@ -111,9 +109,8 @@ def play(arguments: argparse.Namespace, side: str, figures: Figures, *, soak: in
         output = measure_ours(arguments, wanted, soak=soak)
     else:
         output = measure_actors(side, arguments.envs, arguments=wanted, limit=_LIMIT)
-    for line in output.splitlines():
-        if line.startswith("{"):
-            figures.add(side, json.loads(line))
+    for record in records_of(output):
+        figures.add(side, record)
 
 
 def describe(arguments: argparse.Namespace, versions: dict[str, str]) -> str:
@@ -151,12 +148,6 @@ def write_out(arguments: argparse.Namespace, versions: dict[str, str], figures: 
             "wrong": figures.wrong,
         }
         arguments.json.write_text(json.dumps(document, indent=1) + "\n")
-
-
-def tell(text: str) -> None:
-    """Say how it goes, apart from the results."""
-    sys.stderr.write(f"{text}\n")
-    sys.stderr.flush()
 
 
 def main() -> int:

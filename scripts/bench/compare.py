@@ -48,9 +48,12 @@ from scripts.bench.environments import (
     JobFailedError,
     install,
     measure_peer,
+    records_of,
     run,
     version_of,
 )
+from scripts.bench.options import some_of
+from scripts.bench.rounds import tell
 
 _OPERATIONS = tuple(operation for operation in OPERATIONS if operation != "all_reduce_many")
 """What peers have, too."""
@@ -111,8 +114,7 @@ class Comparison:
         sizes = ",".join(map(str, self.sizes))
         arguments = ["--ops", op, "--sizes", sizes, "--budget", str(self.budget)]
         output = measure_peer(side, self.environments, ranks=ranks, arguments=arguments, limit=_LIMIT)
-        records = [json.loads(line) for line in output.splitlines() if line.startswith("{")]
-        return [(record["size"], record["seconds"], record["wrong"]) for record in records]
+        return [(record["size"], record["seconds"], record["wrong"]) for record in records_of(output)]
 
 
 def await_idle(patience: float) -> None:
@@ -120,12 +122,6 @@ def await_idle(patience: float) -> None:
     deadline = time.monotonic() + patience
     while time.monotonic() < deadline and psutil.cpu_percent(interval=_GLANCE) > _BUSY_PERCENT:
         pass
-
-
-def tell(text: str) -> None:
-    """Say how it goes, apart from the results."""
-    sys.stderr.write(f"{text}\n")
-    sys.stderr.flush()
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -148,17 +144,13 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--install", action="store_true", help="install the peers that are missing, from PyPI")
     parser.add_argument("--out", type=Path, default=Path("out"), help="folder for compare.md and compare.json")
     arguments = parser.parse_args()
+    arguments.ops = some_of(parser, "--ops", arguments.ops, OPERATIONS)
+    arguments.peers = some_of(parser, "--peers", arguments.peers, tuple(ENVIRONMENTS), may_be_none=True)
     try:
-        arguments.ops = arguments.ops.split(",")
         arguments.ranks = [int(ranks) for ranks in arguments.ranks.split(",")]
         arguments.sizes = tuple(parse_size("--sizes", size) for size in arguments.sizes.split(","))
     except (UsageError, ValueError) as error:
         parser.error(str(error))
-    arguments.peers = [peer for peer in arguments.peers.split(",") if peer]
-    for name, values, known in (("--ops", arguments.ops, OPERATIONS), ("--peers", arguments.peers, ENVIRONMENTS)):
-        unknown = [value for value in values if value not in known]
-        if unknown:
-            parser.error(f"{name}: expected some of {', '.join(known)}, got {unknown[0]!r}")
     if arguments.rounds < 1 or min(arguments.ranks) < 1 or not arguments.budget > 0:
         parser.error("--rounds, --ranks, --budget: expected positive numbers")
     return arguments

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 PEERS_DIRECTORY = Path(__file__).with_name("peers")
 DEFAULT_ENVIRONMENTS = Path("~/.cache/asyncpar-bench").expanduser()
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+"""For processes that compute in one thread."""
+
 _PATIENCE = 5.0
 
 
@@ -110,19 +116,26 @@ def measure_gloo(
     program: str = "gloo.py",
 ) -> str:
     """Start a rank of Gloo with each of the command ``prefixes`` and return what rank 0 printed."""
+    return run_ranks(prefixes, [str(PEERS_DIRECTORY / program), *arguments], limit=limit, environment=environment)
+
+
+def run_ranks(
+    prefixes: Sequence[Sequence[str]],
+    program: Sequence[str],
+    *,
+    limit: float,
+    environment: Mapping[str, str] | None = None,
+) -> str:
+    """Run ``program`` as a rank of torch behind each of the command ``prefixes``; return what rank 0 printed.
+
+    The ranks are told who they are as torchrun does it, and a file to meet in.
+    """
     with tempfile.TemporaryDirectory(prefix="asyncpar-bench-") as directory:
-        common = (
-            os.environ
-            | dict(environment or {})
-            | {
-                "WORLD_SIZE": str(len(prefixes)),
-                "RENDEZVOUS": f"{directory}/rendezvous",
-            }
-        )
-        command = [str(PEERS_DIRECTORY / program), *arguments]
+        common = os.environ | dict(environment or {})
+        common |= {"WORLD_SIZE": str(len(prefixes)), "RENDEZVOUS": f"{directory}/rendezvous"}
         return run_together(
-            [[*prefix, *command] for prefix in prefixes],
-            [common | {"RANK": str(rank)} for rank in range(len(prefixes))],
+            [[*prefix, *program] for prefix in prefixes],
+            [common | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(len(prefixes))],
             limit=limit,
         )
 
@@ -132,6 +145,11 @@ def measure_actors(name: str, root: Path, *, arguments: Sequence[str], limit: fl
     command = [str(python_of(name, root)), str(PEERS_DIRECTORY / f"actors_{name}.py"), *arguments]
     path = {"PYTHONPATH": str(PEERS_DIRECTORY)}  # the processes that a library starts need the rules, too
     return run_together([command], [os.environ | path], limit=limit)
+
+
+def records_of(output: str) -> list[dict[str, Any]]:
+    """Return the objects of JSON that are among the lines of ``output``."""
+    return [json.loads(line) for line in output.splitlines() if line.startswith("{")]
 
 
 def run(command: Sequence[str], *, limit: float | None = None) -> str:
@@ -150,18 +168,19 @@ def run_together(
     with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:
         processes: list[subprocess.Popen[bytes]] = []
         try:
-            for command, environment in zip(commands, environments, strict=True):
-                stdout = subprocess.DEVNULL if processes else output
-                processes.append(
-                    subprocess.Popen(
-                        command,
-                        env=environment,
-                        stdin=subprocess.DEVNULL,
-                        stdout=stdout,
-                        stderr=errors,
-                        start_new_session=True,
+            with _interrupts_held():  # one that comes before a process is in the list would leave it behind
+                for command, environment in zip(commands, environments, strict=True):
+                    stdout = subprocess.DEVNULL if processes else output
+                    processes.append(
+                        subprocess.Popen(
+                            command,
+                            env=environment,
+                            stdin=subprocess.DEVNULL,
+                            stdout=stdout,
+                            stderr=errors,
+                            start_new_session=True,
+                        )
                     )
-                )
             codes = [process.wait(limit) for process in processes]
         except subprocess.TimeoutExpired as error:
             raise JobFailedError(f"{_shown(commands[0])} did not end within {limit:.0f} s") from error
@@ -174,6 +193,23 @@ def run_together(
             raise JobFailedError(f"{_shown(commands[0])} ended with {next(filter(None, codes))}\n{tail}")
         output.seek(0)
         return output.read()
+
+
+@contextmanager
+def _interrupts_held() -> Iterator[None]:
+    """Let Ctrl-C and SIGTERM wait for the end of the block, which is to be short."""
+    came: list[int] = []
+    handlers = {
+        number: signal.signal(number, lambda number, _: came.append(number))
+        for number in (signal.SIGINT, signal.SIGTERM)
+    }
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        for held in dict.fromkeys(came):
+            signal.raise_signal(held)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

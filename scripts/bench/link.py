@@ -36,6 +36,7 @@ from scripts.bench.environments import (
     JobFailedError,
     measure_gloo,
     python_of,
+    records_of,
     run_together,
     version_of,
 )
@@ -111,7 +112,7 @@ def measure_theirs(ends: tuple[End, End], arguments: argparse.Namespace) -> dict
 def _read(output: str) -> dict[str, Figure]:
     """Return the figures by form.  Raises ``JobFailedError`` where there was a wrong one."""
     figures = {}
-    for record in (json.loads(line) for line in output.splitlines() if line.startswith("{")):
+    for record in records_of(output):
         if record["wrong"]:
             raise JobFailedError(f"{record['form']}: the means are wrong on {record['wrong']} ranks")
         figures[record["form"]] = Figure(

@@ -24,7 +24,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from scripts.bench.comparison import markdown
-from scripts.bench.environments import JobFailedError, run_together
+from scripts.bench.environments import ONE_THREAD, JobFailedError, records_of, run_together
 from scripts.bench.namespaces import NoNamespacesError, wire
 
 _RANK = Path(__file__).with_name("overlap_rank.py")
@@ -33,8 +33,6 @@ _LIMIT = 300.0
 WANTED = 0.90
 AGREEMENT = 0.1
 """The statistics count time in which a bucket was under way, which is longer than communication alone."""
-
-_ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -69,10 +67,10 @@ def measure(arguments: argparse.Namespace) -> dict[str, float]:
     launch = [sys.executable, "-m", "asyncpar", "launch"]
     if arguments.megabits is None:
         launch += ["--nproc-per-node=2", f"--transport={arguments.transport}"]
-        output = run_together([[*launch, *program]], [os.environ | _ONE_THREAD], limit=_LIMIT)
+        output = run_together([[*launch, *program]], [os.environ | ONE_THREAD], limit=_LIMIT)
     else:
         output = _run_across(launch, program, arguments.megabits)
-    figures: dict[str, float] = json.loads(next(line for line in output.splitlines() if line.startswith("{")))
+    figures: dict[str, float] = records_of(output)[0]
     if figures["wrong"]:
         raise JobFailedError(f"{figures['wrong']:.0f} elements were wrong")
     return figures
@@ -86,7 +84,7 @@ def _run_across(launch: list[str], program: list[str], megabits: int) -> str:
         secret.write_bytes(os.urandom(32))
         launch += ["--nnodes=2", f"--rdzv-endpoint={ends[0].address}:{_PORT}", f"--secret-file={secret}"]
         commands = [end.enter([*launch, f"--node-rank={place}", *program]) for place, end in enumerate(ends)]
-        return run_together(commands, [os.environ | _ONE_THREAD] * 2, limit=_LIMIT)
+        return run_together(commands, [os.environ | ONE_THREAD] * 2, limit=_LIMIT)
 
 
 def hidden_part(figures: Mapping[str, float]) -> float:

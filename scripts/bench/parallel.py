@@ -19,14 +19,12 @@ Every rank has one thread to compute in, on both sides, beside those that commun
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import platform
 import signal
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
@@ -36,16 +34,17 @@ import numpy as np
 import asyncpar
 from asyncpar.nn import Transformer
 from scripts.bench.environments import (
+    ONE_THREAD,
     JobFailedError,
     install,
     measure_gloo,
     python_of,
+    records_of,
     run_together,
     version_of,
 )
 from scripts.bench.parallel_figures import (
     ALONE,
-    Figures,
     find_faults,
     hop_table,
     layout_table,
@@ -56,13 +55,14 @@ from scripts.bench.parallel_figures import (
 from scripts.bench.parallel_options import parse_arguments, rules_of
 from scripts.bench.parallel_train import transformer_of
 from scripts.bench.parallel_virtual import CASES, measure_case
+from scripts.bench.rounds import Job, play, report, tell
+from scripts.bench.samples import Figures, Record
 
 LAYOUTS = {1: (ALONE,), 2: ("dp2", "tp2", "pp2", "dp2-zero3"), 4: ("dp4", "dp2xpp2", "dp2xtp2", "tp2xpp2")}
 """By number of ranks."""
 
 _RANK = Path(__file__).with_name("parallel_rank.py")
 _LIMIT = 200.0
-_ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 _HOP_SIZES = (4_000, 4_000_000)
 _CAPTIONS = {
     "schedules": "4 ranks, 8 micro-batches: virtual makespan/ideal, bubble over ideal, peaks",
@@ -75,14 +75,6 @@ _DIFFERS = (
     "asyncpar with numpy. Gloo has TCP over loopback only. In a step asyncpar also",
     "agrees on loss and global norm, and makes sure that all ranks end it alike.",
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
-    """Something to run in every round; ``run`` returns JSON lines."""
-
-    title: str
-    run: Callable[[], str]
 
 
 def plan(arguments: argparse.Namespace, values: Path, *, has_torch: bool) -> Iterator[Job]:
@@ -108,16 +100,17 @@ def plan(arguments: argparse.Namespace, values: Path, *, has_torch: bool) -> Ite
 def _ours(title: str, ranks: int, lane: str, program: Sequence[str]) -> Job:
     launch = [sys.executable, "-m", "asyncpar", "launch", f"--nproc-per-node={ranks}", f"--transport={lane}"]
     command = [*launch, str(_RANK), *program]
-    return Job(title=title, run=lambda: run_together([command], [os.environ | _ONE_THREAD], limit=_LIMIT))
+    environment = os.environ | ONE_THREAD
+    return Job(title=title, run=lambda: records_of(run_together([command], [environment], limit=_LIMIT)))
 
 
-def _theirs(form: str, sizes: Sequence[str], environments: Path, values: Path) -> Callable[[], str]:
+def _theirs(form: str, sizes: Sequence[str], environments: Path, values: Path) -> Callable[[], Sequence[Record]]:
     program = "torch_pipeline.py" if form == "pipeline" else "torch_fsdp.py"
     wanted = [*sizes, f"--values={values}"]
     if form != "pipeline":
         wanted += [f"--form={form}", "--micro-batches=1"]
     prefixes = [[str(python_of("gloo", environments))]] * (1 if form == ALONE else 2)
-    return lambda: measure_gloo(prefixes, wanted, limit=_LIMIT, environment=_ONE_THREAD, program=program)
+    return lambda: records_of(measure_gloo(prefixes, wanted, limit=_LIMIT, environment=ONE_THREAD, program=program))
 
 
 def find_torch(arguments: argparse.Namespace) -> str | None:
@@ -148,17 +141,8 @@ def measure(arguments: argparse.Namespace, figures: Figures, failures: list[str]
         parameters = Transformer(transformer_of(rules_of(arguments))).parameters()
         np.savez(values, **{parameter.name: parameter.value for parameter in parameters})  # type: ignore[arg-type]
         for turn in range(arguments.rounds):
-            for job in plan(arguments, values, has_torch=has_torch):
-                tell(f"round {turn + 1} of {arguments.rounds}: {job.title}")
-                try:
-                    lines = job.run().splitlines()
-                except JobFailedError as error:
-                    failures.append(f"{job.title}: {error}")
-                    tell(failures[-1])
-                    continue
-                for line in lines:
-                    if line.startswith("{"):
-                        figures.add(turn, json.loads(line))
+            jobs = plan(arguments, values, has_torch=has_torch)
+            play(jobs, figures, failures, turn=turn, rounds=arguments.rounds)
 
 
 def show(arguments: argparse.Namespace, figures: Figures, description: str) -> list[str]:
@@ -189,12 +173,6 @@ def describe(torch: str | None) -> str:
     )
 
 
-def tell(text: str) -> None:
-    """Say how it goes, apart from the results."""
-    sys.stderr.write(f"{text}\n")
-    sys.stderr.flush()
-
-
 def main() -> int:
     """Run everything that is asked for; Ctrl-C shows what there is so far."""
     arguments = parse_arguments(description=__doc__)
@@ -207,15 +185,11 @@ def main() -> int:
         measure(arguments, figures, failures, has_torch=torch is not None)
     except KeyboardInterrupt:
         exit_code = 130
-    sys.stdout.write("\n".join(show(arguments, figures, describe(torch))) + "\n")
+    description = describe(torch)
+    sys.stdout.write("\n".join(show(arguments, figures, description)) + "\n")
     faults = find_faults(figures)
-    for fault in faults:
-        tell(fault)
-    if arguments.json is not None:
-        records = [{"round": turn, **record} for turn, record in figures.records]
-        document = {"description": describe(torch), "records": records, "failures": failures, "faults": faults}
-        arguments.json.write_text(json.dumps(document, indent=1) + "\n")
-    return exit_code or int(bool(failures or faults))
+    found = report(figures, arguments.json, description=description, failures=failures, faults=faults)
+    return exit_code or found
 
 
 if __name__ == "__main__":

@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
 
 from scripts.bench.environments import DEFAULT_ENVIRONMENTS
+from scripts.bench.options import Parser, check_target, fill, some_of
 from scripts.bench.parallel_figures import PEERS
 from scripts.bench.peers.model_rules import Rules
 
@@ -22,13 +22,6 @@ _FULL = {
     "rounds": 3, "steps": 5, "layers": 4, "dim": 128, "heads": 4, "seq": 64, "batch": 64, "micro_batches": 8,
     "values": 25_000_000, "lanes": ",".join(LANES),
 }  # fmt: skip
-
-
-class Parser(argparse.ArgumentParser):
-    """Says what is wrong in one line, and ends with 2."""
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: error: {message}\n")
 
 
 def parse_arguments(given: Sequence[str] | None = None, *, description: str | None = None) -> argparse.Namespace:
@@ -48,18 +41,14 @@ def parse_arguments(given: Sequence[str] | None = None, *, description: str | No
     parser.add_argument("--install", action="store_true", help="install torch there if it is missing, from PyPI")
     parser.add_argument("--json", type=Path, help="write all figures into this file, too")
     arguments = parser.parse_args(given)
-    for name, default in (_QUICK if arguments.quick else _FULL).items():
-        if getattr(arguments, name) is None:
-            setattr(arguments, name, default)
-    for name, known in (("parts", PARTS), ("lanes", LANES), ("peers", tuple(PEERS))):
-        chosen = [one for one in getattr(arguments, name).split(",") if one]
-        for one in chosen:
-            if one not in known:
-                parser.error(f"--{name}: expected some of {', '.join(known)}, got {one!r}")
-        setattr(arguments, name, chosen)
+    fill(arguments, _QUICK if arguments.quick else _FULL)
+    arguments.parts = some_of(parser, "--parts", arguments.parts, PARTS)
+    arguments.lanes = some_of(parser, "--lanes", arguments.lanes, LANES)
+    arguments.peers = some_of(parser, "--peers", arguments.peers, tuple(PEERS), may_be_none=True)
     problem = _problem(arguments)
     if problem is not None:
         parser.error(problem)
+    check_target(parser, "--json", arguments.json)
     return arguments
 
 
@@ -68,10 +57,6 @@ def _problem(arguments: argparse.Namespace) -> str | None:
     for name in ("rounds", "steps", "micro_batches", "layers", "dim", "heads", "seq", "batch", "values"):
         if getattr(arguments, name) < 1:
             return f"--{name.replace('_', '-')}: expected a positive number, got {getattr(arguments, name)}"
-    if not arguments.parts:
-        return f"--parts: expected some of {', '.join(PARTS)}, got none"
-    if not arguments.lanes:
-        return f"--lanes: expected some of {', '.join(LANES)}, got none"
     if arguments.layers % 2:
         return f"--layers: expected an even number, half of them for each stage, got {arguments.layers}"
     if arguments.heads % 2 or arguments.dim % arguments.heads:
@@ -79,8 +64,6 @@ def _problem(arguments: argparse.Namespace) -> str | None:
     if arguments.batch % (2 * arguments.micro_batches) or arguments.batch % 4:
         most = f"2 replicas * {arguments.micro_batches} micro-batches"
         return f"--batch: expected a multiple of 4 and of {most}, got {arguments.batch}"
-    if arguments.json is not None and not arguments.json.absolute().parent.is_dir():
-        return f"--json: expected a file in a folder that exists, got {arguments.json}"
     if arguments.values < 64:
         return f"--values: expected at least 64, got {arguments.values}"
     return None

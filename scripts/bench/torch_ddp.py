@@ -27,52 +27,35 @@ import os
 import platform
 import signal
 import sys
-import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import asyncpar
 from scripts.bench.comparison import OURS
-from scripts.bench.environments import JobFailedError, run, run_together
+from scripts.bench.environments import ONE_THREAD, records_of, run, run_ranks
 from scripts.bench.namespaces import DEVICE, End, NoNamespacesError, wire
-from scripts.bench.torch_ddp_figures import NATIVE, Figures, Record, call_tables, find_faults, judge, step_table
+from scripts.bench.rounds import Job, play, report, tell
+from scripts.bench.samples import Figures, Record
+from scripts.bench.torch_ddp_figures import NATIVE, call_tables, find_faults, judge, step_table
 from scripts.bench.torch_ddp_options import parse_arguments
 
 _RANK = Path(__file__).with_name("torch_ddp_rank.py")
 _LIMIT = 600.0
-_ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 _LEAST_NATIVE_BUDGET = 0.05
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
-    """One side of one part; ``run`` returns records, to which ``marks`` are added."""
-
-    title: str
-    run: Callable[[], list[Record]]
-    marks: Record
-
-
 def start(
-    prefixes: Sequence[Sequence[str]], program: Sequence[str], more: dict[str, str] | None = None
-) -> list[Record]:
+    prefixes: Sequence[Sequence[str]], options: Sequence[str], surroundings: Mapping[str, str] | None = None
+) -> Sequence[Record]:
     """Run a rank with each of the command ``prefixes`` and return the records of rank 0."""
-    ranks = len(prefixes)
-    with tempfile.TemporaryDirectory(prefix="asyncpar-bench-") as directory:
-        common = os.environ | _ONE_THREAD | (more or {}) | {"WORLD_SIZE": str(ranks)}
-        common["RENDEZVOUS"] = f"{directory}/rendezvous"
-        output = run_together(
-            [[*prefix, sys.executable, str(_RANK), *program] for prefix in prefixes],
-            [common | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(ranks)],
-            limit=_LIMIT,
-        )
-    return [json.loads(line) for line in output.splitlines() if line.startswith("{")]
+    environment = ONE_THREAD | dict(surroundings or {})
+    program = [sys.executable, str(_RANK), *options]
+    return records_of(run_ranks(prefixes, program, limit=_LIMIT, environment=environment))
 
 
-def start_native(ranks: int, arguments: argparse.Namespace) -> list[Record]:
+def start_native(ranks: int, arguments: argparse.Namespace) -> Sequence[Record]:
     """Run `asyncpar bench` and return records like those of a rank."""
     sizes = ",".join(map(str, arguments.sizes))
     budget = max(arguments.budget, _LEAST_NATIVE_BUDGET)
@@ -135,29 +118,19 @@ def plan_link(arguments: argparse.Namespace, ends: tuple[End, End]) -> Iterator[
 
 def measure(arguments: argparse.Namespace, figures: Figures, failures: list[str]) -> None:
     """Run all rounds; what failed is added to ``failures``."""
-    for turn in range(arguments.rounds):
-        _play(list(plan_host(arguments)), turn, arguments, figures, failures)
+    _play(list(plan_host(arguments)), arguments.rounds, figures, failures)
     if "link" not in arguments.parts:
         return
     try:
         with wire(arguments.megabits * 1_000_000) as ends:
-            for turn in range(arguments.rounds):
-                _play(list(plan_link(arguments, ends)), turn, arguments, figures, failures)
+            _play(list(plan_link(arguments, ends)), arguments.rounds, figures, failures)
     except NoNamespacesError as error:
         tell(f"the link is left out: {error}")
 
 
-def _play(jobs: Sequence[Job], turn: int, arguments: argparse.Namespace, figures: Figures, failures: list[str]) -> None:
-    for job in jobs if turn % 2 == 0 else reversed(jobs):
-        tell(f"round {turn + 1} of {arguments.rounds}: {job.title} (load {os.getloadavg()[0]:.1f})")
-        try:
-            found = job.run()
-        except JobFailedError as error:
-            failures.append(f"{job.title}: {error}")
-            tell(failures[-1])
-            continue
-        for record in found:
-            figures.add(turn, {**record, **job.marks})
+def _play(jobs: Sequence[Job], rounds: int, figures: Figures, failures: list[str]) -> None:
+    for turn in range(rounds):
+        play(jobs if turn % 2 == 0 else reversed(jobs), figures, failures, turn=turn, rounds=rounds)
 
 
 def describe(arguments: argparse.Namespace) -> str:
@@ -167,12 +140,6 @@ def describe(arguments: argparse.Namespace) -> str:
         f"{len(os.sched_getaffinity(0))} cores, {platform.machine()}, Python {platform.python_version()}, "
         f"one thread per rank; medians of {arguments.rounds} interleaved rounds."
     )
-
-
-def tell(text: str) -> None:
-    """Say how it goes, apart from the results."""
-    sys.stderr.write(f"{text}\n")
-    sys.stderr.flush()
 
 
 def main() -> int:
@@ -193,14 +160,8 @@ def main() -> int:
     lines = [describe(arguments), "", *call_tables(figures), *step_table(figures), *verdicts]
     sys.stdout.write("\n".join(lines) + "\n")
     faults = find_faults(figures)
-    for fault in faults:
-        tell(fault)
-    if arguments.json is not None:
-        records = [{"round": turn, **record} for turn, record in figures.records]
-        document = {"description": lines[0], "records": records, "verdicts": verdicts}
-        document |= {"failures": failures, "faults": faults}
-        arguments.json.write_text(json.dumps(document, indent=1) + "\n")
-    return exit_code or int(bool(failures or faults))
+    found = report(figures, arguments.json, description=lines[0], verdicts=verdicts, failures=failures, faults=faults)
+    return exit_code or found
 
 
 if __name__ == "__main__":

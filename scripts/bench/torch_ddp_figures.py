@@ -1,13 +1,12 @@
-"""What came out of ``torch_ddp.py``: medians over rounds, ratios within rounds, tables, verdicts and faults.  Pure."""
+"""What came out of ``torch_ddp.py``: tables, verdicts and faults.  Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from scripts.bench.comparison import GLOO, OURS, format_ratio, format_size, format_time, markdown
-from scripts.bench.parallel_figures import Samples
+from scripts.bench.samples import Figures, Key, Record, Samples
 
 NATIVE = "native"
 """asyncpar from asyncio, without torch (`asyncpar bench`)."""
@@ -18,53 +17,37 @@ _CLOSE, _CLOSE_CODED = 1e-4, 2e-2
 _SMALL = 4
 _PARTS = ("step", "compute", "exposed", "alone")
 
-Record: TypeAlias = Mapping[str, Any]
+
+def _calls(figures: Figures) -> Samples:
+    """Return seconds by ranks, operation, size and side (``asyncpar int8``: with that codec)."""
+    return figures.samples("call", ("ranks", "op", "size", "side"), "seconds")
 
 
-@dataclass(slots=True)
-class Figures:
-    """All records, each with its round, its side (``asyncpar int8``: with that codec), ``ranks`` and ``where``."""
-
-    records: list[tuple[int, Record]] = field(default_factory=list)
-
-    def add(self, turn: int, record: Record) -> None:
-        self.records.append((turn, record))
-
-    def calls(self) -> Samples:
-        """Return seconds by ranks, operation, size and side."""
-        samples = Samples()
-        for turn, record in self.records:
-            if record["what"] == "call":
-                key = (str(record["ranks"]), record["op"], str(record["size"]), record["side"])
-                samples.add(turn, key, record["seconds"])
-        return samples
-
-    def steps(self) -> Samples:
-        """Return seconds by what, where, ranks, model, side and part of a step."""
-        samples = Samples()
-        for turn, record in self.records:
-            if record["what"] != "call":
-                for part in _PARTS:
-                    if part in record:
-                        samples.add(turn, (*_case(record), record["side"], part), record[part])
-        return samples
-
-    def cases(self) -> list[tuple[tuple[str, ...], list[str]]]:
-        """Return what was trained, and on which sides, in the order in which it came."""
-        found: dict[tuple[str, ...], dict[str, None]] = {}
-        for _, record in self.records:
-            if record["what"] != "call":
-                found.setdefault(_case(record), {})[record["side"]] = None
-        return [(case, sorted(sides, key=lambda side: (side != GLOO, side))) for case, sides in found.items()]
+def _steps(figures: Figures) -> Samples:
+    """Return seconds by what, where, ranks, model, side and part of a step."""
+    samples = Samples()
+    for turn, record in figures.of("ddp", "fsdp"):
+        for part in _PARTS:
+            if part in record:
+                samples.add(turn, (*_case(record), record["side"], part), record[part])
+    return samples
 
 
-def _case(record: Record) -> tuple[str, ...]:
+def _cases(figures: Figures) -> list[tuple[Key, list[str]]]:
+    """Return what was trained, and on which sides, in the order in which it came."""
+    found: dict[Key, dict[str, None]] = {}
+    for _, record in figures.of("ddp", "fsdp"):
+        found.setdefault(_case(record), {})[record["side"]] = None
+    return [(case, sorted(sides, key=lambda side: (side != GLOO, side))) for case, sides in found.items()]
+
+
+def _case(record: Record) -> Key:
     return record["what"], record["where"], str(record["ranks"]), record["model"]
 
 
 def call_tables(figures: Figures) -> list[str]:
     """Return a table for each number of ranks: microseconds of calls through torch, and of asyncpar without it."""
-    samples = figures.calls()
+    samples = _calls(figures)
     lines: list[str] = []
     for ranks in dict.fromkeys(key[0] for key in samples.rounds):
         rows = [["", "asyncpar (us)", "Gloo (us)", "Gloo / asyncpar", "without torch (us)", "torch adds (us)"]]
@@ -94,16 +77,16 @@ def _native_op(op: str) -> str:
     return "all_reduce" if op == "async" else op
 
 
-def _difference(samples: Samples, first: tuple[str, ...], second: tuple[str, ...]) -> float | None:
+def _difference(samples: Samples, first: Key, second: Key) -> float | None:
     ours, theirs = samples.median(first), samples.median(second)
     return None if ours is None or theirs is None else ours - theirs
 
 
 def step_table(figures: Figures) -> list[str]:
     """Return a row for each model, place and side; milliseconds, ratios of Gloo in the same round to it."""
-    samples = figures.steps()
+    samples = _steps(figures)
     rows = [["", "step (ms)", "without comm.", "exposed", "Gloo / it", "comm. alone", "Gloo / it"]]
-    for case, sides in figures.cases():
+    for case, sides in _cases(figures):
         for side in sides:
             medians = [samples.median((*case, side, part)) for part in _PARTS]
             exposed, alone = (
@@ -142,8 +125,8 @@ def judge(figures: Figures) -> list[Verdict]:
 
 
 def _judge_ddp(figures: Figures) -> Iterator[Verdict]:
-    samples = figures.steps()
-    for case, _ in figures.cases():
+    samples = _steps(figures)
+    for case, _ in _cases(figures):
         if case[:2] != ("ddp", "host"):
             continue
         for part, name in (("alone", "communication alone"), ("exposed", "exposed communication")):
@@ -156,7 +139,7 @@ def _judge_ddp(figures: Figures) -> Iterator[Verdict]:
 
 
 def _judge_calls(figures: Figures) -> Iterator[Verdict]:
-    samples = figures.calls()
+    samples = _calls(figures)
     for ranks in dict.fromkeys(key[0] for key in samples.rounds):
         native = (ranks, "all_reduce", str(_SMALL), NATIVE)
         own = samples.median((ranks, "nothing", str(_SMALL), OURS))

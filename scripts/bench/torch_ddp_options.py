@@ -6,10 +6,10 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
 
 from asyncpar.bench.sizes import parse_size
 from asyncpar.errors import UsageError
+from scripts.bench.options import Parser, check_target, fill, some_of
 
 PARTS = ("calls", "ddp", "fsdp", "link")
 VOCABULARY = 256
@@ -42,13 +42,6 @@ _FULL = {
 }  # fmt: skip
 
 
-class Parser(argparse.ArgumentParser):
-    """Says what is wrong in one line, and ends with 2."""
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: error: {message}\n")
-
-
 def parse_arguments(given: Sequence[str] | None = None, *, description: str | None = None) -> argparse.Namespace:
     """Return the options; a wrong one ends the program with 2."""
     parser = Parser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -64,11 +57,9 @@ def parse_arguments(given: Sequence[str] | None = None, *, description: str | No
     parser.add_argument("--quick", action="store_true", help="tiny sizes, one round: does it run at all?")
     parser.add_argument("--json", type=Path, help="write all figures into this file, too")
     arguments = parser.parse_args(given)
-    for name, default in (_QUICK if arguments.quick else _FULL).items():
-        if getattr(arguments, name) is None:
-            setattr(arguments, name, default)
+    fill(arguments, _QUICK if arguments.quick else _FULL)
     for name, known in (("parts", PARTS), ("models", tuple(SIZES)), ("sides", ("gloo", "asyncpar"))):
-        setattr(arguments, name, _some(parser, name, getattr(arguments, name), known))
+        setattr(arguments, name, some_of(parser, f"--{name}", getattr(arguments, name), known))
     try:
         arguments.ranks = [int(ranks) for ranks in arguments.ranks.split(",")]
         arguments.sizes = [parse_size("--sizes", size) for size in arguments.sizes.split(",")]
@@ -76,14 +67,5 @@ def parse_arguments(given: Sequence[str] | None = None, *, description: str | No
         parser.error(str(error))
     if min(*arguments.ranks, arguments.rounds, arguments.megabits) < 1 or not arguments.budget > 0:
         parser.error("--ranks, --rounds, --megabits, --budget: expected positive numbers")
-    if arguments.json is not None and not arguments.json.absolute().parent.is_dir():
-        parser.error(f"--json: expected a file in a folder that exists, got {arguments.json}")
+    check_target(parser, "--json", arguments.json)
     return arguments
-
-
-def _some(parser: Parser, name: str, given: str, known: Sequence[str]) -> list[str]:
-    chosen = [one for one in given.split(",") if one]
-    for one in chosen or [""]:
-        if one not in known:
-            parser.error(f"--{name}: expected some of {', '.join(known)}, got {one!r}")
-    return chosen

@@ -7,12 +7,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +20,10 @@ import torch
 import torch.distributed as dist
 
 from scripts.bench.peers.rules import Case, Peer, make_case, measure
+from scripts.bench.peers.torch_ranks import join, largest, leave
 from scripts.bench.torch_ddp_options import SIZES
-from scripts.bench.torch_ddp_steps import largest, measure_ddp, measure_fsdp
+from scripts.bench.torch_ddp_steps import measure_ddp, measure_fsdp
 
-_PATIENCE = timedelta(seconds=120)
 _NOTHING = "nothing"
 _CALLS = 5_000
 _SHARDS = (1_000_000, 25_000_000)
@@ -40,19 +38,6 @@ CALLS: dict[str, tuple[str, _Call]] = {
     "reduce_scatter": ("reduce_scatter", dist.reduce_scatter_single),
 }
 """What is measured: an operation, and how it is called with (target, source)."""
-
-
-def join(backend: str) -> None:
-    """Make the default group."""
-    if backend == "asyncpar":
-        import asyncpar.torch  # noqa: F401
-    dist.init_process_group(
-        backend,
-        init_method=f"file://{os.environ['RENDEZVOUS']}",
-        rank=int(os.environ["RANK"]),
-        world_size=int(os.environ["WORLD_SIZE"]),
-        timeout=_PATIENCE,
-    )
 
 
 def measure_calls(sizes: list[int], budget: float) -> Iterator[dict[str, object]]:
@@ -147,14 +132,14 @@ def main() -> None:
     parser.add_argument("--codec")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
+    if arguments.backend == "asyncpar":
+        import asyncpar.torch  # noqa: F401
     join(arguments.backend)
     for record in records(arguments):
         if dist.get_rank() == 0:
             sys.stdout.write(json.dumps(record) + "\n")
             sys.stdout.flush()
-    dist.barrier()
-    dist.destroy_process_group()
-    os._exit(0)  # torch 2.13 now and then hangs for ever where it takes DistributedDataParallel apart
+    leave()
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn import functional
 
+from scripts.bench.peers.torch_ranks import largest
 from scripts.bench.torch_ddp_options import VOCABULARY, Size
 
 CHECKED = 4
@@ -200,10 +201,3 @@ def _time(step: Step) -> float:
     started = time.perf_counter()
     step()
     return time.perf_counter() - started
-
-
-def largest(value: float) -> float:
-    """Return the maximum over ranks."""
-    tensor = torch.tensor([value], dtype=torch.float64)
-    dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
-    return float(tensor[0])

@@ -9,8 +9,6 @@ import pytest
 
 from scripts.bench.parallel import show
 from scripts.bench.parallel_figures import (
-    Figures,
-    Samples,
     find_faults,
     hop_table,
     layout_table,
@@ -19,6 +17,8 @@ from scripts.bench.parallel_figures import (
     zero_table,
 )
 from scripts.bench.parallel_options import parse_arguments
+from scripts.bench.samples import Figures
+from tests.bench.figures import figures_of
 
 WIDTH = 80
 
@@ -74,27 +74,7 @@ def train(layout: str, seconds: float, *, lane: str = "shm", loss: float = 4.8, 
 
 
 def theirs(layout: str, seconds: float, *, loss: float = 4.8) -> dict[str, Any]:
-    return {"side": "torch", "layout": layout, "seconds": seconds, "losses": [5.6, loss]}
-
-
-def figures_of(*rounds: Sequence[dict[str, Any]]) -> Figures:
-    figures = Figures()
-    for turn, records in enumerate(rounds):
-        for record in records:
-            figures.add(turn, record)
-    return figures
-
-
-def test_ratios_are_taken_within_rounds() -> None:
-    samples = Samples()
-    for turn, (ours, base) in enumerate([(1.0, 2.0), (2.0, 8.0), (9.0, 12.0)]):
-        samples.add(turn, ("ours",), ours)
-        samples.add(turn, ("base",), base)
-    samples.add(3, ("ours",), 1000.0)  # without its like in this round
-    assert samples.ratio(("ours",), ("base",)) == 0.5
-    assert samples.median(("base",)) == 8.0
-    assert samples.ratio(("ours",), ("other",)) is None
-    assert samples.median(("other",)) is None
+    return {"what": "train", "side": "torch", "layout": layout, "seconds": seconds, "losses": [5.6, loss]}
 
 
 def test_schedules_are_shown_beside_their_table_and_simulation() -> None:

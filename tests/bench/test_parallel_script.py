@@ -14,11 +14,12 @@ import pytest
 from asyncpar.config.parallel import MemoryOptimizationStrategy
 from asyncpar.zero import ZeROStage
 from scripts.bench.parallel import LAYOUTS, plan
-from scripts.bench.parallel_figures import Figures, find_faults
+from scripts.bench.parallel_figures import find_faults
 from scripts.bench.parallel_options import parse_arguments, rules_of
 from scripts.bench.parallel_train import config_of
 from scripts.bench.parallel_virtual import CASES, Case, measure_case
 from scripts.bench.peers.model_rules import Rules
+from scripts.bench.samples import Figures
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "bench" / "parallel.py"
 

@@ -12,8 +12,9 @@ import pytest
 
 from scripts.bench.namespaces import End
 from scripts.bench.torch_ddp import plan_host, plan_link
-from scripts.bench.torch_ddp_figures import NATIVE, Figures, call_tables, find_faults, judge, step_table
+from scripts.bench.torch_ddp_figures import NATIVE, call_tables, find_faults, judge, step_table
 from scripts.bench.torch_ddp_options import parse_arguments
+from tests.bench.figures import figures_of
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "bench" / "torch_ddp.py"
 
@@ -33,16 +34,8 @@ def step(side: str, exposed: float, alone: float, **more: object) -> Mapping[str
     }  # fmt: skip
 
 
-def figures(*rounds: list[Mapping[str, Any]]) -> Figures:
-    found = Figures()
-    for turn, records in enumerate(rounds):
-        for record in records:
-            found.add(turn, record)
-    return found
-
-
 def test_ratios_are_taken_within_rounds() -> None:
-    found = figures(
+    found = figures_of(
         [step("gloo", 0.08, 0.040), step("asyncpar", 0.02, 0.010)],
         [step("gloo", 0.16, 0.060), step("asyncpar", 0.04, 0.020)],
     )
@@ -53,7 +46,7 @@ def test_ratios_are_taken_within_rounds() -> None:
 
 
 def test_what_torch_adds_is_the_difference_to_the_same_call_without_it() -> None:
-    found = figures([call("gloo", 300.0), call("asyncpar", 20.0), call(NATIVE, 8.0)])
+    found = figures_of([call("gloo", 300.0), call("asyncpar", 20.0), call(NATIVE, 8.0)])
     row = next(line for line in call_tables(found) if line.startswith("| all_reduce"))
     assert [cell.strip() for cell in row.strip("|").split("|")] == [
         "all_reduce, 4 B", "20.0", "300", "15x", "8.00", "12.0",
@@ -64,22 +57,22 @@ def test_verdicts_say_what_is_short() -> None:
     records = [step("gloo", 0.06, 0.040), step("asyncpar", 0.02, 0.020)]
     records += [call("asyncpar", 20.0), call(NATIVE, 8.0), call("asyncpar", 30.0, op="async")]
     records += [call("asyncpar", 4.0, op="nothing")]
-    assert [verdict.is_reached for verdict in judge(figures(records))] == [False, True, True, False]
-    assert str(judge(figures(records))[2]).startswith(
+    assert [verdict.is_reached for verdict in judge(figures_of(records))] == [False, True, True, False]
+    assert str(judge(figures_of(records))[2]).startswith(
         "all_reduce of 4 B, 2 ranks: the binding adds 8.0 us, torch itself 4.0 us"
     )
 
 
 def test_only_what_was_measured_is_judged() -> None:
-    assert judge(figures([step("asyncpar", 0.02, 0.020), call("asyncpar", 20.0)])) == []
+    assert judge(figures_of([step("asyncpar", 0.02, 0.020), call("asyncpar", 20.0)])) == []
 
 
 def test_sides_that_do_not_agree_are_a_fault_and_codecs_have_leave_to_differ_a_little() -> None:
     right = [step("gloo", 0.1, 0.1), step("asyncpar", 0.1, 0.1)]
-    assert find_faults(figures([*right, step("asyncpar int8", 0.1, 0.1, losses=[4.01])])) == []
-    (fault,) = find_faults(figures([*right, step("asyncpar", 0.1, 0.1, what="fsdp", losses=[4.01])]))
+    assert find_faults(figures_of([*right, step("asyncpar int8", 0.1, 0.1, losses=[4.01])])) == []
+    (fault,) = find_faults(figures_of([*right, step("asyncpar", 0.1, 0.1, what="fsdp", losses=[4.01])]))
     assert "FSDP2 small, 2 ranks: asyncpar: expected a loss of 4.000000, got 4.010000" in fault
-    (fault,) = find_faults(figures([call("asyncpar", 1.0, wrong=3)]))
+    (fault,) = find_faults(figures_of([call("asyncpar", 1.0, wrong=3)]))
     assert "3 wrong elements" in fault
 
 
@@ -87,7 +80,7 @@ def test_sides_that_do_not_agree_are_a_fault_and_codecs_have_leave_to_differ_a_l
     ("wrong", "said"),
     [
         (("--parts", "calls,cells"), "--parts: expected some of calls, ddp, fsdp, link, got 'cells'"),
-        (("--models", ""), "--models: expected some of tiny, small, large, got ''"),
+        (("--models", ""), "--models: expected some of tiny, small, large, got none"),
         (("--ranks", "0"), "expected positive numbers"),
         (("--sizes", "4T"), "--sizes: expected a size"),
         (("--json", "/nowhere/at/all.json"), "--json: expected a file in a folder that exists"),

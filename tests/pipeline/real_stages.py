@@ -67,7 +67,37 @@ def alone(
     stages: Sequence[Stage[Any]], inputs: Sequence[Any], targets: Sequence[Any], loss: Any = square_loss
 ) -> tuple[list[float], dict[str, Array]]:
     """Return losses and gradients of one process that does one micro-batch after another."""
-    losses = []
+    return pass_through(stages, inputs, targets, loss), gradients_of(stages)
+
+
+def pass_through(
+    stages: Sequence[Stage[Any]],
+    inputs: Sequence[Any],
+    targets: Sequence[Any],
+    loss: Any,
+    *,
+    in_flight: int = 1,
+    is_split: bool = False,
+) -> list[float]:
+    """Take all micro-batches forward and backward, ``in_flight`` at a time; return the losses.
+
+    With ``is_split`` weight gradients come after the gradients of all inputs.
+    """
+    losses: list[float] = []
+    waiting: list[tuple[list[Any], Any]] = []
+
+    def backward() -> None:
+        kept, dy = waiting.pop(0)
+        deferred = []
+        for stage in reversed(stages):
+            if is_split:
+                dy, later = stage.backward_input(kept.pop(), dy)
+                deferred.append((stage, later))
+            else:
+                dy = stage.backward(kept.pop(), dy)
+        for stage, later in deferred:
+            stage.backward_weight(later)
+
     for x, target in zip(inputs, targets, strict=True):
         kept = []
         for stage in stages:
@@ -75,9 +105,12 @@ def alone(
             kept.append(saved)
         value, dy = loss(x, target)
         losses.append(value)
-        for stage in reversed(stages):
-            dy = stage.backward(kept.pop(), dy)
-    return losses, gradients_of(stages)
+        waiting.append((kept, dy))
+        if len(waiting) == in_flight:
+            backward()
+    while waiting:
+        backward()
+    return losses
 
 
 def make_executors(

@@ -23,12 +23,17 @@ class Lossy(Scheme):
         self.flat = np.zeros(count, np.float32)
         self.result = np.zeros(count, np.float32) if memory.keeps_input else self.flat
         self.feedback = Feedback(bucket, count=count, is_kept=has_feedback)
+        self._is_lent = False
 
     def lend(self, values: NDArray[Any]) -> bool:
         is_fit = values.dtype == np.float32 and values.shape == self.flat.shape and values.flags.c_contiguous
         if is_fit and not self.keeps_input:
             self.flat = self.result = values
-        return is_fit and not self.keeps_input
+            self._is_lent = True
+        elif self._is_lent:
+            self.flat = self.result = np.zeros(self.flat.shape, np.float32)
+            self._is_lent = False
+        return self._is_lent
 
     def commit(self) -> None:
         self.feedback.commit()

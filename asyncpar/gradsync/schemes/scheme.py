@@ -86,7 +86,10 @@ class Scheme(ABC):
         """
 
     def lend(self, values: NDArray[Any]) -> bool:  # noqa: ARG002
-        """Use ``values`` as ``flat`` and ``result`` until the next ``lend``, if they can be; return whether."""
+        """Use ``values`` as ``flat`` and ``result`` until the next ``lend``, if they can be; return whether.
+
+        They can where their dtype, shape and layout are those of ``flat``; else ``flat`` is memory of the scheme.
+        """
         return False
 
     def spoil(self) -> None:

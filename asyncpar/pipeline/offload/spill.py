@@ -58,9 +58,7 @@ class SpillFile:
                 try:
                     count = os.pwrite(self._file, rest[:_AT_ONCE], start)
                 except OSError as error:
-                    raise OffloadError(
-                        f"writing {len(rest)} bytes to a file in {self.folder} failed: {error}"
-                    ) from error
+                    raise self._failed("writing", rest, error) from error
                 checksum = zlib.crc32(rest[:count], checksum)
                 start += count
                 rest = rest[count:]
@@ -76,9 +74,7 @@ class SpillFile:
                 try:
                     count = os.preadv(self._file, [rest[:_AT_ONCE]], start)
                 except OSError as error:
-                    raise OffloadError(
-                        f"reading {len(rest)} bytes of a file in {self.folder} failed: {error}"
-                    ) from error
+                    raise self._failed("reading", rest, error) from error
                 if not count:
                     raise OffloadError(f"a file in {self.folder} has ended {len(rest)} bytes too early")
                 found = zlib.crc32(rest[:count], found)

@@ -43,9 +43,10 @@ class GradientHook:
     of all ranks.  With ``error_feedback`` what the codec loses of a gradient is added to that of the next step.
     Buckets of less than ``minimum_bytes``, and those of the first ``warm_up_steps``, are not compressed.
 
-    Where several ranks share a ``host``, gradients are added inside it and the codec is used between hosts: True goes
-    by where ranks are, False takes them one by one, a list of lists of ranks says it otherwise.  ``parameters``, such
-    as ``model.named_parameters()``, give names to messages and checkpoints instead of numbers.
+    Where there are several ``hosts`` and ranks share one, gradients are added inside each and the codec is used between
+    them: True goes by where ranks are, False takes them one by one, a list of lists of ranks says it otherwise.  Where
+    all ranks are on one host the codec is used between them, but that ``"auto"`` is no codec there.  ``parameters``,
+    such as ``model.named_parameters()``, give names to messages and checkpoints instead of numbers.
 
     All ranks end each step with the same bits.  Where a gradient is NaN or infinite on some rank, the bucket is NaN on
     all of them, as a scaler of losses expects, and error feedback stays as it was.

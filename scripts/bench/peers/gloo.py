@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
 from rules import ROOT, Case, Peer, run
-
-
-def _largest(value: float) -> float:
-    tensor = torch.tensor([value], dtype=torch.float64)
-    dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
-    return float(tensor[0])
+from torch_ranks import join, largest
 
 
 def _gather(case: Case) -> Callable[[], object]:
@@ -41,8 +35,7 @@ def _both(
 
 
 def _peer() -> Peer:
-    rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    dist.init_process_group("gloo", init_method=f"file://{os.environ['RENDEZVOUS']}", rank=rank, world_size=ranks)
+    rank, ranks = join()
     return Peer(
         rank=rank,
         ranks=ranks,
@@ -58,7 +51,7 @@ def _peer() -> Peer:
             "barrier": lambda case: dist.barrier,  # noqa: ARG005
         },
         barrier=dist.barrier,
-        largest=_largest,
+        largest=largest,
     )
 
 

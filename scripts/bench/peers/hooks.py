@@ -16,25 +16,22 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
 import statistics
 import sys
 import time
 from collections.abc import Callable
-from datetime import timedelta
 from typing import Any
 
 import gradients
 import torch
 import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+from torch_ranks import join, largest, leave
 
 FORMS = ("gloo", "ddp", "fp16", "powersgd")
 _POWERSGD_RANK = 4
 _TOLERANCE = {"gloo": 1e-6, "ddp": 1e-6, "fp16": 2.0**-9}
 """Of the largest magnitude."""
-
-_PATIENCE = timedelta(seconds=120)
 
 
 class _HandOut(torch.autograd.Function):
@@ -102,24 +99,18 @@ def _ddp(source: torch.Tensor, form: str) -> tuple[Step, Callable[[], torch.Tens
     return step, lambda: torch.cat([weight.grad.flatten() for weight in model.weights])
 
 
-def _largest(value: float) -> float:
-    tensor = torch.tensor([value], dtype=torch.float64)
-    dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
-    return float(tensor[0])
-
-
 def _measure(form: str, source: torch.Tensor, expected: torch.Tensor, budget: float) -> dict[str, object]:
     step, result = _gloo(source) if form == "gloo" else _ddp(source, form)
     once = [step() for _ in range(gradients.WARM_UP)][-1]
-    times = [step() for _ in range(gradients.iterations(_largest(once), budget))]
+    times = [step() for _ in range(gradients.iterations(largest(once), budget))]
     found = result()
     limit = _TOLERANCE.get(form, float("inf")) * float(expected.abs().max())
     is_right = bool(torch.isfinite(found).all()) and float((found - expected).abs().max()) <= limit
     return {
         "form": form,
-        "seconds": _largest(statistics.median(times)),
+        "seconds": largest(statistics.median(times)),
         "iterations": len(times),
-        "wrong": int(_largest(float(not is_right))),
+        "wrong": int(largest(float(not is_right))),
     }
 
 
@@ -130,9 +121,7 @@ def main() -> None:
     parser.add_argument("--size", type=int, required=True, help="bytes of all gradients")
     parser.add_argument("--budget", type=float, required=True, help="seconds per form")
     arguments = parser.parse_args()
-    rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    rendezvous = f"file://{os.environ['RENDEZVOUS']}"
-    dist.init_process_group("gloo", init_method=rendezvous, rank=rank, world_size=ranks, timeout=_PATIENCE)
+    rank, ranks = join()
     count = arguments.size // 4
     source = torch.from_numpy(gradients.draw(count, rank))
     expected = torch.from_numpy(gradients.mean(count, ranks))
@@ -141,8 +130,7 @@ def main() -> None:
         if rank == 0:
             sys.stdout.write(json.dumps(record) + "\n")
             sys.stdout.flush()
-    dist.barrier()
-    dist.destroy_process_group()
+    leave()
 
 
 if __name__ == "__main__":

@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
 import sys
 import time
 from collections.abc import Callable, Iterable
-from datetime import timedelta
 from typing import Any
 
 import model_rules
@@ -22,8 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn import functional
-
-_PATIENCE = timedelta(seconds=120)
+from torch_ranks import join, largest, leave
 
 
 class Embedding(nn.Module):
@@ -143,9 +140,7 @@ def parse_arguments(parser: argparse.ArgumentParser | None = None) -> argparse.N
     parser.add_argument("--micro-batches", type=int, required=True)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    rendezvous = f"file://{os.environ['RENDEZVOUS']}"
-    dist.init_process_group("gloo", init_method=rendezvous, rank=rank, world_size=ranks, timeout=_PATIENCE)
+    join()
     return arguments
 
 
@@ -166,13 +161,11 @@ def report(layout: str, rules: model_rules.Rules, step: Callable[[int], float]) 
         started = time.perf_counter()
         losses.append(step(number))
         seconds.append(time.perf_counter() - started)
-    slowest = torch.tensor([statistics.median(seconds[model_rules.WARM_UP :])], dtype=torch.float64)
-    dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
+    slowest = largest(statistics.median(seconds[model_rules.WARM_UP :]))
     total = torch.tensor(losses, dtype=torch.float64)
     dist.all_reduce(total)
     if dist.get_rank() == 0:
-        record = {"side": "torch", "layout": layout, "seconds": float(slowest[0]), "losses": total.tolist()}
+        record = {"what": "train", "side": "torch", "layout": layout, "seconds": slowest, "losses": total.tolist()}
         sys.stdout.write(json.dumps(record) + "\n")
         sys.stdout.flush()
-    dist.barrier()
-    os._exit(0)  # torch 2.13 now and then hangs for ever where it takes DistributedDataParallel apart
+    leave()

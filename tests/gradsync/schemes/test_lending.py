@@ -47,6 +47,16 @@ def test_what_does_not_fit_is_left_alone(lent: NDArray[Any]) -> None:
     assert scheme.flat is scheme.result is own
 
 
+def test_what_was_lent_is_let_go_when_the_next_does_not_fit() -> None:
+    """Else the gradients of the next step would be written into memory that its owner uses for something else."""
+    scheme, lent = make_pair(Memory()), np.ones(COUNT, np.float32)
+    assert scheme.lend(lent)
+    assert not scheme.lend(np.ones(COUNT))
+    assert scheme.flat is scheme.result
+    assert scheme.flat.shape == lent.shape
+    assert not np.shares_memory(scheme.flat, lent)
+
+
 def test_a_scheme_that_keeps_its_input_works_in_its_own_memory() -> None:
     scheme = make_pair(Memory(keeps_input=True))
     own = scheme.flat, scheme.result
