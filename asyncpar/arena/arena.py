@@ -94,7 +94,8 @@ class Arena:
         assert self._on_ring is None, "on_ring is set once"
         self._on_ring = on_ring
         if not self._is_closed:
-            self._loop.add_reader(self._doorbell.read_end, self._read_messages)
+            watch = getattr(self._loop, "add_bell", self._loop.add_reader)
+            watch(self._doorbell.read_end, self._read_messages)
 
     def ring(self, rank: int, group: int, word: int) -> None:
         """Send the message (this rank, ``group``, ``word``) to ``rank``.  Never blocks; nothing if it is gone.

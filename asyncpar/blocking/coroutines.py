@@ -14,13 +14,10 @@ _FREQUENT_TURNS = 4
 
 
 def go_far(coroutine: Coroutine[Any, Any, Any]) -> tuple[Coroutine[Any, Any, Any], bool, Any]:
-    """Run ``coroutine`` without a task, as far as it can go so; return what is left, whether it is over, its result.
+    """Run ``coroutine``, which ``runs_anywhere``, without a task; return what is left, whether it is over, its result.
 
-    Only operations in memory that ranks share can, those of a rank alone, and what comes ``After`` them: all else might
-    ask which task it is.  A bare yield gives the loop its turn, which it does not need while it waits.
+    A bare yield gives the loop its turn, which it does not need while it waits.
     """
-    if not _needs_no_task(coroutine.call if type(coroutine) is After else coroutine):
-        return coroutine, False, None
     try:
         wanted = coroutine.send(None)
         for _ in range(_FREQUENT_TURNS):
@@ -32,7 +29,13 @@ def go_far(coroutine: Coroutine[Any, Any, Any]) -> tuple[Coroutine[Any, Any, Any
     return _Begun(coroutine, wanted), False, None
 
 
-def _needs_no_task(call: Coroutine[Any, Any, Any]) -> bool:
+def runs_anywhere(coroutine: Coroutine[Any, Any, Any]) -> bool:
+    """Can ``coroutine`` be run without a task, and by other threads in place of the loop's?
+
+    Only operations in memory that ranks share can, those of a rank alone, and what comes ``After`` them: all else might
+    ask which task it is, or begin generators, which only the loop's own thread gives into its care.
+    """
+    call = coroutine.call if type(coroutine) is After else coroutine
     if type(call) is QuickCall:
         return True
     return call.has_channel if isinstance(call, ArenaCall) else isinstance(call, Call) and call.is_alone

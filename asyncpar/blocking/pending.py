@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Generic, TypeVar, cast
 
+from asyncpar.blocking.bell import BellGate
+from asyncpar.blocking.interrupts import longest_sleep
 from asyncpar.blocking.visited_loop import VisitedLoop
 from asyncpar.errors import AsyncparError
 
@@ -33,6 +36,7 @@ class Pending(Generic[T]):
         "_error",
         "_gates",
         "_loop",
+        "_runs_anywhere",
         "_task",
         "_traceback",
         "_value",
@@ -52,17 +56,24 @@ class Pending(Generic[T]):
         self._value: T | None = None
         self._error: BaseException | None = None
         self._traceback: TracebackType | None = None
-        self._gates: list[threading.Lock] = []
+        self._gates: list[threading.Lock | BellGate] = []
         self._callbacks: list[Callable[[Pending[T]], object]] = []
         self._task: asyncio.Task[Any] | None = None
+        self._runs_anywhere = False
+
+    @property
+    def task(self) -> asyncio.Task[Any] | None:
+        """What is at it; None before it has begun and after it is over."""
+        return self._task
 
     def wait(self, timeout: float | None = None) -> T:
         """Return the result, or raise what the coroutine raised (``Cancelled`` if it was cancelled).
 
-        Raises ``TimeoutError`` after ``timeout`` seconds (None: never); what is under way goes on then.
+        Raises ``TimeoutError`` after ``timeout`` seconds (None: never); what is under way goes on then.  Raises
+        ``UsageError`` in the child of a fork, where it never comes.
         """
         if not self.is_done:
-            self._stand_at_gate(timeout)
+            self._wait(timeout)
         error = self._error
         if error is None:
             return cast("T", self._value)
@@ -92,9 +103,10 @@ class Pending(Generic[T]):
 
     # -- for who finishes it -----------------------------------------------------------------------------------------
 
-    def begun(self, task: asyncio.Task[Any]) -> None:
-        """``task`` is at it."""
+    def begun(self, task: asyncio.Task[Any], *, runs_anywhere: bool = False) -> None:
+        """``task`` is at it, steps of which other threads may run in place of the loop's if it ``runs_anywhere``."""
         self._task = task
+        self._runs_anywhere = runs_anywhere
 
     def succeed(self, value: T) -> None:
         """It has come."""
@@ -124,24 +136,38 @@ class Pending(Generic[T]):
         if self._task is not None:  # once it has begun: it can tell others only then that it was cancelled
             self._loop.call_soon(self._task.cancel)
 
-    def _stand_at_gate(self, timeout: float | None) -> None:
+    def _wait(self, timeout: float | None) -> None:
         self._loop.check_may_wait()
+        self._loop.check_runs_here()
+        if not (self._runs_anywhere and self._loop.has_bell and self._wait_with_bell(timeout)):
+            self._stand_at_gate(timeout)
+        if not self.is_done:
+            raise TimeoutError(f"{self.what or 'the operation'}: not over after {timeout} s; it goes on")
+
+    def _wait_with_bell(self, timeout: float | None) -> bool:
+        """Wait beside the loop's bell; False if it is not to be had."""
+        gate = BellGate(self._loop, self)
+        self._gates.append(gate)
+        try:
+            return gate.wait(timeout)
+        finally:
+            self._leave(gate)
+
+    def _stand_at_gate(self, timeout: float | None) -> None:
         gate = threading.Lock()
         gate.acquire()
         self._gates.append(gate)
         if self.is_done:
             return
-        seconds = -1.0 if timeout is None else min(max(0.0, timeout), threading.TIMEOUT_MAX)
+        end = None if timeout is None else time.monotonic() + timeout
         try:
-            has_come = gate.acquire(timeout=seconds)
-        except BaseException:
+            while not gate.acquire(timeout=longest_sleep(end)) and not self.is_done:
+                if end is not None and time.monotonic() >= end:
+                    return
+        finally:
             self._leave(gate)
-            raise
-        if not has_come and not self.is_done:
-            self._leave(gate)
-            raise TimeoutError(f"{self.what or 'the operation'}: not over after {timeout} s; it goes on")
 
-    def _leave(self, gate: threading.Lock) -> None:
+    def _leave(self, gate: threading.Lock | BellGate) -> None:
         if gate in self._gates:
             try:
                 self._gates.remove(gate)

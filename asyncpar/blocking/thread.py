@@ -14,9 +14,9 @@ from typing import Any, TypeVar
 
 import grpc.aio
 
-from asyncpar.blocking.coroutines import end_tasks, go_far
+from asyncpar.blocking.coroutines import end_tasks, go_far, runs_anywhere
 from asyncpar.blocking.pending import Cancelled, Pending
-from asyncpar.blocking.visited_loop import VisitedLoop
+from asyncpar.blocking.visited_loop import FORKED, VisitedLoop
 from asyncpar.errors import AsyncparError, PeerTimeout, UsageError
 
 T = TypeVar("T")
@@ -27,8 +27,6 @@ CLOSING_SECONDS = 5.0
 
 _PATIENCE = 5.0
 """How long after its time an operation may be over; later the loop is taken for blocked."""
-
-_FORKED = "this process is a fork of the one that asyncpar's loop runs in; start processes with spawn instead"
 
 
 class LoopThread:
@@ -138,7 +136,8 @@ class LoopThread:
             if self._has_ended:
                 raise Cancelled("the loop's thread has ended")
             coroutine = context.run(make)
-            if at_once:
+            is_light = runs_anywhere(coroutine)
+            if at_once and is_light:
                 coroutine, is_over, value = context.run(go_far, coroutine)
                 if is_over:
                     pending.succeed(value)
@@ -147,12 +146,14 @@ class LoopThread:
         except BaseException as error:  # noqa: BLE001  # whoever waits for it gets it
             pending.fail(error)
             return
-        pending.begun(task)
+        pending.begun(task, runs_anywhere=is_light)
         self._running[task] = pending
         if timeout is not None:
             deadline = self.loop.call_later(timeout, _expire, task, pending, timeout)
             task.add_done_callback(lambda _: deadline.cancel())
         task.add_done_callback(self._settle)
+        if at_once and is_light:
+            self.loop.run_steps(pending)
 
     def _do(self, context: contextvars.Context, function: Callable[[], T], pending: Pending[T]) -> None:
         try:
@@ -222,7 +223,7 @@ class LoopThread:
 
     def _check_open(self) -> None:
         if self._is_closed:
-            raise UsageError(f"start: {_FORKED if self.is_abandoned else 'the loop has ended; make a new node'}")
+            raise UsageError(f"start: {FORKED if self.is_abandoned else 'the loop has ended; make a new node'}")
 
 
 def _expire(task: asyncio.Task[Any], pending: Pending[Any], seconds: float) -> None:
@@ -269,7 +270,7 @@ def background() -> LoopThread:
     with _lock:
         if _background is None or _background.is_closed:
             if _is_fork:
-                raise UsageError(f"start: {_FORKED}")
+                raise UsageError(f"start: {FORKED}")
             _background = LoopThread()
             atexit.register(_background.close)
         return _background

@@ -30,28 +30,53 @@ from collections import deque
 from collections.abc import Callable
 from contextvars import Context
 from threading import get_ident
-from typing import Any
+from typing import Any, Protocol
 
+from asyncpar.arena.driver import Driver
 from asyncpar.blocking.interrupts import do_uninterrupted
 from asyncpar.errors import UsageError
+
+
+class Awaited(Protocol):
+    """What a thread waits for; ``task``, if there is one, brings it."""
+
+    @property
+    def is_done(self) -> bool: ...
+    @property
+    def task(self) -> asyncio.Task[Any] | None: ...
+
+
+class Borrower(Protocol):
+    """Who watches the loop's bell."""
+
+    def lose_bell(self, descriptor: int) -> None:
+        """``descriptor`` is about to be closed."""
+
 
 Request = Callable[[], object]
 """What to do on the loop; must not raise."""
 
+FORKED = "this process is a fork of the one that asyncpar's loop runs in; start processes with spawn instead"
+
 
 class VisitedLoop(asyncio.SelectorEventLoop):
     """A selector loop with a queue of requests, which other threads serve while it waits."""
+
+    _ready: deque[asyncio.Handle]
 
     def __init__(self) -> None:
         self.requests: deque[Request] = deque()
         self.turn = threading.Lock()
         self.is_back = False
         """Does the loop's thread want the turn, after waiting for events?"""
-        self.has_more = False
-        """Has somebody scheduled something since the loop last looked?"""
+        self.has_timer = False
+        """Has somebody set a timer since the loop last looked?"""
+        self._bells: set[int] = set()
+        self._borrower: Borrower | None = None
         self._is_abandoned = False
         self._main_thread = threading.main_thread().ident
-        super().__init__(_LeavingSelector(self))
+        self._events = _LeavingSelector(self)
+        super().__init__(self._events)
 
     def request(self, request: Request) -> None:
         """Have ``request`` done as if on the loop: by this thread, now, if the loop waits; or else soon.
@@ -62,6 +87,13 @@ class VisitedLoop(asyncio.SelectorEventLoop):
             do_uninterrupted(self._request, request)
         else:
             self._request(request)
+
+    def try_visit(self, request: Request) -> None:
+        """Have ``request`` done by this thread, now, if the loop waits; or else not at all."""
+        if get_ident() == self._main_thread:
+            do_uninterrupted(self._try_visit, request)
+        else:
+            self._try_visit(request)
 
     def check_may_wait(self) -> None:
         """Raise ``UsageError`` in code that the loop runs, which would wait for itself."""
@@ -74,17 +106,66 @@ class VisitedLoop(asyncio.SelectorEventLoop):
         while requests:
             requests.popleft()()
 
-    def call_soon(  # type: ignore[override]  # argument types that belong together
-        self, callback: Callable[..., object], *args: Any, context: Context | None = None
-    ) -> asyncio.Handle:
-        self.has_more = True
-        return super().call_soon(callback, *args, context=context)
-
     def call_at(  # type: ignore[override]
         self, when: float, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> asyncio.TimerHandle:
-        self.has_more = True
+        self.has_timer = True
         return super().call_at(when, callback, *args, context=context)
+
+    def run_steps(self, awaited: Awaited) -> None:
+        """With the turn: run the callbacks that bring ``awaited``, while they are next and the loop can wait."""
+        ready, task = self._ready, awaited.task
+        while ready and not self.is_back and not awaited.is_done and _brings(ready[0], task):
+            handle = ready.popleft()
+            if not handle.cancelled():
+                handle._run()
+
+    # -- the bell: see ``bell`` --------------------------------------------------------------------------------------
+
+    def add_bell(self, descriptor: int, callback: Callable[[], object]) -> None:
+        """Watch ``descriptor`` as ``add_reader`` does; threads that wait may watch it in place of the loop."""
+        self.add_reader(descriptor, callback)
+        self._bells.add(descriptor)
+
+    @property
+    def has_bell(self) -> bool:
+        """Is there one, only one, and is it here?"""
+        return len(self._bells) == 1 and self._borrower is None
+
+    def lend_bell(self, borrower: Borrower) -> int | None:
+        """With the turn: leave it to ``borrower`` to watch the bell; None if that cannot be."""
+        key = self._bell_key() if self.has_bell else None
+        if key is None or key.events != selectors.EVENT_READ:
+            return None
+        self._events.modify(key.fd, 0, key.data)
+        self._borrower = borrower
+        return key.fd
+
+    def answer_bell(self) -> None:
+        """With the turn: do what the loop does when the bell rings."""
+        key = self._bell_key()
+        if key is not None:
+            key.data[0]._run()
+
+    def take_bell_back(self, borrower: Borrower) -> None:
+        """With the turn: watch the bell again that ``borrower`` had."""
+        if self._borrower is not borrower:
+            return
+        self._borrower = None
+        key = self._bell_key()
+        if key is not None and key.events == 0:
+            self._events.modify(key.fd, selectors.EVENT_READ, key.data)
+
+    def remove_reader(self, fd: Any) -> bool:
+        if fd in self._bells:
+            self._bells.remove(fd)
+            if self._borrower is not None:
+                self._borrower.lose_bell(fd)
+        return super().remove_reader(fd)
+
+    def _bell_key(self) -> selectors.SelectorKey | None:
+        """Return what the selector knows of the bell; after the end, nothing."""
+        return None if self.is_closed() or not self._bells else self._events.get_map().get(next(iter(self._bells)))
 
     def run_forever(self) -> None:
         with self.turn:
@@ -93,6 +174,11 @@ class VisitedLoop(asyncio.SelectorEventLoop):
     def abandon(self) -> None:
         """In the child of a fork: never close, which would take files from the system's table that the parent uses."""
         self._is_abandoned = True
+
+    def check_runs_here(self) -> None:
+        """Raise ``UsageError`` in the child of a fork, where nobody runs the loop."""
+        if self._is_abandoned:
+            raise UsageError(f"wait: {FORKED}")
 
     def is_closed(self) -> bool:
         return self._is_abandoned or super().is_closed()
@@ -105,14 +191,20 @@ class VisitedLoop(asyncio.SelectorEventLoop):
         while self.requests and not self.is_back and self.turn.acquire(blocking=False):
             self._visit()
 
+    def _try_visit(self, request: Request) -> None:
+        if not self.get_debug() and not self.is_back and self.turn.acquire(blocking=False):
+            self.requests.append(request)
+            self._visit()
+
     def _visit(self) -> None:
         """Serve, and leave the turn; wake the loop if there is more to do."""
         must_wake = True
         before = asyncio._get_running_loop()
         asyncio._set_running_loop(self)
+        is_waiting = not self._ready
         try:
             self.serve()
-            must_wake, self.has_more = self.has_more, False
+            must_wake, self.has_timer = self.has_timer or (is_waiting and bool(self._ready)), False
         finally:
             asyncio._set_running_loop(before)
             if must_wake and not self.is_closed():
@@ -130,11 +222,10 @@ class _LeavingSelector(selectors.DefaultSelector):
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         loop = self._loop
         if loop.requests:
-            loop.has_more = False
             loop.serve()
-            if loop.has_more:
+            if loop.has_timer or loop._ready:
                 timeout = 0
-        loop.has_more = False
+        loop.has_timer = False
         loop.turn.release()
         try:
             events = self._wait(timeout)
@@ -151,11 +242,18 @@ class _LeavingSelector(selectors.DefaultSelector):
         while loop.requests and loop.turn.acquire(blocking=False):
             try:
                 loop.serve()
-                if loop.has_more:
+                if loop.has_timer or loop._ready:
                     timeout = 0
             finally:
                 loop.turn.release()
         return super().select(timeout)
+
+
+def _brings(handle: asyncio.Handle, task: asyncio.Task[Any] | None) -> bool:
+    """Is ``handle`` a step of ``task``, to be told of its end, or a step of operations in shared memory?"""
+    callback, args = getattr(handle, "_callback", None), getattr(handle, "_args", None)
+    owner = getattr(callback, "__self__", None)
+    return type(owner) is Driver or (task is not None and (owner is task or args == (task,)))
 
 
 def _nothing() -> None:

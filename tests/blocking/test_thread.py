@@ -5,17 +5,18 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import os
+import signal
 import threading
 import time
 import tracemalloc
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import suppress
 from functools import partial
 from typing import Any, NoReturn
 
 import pytest
 
-from asyncpar.blocking import Cancelled, LoopThread, background, run_coroutine
+from asyncpar.blocking import Cancelled, LoopThread, Pending, background, run_coroutine
 from asyncpar.blocking.thread import CLOSING_SECONDS
 from asyncpar.errors import PeerTimeout, UsageError
 
@@ -331,15 +332,17 @@ def test_in_a_fork_it_says_so_instead_of_hanging(thread: LoopThread) -> None:
     pending = thread.start(wait_for_ever)
     child = os.fork()
     if child == 0:
-        os._exit(_messages_in_a_fork(thread, loop))
+        os._exit(_messages_in_a_fork(thread, loop, pending))
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert thread.call(lambda: asyncio.sleep(0.001, 5)) == 5
     pending.cancel()
 
 
-def _messages_in_a_fork(thread: LoopThread, loop: LoopThread) -> int:
+def _messages_in_a_fork(thread: LoopThread, loop: LoopThread, pending: Pending[None]) -> int:
     """Return 0 if all is as it should be in the child."""
-    for attempt in (lambda: thread.call(lambda: value(1)), lambda: thread.do(int), background, lambda: loop.do(int)):
+    signal.alarm(20)  # which ends a child that hangs
+    call: Callable[[], object] = lambda: thread.call(lambda: value(1))  # noqa: E731
+    for attempt in (call, lambda: thread.do(int), background, lambda: loop.do(int), pending.wait):
         try:
             attempt()
         except UsageError as error:

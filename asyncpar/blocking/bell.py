@@ -1,0 +1,137 @@
+"""Waiting for a result beside the bell that will bring it.
+
+Theory of operation.  An operation in shared memory that must wait goes on when a peer writes to this rank's *bell*, a
+pipe that the loop watches.  If only the loop did, every wait would take two changes of threads: the bell wakes the
+loop's thread, which completes the operation and wakes the thread that waits for it.  So a thread that has to wait
+*borrows* the bell: the loop's selector does not watch it for that time, the thread itself does, together with a file of
+its own by which all others can wake it.  When the bell rings it visits the loop (see ``visited_loop``), does what the
+loop would do, and also runs those callbacks of the loop that belong to what it waits for, if they are next.
+
+The bell is lent to one thread at a time; others wait as if there were none.  It is taken with the turn only, and given
+back by a request, which is never forgotten.  Files report levels: what has come by then, the loop finds.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import threading
+import time
+
+from asyncpar.blocking.interrupts import longest_sleep
+from asyncpar.blocking.visited_loop import Awaited, VisitedLoop
+
+
+class _Waker:
+    """The file by which a thread that polls is woken."""
+
+    def __init__(self) -> None:
+        self.event = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+
+    def __del__(self) -> None:
+        os.close(self.event)
+
+
+class _Wakers(threading.local):
+    """One for each thread that needs it."""
+
+    own: _Waker | None = None
+
+
+_wakers = _Wakers()
+
+
+class BellGate:
+    """Where one thread waits for ``awaited`` while it watches the bell of ``loop``."""
+
+    def __init__(self, loop: VisitedLoop, awaited: Awaited) -> None:
+        self._loop = loop
+        self._awaited = awaited
+        self._thread = threading.get_ident()
+        self._bell: int | None = None
+        self._is_borrower = False
+        if _wakers.own is None:
+            _wakers.own = _Waker()
+        self._waker = _wakers.own
+        self._poller = select.poll()
+        self._leaving = threading.Lock()
+        self._has_left = False
+        self._has_heard = False
+        """Has the bell rung, and nobody answered yet?"""
+        self._watched: int | None = None
+
+    def wait(self, timeout: float | None) -> bool:
+        """Wait with the bell until ``awaited`` is done, or for ``timeout`` seconds; False if it is not to be had."""
+        try:
+            try:
+                self._loop.try_visit(self._borrow)
+                if self._is_borrower:
+                    self._wait(None if timeout is None else time.monotonic() + timeout)
+                return self._is_borrower
+            finally:
+                self._leave()
+        finally:
+            self._leave()  # again, should a signal have come just then: without its bell the loop would be deaf
+
+    def release(self) -> None:
+        """Wake the thread.  From any thread."""
+        if threading.get_ident() == self._thread:
+            return
+        with self._leaving:
+            if not self._has_left:
+                os.eventfd_write(self._waker.event, 1)
+
+    def _wait(self, end: float | None) -> None:
+        self._poller.register(self._waker.event, select.POLLIN)
+        while not self._awaited.is_done:
+            self._watch(None if self._has_heard else self._bell)
+            seconds = longest_sleep(end)
+            if not self._listen(seconds) and seconds == 0:
+                return
+
+    def _leave(self) -> None:
+        if not self._is_borrower:
+            return
+        with self._leaving:
+            self._has_left = True
+        self._loop.request(self._give_back)
+        self._is_borrower = False
+
+    def _watch(self, bell: int | None) -> None:
+        if bell != self._watched:
+            if self._watched is not None:
+                self._poller.unregister(self._watched)
+            if bell is not None:
+                self._poller.register(bell, select.POLLIN)
+            self._watched = bell
+
+    def _listen(self, seconds: float) -> bool:
+        """Wait for something, and see to it; False if nothing has come in time."""
+        ready = self._poller.poll(seconds * 1e3)
+        for descriptor, _ in ready:
+            if descriptor == self._waker.event:
+                os.eventfd_read(descriptor)
+            else:
+                self._has_heard = True
+                self._loop.request(self._answer)
+        return bool(ready)
+
+    # -- with the turn: must not raise -------------------------------------------------------------------------------
+
+    def lose_bell(self, descriptor: int) -> None:
+        if descriptor == self._bell:
+            self._bell = None
+            self.release()
+
+    def _borrow(self) -> None:
+        self._bell = self._loop.lend_bell(self)
+        self._is_borrower = self._bell is not None
+
+    def _give_back(self) -> None:
+        self._loop.take_bell_back(self)
+
+    def _answer(self) -> None:
+        self._has_heard = False
+        self._loop.answer_bell()
+        self._loop.run_steps(self._awaited)
+        self.release()
