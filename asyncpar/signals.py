@@ -16,7 +16,19 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-_ENDING = (signal.SIGINT, signal.SIGTERM)
+HANDLED = (
+    signal.SIGINT,
+    signal.SIGTERM,
+    signal.SIGHUP,
+    signal.SIGQUIT,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+    signal.SIGALRM,
+    signal.SIGVTALRM,
+    signal.SIGPROF,
+    signal.SIGCHLD,
+)
+"""What programs handle.  Looking for handlers of all signals there are would take longer than a small operation."""
 
 
 class OwnHandler:
@@ -42,8 +54,9 @@ _mask = _Mask()
 
 
 def _keep_back() -> None:
-    if any(isinstance(signal.getsignal(number), OwnHandler) for number in _ENDING):
-        _mask.before = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
+    own = [number for number in HANDLED if isinstance(signal.getsignal(number), OwnHandler)]
+    if own:
+        _mask.before = signal.pthread_sigmask(signal.SIG_BLOCK, own)
 
 
 def _let_come() -> None:
@@ -54,7 +67,7 @@ def _let_come() -> None:
 
 def _hand_down() -> None:
     """In the child."""
-    for number in _ENDING:
+    for number in HANDLED:
         handler = signal.getsignal(number)
         if isinstance(handler, OwnHandler):
             while isinstance(handler, OwnHandler):

@@ -65,6 +65,7 @@ class Driver:
         self._thread = threading.get_ident()
         self._lost = lost
         self._lineups: dict[Lineup, Channel] = {}
+        self._numbers: dict[Lineup, list[int]] = {}
         self._told: dict[int, Told] = {}
         self._early: dict[tuple[int, int], int] = {}
         self._busy: dict[Lineup, Channel] = {}
@@ -87,10 +88,20 @@ class Driver:
         """Give a group its channel, and let it learn ``more`` from the doorbell."""
         lineup.channel = channel
         self._lineups[lineup] = channel
+        self._numbers[lineup] = [told.number for told in (channel, *more)]
         for told in (channel, *more):
             self._told[told.number] = told
             for rank in told.ranks if self._early else ():
                 self._take(rank, told.number, self._early.pop((rank, told.number), 0))
+
+    def forget(self, lineup: Lineup) -> None:
+        """A group has ended on this rank: touch its memory no more."""
+        channel = self._lineups.pop(lineup, None)
+        self._busy.pop(lineup, None)
+        for number in self._numbers.pop(lineup, ()):
+            self._told.pop(number, None)
+        if channel is not None:
+            lineup.close()
 
     def told(self, messages: Sequence[tuple[int, int, int]]) -> None:
         """Take what came through the doorbell: (rank, group, progress)."""
@@ -148,6 +159,7 @@ class Driver:
             self._timer = None
         self._busy.clear()
         self._lineups.clear()
+        self._numbers.clear()
         self._told.clear()
         self._early.clear()
 

@@ -71,6 +71,12 @@ class KeyedLineup(Lineup):
                 task.blocked(self.channel.others)
         return bool(self.tasks)
 
+    def close(self) -> None:
+        super().close()
+        self.agenda = None
+        self._unplaced.clear()
+        self._unsent.clear()
+
     def absent(self, task: Task) -> Sequence[int]:
         return self.agenda.absent(task.sequence) if self.agenda is not None and task.sequence in self._unplaced else ()
 

@@ -101,6 +101,11 @@ class Lineup:
         """Line up the tasks that have got their turn; True if there are any."""
         return False
 
+    def close(self) -> None:
+        """Forget all tasks, which have failed, and the channel."""
+        self.channel = None
+        self.tasks.clear()
+
     def absent(self, task: Task) -> Sequence[int]:  # noqa: ARG002
         """Return the places of those that keep ``task`` from getting a turn; nobody if it has one."""
         return ()

@@ -9,34 +9,17 @@ gives back.  So for these microseconds handlers are replaced by one that notes t
 from __future__ import annotations
 
 import _signal  # type: ignore[import-not-found]  # signal itself converts to enumerations, which takes 20 us
-import signal
 import time
 from collections.abc import Callable
+from functools import partial
 from types import FrameType
 from typing import Any, TypeVar
 
-from asyncpar.signals import OwnHandler
+from asyncpar.signals import HANDLED, OwnHandler
 
 T = TypeVar("T")
 
-KEPT = (
-    signal.SIGINT,
-    signal.SIGTERM,
-    signal.SIGHUP,
-    signal.SIGQUIT,
-    signal.SIGUSR1,
-    signal.SIGUSR2,
-    signal.SIGALRM,
-    signal.SIGVTALRM,
-    signal.SIGPROF,
-    signal.SIGCHLD,
-)
-"""What programs handle.  Looking for handlers of all signals there are would take longer than a small operation."""
-
-_NUMBERS = tuple(map(int, KEPT))
-_Came = dict[int, tuple[Callable[..., Any], FrameType | None]]
-
-
+_NUMBERS = tuple(map(int, HANDLED))
 _DEAF_SECONDS = 1.0
 
 
@@ -53,40 +36,69 @@ def do_uninterrupted(function: Callable[[T], object], argument: T) -> None:
 
     Each handler runs once, in the order in which the signals came, with all of them in their places again.
     """
-    came: _Came = {}
-    handlers = [(number, found) for number in _NUMBERS if callable(found := _signal.getsignal(number))]
-    try:
-        _keep(handlers, came, function, argument)
-    finally:
-        if came:
-            _handle(came)
+    global _keeper  # noqa: PLW0603
+    found = [*map(_signal.getsignal, _NUMBERS)]
+    if found != _keeper.found:
+        if any(isinstance(handler, _Note) for handler in found):  # this is done inside of another one
+            function(argument)
+            return
+        _keeper = _Keeper(found)
+    _keeper.call(function, argument)
 
 
-def _keep(
-    handlers: list[tuple[int, Callable[..., Any]]], came: _Came, function: Callable[[T], object], argument: T
-) -> None:
-    """Call ``function(argument)`` with ``handlers`` out of their places; what they would handle ``came``."""
-    if not handlers:  # else: the signal is ignored, or ends the process
-        function(argument)
-        return
-    number, handler = handlers.pop()
+class _Note(OwnHandler):
+    """Stands in for a handler."""
 
-    def note(_number: int, frame: FrameType | None) -> None:
-        came.setdefault(number, (handler, frame))
-
-    try:
-        _signal.signal(number, OwnHandler(note, handler))
-        _keep(handlers, came, function, argument)
-    finally:
-        _signal.signal(number, handler)
+    __slots__ = ()
 
 
-def _handle(came: _Came) -> None:
+class _Keeper:
+    """Keeps back what the handlers that were ``found`` handle."""
+
+    def __init__(self, found: list[Any]) -> None:
+        self.found = found
+        self._handlers = [
+            (number, handler) for number, handler in zip(_NUMBERS, found, strict=True) if callable(handler)
+        ]
+        self._notes = [(number, _Note(partial(self._note, handler), handler)) for number, handler in self._handlers]
+        self._came: list[tuple[Callable[..., object], int, FrameType | None]] = []
+
+    def call(self, function: Callable[[T], object], argument: T) -> None:
+        try:
+            for number, note in self._notes:
+                _signal.signal(number, note)
+            function(argument)
+        finally:
+            try:
+                self._restore(0)
+            finally:
+                if self._came:
+                    came, self._came = self._came, []
+                    _handle(came)
+
+    def _note(self, handler: Callable[..., object], number: int, frame: FrameType | None) -> None:
+        if all(number != other for _, other, _ in self._came):
+            self._came.append((handler, number, frame))
+
+    def _restore(self, place: int) -> None:
+        """Put all handlers back, those before ``place`` excepted; one that is called at once keeps no other from it."""
+        try:
+            while place < len(self._handlers):
+                _signal.signal(*self._handlers[place])
+                place += 1
+        finally:
+            if place < len(self._handlers):
+                self._restore(place)
+
+
+def _handle(came: list[tuple[Callable[..., object], int, FrameType | None]]) -> None:
     """Let handlers do what had to wait; one that raises keeps no other from it."""
-    number = next(iter(came))
-    handler, frame = came.pop(number)
+    handler, number, frame = came.pop(0)
     try:
         handler(number, frame)
     finally:
         if came:
             _handle(came)
+
+
+_keeper = _Keeper([None] * len(_NUMBERS))

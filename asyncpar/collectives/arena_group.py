@@ -164,6 +164,14 @@ class ArenaGroup:
             await operation.wait(None, opened)
         return self.is_open
 
+    def close(self) -> None:
+        """The group has ended on this rank, and all its operations with it: its memory may be another's in time."""
+        host, was_open = self.host, self.is_open
+        host.end_opening(self)
+        host.driver.forget(self.lineup)
+        host.directory.withdraw(self.number, self.ranks, was_open=was_open)
+        self._state, self.is_open, self.is_refused = _State.REFUSED, False, True
+
     def look(self) -> None:
         """Open the channel, or do without, as soon as all offers are there."""
         offers = [self.host.directory.find(rank, self.number) for rank in self.ranks]

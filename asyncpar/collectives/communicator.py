@@ -228,15 +228,19 @@ class Communicator(ArrayOperations):
     def give_up(self, rank: int, text: str) -> None:
         """End this group on this rank with ``PeerCancelled``: its operations that are not over, and all later calls.
 
-        ``rank`` (of the world) has not done its part, and will not: ``text`` says why.
+        ``rank`` (of the world) has not done its part, and will not: ``text`` says why.  Other ranks learn of it when
+        they have waited for something that this one will not call, which is after a second (a receive from any rank
+        is not told).  What the group has of the arena is given back when all its ranks have given it up.
         """
         group = self._engine.group
         group.given_up = rank, text
+        self._mailbox.give_up()
         for operation in [*group.pending(), *self._mailbox.pending()]:
             if operation.failure is None:
                 message = f"rank {self._engine.table.links.rank}: {operation.label}: given up, because {text}"
                 operation.tell_failure("failed", text)
                 operation.fail(PeerCancelled(message, rank=rank, operation=operation.label, cause=text))
+        self._engine.leave_arena()
 
     def describe_waits(self) -> list[str]:
         """Say of each operation of this rank that runs how long it has waited, for whom, and what is known of that."""

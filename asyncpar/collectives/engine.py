@@ -145,6 +145,13 @@ class Engine:
         made = self._subgroups[ranks] = self._subgroups.get(ranks, 0) + 1
         return hash64("group", self.group.number, ranks, made)
 
+    def leave_arena(self) -> None:
+        """All operations have failed, and there will be no more: give back what the arena has for this group."""
+        self.forget_prepared()
+        for group in (self.arena, self._keyed_arena):
+            if group is not None:
+                group.close()
+
     # -- running -------------------------------------------------------------------------------------------------------
 
     def open(

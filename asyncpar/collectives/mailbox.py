@@ -78,10 +78,13 @@ class Mailbox:
 
     def pending(self) -> list[Operation]:
         """Return the messages of this rank that are not over."""
-        me, others = self._engine.rank, range(self._engine.size)
-        pairs = [pair for other in others if other != me for pair in ((me, other), (other, me))]
-        channels = [self._table.find(self._number(*pair)) for pair in pairs]
+        channels = [self._table.find(self._number(*pair)) for pair in self._pairs()]
         return [operation for channel in channels if channel is not None for operation in channel.pending()]
+
+    def give_up(self) -> None:
+        """There will be no more messages, for the reason that the group has: who waits for one here is to know."""
+        for pair in self._pairs():
+            self._channel(*pair).given_up = self._engine.group.given_up
 
     # -- sending ---------------------------------------------------------------------------------------------------
 
@@ -282,6 +285,11 @@ class Mailbox:
             channel = Group(number=number, name=group.name, ranks=ranks, ledger=ChannelLedger(), limits=group.limits)
             self._table.add(channel)
         return channel
+
+    def _pairs(self) -> list[tuple[int, int]]:
+        """Return from whom and to whom this rank has messages."""
+        me, others = self._engine.rank, range(self._engine.size)
+        return [pair for other in others if other != me for pair in ((me, other), (other, me))]
 
     def _number(self, source: int, dest: int) -> int:
         ranks = self._engine.ranks

@@ -231,6 +231,10 @@ class OperationTable:
             if past is not None and past.fingerprint != probe.operation.fingerprint:
                 self._show(rank, key, past, is_answer=True)
                 return
+            if operation is None and group.given_up is not None and not group.is_stale(key.sequence):
+                text = shortened(f"the group was given up there, because {group.given_up[1]}")
+                self.links.control(rank, FrameKind.ABORT, key, encode_control(Abort("failed", text)))
+                return
         status = Status(shortened(self._whereabouts(group, operation, key.sequence)))
         self.links.control(rank, FrameKind.STATUS, key, encode_control(status))
 

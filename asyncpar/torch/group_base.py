@@ -142,23 +142,44 @@ class GroupBase(dist.ProcessGroup):
         if is_profiled():
             make = recorded(make, operation, tensors if inputs is None else inputs)
         at_once = not getattr(options, "asyncOp", True) or all(tensor.nbytes <= SMALL for tensor in tensors)
-        pending = self.thread.start(make, at_once=at_once, what=operation)
-        if not pending.is_done:
-            self._pending.add(pending)
-            pending.add_done_callback(self._pending.discard)
-            if self.is_ended:  # just now, by another thread
-                pending.cancel()
         return Work(
-            pending,
+            self._begin(make, operation, at_once=at_once),
             tensors,
             operation=operation,
             check_may_wait=self.thread.check_may_wait,
             describe_waits=self._describe_waits,
         )
 
+    def call(self, make: Make, operation: str) -> None:
+        """Run what ``make`` makes, which no tensors belong to, and wait for it.
+
+        The end of the group cancels it, and so does whatever ends the wait, such as a signal.
+        """
+        self._check_open(operation)
+        self.thread.check_may_wait()
+        pending = self._begin(make, operation, at_once=False)
+        try:
+            pending.wait()
+        finally:
+            pending.cancel()
+            del pending  # which has the error whose traceback has this frame
+
     def refuse(self, operation: str, error: AsyncparError) -> AsyncparError:
         """Return what to raise for wrong arguments of ``operation``."""
         return as_torch(error, operation)
+
+    def _begin(self, make: Make, operation: str, *, at_once: bool) -> Pending[Any]:
+        """Begin what the end of this group cancels."""
+        try:
+            pending = self.thread.start(make, at_once=at_once, what=operation)
+        except UsageError as error:
+            raise self.refuse(operation, error) from None
+        if not pending.is_done:
+            self._pending.add(pending)
+            pending.add_done_callback(self._pending.discard)
+            if self.is_ended:  # just now, by another thread
+                pending.cancel()
+        return pending
 
     def _check_open(self, operation: str) -> None:
         if self.is_ended:
@@ -224,12 +245,21 @@ class GroupBase(dist.ProcessGroup):
             return
         self.is_ended = True
         self._cancel_pending()
-        if self._owns_node:
+        if not self._owns_node:
+            self._tell_end()
+        else:
             remains.add(self.node)
             self.thread.forget(self)
             if not self.thread.is_closed:
                 with suppress(TimeoutError):
                     self.thread.call(leave, timeout=ENDING_SECONDS)
+
+    def _tell_end(self) -> None:
+        """Let ranks know that wait, or will wait, for operations of this group that this one will not call."""
+        communicator = self.communicator
+        rank = communicator.ranks[communicator.rank]
+        with suppress(AsyncparError):  # the loop has ended, and with it all groups
+            self.thread.do(lambda: communicator.give_up(rank, f"rank {rank} has destroyed its process group"))
 
     def _cancel_pending(self) -> None:
         pending = [*self._pending]

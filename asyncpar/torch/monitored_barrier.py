@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -29,14 +29,16 @@ def monitored_barrier(group: GroupBase, timeout: timedelta | None, *, wait_all_r
     which was late to an earlier one are not taken for its coming to this one.
     """
     communicator = group.communicator
-    group.barriers += 1
-    number = group.barriers
     seconds = timeout.total_seconds() if timeout is not None else group.seconds
-    try:
+
+    def make() -> Coroutine[Any, Any, None]:
+        group.barriers += 1
         if communicator.rank == 0:
-            group.thread.call(lambda: _collect(communicator, number, seconds, wait_all_ranks=wait_all_ranks))
-        else:
-            group.thread.call(lambda: _report(communicator, number, seconds))
+            return _collect(communicator, group.barriers, seconds, wait_all_ranks=wait_all_ranks)
+        return _report(communicator, group.barriers, seconds)
+
+    try:
+        group.call(make, "monitored_barrier")
     except AsyncparError as error:
         raise as_torch(error) from None
 

@@ -207,7 +207,9 @@ def _scaled(array: Array, factor: Any) -> Array:
 
 
 def _factor(factor: Any, array: Array) -> Any:
-    return array_of(factor) if isinstance(factor, torch.Tensor) else array.dtype.type(factor)
+    if array.dtype.kind in "biu":
+        raise UsageError(f"op: PREMUL_SUM needs a floating dtype, as {array.dtype} cannot hold the products")
+    return (array_of(factor, "op") if isinstance(factor, torch.Tensor) else np.asarray(factor)).astype(array.dtype)
 
 
 def _show(array: Array) -> str:

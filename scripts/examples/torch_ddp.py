@@ -9,6 +9,7 @@ Nothing here is asyncpar's but the name of the backend, and the communication ho
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 import time
 from typing import Any
@@ -26,7 +27,16 @@ SAMPLES = 4096
 
 
 def main() -> int:
-    options = _options().parse_args()
+    """Train, and return the exit status: that of Ctrl-C if it was that."""
+    options = _options()
+    try:
+        _run(options)
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+    return 0
+
+
+def _run(options: argparse.Namespace) -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     dist.init_process_group(options.backend)
@@ -41,7 +51,6 @@ def main() -> int:
         dist.barrier()
     finally:
         dist.destroy_process_group()
-    return 0
 
 
 def _wrap(model: nn.Module, options: argparse.Namespace) -> nn.Module:
@@ -81,13 +90,18 @@ def _model() -> nn.Module:
     return nn.Sequential(nn.Linear(FEATURES, 512), nn.GELU(), nn.Linear(512, 512), nn.GELU(), nn.Linear(512, 1))
 
 
-def _options() -> argparse.ArgumentParser:
+def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--backend", default="asyncpar", help="backend of torch.distributed (default: asyncpar)")
     parser.add_argument("--steps", type=int, default=50, help="steps to train (default: 50)")
     parser.add_argument("--fsdp", action="store_true", help="shard the parameters with FSDP2 instead of DDP")
     parser.add_argument("--codec", help="compress DDP's gradients, with int8 for example")
-    return parser
+    options = parser.parse_args()
+    if options.steps < 1:
+        parser.error(f"--steps: expected at least 1, got {options.steps}")
+    if options.codec is not None and (options.fsdp or options.backend != "asyncpar"):
+        parser.error("--codec: expected DDP on asyncpar, without --fsdp or another --backend")
+    return options
 
 
 if __name__ == "__main__":

@@ -11,7 +11,8 @@ from typing import Any, NoReturn
 import pytest
 
 from asyncpar.blocking import LoopThread
-from asyncpar.blocking.interrupts import KEPT, do_uninterrupted
+from asyncpar.blocking.interrupts import do_uninterrupted
+from asyncpar.signals import HANDLED
 
 
 class Raised(Exception):
@@ -35,7 +36,7 @@ def handled(handlers: dict[signal.Signals, Callable[[int, Any], object]]) -> Ite
             signal.signal(number, old)
 
 
-@pytest.mark.parametrize("number", KEPT, ids=lambda number: number.name)
+@pytest.mark.parametrize("number", HANDLED, ids=lambda number: number.name)
 def test_a_handler_that_raises_does_so_after_a_visit(thread: LoopThread, number: signal.Signals) -> None:
     """As those of alarms do, and that by which torch's DataLoader tells that a worker has died."""
     done: list[int] = []

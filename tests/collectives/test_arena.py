@@ -206,6 +206,51 @@ async def test_more_groups_than_fit_go_by_messages(monkeypatch: pytest.MonkeyPat
         assert sent == [arrays[0].nbytes, arrays[0].nbytes]  # by messages, and not into a slot besides
 
 
+def _pair(nodes: tuple[Node, ...], name: str) -> list[Communicator]:
+    made = [node.world.subgroup([0, 1], name=name) for node in nodes]
+    return [group for group in made if group is not None]
+
+
+async def _use(groups: list[Communicator]) -> None:
+    """Reduce in all ways that the arena has: at once, in chunks, by name; and ask whether it was used."""
+    for count, key in ((5, None), (50_000, None), (7, "key"), (50_000, "key"), (5, None)):
+        arrays = [np.full(count, group.rank + 1.0) for group in groups]
+        await asyncio.gather(*(group.all_reduce(x, key=key) for group, x in zip(groups, arrays, strict=True)))
+        assert all((x == 3.0).all() for x in arrays)
+    for group in groups:
+        ways = (group._engine.arena, group._engine._keyed_arena)
+        assert all(way is not None and way.is_open for way in ways), group.name
+
+
+async def test_groups_that_end_give_their_memory_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ASYNCPAR_ARENA_BYTES", "512K")  # four groups that stay use it up
+    async with arena_of(2) as nodes:
+        late: list[Communicator] = []
+        for number in range(175):  # with two offers each, more than there are places for
+            groups = _pair(nodes, f"group {number}")
+            await _use(groups)
+            groups[0].give_up(0, "it is not needed any more")
+            for group in late:  # the other rank is one behind
+                group.give_up(1, "it is not needed any more")
+            late = groups[1:]
+
+
+async def test_memory_of_a_group_is_not_used_again_while_another_rank_may_look_at_it() -> None:
+    async with arena_of(2) as nodes:
+        directories = [arena.directory for node in nodes if (arena := node.world._engine.table.arena) is not None]
+        first = _pair(nodes, "first")
+        await _use(first)
+        before = set(directories[0]._offers.values())
+        first[0].give_up(0, "it is not needed any more")
+        second = _pair(nodes, "second")
+        await _use(second)
+        assert not before & set(directories[0]._offers.values())
+        first[1].give_up(1, "it is not needed any more")
+        await _use(_pair(nodes, "third"))
+        assert before <= set(directories[0]._offers.values())
+        await _use(second)
+
+
 async def test_groups_of_one_host_work_at_the_same_time() -> None:
     async with arena_of(4) as nodes:
         pairs = [[0, 1], [2, 3], [0, 2], [1, 3]]

@@ -287,6 +287,8 @@ async def test_a_rank_that_does_not_come_is_named_after_the_timeout(absent: int)
         assert all(isinstance(outcome, PeerTimeout | PeerCancelled) for outcome in outcomes)
         with pytest.raises(PeerCancelled):
             await missed
+        for node in nodes:
+            node.world.timeout = 30.0
         await check(nodes)
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.backends.extras import REQUIRED
+from tests.torch.fork_server import close_fork_servers
 from tests.torch.worlds import Worlds
 
 HAS_TORCH = importlib.util.find_spec("torch") is not None
@@ -31,6 +32,23 @@ def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> 
     if HAS_TORCH or os.environ.get(REQUIRED):
         return None
     return WithoutTorch.from_parent(parent, path=module_path)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _servers_end() -> Iterator[None]:
+    yield
+    close_fork_servers()
+
+
+@pytest.fixture(scope="module")
+def one_thread() -> Iterator[None]:
+    """Let torch compute in one thread; more only cost time where matrices are small."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="session")

@@ -8,8 +8,6 @@ import importlib
 import itertools
 import json
 import logging
-import os
-import signal
 import socket
 import sys
 import threading
@@ -116,16 +114,13 @@ def check_in_step(name: str) -> None:
         assert torch.equal(other, word), f"rank {rank} is at {bytes(other.tolist())!r} when this one is at {name}"
 
 
-def main() -> None:
-    """Serve the test process until it hangs up."""
-    number, rank, backend, size, meeting, joins = sys.argv[1:]
+def main(channel: socket.socket, rank: str, backend: str, size: str, meeting: str, joins: str) -> None:
+    """Serve the test process, at the other end of ``channel``, until it hangs up."""
     _places.append(Place(rank=int(rank), size=int(size), backend=backend, meeting=meeting))
-    faulthandler.register(signal.SIGUSR1, all_threads=True)
     torch.set_num_threads(1)
     losses = Losses()
     warnings.filterwarnings("error", module=r"asyncpar(\.|$)")
-    with socket.socket(fileno=int(number)) as channel, channel.makefile("rb") as lines:
-        os.set_inheritable(channel.fileno(), False)
+    with channel, channel.makefile("rb") as lines:
         beginning = {"function": f"{__name__}:begin", "arguments": {"joins": joins == "1"}, "limit": 60}
         for order in itertools.chain([beginning], map(json.loads, lines)):
             faulthandler.dump_traceback_later(order["limit"] + 30, exit=True)  # should the test process be gone

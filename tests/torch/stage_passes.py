@@ -11,12 +11,8 @@ from torch.utils.checkpoint import checkpoint
 
 from asyncpar.torch.stage.loss import torch_loss
 from asyncpar.torch.stage.stage import ModuleStage
-from tests.torch.torch_models import (
-    FEATURES,
-    Block,
-    cross_entropy,
-    gradients_of,
-)
+from tests.pipeline.real_stages import pass_through
+from tests.torch.torch_models import FEATURES, Block, cross_entropy, gradients_of
 
 X = np.random.default_rng(3).normal(size=(2, 5, FEATURES))
 
@@ -29,35 +25,8 @@ def train(
     stages: Sequence[ModuleStage], inputs: Any, targets: Any, *, is_split: bool, in_flight: int = 2
 ) -> list[float]:
     """Train on all micro-batches, ``in_flight`` at a time; return the losses."""
-    losses: list[float] = []
-    waiting: list[tuple[list[Any], Any]] = []
     loss = torch_loss(cross_entropy)
-
-    def backward() -> None:
-        kept, dy = waiting.pop(0)
-        deferred = []
-        for stage in reversed(stages):
-            if is_split:
-                dy, later = stage.backward_input(kept.pop(), dy)
-                deferred.append((stage, later))
-            else:
-                dy = stage.backward(kept.pop(), dy)
-        for stage, later in deferred:
-            stage.backward_weight(later)
-
-    for x, target in zip(inputs, targets, strict=True):
-        kept = []
-        for stage in stages:
-            x, saved = stage.forward(x)
-            kept.append(saved)
-        value, dy = loss(x, target)
-        losses.append(value)
-        waiting.append((kept, dy))
-        if len(waiting) == in_flight:
-            backward()
-    while waiting:
-        backward()
-    return losses
+    return pass_through(stages, inputs, targets, loss, in_flight=in_flight, is_split=is_split)
 
 
 def passes(

@@ -5,8 +5,6 @@ from __future__ import annotations
 import gc
 import os
 import socket
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -20,13 +18,15 @@ import torch.distributed as dist
 
 from asyncpar.blocking import Cancelled
 from asyncpar.errors import PeerError, UsageError
+from tests.torch.fork_server import fork_servers
+from tests.torch.pendings import Pendings
 from tests.torch.ranks import initialize, place
-from tests.torch.worlds import ROOT, World, on_ranks, open_world
+from tests.torch.worlds import World, on_ranks, open_world
 
 pytestmark = pytest.mark.process
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def apart() -> Iterator[World]:
     """Two ranks that have no group yet."""
     with open_world(2, joins=False) as world:
@@ -56,23 +56,31 @@ def end_right_after(transport: str) -> None:
     mine = place().rank
     small, large = torch.ones(3), torch.ones(1 << 18)
     lists = [torch.ones(3), torch.ones(3)]
-    calls: list[Callable[[], Any]] = [
+    both: list[Callable[[], Any]] = [
         dist.barrier,
         lambda: dist.all_reduce(small),
         lambda: dist.all_reduce(large),
-        lambda: dist.broadcast(small, 0),
         lambda: dist.broadcast(large, 0),
+    ]
+    one_sided: list[Callable[[], Any]] = [
+        lambda: dist.broadcast(small, 0),
         lambda: dist.reduce(small, 1),
         lambda: dist.gather(small, lists if mine == 1 else None, dst=1),
         lambda: dist.scatter(small, lists if mine == 0 else None),
         lambda: dist.send(small, 1) if mine == 0 else dist.recv(small, 0),
         lambda: dist.broadcast_object_list([{"some": "words"}], 0),
     ]
-    for number, call in enumerate(calls):
+    for number, call in enumerate([*both, *one_sided]):
         meet(f"end-{transport}-{number}")
+        words = store()
+        leaves_alone = transport == "tcp" and number >= len(both)  # else rank 0 has to wait for the other
         if mine == 1:
-            time.sleep(0.03)  # it is the slower one: what it is sent may not go with its sender
+            words.wait(["go"])  # what it is sent by the quicker one may not go with its sender
+        elif not leaves_alone:
+            words.set("go", "both")
         call()
+        if mine == 0 and leaves_alone:
+            words.set("go", "alone")
         dist.destroy_process_group()
     os.environ.pop("ASYNCPAR_TRANSPORT", None)
 
@@ -93,6 +101,7 @@ def end_while_threads_wait() -> None:
                 call()
             errors.append(raised.value)
 
+        pendings = dist.group.WORLD._pending = Pendings(3)
         work = dist.all_reduce(torch.ones(1 << 18), async_op=True)
         future, seen = work.get_future(), threading.Event()
         future.then(lambda _: seen.set())
@@ -104,15 +113,15 @@ def end_while_threads_wait() -> None:
         threads = [threading.Thread(target=wait, args=(call,)) for call in waits]
         for thread in threads:
             thread.start()
-        while len(dist.group.WORLD._pending) < 3:
-            time.sleep(0.01)
+        assert pendings.is_full.wait(5)
         dist.destroy_process_group()
         words.set("ended", "yes")
         for thread in threads:
             thread.join(5)
         assert len(errors) == 3
         assert seen.wait(5)
-        with pytest.raises(RuntimeError, match=r"Cancelled: all_reduce was cancelled.*for rank 1"):
+        told = r"Cancelled: all_reduce was cancelled: rank 0: all_reduce #1 (was not waiting|waited .* for rank 1)"
+        with pytest.raises(RuntimeError, match=told):
             future.wait()
     else:
         words.wait(["ended"])
@@ -211,41 +220,33 @@ def test_a_group_ends_with_its_operations_and_leaves_others_theirs() -> None:
     all_works()
 
 
-PROGRAM = """
-import sys
-import torch, torch.distributed as dist
-
-dist.init_process_group("asyncpar")
-x = torch.ones(3)
-dist.all_reduce(x)
-assert x[0] == 2
-work = dist.all_reduce(torch.ones(1 << 18), async_op=True)
-future = work.get_future().then(lambda _: None)
-print("through", flush=True)
-"""
+def destroy_nothing(channel: socket.socket, *_: str) -> None:
+    """Be a program that ends in the middle of everything."""
+    dist.init_process_group("asyncpar")
+    all_works()
+    work = dist.all_reduce(torch.ones(1 << 18), async_op=True)
+    work.get_future().then(lambda _: None)
+    print("through", flush=True)
 
 
-@pytest.mark.timeout(120)
 def test_programs_that_destroy_nothing_end_quietly(tmp_path: Path) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    common = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", PROGRAM],
-            cwd=ROOT,
-            env=os.environ | common | {"RANK": str(rank), "TMPDIR": str(tmp_path)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    try:
-        said = [process.communicate(timeout=100)[0] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    assert [process.returncode for process in processes] == [0, 0]
-    assert said == ["through\n", "through\n"]
+    common = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "TMPDIR": str(tmp_path)}
+    processes = []
+    for rank, server in enumerate(fork_servers()):
+        ours, theirs = socket.socketpair()
+        with ours, theirs, (tmp_path / f"{rank}.log").open("ab") as log:
+            processes.append(
+                server.start(
+                    "tests.torch.test_ending:destroy_nothing",
+                    [],
+                    environment=os.environ | common | {"RANK": str(rank)},
+                    log=log.fileno(),
+                    channel=theirs.fileno(),
+                )
+            )
+    statuses = [process.wait(timeout=50) for process in processes]
+    said = [(tmp_path / f"{rank}.log").read_text() for rank in range(2)]
+    assert (statuses, said) == ([0, 0], ["through\n", "through\n"])

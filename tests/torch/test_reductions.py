@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 import torch.distributed as dist
 
+from asyncpar.errors import UsageError
 from tests.torch.values import FLOATS, INTEGERS, NUMBERS, assert_same, draw, everyone, reduced
 from tests.torch.worlds import on_ranks
 
@@ -50,6 +55,30 @@ def test_premul_sum_multiplies_first() -> None:
     x = draw(dist.get_rank())
     dist.all_reduce(x, dist._make_nccl_premul_sum(0.5))
     assert_same(x, reduced("SUM", everyone()) * 0.5)
+
+
+@on_ranks(2)
+def test_premul_sum_takes_a_tensor_as_factor_and_keeps_the_dtype() -> None:
+    for dtype in (*FLOATS, "complex64"):
+        for factor in (torch.tensor(0.5), torch.tensor([0.5], dtype=torch.float64)):
+            x = draw(dist.get_rank(), dtype)
+            dist.all_reduce(x, dist._make_nccl_premul_sum(factor))
+            assert_same(x, sum(half * 0.5 for half in everyone(dtype)))
+
+
+@on_ranks(2)
+def test_premul_sum_refuses_integers_which_cannot_hold_the_products() -> None:
+    calls: list[Callable[[torch.Tensor, Any], Any]] = [
+        dist.all_reduce,
+        lambda x, op: dist.reduce(x, 0, op),
+        lambda x, op: dist.reduce_scatter_single(x[:2], x, op),
+    ]
+    for dtype, factor in itertools.product((torch.int32, torch.uint8, torch.bool), (0.5, torch.tensor(0.5))):
+        x = torch.ones(4, dtype=dtype)
+        for call in calls:
+            with pytest.raises(UsageError, match="PREMUL_SUM needs a floating dtype, as"):
+                call(x, dist._make_nccl_premul_sum(factor))
+        assert_same(x, torch.ones(4, dtype=dtype))
 
 
 @on_ranks(4)

@@ -17,7 +17,7 @@ from asyncpar.node import start_node
 from asyncpar.torch.meeting.board import Board
 from asyncpar.torch.meeting.meeting import StoreMeeting
 from asyncpar.torch.meeting.rendezvous import attach_store
-from asyncpar.torch.meeting.roll_call import Charter, Hello, encode
+from asyncpar.torch.meeting.roll_call import Charter, Hello, Place, encode
 from tests.torch.meetings import LONG, SOON, no_threads_left, outcomes, seen, start, total, world
 
 
@@ -149,7 +149,7 @@ async def test_a_rank_that_died_while_it_waited_may_come_anew(monkeypatch: pytes
     monkeypatch.setattr("asyncpar.torch.meeting.meeting.ANSWER_SECONDS", 0.05)
     store = dist.HashStore()
     dead = Board(dist.PrefixStore("default_pg", store), 1)
-    dead.claim("place", 0, "process 1 on a")
+    dead.claim(0, Place(token="dead", name="process 1 on a", attempt=0))
     dead.put("hello", 0, encode(Hello(rank=0, host="a", host_id="a", terms={})))
     async with world(store, 3) as nodes:
         assert await total(nodes) == 6.0
@@ -160,7 +160,7 @@ async def test_ranks_that_wait_where_another_died_go_on_with_its_successor(monke
     monkeypatch.setattr("asyncpar.torch.meeting.meeting.ANSWER_SECONDS", 0.05)
     store = dist.HashStore()
     dead = Board(dist.PrefixStore("default_pg", store), 1)
-    dead.claim("place", 0, "process 1 on a")
+    dead.claim(0, Place(token="dead", name="process 1 on a", attempt=0))
     waiting = start(store, 1, 2)
     await seen(store, "asyncpar/1/hello/1")
     async with asyncio.timeout(SOON):
@@ -201,7 +201,7 @@ def test_a_rank_that_dies_after_it_was_seen_is_named_long_before_the_timeout(mon
     monkeypatch.setattr("asyncpar.torch.meeting.meeting.EXCHANGE_SECONDS", 0.1)
     store = dist.HashStore()
     second = Board(store, 1)
-    second.claim("place", 1, "process 1 on a")
+    second.claim(1, Place(token="dead", name="process 1 on a", attempt=0))
     second.put("hello", 1, encode(Hello(rank=1, host="a", host_id="a", terms={})))
     first = StoreMeeting(store, rank=0, size=2, timeout=LONG)
     first.enter("process 2 on b")

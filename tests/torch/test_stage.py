@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -26,22 +25,9 @@ from tests.torch.stage_passes import (
     seeded,
     train,
 )
-from tests.torch.torch_models import (
-    FEATURES,
-    Block,
-    gradients_of,
-    make_parts,
-    make_tokens,
-    train_alone,
-)
+from tests.torch.torch_models import FEATURES, Block, gradients_of, make_parts, make_tokens, train_alone
 
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 # -- the numbers -------------------------------------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import ml_dtypes
@@ -14,29 +13,10 @@ from asyncpar.nn.half import HalfParameter, stored_value
 from asyncpar.nn.optimizers import SGD, Adam, Optimizer
 from asyncpar.pipeline.offload.arrays import bytes_of
 from asyncpar.torch.stage.stage import ModuleStage
-from tests.torch.stage_passes import (
-    Tied,
-    Unused,
-    X,
-    make_stages,
-    seeded,
-    train,
-)
-from tests.torch.torch_models import (
-    FEATURES,
-    Block,
-    make_parts,
-    make_tokens,
-    train_alone,
-)
+from tests.torch.stage_passes import Tied, Unused, X, make_stages, seeded, train
+from tests.torch.torch_models import FEATURES, Block, make_parts, make_tokens, train_alone
 
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 # -- memory ------------------------------------------------------------------------------------------------------------

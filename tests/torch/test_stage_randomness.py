@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -19,15 +18,9 @@ from asyncpar.pipeline import Recomputed
 from asyncpar.torch.stage.randomness import alone
 from asyncpar.torch.stage.stage import ModuleStage
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 X = np.ones((40, 50), np.float32)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def draw(stage: ModuleStage) -> Array:

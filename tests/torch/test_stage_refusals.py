@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -12,20 +11,10 @@ import torch
 from asyncpar.errors import UsageError
 from asyncpar.torch.stage.loss import torch_loss
 from asyncpar.torch.stage.stage import ModuleStage
-from tests.torch.stage_passes import (
-    X,
-)
-from tests.torch.torch_models import (
-    FEATURES,
-)
+from tests.torch.stage_passes import X
+from tests.torch.torch_models import FEATURES
 
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 # -- bad input ---------------------------------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -29,15 +29,9 @@ from tests.torch.torch_models import cross_entropy, gradients_of, make_parts, ma
 from tests.zero.layers import Replica, replicas
 from tests.zero.replicas import on_all, whole_values
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 MICRO_BATCHES = 4
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def cut(count: int, **options: Any) -> list[Stage[Any]]:

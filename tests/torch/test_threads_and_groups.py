@@ -56,6 +56,23 @@ def test_all_subsets_of_ranks_work_at_once_in_any_order() -> None:
 
 
 @on_ranks(2)
+def test_operations_take_their_places_at_the_call_whatever_their_sizes() -> None:
+    mine = dist.get_rank()
+    order = random.Random(5)  # the same on both ranks
+    calls = [order.choice([1, 3, 100_000, 500_000]) for _ in range(60)]
+    works, xs = [], [torch.full((count,), float(mine + number)) for number, count in enumerate(calls)]
+    for number, x in enumerate(xs):
+        if (number + mine) % 3:
+            works.append(dist.all_reduce(x, async_op=True))
+        else:  # in this place only one of the ranks waits at once
+            dist.all_reduce(x)
+    for work in works:
+        work.wait()
+    for number, x in enumerate(xs):
+        assert (x == 2 * number + 1).all(), number
+
+
+@on_ranks(2)
 def test_a_hundred_groups_have_operations_under_way_at_once() -> None:
     groups = [dist.new_group() for _ in range(100)]
     xs = [torch.full((100 + number,), float(number)) for number in range(100)]

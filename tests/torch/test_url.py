@@ -13,7 +13,7 @@ import pytest
 import torch.distributed as dist
 
 import asyncpar.torch  # noqa: F401  # registers the scheme
-from asyncpar.errors import PeerTimeout, UsageError
+from asyncpar.errors import LaunchError, PeerTimeout, UsageError
 from asyncpar.torch.meeting.keeper import StoreKeeper, become_tenant
 from asyncpar.torch.meeting.url import Endpoint
 
@@ -60,6 +60,8 @@ def test_arguments_win_over_the_environment() -> None:
         ("asyncpar://", {}, "WORLD_SIZE: expected a value in the environment, it is not set"),
         ("asyncpar://?rank=0&world_size=1", {}, "MASTER_ADDR: expected a value"),
         ("asyncpar://", PLACE | {"RANK": "one"}, "RANK: expected a whole number, got 'one'"),
+        ("asyncpar://", PLACE | {"MASTER_PORT": "70000"}, r"MASTER_PORT: expected 1\.\.65535, got 70000"),
+        ("asyncpar://10.0.0.1:0", PLACE, r"port: expected 1\.\.65535, got 0"),
         ("asyncpar://", PLACE | {"RANK": "4"}, r"rank: expected 0\.\.3, got 4"),
         ("asyncpar://?rank=x", PLACE, "rank: expected a whole number, got 'x'"),
         ("asyncpar://10.0.0.1", PLACE, "init_method: expected asyncpar://host:port, or asyncpar:// alone"),
@@ -81,6 +83,17 @@ def test_rank_0_has_its_store_at_once_and_the_others_find_it() -> None:
 def test_if_rank_0_does_not_come_it_is_named() -> None:
     with pytest.raises(PeerTimeout, match=r"rank 1: rank 0 of 2 has not come within 0\.2 s: nobody serves a store"):
         open_store(free_port(), 1, 2, seconds=0.2)
+
+
+def test_a_port_that_somebody_else_uses_is_named() -> None:
+    with closing(socket.socket()) as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        message = rf"rank 0: torch could not make a store at 127\.0\.0\.1:{port}; expected an address of this host, and"
+        with pytest.raises(LaunchError, match=message) as caught:
+            open_store(port, 0, 1, seconds=0.5)
+        assert "\n" not in str(caught.value)
 
 
 def test_torch_gets_its_own_kind_of_error() -> None:

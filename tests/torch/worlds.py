@@ -38,8 +38,6 @@ import os
 import selectors
 import signal
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -50,7 +48,8 @@ from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.torch.fork_server import ForkedProcess, fork_servers
+
 BACKEND = os.environ.get("ASYNCPAR_TORCH_REFERENCE") or "asyncpar"
 LIMIT = 60.0
 """Seconds after which a test is taken for hung."""
@@ -94,26 +93,22 @@ class World:
         self._logs = [directory / f"rank-{rank}.log" for rank in range(size)]
         self._log_starts = [0] * size
         self._channels: list[socket.socket] = []
-        self._processes: list[subprocess.Popen[bytes]] = []
+        self._processes: list[ForkedProcess] = []
         for rank in range(size):
-            self._start(rank, directory, [backend, str(size), f"file://{directory}/store", str(int(joins))])
+            self._start(rank, directory, [str(rank), backend, str(size), f"file://{directory}/store", str(int(joins))])
 
     def _start(self, rank: int, directory: Path, arguments: Sequence[str]) -> None:
         ours, theirs = socket.socketpair()
-        program = "from tests.torch.ranks import main; main()"
-        command = [sys.executable, "-X", "faulthandler", "-c", program, str(theirs.fileno()), str(rank)]
-        with theirs, self._logs[rank].open("wb") as log:
-            process = subprocess.Popen(
-                [*command, *arguments],
-                cwd=ROOT,
-                env=_environment(directory),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                pass_fds=[theirs.fileno()],
-                start_new_session=True,
-            )
         self._channels.append(ours)
+        servers = fork_servers()
+        with theirs, self._logs[rank].open("ab") as log:
+            process = servers[rank % len(servers)].start(
+                "tests.torch.ranks:main",
+                arguments,
+                environment=_environment(directory),
+                log=log.fileno(),
+                channel=theirs.fileno(),
+            )
         self._processes.append(process)
 
     def pid(self, rank: int) -> int:
@@ -173,12 +168,14 @@ class World:
         return {"status": self._processes[rank].wait(timeout=5)}
 
     def _dump(self, ranks: set[int]) -> None:
-        """Make hung ranks write the stacks of all their threads into their logs."""
+        """Abort hung ranks, which makes them write the stacks of all their threads into their logs."""
         self.is_broken |= bool(ranks)
         for rank in ranks:
-            self._processes[rank].send_signal(signal.SIGUSR1)
-        if ranks:
-            time.sleep(0.5)
+            self._processes[rank].send_signal(signal.SIGABRT)
+            self._processes[rank].send_signal(signal.SIGCONT)  # should it be one that was stopped
+        for rank in ranks:
+            with suppress(TimeoutError):  # killed at the end
+                self._processes[rank].wait(timeout=5)
 
     def _outcome(self, rank: int, answer: dict[str, Any] | None) -> Outcome:
         with self._logs[rank].open("rb") as file:
@@ -198,9 +195,9 @@ class World:
             channel.close()
         deadline = time.monotonic() + (0.0 if self.is_broken else limit)
         for process in self._processes:
-            with suppress(subprocess.TimeoutExpired):
+            with suppress(TimeoutError):
                 process.wait(timeout=max(0.0, deadline - time.monotonic()))
-        self._dump({rank for rank, process in enumerate(self._processes) if process.poll() is None})
+        self._dump({rank for rank, process in enumerate(self._processes) if not process.has_ended()})
         for process in self._processes:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)  # children of ranks, such as workers of a data loader, too

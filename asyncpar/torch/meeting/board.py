@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, TypeVar
 
-from asyncpar.torch.meeting.roll_call import End, Roster, decode, encode
+from asyncpar.torch.meeting.roll_call import End, Place, Roster, decode, encode
 
 T = TypeVar("T")
 
@@ -22,10 +22,9 @@ class Board:
         self.number = number
         self._store = store
 
-    def claim(self, what: str, rank: int, text: str) -> str:
-        """Write ``what`` of ``rank``, unless it is there; return what is."""
-        content: bytes = self._store.compare_set(self._key(what, rank), "", text)
-        return content.decode()
+    def claim(self, rank: int, place: Place) -> Place:
+        """Let ``rank`` be at ``place``, unless it is there already; return where it is."""
+        return decode(self._store.compare_set(self._key("place", rank), "", encode(place)), Place)
 
     def put(self, what: str, rank: int, text: str) -> None:
         """Write ``what`` of ``rank``."""

@@ -10,9 +10,11 @@ A store outlives meetings (the agent of torchrun keeps one for all worlds of its
 so meetings are numbered, and a rank comes to the first one that it has not been to.  If that has ended without it, it
 is told how, unless that was before the ranks were started anew, or others are in the next meeting already.
 
-A rank that finds itself in a meeting which has not ended is there twice, or has died there.  So it knocks.  Whoever is
-there and waits sees that, and ends the meeting with a refusal that names both.  If nobody answers the meeting is
-abandoned: all go to the next.
+A rank that finds itself in a meeting which has not ended is there twice, or has died there.  If it was there before it
+was started anew, it has died.  Else it knocks.  Whoever is there and waits sees that, and ends the meeting with a
+refusal that names both.  If nobody answers the meeting is abandoned: all go to the next.
+
+How often ranks were started anew says something about one rank only: the agents of torchrun count each for itself.
 
 Everything here blocks.  Stores are asked in short calls only, since several ranks may share one, and since one that
 waits cannot be stopped.
@@ -35,6 +37,7 @@ from asyncpar.torch.meeting.roll_call import (
     Charter,
     End,
     Hello,
+    Place,
     Refusal,
     RefusalKind,
     Roster,
@@ -90,8 +93,8 @@ class StoreMeeting:
         self._rank = rank
         self._size = size
         self._attempt = attempt
-        self._patience = timeout
-        self._deadline = time.monotonic() + timeout
+        self._timeout = self._patience = timeout
+        self._over_at = self._deadline = time.monotonic() + timeout
         self._longest_pause = _LONGEST_PAUSE + size * _PAUSE_PER_RANK
         self._is_stopped = threading.Event()
         self._place = ""
@@ -106,12 +109,14 @@ class StoreMeeting:
     def enter(self, place: str) -> None:
         """Come to the next meeting, from ``place``.  Raises ``UsageError`` if this rank is there already."""
         self._place, self._guests = place, {}
-        mine = f"{secrets.token_hex(8)} {place}"
+        self._patience, self._deadline = self._timeout, self._over_at
+        mine = Place(token=secrets.token_hex(8), name=place, attempt=self._attempt)
         bookmark = Bookmark(self._store, self._rank)
         for number in itertools.count(bookmark.read()):
             self._board = Board(self._store, number)
-            if self._board.claim("place", self._rank, mine) != mine:
-                self._knock()
+            there = self._board.claim(self._rank, mine)
+            if there != mine:
+                self._see_end(there)
             elif not self._is_old(self._board.read_end()):
                 bookmark.write(number)
                 self.is_over = False
@@ -119,7 +124,7 @@ class StoreMeeting:
 
     def call_roll(self, hello: Hello, charter: Charter) -> Roster:
         """Return who came, once all have.  The charter is that of rank 0; the number of the meeting is added to it."""
-        self._board.put("hello", self._rank, encode(hello))
+        self._board.put("hello", self._rank, encode(replace(hello, attempt=self._attempt)))
         if self._rank != 0:
             return self._check_belongs(self._wait_for(self._find_roster, "hello", deed="come"))
         guests = self._wait_for(self._find_hellos, "hello", deed="come")
@@ -130,8 +135,9 @@ class StoreMeeting:
     def exchange(self, roster: Roster, address: str) -> tuple[str, ...]:
         """Return where all ranks listen; this one does at ``address``."""
         self._guests = {guest.rank: guest for guest in roster.guests}
-        self._patience = min(EXCHANGE_SECONDS, max(0.0, self._deadline - time.monotonic()))
-        self._deadline = time.monotonic() + self._patience
+        if len({guest.attempt for guest in roster.guests}) == 1:  # else one may have died before, and comes anew
+            self._patience = min(EXCHANGE_SECONDS, max(0.0, self._deadline - time.monotonic()))
+            self._deadline = time.monotonic() + self._patience
         self._board.put("address", self._rank, address)
         if self._rank == 0:
             addresses = self._wait_for(self._find_addresses, "address", deed="said where to find it")
@@ -226,13 +232,16 @@ class StoreMeeting:
             return True
         return bool(Board(self._store, self._board.number + 1).find("place", range(self._size)))
 
-    def _knock(self) -> None:
-        """See that the meeting, where this rank is already, ends: by itself, or because nobody answers.
+    def _see_end(self, there: Place) -> None:
+        """See that the meeting, where this rank is already, ends.  Raises ``UsageError`` if it is there twice."""
+        if self._board.read_end() is None:
+            if there.attempt < self._attempt:
+                self._refuse(abandoned(self._rank))
+            else:
+                self._knock()
 
-        Raises ``UsageError`` if somebody does.
-        """
-        if self._board.read_end() is not None:
-            return
+    def _knock(self) -> None:
+        """Return once the meeting has ended: somebody answers, which raises ``UsageError``, or nobody does."""
         self._board.put("knock", self._rank, self._place)
         give_up = time.monotonic() + ANSWER_SECONDS
         pause = _FIRST_PAUSE

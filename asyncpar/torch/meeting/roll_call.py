@@ -22,13 +22,24 @@ _SHOWN = 20
 class Hello:
     """Who a rank is: ``host`` is for people, ``host_id`` equal exactly for ranks of one host.
 
-    ``terms`` name what must be equal on all ranks; they are compared and quoted, never parsed.
+    ``terms`` name what must be equal on all ranks; they are compared and quoted, never parsed.  ``attempt`` is which
+    start of the rank it comes from.
     """
 
     rank: int
     host: str
     host_id: str
     terms: dict[str, str]
+    attempt: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """That a rank is there: ``token`` is no other's, ``name`` says for people where its process is."""
+
+    token: str
+    name: str
+    attempt: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +94,7 @@ class End:
     refusal: Refusal | None = None
 
 
-def encode(message: Hello | Roster | End) -> str:
+def encode(message: Place | Hello | Roster | End) -> str:
     """Return ``message`` as a store can hold it."""
     return msgspec.json.encode(message).decode()
 

@@ -17,12 +17,13 @@ from urllib.parse import parse_qs, urlsplit
 
 import torch.distributed as dist
 
-from asyncpar.errors import PeerTimeout, UsageError
+from asyncpar.errors import LaunchError, PeerTimeout, UsageError
 from asyncpar.torch.errors import as_torch
 from asyncpar.transport.rpc import join_address
 
 _RETRY_SECONDS = 0.05
 _ATTEMPT_SECONDS = 5.0
+_LAST_PORT = 65535
 _AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
 
 
@@ -56,7 +57,7 @@ class Endpoint:
             raise UsageError(f"rank: expected 0..{size - 1}, got {rank}")
         return cls(
             host=parts.hostname or _variable("MASTER_ADDR", environment),
-            port=_number("port", None if port is None else str(port), "MASTER_PORT", environment),
+            port=_port(port, environment),
             rank=rank,
             size=size,
             is_ours=environment.get(_AGENT_STORE) != "True",
@@ -68,12 +69,13 @@ def open_store(
 ) -> Iterator[tuple[dist.Store, int, int]]:
     """Yield the store of ``url``, the rank and the size, once: a rendezvous handler of torch.
 
-    Raises ``UsageError``, and ``PeerTimeout`` when rank 0 has not come after ``timeout``.
+    Raises ``UsageError``, ``PeerTimeout`` when rank 0 has not come after ``timeout``, and ``LaunchError`` when torch
+    cannot make the store.
     """
     try:
         endpoint = Endpoint.parse(url, os.environ)
         store = _open(endpoint, timeout)
-    except (PeerTimeout, UsageError) as error:
+    except (PeerTimeout, LaunchError, UsageError) as error:
         raise as_torch(error) from None
     yield store, endpoint.rank, endpoint.size
 
@@ -83,19 +85,29 @@ def _open(endpoint: Endpoint, timeout: timedelta) -> dist.Store:
     serves = endpoint.is_ours and endpoint.rank == 0
     if not serves:
         _wait_for_server(endpoint, timeout.total_seconds())
-    return dist.TCPStore(
-        endpoint.host,
-        endpoint.port,
-        endpoint.size,
-        is_master=serves,
-        timeout=timeout,
-        wait_for_workers=False,
-        multi_tenant=True,
-    )
+    try:
+        return dist.TCPStore(
+            endpoint.host,
+            endpoint.port,
+            endpoint.size,
+            is_master=serves,
+            timeout=timeout,
+            wait_for_workers=False,
+            multi_tenant=True,
+        )
+    except dist.DistError as error:
+        reason = str(error).partition("\n")[0]
+        where = join_address(endpoint.host, endpoint.port)
+        wanted = "; expected an address of this host, and a port that nobody uses" if serves else ""
+        raise LaunchError(f"rank {endpoint.rank}: torch could not make a store at {where}{wanted}: {reason}") from error
 
 
 def _wait_for_server(endpoint: Endpoint, seconds: float) -> None:
-    """Return once somebody listens there.  Raises ``PeerTimeout`` after ``seconds``."""
+    """Return once somebody listens there.  Raises ``PeerTimeout`` after ``seconds``.
+
+    A server that is yet to come can tell nobody, so this asks again and again.  torch's own client would ask as often,
+    but Ctrl-C cannot end that, and each refusal is a warning on standard error.
+    """
     deadline = time.monotonic() + seconds
     while True:
         left = deadline - time.monotonic()
@@ -128,6 +140,13 @@ def _number(name: str, given: str | None, variable: str, environment: Mapping[st
     if not (text.isascii() and text.isdecimal()):
         raise UsageError(f"{name if given is not None else variable}: expected a whole number, got {text!r}")
     return int(text)
+
+
+def _port(given: int | None, environment: Mapping[str, str]) -> int:
+    port = _number("port", None if given is None else str(given), "MASTER_PORT", environment)
+    if not 0 < port <= _LAST_PORT:
+        raise UsageError(f"{'MASTER_PORT' if given is None else 'port'}: expected 1..{_LAST_PORT}, got {port}")
+    return port
 
 
 def _variable(name: str, environment: Mapping[str, str]) -> str:

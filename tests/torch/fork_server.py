@@ -1,0 +1,197 @@
+"""Processes with torch imported, from which ranks are forked: importing it takes seconds, and tests need many ranks.
+
+A server imports torch and waits; it never has a second thread, so that its children start as whole as a new interpreter
+does.  Nothing of asyncpar is imported in it but what torch itself imports.  Children of one server have one seed of
+hashes, so ranks that must not depend on the order of sets are to come from different servers.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import json
+import os
+import resource
+import selectors
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache, partial
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+PRELOADED = (
+    "tests.torch.ranks",
+    "torch._dynamo",
+    "torch._functorch.aot_autograd",
+    "torch.distributed.checkpoint",
+    "torch.distributed.fsdp",
+    "torch.distributed.optim",
+    "torch.distributed.pipelining",
+    "torch.distributed.tensor.parallel",
+    "torch.nn.parallel",
+)
+
+_LARGEST_REQUEST = 1 << 17
+
+
+class ForkedProcess:
+    """A child of a server, whose end this process learns of through ``news``."""
+
+    def __init__(self, news: socket.socket) -> None:
+        self._news = news
+        self._status: int | None = None
+        self.pid = int(self._read())
+
+    def _read(self) -> str:
+        told = self._news.recv(64).decode()
+        if not told:
+            raise RuntimeError("the server that ranks are forked from has ended")
+        return told
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Return its exit status, negative for a signal; raise ``TimeoutError`` after ``timeout`` seconds."""
+        if self._status is None:
+            self._news.settimeout(timeout)
+            try:
+                self._status = int(self._read())
+            except BlockingIOError:  # of a timeout of 0
+                raise TimeoutError(f"process {self.pid} has not ended") from None
+            self._news.close()
+        return self._status
+
+    def has_ended(self) -> bool:
+        with suppress(TimeoutError):
+            self.wait(0)
+        return self._status is not None
+
+    def send_signal(self, number: int) -> None:
+        if not self.has_ended():
+            os.kill(self.pid, number)
+
+
+class ForkServer:
+    """A process from which others are forked; it ends when it is closed, or this process ends."""
+
+    def __init__(self) -> None:
+        self._requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        program = f"from tests.torch.fork_server import main; main({theirs.fileno()})"
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-X", "faulthandler", "-c", program],
+                cwd=ROOT,
+                env=os.environ | {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"},
+                stdin=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+            )
+
+    def start(
+        self, target: str, arguments: Sequence[str], *, environment: Mapping[str, str], log: int, channel: int
+    ) -> ForkedProcess:
+        """Run ``target``, a ``module:function``, with the socket ``channel`` and ``arguments``.
+
+        What it prints goes to ``log``.
+        """
+        order = json.dumps({"target": target, "arguments": list(arguments), "environment": dict(environment)}).encode()
+        news, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            socket.send_fds(self._requests, [order], [log, channel, theirs.fileno()])
+        return ForkedProcess(news)
+
+    def close(self) -> None:
+        self._requests.close()
+        self._process.wait(timeout=30)
+
+
+@cache
+def fork_servers() -> tuple[ForkServer, ...]:
+    """Return what ranks are forked from, in turns, so that those next to each other order sets differently."""
+    return ForkServer(), ForkServer()
+
+
+def close_fork_servers() -> None:
+    """End what ``fork_servers`` has started, if it has."""
+    if fork_servers.cache_info().currsize:
+        for server in fork_servers():
+            server.close()
+        fork_servers.cache_clear()
+
+
+# -- in the server -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Child:
+    pid: int
+    news: socket.socket
+
+
+def main(number: int) -> None:
+    """Serve until the other side hangs up; in a child, be what was asked for."""
+    for name in PRELOADED:
+        importlib.import_module(name)
+    gc.collect()
+    gc.freeze()  # nothing of it is garbage, in children either
+    with socket.socket(fileno=number) as requests, selectors.DefaultSelector() as selector:
+        selector.register(requests, selectors.EVENT_READ)
+        call = _serve(requests, selector)
+    if call is None:
+        os._exit(0)  # taking down all of torch would take seconds
+    call()
+
+
+def _serve(requests: socket.socket, selector: selectors.BaseSelector) -> Callable[[], None] | None:
+    """Return in a child what it is to do, and None at the end."""
+    while True:
+        for key, _ in selector.select():
+            if isinstance(key.data, _Child):
+                selector.unregister(key.fd)
+                _report_end(key.fd, key.data)
+                continue
+            message, files, _, _ = socket.recv_fds(requests, _LARGEST_REQUEST, 3)
+            if not message:
+                return None
+            log, channel, number = files
+            news = socket.socket(fileno=number)
+            assert len(os.listdir("/proc/self/task")) == 1, "a server with threads cannot fork"
+            if not (pid := os.fork()):
+                news.close()
+                _close_children(selector)
+                return partial(_be, **json.loads(message), log=log, channel=channel)
+            os.close(log)
+            os.close(channel)
+            news.send(str(pid).encode())
+            selector.register(os.pidfd_open(pid), selectors.EVENT_READ, _Child(pid, news))
+
+
+def _report_end(number: int, child: _Child) -> None:
+    os.close(number)
+    _, status = os.waitpid(child.pid, 0)
+    with child.news, suppress(BrokenPipeError):  # nobody wants to know
+        child.news.send(str(os.waitstatus_to_exitcode(status)).encode())
+
+
+def _close_children(selector: selectors.BaseSelector) -> None:
+    for key in selector.get_map().values():
+        if isinstance(key.data, _Child):
+            key.data.news.close()
+            os.close(key.fd)
+
+
+def _be(target: str, arguments: Sequence[str], environment: Mapping[str, str], *, log: int, channel: int) -> None:
+    os.setsid()
+    for output in (1, 2):
+        os.dup2(log, output)
+    os.close(log)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # ranks that hang are aborted
+    os.environ.clear()
+    os.environ.update(environment)
+    tempfile.tempdir = None
+    module, _, name = target.partition(":")
+    getattr(importlib.import_module(module), name)(socket.socket(fileno=channel), *arguments)
