@@ -11,13 +11,19 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from asyncpar.errors import UsageError
-from asyncpar.observe.reporting import Reporter, record_failures
+from asyncpar.observe.reporting import Reporter, find_peer_error, record_failures
 from asyncpar.observe.standard_streams import open_closed_streams
 from asyncpar.signals import OwnHandler
+from asyncpar.transport.links import LEFT
 
 T = TypeVar("T")
 SIGTERM_EXIT = 128 + signal.SIGTERM
 SIGINT_EXIT = 128 + signal.SIGINT
+SIGNAL_SECONDS = 0.3
+"""How long a launched program that lost a rank, which left in good order, stays for the signal that may explain it.
+
+A launcher sends Ctrl-C to all ranks, but each gets it in its own time.
+"""
 
 
 def run(main: Callable[[], Coroutine[Any, Any, T]] | Coroutine[Any, Any, T]) -> T:
@@ -41,7 +47,7 @@ def run(main: Callable[[], Coroutine[Any, Any, T]] | Coroutine[Any, Any, T]) -> 
     interrupt = signal.getsignal(signal.SIGINT)
     try:
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-            return runner.run(_until_terminated(coroutine, interrupt))
+            return runner.run(_until_terminated(coroutine, interrupt, reporter))
     except KeyboardInterrupt:
         if reporter.is_connected:
             raise SystemExit(SIGINT_EXIT) from None
@@ -65,7 +71,13 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
     return factory
 
 
-async def _until_terminated(main: Coroutine[Any, Any, T], interrupt: Any) -> T:
+def is_left_behind(error: Exception) -> bool:
+    """Has ``error`` come of ranks that left in good order?"""
+    peer = find_peer_error(error)
+    return peer is not None and peer.cause == LEFT
+
+
+async def _until_terminated(main: Coroutine[Any, Any, T], interrupt: Any, reporter: Reporter) -> T:
     """Await ``main``; SIGTERM cancels it and ends the process with status 143.
 
     ``interrupt`` handled SIGINT before the loop.
@@ -81,11 +93,26 @@ async def _until_terminated(main: Coroutine[Any, Any, T], interrupt: Any) -> T:
 
     try:
         with _handling_signals(terminate, interrupt):
-            return await main
+            try:
+                return await main
+            except Exception as error:
+                if reporter.is_connected and is_left_behind(error):
+                    reporter.failure(error)
+                    await _listen(lambda: is_terminated)
+                raise
     except asyncio.CancelledError:
         if is_terminated:
             raise SystemExit(SIGTERM_EXIT) from None
         raise
+
+
+async def _listen(is_terminated: Callable[[], bool]) -> None:
+    """Wait for Ctrl-C, which raises here; SIGTERM explains nothing."""
+    try:
+        await asyncio.sleep(SIGNAL_SECONDS)
+    except asyncio.CancelledError:
+        if not is_terminated():
+            raise
 
 
 @contextmanager

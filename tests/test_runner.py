@@ -47,6 +47,32 @@ ap.run(main)
 """
 
 
+_LEFT = """
+import os, signal, sys, threading
+import asyncpar as ap, asyncpar.runner, asyncpar.blocking.program
+from asyncpar.errors import PeerLost
+asyncpar.runner.SIGNAL_SECONDS = asyncpar.blocking.program.SIGNAL_SECONDS = 30
+left = PeerLost("rank 1: it left the world", rank=1, operation="recv", cause="it left the world")
+timer = threading.Timer(0.2, lambda: os.kill(os.getpid(), int(sys.argv[1])))
+timer.daemon = True
+"""
+LEFT_ALONE = {
+    "asyncio": f"""{_LEFT}
+async def main():
+    timer.start()
+    raise left
+
+ap.run(main)
+""",
+    "blocking": f"""{_LEFT}
+import asyncpar.blocking as ab
+with ab.init():
+    timer.start()
+    raise left
+""",
+}
+
+
 def test_the_result_of_main_is_returned() -> None:
     async def main() -> int:
         await asyncio.sleep(0)
@@ -161,3 +187,30 @@ def test_signals_end_a_program_in_good_order(
     assert shown == "left\n"
     assert process.returncode == code
     assert (complaints == "") is is_silent
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("style", ["asyncio", "blocking"])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_what_ctrl_c_did_to_other_ranks_first_is_not_shown_as_an_error(
+    tmp_path: Path, style: str, number: signal.Signals
+) -> None:
+    """A launcher signals all ranks, but each in its own time.  SIGTERM comes because a rank was lost: that is shown."""
+    program = tmp_path / "left.py"
+    program.write_text(LEFT_ALONE[style])
+    reading, writing = os.pipe()
+    ended = subprocess.run(
+        [sys.executable, program, str(int(number))],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "ASYNCPAR_REPORT_FD": str(writing)},
+        pass_fds=[writing],
+        check=False,
+    )
+    os.close(writing)
+    os.close(reading)
+    if number == signal.SIGINT:
+        assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "")
+    else:
+        assert (ended.returncode, ended.stdout) == (1, "")
+        assert "PeerLost: rank 1: it left the world" in ended.stderr

@@ -6,13 +6,14 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType, TracebackType
 
 from asyncpar.observe.reporting import Reporter, record_failures
 from asyncpar.observe.standard_streams import open_closed_streams
-from asyncpar.runner import SIGINT_EXIT, SIGTERM_EXIT
+from asyncpar.runner import SIGINT_EXIT, SIGNAL_SECONDS, SIGTERM_EXIT, is_left_behind
 from asyncpar.signals import OwnHandler
 
 _reporter: Reporter | None = None
@@ -53,7 +54,14 @@ def ended_in_order() -> Iterator[None]:
     if is_ours:
         signal.signal(signal.SIGTERM, terminate)
     try:
-        yield
+        try:
+            yield
+        except Exception as error:
+            if _reporter is not None and _reporter.is_connected and is_left_behind(error):
+                _reporter.failure(error)
+                with suppress(SystemExit):  # SIGTERM, which explains nothing
+                    time.sleep(SIGNAL_SECONDS)
+            raise
     except KeyboardInterrupt:
         if _reporter is not None and _reporter.is_connected:
             raise SystemExit(SIGINT_EXIT) from None
