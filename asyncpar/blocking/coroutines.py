@@ -107,6 +107,22 @@ class _Begun(Coroutine[Any, Any, Any]):
         return getattr(self._coroutine, name)
 
 
+def forget_frames(error: BaseException) -> None:
+    """Let ``error``, and what it came of, show no frames of what ``runs_anywhere``.
+
+    They remember who called them.  That may be the thread that waits for the result: with all its variables until
+    Python's collector comes, among them the error itself.
+    """
+    seen: set[int] = set()
+    found = [error]
+    while found:
+        one = found.pop()
+        if id(one) not in seen:
+            seen.add(id(one))
+            one.__traceback__ = None
+            found += [other for other in (one.__cause__, one.__context__) if other is not None]
+
+
 async def end_tasks(seconds: float) -> None:
     """Cancel all other tasks of the loop, and those that they make, and see them end, for ``seconds`` at most."""
     loop = asyncio.get_running_loop()

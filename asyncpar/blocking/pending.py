@@ -36,12 +36,12 @@ class Pending(Generic[T]):
         "_error",
         "_gates",
         "_loop",
-        "_runs_anywhere",
         "_task",
         "_traceback",
         "_value",
         "expired_after",
         "is_done",
+        "runs_anywhere",
         "what",
     )
 
@@ -59,7 +59,8 @@ class Pending(Generic[T]):
         self._gates: list[threading.Lock | BellGate] = []
         self._callbacks: list[Callable[[Pending[T]], object]] = []
         self._task: asyncio.Task[Any] | None = None
-        self._runs_anywhere = False
+        self.runs_anywhere = False
+        """May other threads run steps of it in place of the loop's?"""
 
     @property
     def task(self) -> asyncio.Task[Any] | None:
@@ -106,7 +107,7 @@ class Pending(Generic[T]):
     def begun(self, task: asyncio.Task[Any], *, runs_anywhere: bool = False) -> None:
         """``task`` is at it, steps of which other threads may run in place of the loop's if it ``runs_anywhere``."""
         self._task = task
-        self._runs_anywhere = runs_anywhere
+        self.runs_anywhere = runs_anywhere
 
     def succeed(self, value: T) -> None:
         """It has come."""
@@ -139,7 +140,7 @@ class Pending(Generic[T]):
     def _wait(self, timeout: float | None) -> None:
         self._loop.check_may_wait()
         self._loop.check_runs_here()
-        if not (self._runs_anywhere and self._loop.has_bell and self._wait_with_bell(timeout)):
+        if not (self.runs_anywhere and self._loop.has_bell and self._wait_with_bell(timeout)):
             self._stand_at_gate(timeout)
         if not self.is_done:
             raise TimeoutError(f"{self.what or 'the operation'}: not over after {timeout} s; it goes on")

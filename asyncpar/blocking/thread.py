@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import grpc.aio
 
-from asyncpar.blocking.coroutines import end_tasks, go_far, runs_anywhere
+from asyncpar.blocking.coroutines import end_tasks, forget_frames, go_far, runs_anywhere
 from asyncpar.blocking.pending import Cancelled, Pending
 from asyncpar.blocking.visited_loop import FORKED, VisitedLoop
 from asyncpar.errors import AsyncparError, PeerTimeout, UsageError
@@ -132,6 +132,7 @@ class LoopThread:
     def _begin(
         self, context: contextvars.Context, make: Make[T], pending: Pending[T], at_once: bool, timeout: float | None
     ) -> None:
+        is_light = False
         try:
             if self._has_ended:
                 raise Cancelled("the loop's thread has ended")
@@ -144,6 +145,8 @@ class LoopThread:
                     return
             task = self.loop.create_task(coroutine, context=context)
         except BaseException as error:  # noqa: BLE001  # whoever waits for it gets it
+            if is_light:
+                forget_frames(error)
             pending.fail(error)
             return
         pending.begun(task, runs_anywhere=is_light)
@@ -152,6 +155,7 @@ class LoopThread:
             deadline = self.loop.call_later(timeout, _expire, task, pending, timeout)
             task.add_done_callback(lambda _: deadline.cancel())
         task.add_done_callback(self._settle)
+        del task, coroutine  # see ``forget_frames``
         if at_once and is_light:
             self.loop.run_steps(pending)
 
@@ -170,6 +174,8 @@ class LoopThread:
         if task.cancelled():
             pending.fail(_cancelled(task, pending))
         elif (error := task.exception()) is not None:
+            if pending.runs_anywhere:
+                forget_frames(error)
             pending.fail(error)
         else:
             pending.succeed(task.result())

@@ -114,11 +114,12 @@ class VisitedLoop(asyncio.SelectorEventLoop):
 
     def run_steps(self, awaited: Awaited) -> None:
         """With the turn: run the callbacks that bring ``awaited``, while they are next and the loop can wait."""
-        ready, task = self._ready, awaited.task
-        while ready and not self.is_back and not awaited.is_done and _brings(ready[0], task):
-            handle = ready.popleft()
-            if not handle.cancelled():
-                handle._run()
+        task = awaited.task
+        try:
+            while self._ready and not self.is_back and not awaited.is_done and _brings(self._ready[0], task):
+                _run(self._ready.popleft())
+        finally:
+            del task, awaited  # errors remember who ran what raised them: see ``forget_frames``
 
     # -- the bell: see ``bell`` --------------------------------------------------------------------------------------
 
@@ -254,6 +255,14 @@ def _brings(handle: asyncio.Handle, task: asyncio.Task[Any] | None) -> bool:
     callback, args = getattr(handle, "_callback", None), getattr(handle, "_args", None)
     owner = getattr(callback, "__self__", None)
     return type(owner) is Driver or (task is not None and (owner is task or args == (task,)))
+
+
+def _run(handle: asyncio.Handle) -> None:
+    try:
+        if not handle.cancelled():
+            handle._run()
+    finally:
+        del handle
 
 
 def _nothing() -> None:

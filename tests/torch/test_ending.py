@@ -203,6 +203,23 @@ def test_nothing_is_left_after_many_groups(apart: World) -> None:
     assert not {name for name in set(os.listdir("/dev/shm")) - shared if "asyncpar" in name}
 
 
+def make_and_destroy_groups() -> None:
+    meet("groups")
+    for _ in range(30):  # many more than there is memory for at once
+        group: Any = dist.new_group()
+        for count in (3, 100_000):
+            x = torch.ones(count)
+            dist.all_reduce(x, group=group)
+            assert x.tolist() == [2.0] * count
+        assert group.communicator._engine.arena.is_open, "it goes by messages"
+        dist.destroy_process_group(group)
+    dist.destroy_process_group()
+
+
+def test_groups_that_are_destroyed_leave_their_shared_memory_to_others(apart: World) -> None:
+    apart.run(make_and_destroy_groups, limit=60)
+
+
 @on_ranks(2)
 def test_a_group_ends_with_its_operations_and_leaves_others_theirs() -> None:
     group, other = dist.new_group(), dist.new_group()

@@ -105,8 +105,8 @@ def _open(endpoint: Endpoint, timeout: timedelta) -> dist.Store:
 def _wait_for_server(endpoint: Endpoint, seconds: float) -> None:
     """Return once somebody listens there.  Raises ``PeerTimeout`` after ``seconds``.
 
-    A server that is yet to come can tell nobody, so this asks again and again.  torch's own client would ask as often,
-    but Ctrl-C cannot end that, and each refusal is a warning on standard error.
+    A server that is yet to come can tell nobody, so this asks again and again.  torch's own client does that, too, but
+    Ctrl-C ends it only when its time is over, and it shows frames of C++.
     """
     deadline = time.monotonic() + seconds
     while True:
