@@ -29,8 +29,11 @@ T = TypeVar("T")
 Make = Callable[[], Coroutine[Any, Any, Any]]
 
 
-SMALL = 64 << 10
-"""Bytes up to which an operation is done in the calling thread if possible: that is quicker than changing threads."""
+SMALL = 2 << 20
+"""Bytes up to which an operation is done in the calling thread if possible: that is quicker than changing threads.
+
+So DDP's first bucket wakes no other thread, which would take the core from the backward pass.
+"""
 
 _LONGEST_SECONDS = 24 * 3600.0
 
