@@ -136,6 +136,7 @@ def _handling_signals(terminate: Callable[[], None], interrupt: Any) -> Iterator
         yield
     finally:
         loop.remove_signal_handler(signal.SIGTERM)
-        signal.signal(signal.SIGTERM, before[signal.SIGTERM])
-        if on_loop[signal.SIGINT] is not interrupt:
+        if before[signal.SIGTERM] is not None:  # one of C, which nobody can put back
+            signal.signal(signal.SIGTERM, before[signal.SIGTERM])
+        if isinstance(signal.getsignal(signal.SIGINT), OwnHandler):
             signal.signal(signal.SIGINT, on_loop[signal.SIGINT])  # asyncio's, which asyncio takes back

@@ -67,14 +67,16 @@ def _let_come() -> None:
 
 def _hand_down() -> None:
     """In the child."""
-    for number in HANDLED:
-        handler = signal.getsignal(number)
-        if isinstance(handler, OwnHandler):
-            while isinstance(handler, OwnHandler):
-                handler = handler.before
-            signal.signal(number, handler)
-            signal.set_wakeup_fd(-1)  # who reads what is written there is the parent
-    _let_come()
+    try:
+        for number in HANDLED:
+            handler = signal.getsignal(number)
+            if isinstance(handler, OwnHandler):
+                signal.set_wakeup_fd(-1)  # who reads what is written there is the parent
+                while isinstance(handler, OwnHandler):
+                    handler = handler.before
+                signal.signal(number, signal.SIG_DFL if handler is None else handler)  # None: one of C, which is gone
+    finally:
+        _let_come()
 
 
 os.register_at_fork(before=_keep_back, after_in_parent=_let_come, after_in_child=_hand_down)

@@ -121,6 +121,21 @@ def test_signal_handlers_are_as_before_when_run_returns() -> None:
         signal.signal(signal.SIGTERM, before)
 
 
+def test_a_handler_that_the_program_sets_stays() -> None:
+    def own(_number: int, _frame: object) -> None:
+        raise AssertionError
+
+    async def main() -> None:
+        signal.signal(signal.SIGINT, own)
+
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        ap.run(main)
+        assert signal.getsignal(signal.SIGINT) is own
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 @pytest.mark.process
 @pytest.mark.parametrize("loop", ["uvloop", "asyncio"])
 def test_children_of_forks_inherit_no_signal_handler_and_end_alone(tmp_path: Path, loop: str) -> None:

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import os
+import select
 import signal
+import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from types import FrameType
+from typing import Any
 
 import pytest
 
 from asyncpar.blocking import LoopThread
 from asyncpar.blocking.pending import Pending
+from asyncpar.blocking.visited_loop import VisitedLoop
 
 
 class Bell:
@@ -40,7 +45,7 @@ class Bell:
             return ""
 
         self.thread.do(lambda: pending.begun(loop.create_task(heard()), runs_anywhere=True))
-        self.thread.do(lambda: None)
+        until_it_sleeps(loop)
         return pending
 
     def _answer(self) -> None:
@@ -55,6 +60,18 @@ class Bell:
         os.close(self._write_end)
 
 
+def until_it_sleeps(loop: VisitedLoop) -> None:
+    """Return when the loop has nothing to do: who waits then gets the bell."""
+    wake_up: socket.socket = loop._ssock  # type: ignore[attr-defined]  # the file by which asyncio wakes it
+    visits: list[int] = []
+    end = time.monotonic() + 20
+    while not visits:
+        assert time.monotonic() < end, "the loop is never through"
+        time.sleep(0)
+        if not loop._ready and not select.select([wake_up], [], [], 0)[0]:
+            loop.try_visit(lambda: visits.append(1))
+
+
 @pytest.fixture
 def bell(thread: LoopThread) -> Iterator[Bell]:
     bell = Bell(thread)
@@ -62,31 +79,44 @@ def bell(thread: LoopThread) -> Iterator[Bell]:
     bell.close()
 
 
-def soon(function: Callable[[], object], seconds: float = 0.05) -> threading.Timer:
-    timer = threading.Timer(seconds, function)
-    timer.start()
-    return timer
+def when_lent(thread: LoopThread, function: Callable[[], object]) -> None:
+    """Call ``function`` in another thread as soon as somebody waits with the bell."""
+    lent = threading.Event()
+    lend = thread.loop.lend_bell
+
+    def tell(borrower: Any) -> int | None:
+        bell = lend(borrower)
+        if bell is not None:
+            lent.set()
+        return bell
+
+    def act() -> None:
+        assert lent.wait(20), "nobody waits with the bell"
+        function()
+
+    thread.loop.lend_bell = tell  # type: ignore[method-assign]
+    threading.Thread(target=act).start()
 
 
 def is_lent(thread: LoopThread) -> bool:
     return thread.do(lambda: not thread.loop.has_bell)
 
 
-def test_who_waits_answers_the_bell_and_runs_what_comes_of_it(bell: Bell) -> None:
+def test_who_waits_answers_the_bell_and_runs_what_comes_of_it(bell: Bell, thread: LoopThread) -> None:
     pending = bell.wait_for_it()
-    soon(bell.ring)
+    when_lent(thread, bell.ring)
     assert pending.wait(20) == "x"
     assert bell.answered_by == [threading.get_ident()]
 
 
-def test_when_nobody_waits_the_loop_answers(bell: Bell) -> None:
+def test_when_nobody_waits_the_loop_answers(bell: Bell, thread: LoopThread) -> None:
     for number in (0, 2):
         alone = bell.wait_for_it()
         bell.ring()
         assert outcome(alone) == "x"
         assert bell.answered_by[number] != threading.get_ident()
         pending = bell.wait_for_it()
-        soon(bell.ring)
+        when_lent(thread, bell.ring)
         assert pending.wait(20) == "x"
         assert bell.answered_by[number + 1] == threading.get_ident()
 
@@ -101,7 +131,7 @@ def outcome(pending: Pending[str]) -> str:
 
 def test_what_comes_another_way_wakes_who_waits_with_the_bell(bell: Bell, thread: LoopThread) -> None:
     pending = bell.wait_for_it()
-    soon(lambda: thread.loop.call_soon_threadsafe(lambda: bell.waiting.pop(0).set_result("otherwise")))
+    when_lent(thread, lambda: thread.loop.call_soon_threadsafe(lambda: bell.waiting.pop(0).set_result("otherwise")))
     assert pending.wait(20) == "otherwise"
     assert bell.answered_by == []
     assert not is_lent(thread)
@@ -137,13 +167,13 @@ def test_the_bell_comes_back_when_a_signal_ends_the_wait(bell: Bell, thread: Loo
     before = signal.signal(signal.SIGUSR1, interrupt)
     try:
         pending = bell.wait_for_it()
-        soon(lambda: os.kill(os.getpid(), signal.SIGUSR1))
+        when_lent(thread, lambda: os.kill(os.getpid(), signal.SIGUSR1))
         with pytest.raises(InterruptedError, match="by a signal"):
             pending.wait(20)
     finally:
         signal.signal(signal.SIGUSR1, before)
     assert not is_lent(thread)
-    soon(bell.ring)
+    when_lent(thread, bell.ring)
     assert pending.wait(20) == "x"
 
 
@@ -154,20 +184,21 @@ def test_a_bell_that_is_taken_down_leaves_who_waits_to_be_woken_otherwise(bell: 
         thread.loop.remove_reader(bell.read_end)
         thread.loop.call_later(0.05, lambda: bell.waiting.pop(0).set_result("otherwise"))
 
-    soon(lambda: thread.do(take_down))
+    when_lent(thread, lambda: thread.do(take_down))
     assert pending.wait(20) == "otherwise"
     assert bell.answered_by == []
 
 
 def test_a_busy_loop_answers_for_who_waits(bell: Bell, thread: LoopThread) -> None:
     pending = bell.wait_for_it()
-    rung = threading.Event()
 
     def be_busy() -> None:
         bell.ring()
-        rung.wait(0.2)  # meanwhile the thread that waits hears the bell, and must leave it to this one
+        end = time.monotonic() + 20
+        while not thread.loop.requests and time.monotonic() < end:  # until who waits has heard it, and leaves it to us
+            time.sleep(0)
 
-    soon(lambda: thread.loop.call_soon_threadsafe(be_busy))
+    when_lent(thread, lambda: thread.loop.call_soon_threadsafe(be_busy))
     assert pending.wait(20) == "x"
     assert bell.answered_by != [threading.get_ident()]
 
@@ -177,18 +208,18 @@ def test_the_end_of_the_loop_wakes_who_waits_with_the_bell(bell: Bell, thread: L
     task = pending.task
     assert task is not None
     task.add_done_callback(lambda _: pending.succeed("the end"))
-    soon(thread.close)
+    when_lent(thread, thread.close)
     assert pending.wait(20) == "the end"
 
 
 def test_two_bells_are_left_to_the_loop(bell: Bell, thread: LoopThread) -> None:
     other = Bell(thread)
     pending = bell.wait_for_it()
-    soon(bell.ring)
+    bell.ring()
     assert pending.wait(20) == "x"
     assert bell.answered_by != [threading.get_ident()]
     other.close()
     again = bell.wait_for_it()
-    soon(bell.ring)
+    when_lent(thread, bell.ring)
     assert again.wait(20) == "x"
     assert bell.answered_by[1:] == [threading.get_ident()]
