@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
-from typing import Self
+from typing import ClassVar
 
 from asyncpar.codecs import Codec
 from asyncpar.codecs.naming import parse_codec
@@ -46,31 +46,36 @@ class CompressionAlgorithm:
                 raise UsageError(f"codec: expected a Codec, got {self.codec!r}")
 
     @classmethod
-    def none(cls) -> Self:
+    def none(cls) -> CompressionAlgorithm:
         """Send values as they are."""
         return cls()
 
     @classmethod
-    def top_k(cls, k: int) -> Self:
+    def top_k(cls, k: int) -> CompressionAlgorithm:
         """Send about the ``k`` values of largest magnitude of each array."""
         return cls(kind=CompressionKind.TOP_K, k=k)
 
     @classmethod
-    def random(cls, ratio: float) -> Self:
+    def random(cls, ratio: float) -> CompressionAlgorithm:
         """Send this fraction of the values of each array, the same places on all ranks."""
         return cls(kind=CompressionKind.RANDOM, ratio=ratio)
 
     @classmethod
-    def quantization(cls, bits: int) -> Self:
+    def quantization(cls, bits: int) -> CompressionAlgorithm:
         """Send values in 1 (sign), 4, 8, 16 (bfloat16) or 32 bits (as they are)."""
         return cls(kind=CompressionKind.QUANTIZATION, bits=bits)
 
     @classmethod
-    def custom(cls, codec: Codec | str) -> Self:
+    def custom(cls, codec: Codec | str) -> CompressionAlgorithm:
         """Send values as ``codec`` encodes them; also by name, such as ``topk:0.01+int8``."""
         if isinstance(codec, str):
             codec = _vector_codec(codec)
         return cls(kind=CompressionKind.CUSTOM, codec=codec)
+
+    NONE: ClassVar[CompressionAlgorithm]
+    TOP_K = top_k
+    RANDOM = random
+    QUANTIZATION = quantization
 
     def codec_for(self, count: int) -> Codec | None:
         """Return what encodes arrays of ``count`` values; None where they are to travel as they are."""
@@ -83,6 +88,9 @@ class CompressionAlgorithm:
                 return _vector_codec(_WIDTHS[self.bits])
             case _:
                 return self.codec
+
+
+CompressionAlgorithm.NONE = CompressionAlgorithm()
 
 
 def _vector_codec(name: str) -> Codec:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import zlib
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any
 
 import ml_dtypes
@@ -68,21 +68,27 @@ class CommunicationGroup:
         *,
         reduction: ReductionOp | str = ReductionOp.SUM,
         root: int = 0,
+        peer: int | None = None,
+        tag: int = 0,
         out: Array | None = None,
         key: str | None = None,
     ) -> Coroutine[Any, Any, CollectiveResult]:
         """Begin ``operation``; it runs when what this returns is awaited.
 
-        Arguments are those of the method of ``Communicator`` that has its name, where it has them.  Errors are those of
-        that method; wrong arguments raise at once.
+        Arguments are those of the method of ``Communicator`` that has its name; ``peer`` is the ``dest`` of a send and
+        the ``source`` of a receive (None: any rank).  One that the operation does not have is a ``UsageError``.  Errors
+        are those of that method; wrong arguments raise at once.
         """
         try:
             operation, reduction = CollectiveOp(operation), ReductionOp(reduction)
         except ValueError as error:
             raise UsageError(f"operation, reduction: {error}") from None
-        if x is None and operation not in (CollectiveOp.BARRIER, CollectiveOp.SCATTER):
-            raise UsageError(f"x: {operation} expects an array, got None")
+        given = {"x": x, "reduction": reduction, "root": root, "peer": peer, "tag": tag, "out": out, "key": key}
+        _check_arguments(operation, given)
         codec = self._codec(operation, reduction, x)
+        if operation in (CollectiveOp.SEND, CollectiveOp.RECV):
+            running: Coroutine[Any, Any, Array | None] = self._begin_message(operation, x, peer, tag, out)
+            return Call(self._finish(operation, lambda: running), running.close)
         if codec is None or x is None:
             running = self._begin(operation, x, reduction, root, out, key)
             return Call(self._finish(operation, lambda: running), running.close)
@@ -112,6 +118,17 @@ class CommunicationGroup:
                 return communicator.all_to_all(x, out=out, key=key)
             case CollectiveOp.BARRIER:
                 return communicator.barrier(key=key)
+            case CollectiveOp.SEND | CollectiveOp.RECV:
+                raise AssertionError("messages are no collectives")
+
+    def _begin_message(
+        self, operation: CollectiveOp, x: Any, peer: int | None, tag: int, out: Array | None
+    ) -> Coroutine[Any, Any, Array | None]:
+        if operation is CollectiveOp.RECV:
+            return self.communicator.recv(peer, out=out, tag=tag)
+        if peer is None:
+            raise UsageError(f"peer: expected the rank of the group to send to, 0..{self.size - 1}, got None")
+        return self.communicator.send(x, peer, tag=tag)
 
     def _codec(self, operation: CollectiveOp, reduction: ReductionOp, x: Array | None) -> Codec | None:
         """Return what this call goes through: sums and averages of real numbers only, and not within one rank."""
@@ -152,6 +169,41 @@ class CommunicationGroup:
         if codec:
             self._tally.compressed_done(seconds)
         return CollectiveResult(operation=operation, group=self.name, value=value, seconds=seconds, codec=codec)
+
+
+_NOWHERE: dict[str, object] = {"reduction": ReductionOp.SUM, "root": 0, "tag": 0}
+"""What arguments that an operation does not have are to be, if not None."""
+
+_ROOTED = ("x", "root", "out", "key")
+
+_ARGUMENTS: dict[CollectiveOp, tuple[str, ...]] = {
+    CollectiveOp.ALL_REDUCE: ("x", "reduction", "out", "key"),
+    CollectiveOp.REDUCE: (*_ROOTED, "reduction"),
+    CollectiveOp.REDUCE_SCATTER: ("x", "reduction", "out", "key"),
+    CollectiveOp.ALL_GATHER: ("x", "out", "key"),
+    CollectiveOp.GATHER: _ROOTED,
+    CollectiveOp.SCATTER: _ROOTED,
+    CollectiveOp.BROADCAST: ("x", "root", "key"),
+    CollectiveOp.ALL_TO_ALL: ("x", "out", "key"),
+    CollectiveOp.SEND: ("x", "peer", "tag"),
+    CollectiveOp.RECV: ("peer", "tag", "out"),
+    CollectiveOp.BARRIER: ("key",),
+}
+
+
+def _check_arguments(operation: CollectiveOp, given: Mapping[str, object]) -> None:
+    """Raise ``UsageError`` for an argument that ``operation`` does not have, and for a missing array."""
+    for name, value in given.items():
+        nothing = _NOWHERE.get(name)
+        if name not in _ARGUMENTS[operation] and (value is not None if nothing is None else value != nothing):
+            raise UsageError(f"{name}: {operation} has no use for it, got {_shown(value)}")
+    if given["x"] is None and "x" in _ARGUMENTS[operation] and operation is not CollectiveOp.SCATTER:
+        raise UsageError(f"x: {operation} expects an array, got None")
+
+
+def _shown(value: object) -> str:
+    """Return what errors call ``value``: an array is not shown whole."""
+    return f"an array of shape {value.shape}" if isinstance(value, np.ndarray) else repr(value)
 
 
 def _is_real(dtype: np.dtype[Any]) -> bool:

@@ -21,6 +21,11 @@ class OperationMetrics:
     seconds: float = 0.0
     errors: int = 0
 
+    @property
+    def avg_latency(self) -> float:
+        """Mean ``seconds`` of a finished call; 0 before the first."""
+        return self.seconds / self.count if self.count else 0.0
+
     def plus(self, other: OperationMetrics) -> OperationMetrics:
         """Return the sums of both."""
         return OperationMetrics(

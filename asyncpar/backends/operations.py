@@ -27,7 +27,10 @@ _NUMERIC = {"average": "mean", "product": "prod"}
 
 
 class CollectiveOp(enum.StrEnum):
-    """What the ranks of a group do together.  ``Communicator`` has methods of the same names, which say what."""
+    """What the ranks of a group do together.  ``Communicator`` has methods of the same names, which say what.
+
+    SEND and RECV are of two ranks, which name each other as ``peer``.
+    """
 
     ALL_REDUCE = "all_reduce"
     REDUCE = "reduce"
@@ -37,6 +40,8 @@ class CollectiveOp(enum.StrEnum):
     SCATTER = "scatter"
     BROADCAST = "broadcast"
     ALL_TO_ALL = "all_to_all"
+    SEND = "send"
+    RECV = "recv"
     BARRIER = "barrier"
 
 
@@ -44,8 +49,9 @@ class CollectiveOp(enum.StrEnum):
 class CollectiveResult:
     """What an operation came to on this rank.
 
-    ``value`` is None for a barrier, and on the ranks that get nothing from a reduce or gather.  ``codec`` names what
-    the values went through on the wire (empty: they travelled as they are); ``seconds`` is what the call took.
+    ``value`` is None for a barrier and for what is sent, and on the ranks that get nothing from a reduce or gather.
+    ``codec`` names what the values went through on the wire (empty: they travelled as they are); ``seconds`` is what
+    the call took.
     """
 
     operation: CollectiveOp

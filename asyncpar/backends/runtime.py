@@ -171,11 +171,15 @@ class CommunicationRuntime:
         group: str | None = None,
         reduction: ReductionOp | str = ReductionOp.SUM,
         root: int = 0,
+        peer: int | None = None,
+        tag: int = 0,
         out: Array | None = None,
         key: str | None = None,
     ) -> Coroutine[Any, Any, CollectiveResult]:
         """Begin ``operation`` in ``group`` (default: the default group).  See ``CommunicationGroup.run``."""
-        return self.get_group(group).run(operation, x, reduction=reduction, root=root, out=out, key=key)
+        return self.get_group(group).run(
+            operation, x, reduction=reduction, root=root, peer=peer, tag=tag, out=out, key=key
+        )
 
     def get_metrics(self, group: str | None = None) -> CommunicationMetrics:
         """Return what ``group`` has cost so far; without it, what all groups have, also those that are finalized."""

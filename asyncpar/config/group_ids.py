@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Iterable, Mapping
 
 from asyncpar.config.three_d import ThreeDParallelismConfig
 from asyncpar.errors import UsageError
@@ -14,6 +15,21 @@ class ProcessGroupIds:
     def __init__(self, config: ThreeDParallelismConfig) -> None:
         self._config = config
         self._sizes = {"dp": config.dp_size, "tp": config.tp_size, "pp": config.pp_size}
+
+    @property
+    def dp_groups(self) -> tuple[str, ...]:
+        """The names of the replicas' groups, by slice, then by stage."""
+        return tuple(self.get_dp_group_id(*place) for place in self._places("tp", "pp"))
+
+    @property
+    def tp_groups(self) -> tuple[str, ...]:
+        """The names of the slices' groups, by replica, then by stage."""
+        return tuple(self.get_tp_group_id(*place) for place in self._places("dp", "pp"))
+
+    @property
+    def pp_groups(self) -> tuple[str, ...]:
+        """The names of the pipelines, by replica, then by slice."""
+        return tuple(self.get_pp_group_id(*place) for place in self._places("dp", "tp"))
 
     def get_dp_group_id(self, tp_rank: int, pp_rank: int) -> str:
         """Return the name of the replicas' group at the given slice and stage."""
@@ -56,6 +72,9 @@ class ProcessGroupIds:
             name = self.get_embedding_group_id(place["dp"], place["tp"])
             found[name] = tuple(ranks[stage] for stage in self._config.end_stages)
         return found
+
+    def _places(self, outer: str, inner: str) -> Iterable[tuple[int, int]]:
+        return itertools.product(range(self._sizes[outer]), range(self._sizes[inner]))
 
     def _name(self, axis: str, place: Mapping[str, int]) -> str:
         match axis:

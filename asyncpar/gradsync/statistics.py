@@ -18,7 +18,8 @@ class SyncStatistics:
     uncompressed gradients: 2 (ranks - 1) / ranks of their size, or in shared memory their size.
     ``total_skipped_steps`` counts steps that were skipped because of gradients that were not finite, and that are in no
     other figure.
-    ``communication_efficiency`` is ``bytes_on_wire`` over what the communicator's lanes could have sent in that time.
+    ``communication_efficiency`` is ``bytes_on_wire`` over what the communicator's lanes could have sent in that time;
+    1.0 before the first step.
     ``residual_norm`` is that of the error feedback now.
     """
 
@@ -28,7 +29,7 @@ class SyncStatistics:
     total_bucket_sync_time: float = 0.0
     total_exposed_time: float = 0.0
     average_sync_time_ms: float = 0.0
-    communication_efficiency: float = 0.0
+    communication_efficiency: float = 1.0
     bytes_on_wire: int = 0
     bytes_uncompressed: int = 0
     messages_sent: int = 0

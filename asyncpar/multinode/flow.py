@@ -43,6 +43,11 @@ class StepFlow(ABC):
     def memory(self) -> MemoryUsage:
         """Return what parameters, gradients, states and buffers take now."""
 
+    @property
+    @abstractmethod
+    def memory_savings(self) -> float:
+        """The part of parameters, gradients and states that is not held on this rank because others hold it."""
+
     @abstractmethod
     def statistics(self) -> SyncStatistics:
         """Return times and traffic so far."""

@@ -101,6 +101,10 @@ class ReplicatedFlow(StepFlow):
             optimizer_states=self._optimizer.nbytes,
         )
 
+    @property
+    def memory_savings(self) -> float:
+        return 0.0
+
     def statistics(self) -> SyncStatistics:
         return self._synchronizer.get_sync_stats()
 

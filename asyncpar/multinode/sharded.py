@@ -131,6 +131,10 @@ class ShardedFlow(StepFlow):
             buffers=stats.buffers + self._bytes_held.buffers,
         )
 
+    @property
+    def memory_savings(self) -> float:
+        return self._engine.memory_stats().reduction
+
     def statistics(self) -> SyncStatistics:
         return replace(self._statistics)
 

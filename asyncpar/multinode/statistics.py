@@ -6,7 +6,9 @@ import sys
 from dataclasses import dataclass, field
 from typing import TextIO
 
+from asyncpar.backends.backend import CommunicationBackend
 from asyncpar.gradsync.statistics import SyncStatistics
+from asyncpar.zero.config import ZeROStage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +46,8 @@ class MemoryUsage:
 class MultiNodeStats:
     """A snapshot of one rank.
 
+    ``zero_stage``, ``communication_backend`` and ``gradient_compression_enabled`` are settings; ``memory_savings`` is
+    the part of what parameters, gradients and states would take without sharding that this rank does not hold.
     ``steps`` counts optimizer steps, ``micro_steps`` the gradients in them.  ``synchronization`` has times and traffic,
     ``compression`` what went between nodes.
     """
@@ -53,6 +57,10 @@ class MultiNodeStats:
     node_rank: int
     local_rank: int
     global_rank: int
+    zero_stage: ZeROStage = ZeROStage.STAGE1
+    communication_backend: str = str(CommunicationBackend.NATIVE)
+    gradient_compression_enabled: bool = False
+    memory_savings: float = 0.0
     parameter_count: int = 0
     steps: int = 0
     micro_steps: int = 0
@@ -70,6 +78,9 @@ class MultiNodeStats:
         sent = _size(compression.compressed_size)
         rows = {
             "node": f"{self.node_rank} of {self.num_nodes}, local rank {self.local_rank} of {self.devices_per_node}",
+            "backend": self.communication_backend,
+            "sharding": f"ZeRO {self.zero_stage}, {self.memory_savings:.0%} of memory saved",
+            "compression": "8-bit gradients" if self.gradient_compression_enabled else "off",
             "parameters": f"{self.parameter_count:,}",
             "steps": f"{self.steps:,} of {self.micro_steps:,} micro-steps",
             "synchronization": f"{sync.average_sync_time_ms:.2f} ms on average, {sync.overlap_fraction:.0%} hidden",

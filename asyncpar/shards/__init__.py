@@ -10,6 +10,7 @@ from asyncpar.shards.plan import (
     LayerTensorParallelPlan,
     TensorParallelShardingPlan,
     create_tp_sharding_plan,
+    split_sizes,
 )
 
 __all__ = [
@@ -22,4 +23,5 @@ __all__ = [
     "ShardStrategy",
     "TensorParallelShardingPlan",
     "create_tp_sharding_plan",
+    "split_sizes",
 ]

@@ -15,6 +15,9 @@ from asyncpar.tensors.partition import check_number
 PIPELINE_AXIS, TENSOR_AXIS = "pp", "tp"
 """The axes of meshes that strategies make."""
 
+TENSOR_AXES = ("tp_row", "tp_column")
+"""Those of TENSOR, where all devices hold parts of each tensor."""
+
 
 class ModelParallelStrategy(StrEnum):
     """What is spread: the layers (PIPELINE), each tensor (TENSOR), or both (HYBRID)."""
@@ -101,12 +104,14 @@ class ModelParallelConfig:
         return 0 if self.tensor_split_dim is None else self.tensor_split_dim
 
     def mesh(self) -> DeviceMesh:
-        """Return the devices along the axes ``pp`` (stages), ``tp`` (parts of each tensor), or both."""
+        """Return the devices: PIPELINE in a row along ``pp`` (stages); HYBRID along ``pp`` and ``tp`` (parts of each
+        tensor); TENSOR in ``ceil(sqrt(n))`` rows along ``tp_row`` and ``tp_column``, whose last places may be empty.
+        """
         match self.strategy:
             case ModelParallelStrategy.PIPELINE:
                 return DeviceMesh.linear(self.device_ids, axis=PIPELINE_AXIS)
             case ModelParallelStrategy.TENSOR:
-                return DeviceMesh.linear(self.device_ids, axis=TENSOR_AXIS)
+                return DeviceMesh.two_dimensional(self.device_ids, axes=TENSOR_AXES)
             case ModelParallelStrategy.HYBRID:
                 shape = (self.stages, self.num_devices // self.stages)
                 return DeviceMesh(shape, (PIPELINE_AXIS, TENSOR_AXIS), self.device_ids)
@@ -120,7 +125,7 @@ class ModelParallelConfig:
         pp_size = sizes.get(PIPELINE_AXIS, 1)
         return ThreeDParallelismConfig(
             pp_size=pp_size,
-            tp_size=sizes.get(TENSOR_AXIS, 1),
+            tp_size=self.num_devices // pp_size,
             num_model_chunks=self.stages // pp_size,
             enable_gradient_checkpointing=self.gradient_checkpointing,
             order="tp-pp-dp",

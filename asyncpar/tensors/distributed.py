@@ -76,9 +76,19 @@ class DistributedTensor:
         return self.local_shard.dtype
 
     @property
+    def local_shape(self) -> tuple[int, ...]:
+        """The shape of this rank's part."""
+        return self.local_shard.shape
+
+    @property
     def is_replicated(self) -> bool:
         """Does every rank have the whole?"""
         return self.partition.is_whole
+
+    @property
+    def requires_communication(self) -> bool:
+        """Do other ranks hold parts that a result over the whole tensor needs?"""
+        return not self.is_replicated
 
     def __repr__(self) -> str:
         part = "whole" if self.is_replicated else f"{self.partition.start_idx}..{self.partition.end_idx}"

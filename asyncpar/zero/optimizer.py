@@ -14,7 +14,7 @@ from asyncpar.nn.optimizers import Rule, clip_factor
 from asyncpar.nn.parameter import Array, Parameter
 from asyncpar.nn.stage import Stage
 from asyncpar.tensors.context import ModelParallelContext
-from asyncpar.zero.config import ZeROConfig
+from asyncpar.zero.config import ZeROConfig, ZeROStage
 from asyncpar.zero.engine import ZeroEngine
 from asyncpar.zero.memory import ZeROMemoryStats
 
@@ -71,6 +71,10 @@ class ZeROOptimizer:
         self._engine = engine
         self._by_name = {parameter.name: parameter for parameter in engine.parameters}
         return sharded
+
+    def get_stage(self) -> ZeROStage:
+        """Return what is sharded."""
+        return self.config.stage
 
     # -- gradients ---------------------------------------------------------------------------------------------------
 

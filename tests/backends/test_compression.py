@@ -177,3 +177,10 @@ def test_wrong_settings_are_refused(make: object, message: str) -> None:
     assert callable(make)
     with pytest.raises(UsageError, match=message):
         make()
+
+
+def test_algorithms_have_the_names_of_the_contract() -> None:
+    assert CompressionAlgorithm() == CompressionAlgorithm.NONE
+    assert CompressionAlgorithm.TOP_K(5) == CompressionAlgorithm.top_k(5)
+    assert CompressionAlgorithm.RANDOM(0.5) == CompressionAlgorithm.random(0.5)
+    assert CompressionAlgorithm.QUANTIZATION(8) == CompressionAlgorithm.quantization(8)

@@ -117,9 +117,55 @@ async def test_collective_op_does_each_operation() -> None:
     assert [result[7] for result in results] == [[], [], [0, 1, 2]]
 
 
+async def test_send_and_receive_are_operations_of_two_ranks() -> None:
+    async def work(runtime: CommunicationRuntime) -> list[float]:
+        rank, x = runtime.get_group().rank, np.arange(3.0)
+        if rank == 0:
+            sent = await runtime.collective_op(CollectiveOp.SEND, x, peer=2, tag=7)
+            assert (sent.operation, sent.value) == (CollectiveOp.SEND, None)
+            await runtime.collective_op("send", x + 1, peer=2)
+        if rank != 2:
+            return []
+        tagged = await runtime.collective_op(CollectiveOp.RECV, peer=0, tag=7)
+        out = np.empty(3)
+        other = await runtime.collective_op("recv", out=out)
+        assert other.value is out
+        assert tagged.value is not None
+        assert runtime.get_metrics().of("recv").errors == 0
+        return [*tagged.value.tolist(), *out.tolist()]
+
+    async with open_runtimes(3) as runtimes:
+        assert await on_all(runtimes, work) == [[], [], [0, 1, 2, 1, 2, 3]]
+
+
+@pytest.mark.parametrize(
+    ("operation", "argument"),
+    [
+        ("all_reduce", {"root": 1}),
+        ("all_gather", {"reduction": "max"}),
+        ("broadcast", {"out": np.empty(2)}),
+        ("broadcast", {"peer": 1}),
+        ("send", {"key": "a", "peer": 1}),
+        ("recv", {"x": np.empty(2)}),
+        ("barrier", {"tag": 3}),
+        ("barrier", {"x": np.empty(2)}),
+    ],
+)
+async def test_arguments_that_an_operation_does_not_have_are_refused(
+    operation: str, argument: dict[str, object]
+) -> None:
+    name = next(iter(argument))
+    given = argument if operation in ("recv", "barrier") else {"x": np.ones(2), **argument}
+    async with open_runtimes(2) as runtimes:
+        with pytest.raises(UsageError, match=f"^{name}: {operation} has no use for it, got "):
+            _ = runtimes[0].collective_op(operation, **given)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     ("operation", "x", "more", "message"),
     [
+        ("send", np.ones(2), {}, r"peer: expected the rank of the group to send to, 0\.\.1, got None"),
+        ("send", None, {"peer": 1}, "x: send expects an array, got None"),
         ("all_hands", np.ones(2), {}, "all_hands"),
         ("all_reduce", None, {}, "x: all_reduce expects an array, got None"),
         ("all_reduce", np.ones(2), {"reduction": "median"}, "median"),
@@ -214,6 +260,8 @@ async def test_metrics_are_what_the_communicators_counted() -> None:
         assert metrics.of("all_gather").bytes == 80
         assert metrics.total.count == 4
         assert metrics.total.seconds > 0
+        assert metrics.of("all_reduce").avg_latency == metrics.of("all_reduce").seconds / 3
+        assert metrics.of("broadcast").avg_latency == 0.0
         assert metrics.total.errors == 0
 
     async with open_runtimes(2) as runtimes:

@@ -98,3 +98,11 @@ def test_blocks_span_several_axes() -> None:
     assert layout.blocks(("pp", "dp", "tp")) == (tuple(range(8)),)
     with pytest.raises(UsageError, match="axis: expected one of tp, dp, pp, got 'cp'"):
         layout.blocks(("tp", "cp"))
+
+
+def test_names_are_listed_by_kind_in_the_order_of_their_coordinates() -> None:
+    ids = ProcessGroupIds(ThreeDParallelismConfig(dp_size=3, tp_size=2))
+    assert ids.dp_groups == ("dp_group_tp0_pp0", "dp_group_tp1_pp0")
+    assert ids.tp_groups == ("tp_group_dp0_pp0", "tp_group_dp1_pp0", "tp_group_dp2_pp0")
+    assert ids.pp_groups == tuple(f"pp_group_dp{dp}_tp{tp}" for dp in range(3) for tp in range(2))
+    assert {*ids.dp_groups, *ids.tp_groups, *ids.pp_groups} <= set(ids.groups())

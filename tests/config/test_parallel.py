@@ -153,6 +153,24 @@ def test_ranks_have_the_coordinates_of_the_default_order(rank: int, place: tuple
     assert mapping.from_3d_coords(*place) == rank
 
 
+def test_the_class_says_ranks_of_a_configuration() -> None:
+    assert RankMapping.from_3d_coords(CUBE, 1, 1, 1) == RankMapping.from_3d_coords(1, 1, 1, CUBE) == 7
+    assert RankMapping.from_3d_coords(CUBE, dp_rank=1, tp_rank=0, pp_rank=1) == 5
+    assert RankMapping.from_3d_coords(config=CUBE, dp_rank=0, tp_rank=1, pp_rank=0) == 2
+    with pytest.raises(UsageError, match="config: expected a ThreeDParallelismConfig beside the coordinates, got 1"):
+        RankMapping.from_3d_coords(1, 1, 1)
+
+
+def test_mappings_are_equal_by_value_and_show_their_place() -> None:
+    assert RankMapping(CUBE, 5) == RankMapping(CUBE, 5)
+    assert hash(RankMapping(CUBE, 5)) == hash(RankMapping(CUBE, 5))
+    assert RankMapping(CUBE, 5) != RankMapping(CUBE, 4)
+    assert RankMapping(CUBE, 5) != RankMapping(CUBE, 5, local_rank=1)
+    assert repr(RankMapping(CUBE, 5)) == (
+        "RankMapping(global_rank=5, local_rank=None, world_size=8, dp_rank=1, tp_rank=0, pp_rank=1)"
+    )
+
+
 def test_neighbours_in_the_pipeline_end_at_its_ends() -> None:
     assert (RankMapping(CUBE, 5).prev_pp_rank(), RankMapping(CUBE, 5).next_pp_rank()) == (4, None)
     assert (RankMapping(CUBE, 4).prev_pp_rank(), RankMapping(CUBE, 4).next_pp_rank()) == (None, 5)

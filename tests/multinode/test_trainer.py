@@ -239,6 +239,18 @@ async def test_statistics_of_sharded_training_count_buckets_and_time(world: tupl
         assert one.bytes_on_wire > 0
 
 
+@pytest.mark.parametrize(("stage", "saved"), [(0, (0.0, 0.0)), (1, (0.4, 0.75)), (2, (0.4, 0.75))])
+async def test_statistics_tell_settings_and_measured_savings(stage: int, saved: tuple[float, float]) -> None:
+    is_compressed = stage == 1
+    async with members(2, 2, stage=ZeROStage.of(stage), gradient_compression=is_compressed) as ranks:
+        await on_all(ranks, lambda member: member.step(0))
+        for member in ranks:
+            stats = member.trainer.get_training_stats()
+            assert (stats.zero_stage, stats.communication_backend) == (ZeROStage.of(stage), "native")
+            assert stats.gradient_compression_enabled is is_compressed
+            assert saved[0] <= stats.memory_savings <= saved[1]
+
+
 async def test_statistics_can_be_printed(capsys: pytest.CaptureFixture[str]) -> None:
     async with members(1, 2) as ranks:
         await on_all(ranks, lambda member: member.step(0))

@@ -16,7 +16,7 @@ from asyncpar.shards import (
     create_tp_sharding_plan,
 )
 from asyncpar.shards.layer import Array
-from asyncpar.shards.plan import split_bounds
+from asyncpar.shards.plan import split_bounds, split_sizes
 
 NONE, REDUCE, GATHER = CommunicationPattern.NONE, CommunicationPattern.ALL_REDUCE, CommunicationPattern.ALL_GATHER
 
@@ -144,3 +144,16 @@ def test_a_rank_or_layer_that_is_not_planned_is_refused() -> None:
         plan.layer(5)
     with pytest.raises(UsageError, match=r"tp_rank: expected 0\.\.1, got 2"):
         plan.layer(0).cut(layer, 2)
+
+
+@pytest.mark.parametrize(
+    ("length", "parts", "sizes"), [(101, 4, [26, 25, 25, 25]), (8, 4, [2] * 4), (2, 3, [1, 1, 0]), (0, 2, [0, 0])]
+)
+def test_sizes_differ_by_one_at_most(length: int, parts: int, sizes: list[int]) -> None:
+    assert split_sizes(length, parts) == sizes
+
+
+@pytest.mark.parametrize(("length", "parts", "name"), [(-1, 2, "length"), (3, 0, "parts")])
+def test_sizes_that_cannot_be_are_refused(length: int, parts: int, name: str) -> None:
+    with pytest.raises(UsageError, match=f"^{name}: expected"):
+        split_sizes(length, parts)

@@ -25,7 +25,8 @@ def test_defaults_are_those_of_the_contract() -> None:
 
 def test_strategies_lay_devices_out() -> None:
     assert config(3, "pipeline", device_ids=(4, 2, 7)).mesh() == DeviceMesh((3,), ("pp",), (4, 2, 7))
-    assert config(3, "tensor").mesh() == DeviceMesh((3,), ("tp",))
+    assert config(4, "tensor").mesh() == DeviceMesh((2, 2), ("tp_row", "tp_column"))
+    assert config(3, "tensor").mesh() == DeviceMesh((2, 2), ("tp_row", "tp_column"), range(3))
     assert config(4, "hybrid").mesh() == DeviceMesh((2, 2), ("pp", "tp"))
 
 
@@ -50,6 +51,7 @@ def test_parallelism_says_the_same_in_three_dimensions() -> None:
     assert (three_d.dp_size, three_d.tp_size, three_d.pp_size, three_d.num_layers) == (1, 2, 2, 8)
     assert three_d.enable_gradient_checkpointing
     assert not config(4, "tensor").parallelism().enable_gradient_checkpointing
+    assert [config(3, strategy).parallelism().tp_size for strategy in ("tensor", "pipeline")] == [3, 1]
 
 
 @pytest.mark.parametrize("devices", [2, 4, 8])

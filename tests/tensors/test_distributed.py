@@ -222,3 +222,10 @@ def test_a_part_that_is_none_of_its_tensor_is_an_error(changes: dict[str, Any], 
     }
     with pytest.raises(UsageError, match=message):
         DistributedTensor(**{**good, **changes})
+
+
+def test_a_part_tells_its_shape_and_whether_there_are_others() -> None:
+    part = DistributedTensor.from_global(np.zeros((5, 3)), 0, 4, 2)
+    assert (part.local_shape, part.requires_communication) == ((1, 3), True)
+    whole = DistributedTensor.from_global(np.zeros((5, 3)), 0, 1, 0)
+    assert (whole.local_shape, whole.requires_communication) == ((5, 3), False)
