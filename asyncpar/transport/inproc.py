@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections import deque
+from dataclasses import dataclass
 
 from asyncpar.errors import PeerLost, ProtocolError
+from asyncpar.transport.inproc_threads import ThreadLane
 from asyncpar.transport.lane import Lane, LaneEvents, Sending
 from asyncpar.transport.links import Connector, Links
 from asyncpar.wire.header import HEADER_BYTES, FrameHeader
@@ -124,23 +127,68 @@ class InprocLane(Lane):
             self._drain()
 
 
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """The links of a rank, and the loop that they are used on."""
+
+    links: Links
+    loop: asyncio.AbstractEventLoop
+
+
 class InprocFabric:
-    """Joins the nodes of one in-process world.  Pass one fabric to all of them."""
+    """Joins the nodes of one in-process world, whose loops may run in different threads.  Pass one fabric to all."""
 
     def __init__(self) -> None:
-        self._links: dict[int, Links] = {}
+        self._places: dict[int, _Place] = {}
+        self._ends: dict[tuple[int, int], ThreadLane] = {}
+        """Ends of channels between loops that were not adopted yet, by (rank, peer)."""
+        self._joined: set[frozenset[int]] = set()
+        self._lock = threading.Lock()
 
     def join(self, links: Links) -> None:
-        """Make ``links`` reachable for the other ranks."""
-        self._links[links.rank] = links
+        """Make ``links``, which are of the running loop, reachable for the other ranks."""
+        self._places[links.rank] = _Place(links, asyncio.get_running_loop())
 
     def leave(self, rank: int) -> None:
         """Make ``rank`` unreachable: whoever connects from now on learns that it is lost."""
-        self._links.pop(rank, None)
+        self._places.pop(rank, None)
 
-    def find(self, rank: int) -> Links | None:
-        """Return the links of ``rank``, None if it is not there."""
-        return self._links.get(rank)
+    def connect(self, links: Links, rank: int) -> None:
+        """Bring up the link between ``links``, which are of the running loop, and ``rank``.
+
+        Raises ``PeerLost`` when it is not there any more.
+        """
+        place = self._places.get(rank)
+        if place is None or place.links.is_closing:
+            raise PeerLost(f"rank {rank} is not in this process any more", rank=rank, cause="it left the process")
+        loop = asyncio.get_running_loop()
+        if place.loop is loop:
+            one, other = InprocLane.pair()
+            links.adopt(rank, one)
+            place.links.adopt(links.rank, other)
+            return
+        with self._lock:  # both ranks may connect at once
+            ranks = frozenset((links.rank, rank))
+            if ranks not in self._joined:
+                self._joined.add(ranks)
+                here, there = ThreadLane.pair(loop, place.loop)
+                self._ends.update({(links.rank, rank): here, (rank, links.rank): there})
+        self._adopt(links, rank)
+        try:
+            place.loop.call_soon_threadsafe(self._adopt, place.links, links.rank)
+        except RuntimeError:
+            raise PeerLost(
+                f"rank {rank} is not in this process any more",
+                rank=rank,
+                cause="the event loop of its thread is closed",
+            ) from None
+
+    def _adopt(self, links: Links, peer: int) -> None:
+        """Give ``links`` their end of the channel to ``peer``, unless they have it; on their loop."""
+        with self._lock:
+            end = self._ends.pop((links.rank, peer), None)
+        if end is not None:
+            links.adopt(peer, end)
 
 
 class InprocConnector(Connector):
@@ -150,14 +198,8 @@ class InprocConnector(Connector):
         self._fabric = fabric
 
     async def connect(self, links: Links, rank: int) -> None:
-        if links.is_up(rank):
-            return
-        peer = self._fabric.find(rank)
-        if peer is None or peer.is_closing:
-            raise PeerLost(f"rank {rank} is not in this process any more", rank=rank, cause="it left the process")
-        one, other = InprocLane.pair()
-        links.adopt(rank, one)
-        peer.adopt(links.rank, other)
+        if not links.is_up(rank):
+            self._fabric.connect(links, rank)
 
     def default_lane(self, rank: int) -> str:  # noqa: ARG002
         return "inproc"

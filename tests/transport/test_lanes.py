@@ -12,6 +12,7 @@ import uvloop
 from asyncpar.testing.lanes import LaneConformance, LanePair
 from asyncpar.transport.grpc_lane import GrpcLane
 from asyncpar.transport.inproc import InprocLane
+from asyncpar.transport.inproc_threads import ThreadLane
 from asyncpar.transport.stream import StreamLane
 from asyncpar.transport.striped import StripedLane
 from tests.transport.pairs import open_grpc_pair, open_striped_pair, open_tcp_pair, open_unix_pair
@@ -23,6 +24,20 @@ class TestInprocLane(LaneConformance):
     @asynccontextmanager
     async def connect(self) -> AsyncIterator[LanePair]:
         one, other = InprocLane.pair()
+
+        async def sever() -> None:
+            one.cut("the test cut it")
+
+        yield LanePair(one=one, other=other, sever=sever)
+
+
+class TestThreadLane(LaneConformance):
+    has_back_pressure = False
+
+    @asynccontextmanager
+    async def connect(self) -> AsyncIterator[LanePair]:
+        loop = asyncio.get_running_loop()
+        one, other = ThreadLane.pair(loop, loop)
 
         async def sever() -> None:
             one.cut("the test cut it")
