@@ -4,6 +4,7 @@
 
 - nobody listens at the peer's address: its server was there when it joined, so it is gone; lost at once;
 - nothing answers at that address: lost after ``REACH_SECONDS``;
+- connections are accepted and end: tried again for ``CROWDED_SECONDS``, since strangers may crowd the peer's server;
 - the peer is alive but busy, or not yet in its world: waited for, ``LINK_UP_SECONDS`` at most;
 - the TLS handshake fails: an error that says why, at once (see ``tls_probe``);
 - a lane does not get through although gRPC does: the next best is used (see ``dialing``), unless one is pinned.
@@ -35,6 +36,9 @@ from asyncpar.wire.handshake import TOKEN_BYTES, LinkTerms
 
 REACH_SECONDS = 5.0
 """How long a peer's host may take to answer at all."""
+
+CROWDED_SECONDS = 20.0
+"""How long a peer's server may turn connections away before the peer counts as lost."""
 
 LINK_UP_SECONDS = 60.0
 """How long a peer that is alive may take to make a link."""
@@ -191,7 +195,7 @@ class GrpcConnector(Connector):
         )
         stub = link_pb2_grpc.LinkStub(channel)  # type: ignore[no-untyped-call]  # generated
         loop = asyncio.get_running_loop()
-        give_up = loop.time() + REACH_SECONDS
+        give_up = loop.time() + CROWDED_SECONDS
         while True:
             await _reach(rank, address)
             try:

@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import hmac
+import inspect
 import ipaddress
 import socket
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -22,6 +23,7 @@ from grpc_health.v1.health import aio as health  # type: ignore[attr-defined]  #
 from asyncpar.errors import UsageError
 from asyncpar.security.certificates import Certificates
 from asyncpar.security.identity import Identity, Role
+from asyncpar.transport.connection_watch import WATCH, ServerConnections
 from asyncpar.transport.stranger_limits import descriptor_limit, server_limits
 from asyncpar.transport.tls import channel_credentials, server_credentials
 
@@ -100,9 +102,10 @@ class _RequireToken(_ServerInterceptor):
     the server keep one without the token.
     """
 
-    def __init__(self, credentials: Credentials, public: Collection[str]) -> None:
+    def __init__(self, credentials: Credentials, public: Collection[str], accept: Callable[[str], None]) -> None:
         self._credentials = credentials
         self._public = frozenset(public)
+        self._accept = accept
         self._refusal: grpc.RpcMethodHandler[Any, Any] = grpc.stream_stream_rpc_method_handler(_refuse)
 
     async def intercept_service(
@@ -114,12 +117,51 @@ class _RequireToken(_ServerInterceptor):
         handler = await continuation(handler_call_details)
         service = handler_call_details.method.removeprefix("/").rpartition("/")[0]
         if self._credentials.accepts(metadata) or service in self._public:
-            return handler
+            told: grpc.RpcMethodHandler[Any, Any] = _telling(handler, self._accept)
+            return told
         return self._refusal
 
 
 async def _refuse(_requests: object, context: grpc.aio.ServicerContext[Any, Any]) -> None:
     await context.abort(grpc.StatusCode.UNAUTHENTICATED, "the call carries no valid token of this job")
+
+
+def _telling(handler: Any, accept: Callable[[str], None]) -> Any:
+    """Return ``handler`` (None: no such method) that tells ``accept`` first who calls: an interceptor is not told.
+
+    The function keeps its kind (coroutine, asynchronous generator, or plain), by which grpc.aio runs it.
+    """
+    if handler is None:
+        return None
+    kind = f"{'stream' if handler.request_streaming else 'unary'}_{'stream' if handler.response_streaming else 'unary'}"
+    serve = getattr(handler, kind)
+    make = getattr(grpc, f"{kind}_rpc_method_handler")
+    told: Callable[[Any, Any], Any]
+    if inspect.isasyncgenfunction(serve):
+
+        async def told_stream(request: Any, context: Any) -> AsyncIterator[Any]:
+            accept(context.peer())
+            async for answer in serve(request, context):
+                yield answer
+
+        told = told_stream
+    elif inspect.iscoroutinefunction(serve):
+
+        async def told_call(request: Any, context: Any) -> Any:
+            accept(context.peer())
+            return await serve(request, context)
+
+        told = told_call
+    else:
+
+        def told_plainly(request: Any, context: Any) -> Any:
+            accept(context.peer())
+            return serve(request, context)
+
+        told = told_plainly
+    return make(
+        told, request_deserializer=handler.request_deserializer, response_serializer=handler.response_serializer
+    )
 
 
 def is_loopback(host: str) -> bool:
@@ -153,11 +195,12 @@ class RpcServer:
                 "give a secret (asyncpar launch makes one) or bind to 127.0.0.1"
             )
         self.credentials = credentials
-        interceptors = [] if credentials is None else [_RequireToken(credentials, public)]
+        interceptors = [] if credentials is None else [_RequireToken(credentials, public, self._accept)]
         options = [*_SERVER_OPTIONS, *server_limits(descriptor_limit())]
         self.server = grpc.aio.server(interceptors=interceptors, options=options)
         self.bind = bind
         self.port = port
+        self._connections: ServerConnections | None = None
         self._health = health.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.server)
 
@@ -185,12 +228,22 @@ class RpcServer:
             await asyncio.wait({starting})
             await self.server.stop(None)
             raise
+        if self.credentials is not None:
+            self._connections = WATCH.register(self.port)
         await self._health.set("", health_pb2.HealthCheckResponse.SERVING)
 
     async def stop(self, *, grace: float = 0.5) -> None:
         """Refuse new calls, give running ones ``grace`` seconds, then end them."""
         await self._health.enter_graceful_shutdown()
-        await self.server.stop(grace)
+        try:
+            await self.server.stop(grace)
+        finally:
+            if self._connections is not None:
+                WATCH.unregister(self._connections)
+
+    def _accept(self, peer: str) -> None:
+        if self._connections is not None:
+            self._connections.accept(peer)
 
 
 def open_channel(

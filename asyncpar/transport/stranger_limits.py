@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import random
 import sys
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Final
 
 HANDSHAKE_SECONDS: Final = 5.0
@@ -13,6 +17,15 @@ IDLE_SECONDS: Final = 60.0
 
 STREAMS: Final = 1024
 """Most calls at once over one connection; a channel of ours lets further ones wait."""
+
+MAX_STRANGERS: Final = 64
+"""Most connections of one server that have made no accepted call; beyond that, some of them are closed."""
+
+STRANGER_SECONDS: Final = 15.0
+"""How long a connection may stay without an accepted call."""
+
+STRANGER_BYTES: Final = 1 << 20
+"""How many bytes may come over a connection before its first accepted call."""
 
 LEAST_CONNECTIONS: Final = 64
 _FALLBACK_CONNECTIONS: Final = 512
@@ -40,3 +53,34 @@ def descriptor_limit() -> int:
 
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return 1 << 31 if soft == resource.RLIM_INFINITY else soft
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stranger:
+    """A connection without an accepted call: from where, for how many ``seconds``, bytes ``received`` so far."""
+
+    peer: tuple[str, int]
+    seconds: float
+    received: int
+
+
+def choose_evictions(strangers: Iterable[Stranger], dice: random.Random) -> list[tuple[str, int]]:
+    """Return the peers whose connections to close.
+
+    Those that stayed too long or sent too much; and while more than ``MAX_STRANGERS`` are left, one of the address that
+    has most of them, chosen by chance.  So a flood from one address pushes out nobody of another, and a peer that
+    shares the address of a flood gets in after a few tries.
+    """
+    evicted, crowds, left = [], defaultdict[str, list[tuple[str, int]]](list), 0
+    for stranger in strangers:
+        if stranger.seconds > STRANGER_SECONDS or stranger.received > STRANGER_BYTES:
+            evicted.append(stranger.peer)
+        else:
+            crowds[stranger.peer[0]].append(stranger.peer)
+            left += 1
+    for crowd in crowds.values():
+        dice.shuffle(crowd)
+    while left > MAX_STRANGERS:
+        evicted.append(max(crowds.values(), key=len).pop())
+        left -= 1
+    return evicted

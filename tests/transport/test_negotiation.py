@@ -16,7 +16,7 @@ from asyncpar.transport.grpc_stream import StreamEnded, call_frames, shake_hands
 from asyncpar.transport.inbox import EAGER_LIMIT, EAGER_WINDOW
 from asyncpar.transport.links import Links
 from asyncpar.transport.negotiation import GrpcConnector
-from asyncpar.transport.rpc import Credentials, open_channel
+from asyncpar.transport.rpc import Credentials, open_channel, split_address
 from asyncpar.transport.stream import StreamLane
 from asyncpar.transport.striped import StripedLane
 from asyncpar.transport.tcp_connect import dial_tcp
@@ -123,7 +123,7 @@ async def test_a_host_that_does_not_answer_is_lost_in_bounded_time(monkeypatch: 
 
 
 async def test_something_else_that_listens_at_the_address_is_not_a_peer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(negotiation, "REACH_SECONDS", 0.3)
+    monkeypatch.setattr(negotiation, "CROWDED_SECONDS", 0.3)
 
     async def say_hello(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"220 mail.example.com\r\n")
@@ -137,6 +137,47 @@ async def test_something_else_that_listens_at_the_address_is_not_a_peer(monkeypa
             one.connector.join(links)
             error = await loss(links, 1)
     assert f"it answers UNAVAILABLE at {address}" in str(error)
+
+
+async def test_a_peer_whose_server_turns_connections_away_for_a_while_is_not_lost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Strangers hold all connections that a server allows: it accepts ours and closes it."""
+    monkeypatch.setattr(negotiation, "REACH_SECONDS", 0.2)
+    turned_away: list[int] = []
+    async with open_world(None, None) as ranks:
+        one, other = ranks
+        host, port = split_address(other.server.address)
+
+        async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            while part := await reader.read(1 << 16):
+                writer.write(part)
+            writer.close()
+
+        async def crowd(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            turned_away.append(1)
+            if asyncio.get_running_loop().time() < crowded_until:
+                writer.close()
+                return
+            inner_reader, inner_writer = await asyncio.open_connection(host, port)
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(carry(reader, inner_writer))
+                tasks.create_task(carry(inner_reader, writer))
+
+        crowded_until = asyncio.get_running_loop().time() + 0.6
+        front = await asyncio.start_server(crowd, "127.0.0.1", 0)
+        address = f"127.0.0.1:{front.sockets[0].getsockname()[1]}"
+        async with front:
+            members = (one.links.world.members[0], replace(one.links.world.members[1], address=address))
+            async with Links(world=replace(one.links.world, members=members), rank=0, connector=one.connector) as links:
+                one.connector.join(links)
+                other.join()
+                sending = links.send(1, Key(1, 0, 0), 0, memoryview(b"hello"))
+                assert sending is not None
+                async with asyncio.timeout(10):
+                    await sending.done
+                assert links.is_up(1)
+    assert len(turned_away) > 2
 
 
 async def test_pins_that_do_not_fit_fail_on_both_sides_and_name_both() -> None:
