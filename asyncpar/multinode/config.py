@@ -16,9 +16,9 @@ class MultiNodeConfig:
     """``num_nodes`` machines with ``devices_per_node`` ranks each, counted node by node, and the place of this rank.
 
     ``zero_config`` says what ranks divide among themselves.  With ``gradient_compression``, gradients travel between
-    nodes in 8 bits, with error feedback.  ``comm_backend`` names what a trainer that is given no communicator opens.
-    With ``overlap_comm_compute`` buckets of ``gradient_bucket_size_mb`` (MiB) travel as soon as their gradients are
-    final.
+    nodes in 8 bits, with error feedback unless ``zero_config.error_feedback`` is off.  ``comm_backend`` names what a
+    trainer that is given no communicator opens.  With ``overlap_comm_compute`` buckets of ``gradient_bucket_size_mb``
+    (MiB) travel as soon as their gradients are final.
     """
 
     num_nodes: int = 1

@@ -11,10 +11,11 @@ import numpy as np
 from asyncpar.collectives.offload import off_loop
 from asyncpar.collectives.reduction import reduction_for
 from asyncpar.multinode.groups import NodeGroups
-from asyncpar.zero.buffers import BufferPool, Lent
+from asyncpar.zero.buffers import BufferPool, Loans
+from asyncpar.zero.feedback import RowFeedback
 from asyncpar.zero.owed import Owed
 from asyncpar.zero.packing import Rows
-from asyncpar.zero.row_sum import CompressedSum, PlainSum, RowSum
+from asyncpar.zero.row_sum import CompressedSum, ReplicaSums, RowSum, RowSums
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,29 +26,54 @@ class _Leg:
     exchange: Owed[Any]
 
 
+class NodeSums(RowSums):
+    """Sums over the world node by node: see ``NodeSum``."""
+
+    def __init__(self, groups: NodeGroups, *, is_compressed: bool) -> None:
+        self.is_lossy = is_compressed
+        self._groups = groups
+        leaders = groups.leaders
+        self._between = None if leaders is None else ReplicaSums(leaders, is_compressed=is_compressed)
+
+    def make(self, rows: Rows, row: Rows, *, op: str, pool: BufferPool, feedback: RowFeedback | None) -> RowSum:
+        return NodeSum(self._groups, rows, row, op=op, between=self._between, pool=pool, feedback=feedback)
+
+    def extra_bytes(self, rows: int, width: int, dtype: np.dtype[Any]) -> int:
+        """Return what the first rank of a node takes: the sum of the node, the part of the node, and both encoded."""
+        nodes = self._groups.num_nodes
+        part = rows // nodes * width
+        encoded = CompressedSum.extra_bytes(nodes, part) if self.is_lossy else 0
+        return (rows * width + part) * dtype.itemsize + encoded
+
+
 class NodeSum(RowSum):
     """Brings each rank the sum, or the mean, of its row over the world.
 
-    Rows are added inside each node at its first rank; the first ranks exchange what belongs to each other's nodes,
-    in 8 bits if ``is_compressed``, and hand the rows of their nodes out.  So a node sends others what one rank would.
-    Memory for that comes from ``pool``.
+    Rows are added inside each node at its first rank; the first ranks exchange what belongs to each other's nodes, as
+    ``between`` does it, and hand the rows of their nodes out.  So a node sends others what one rank would.
     """
 
     def __init__(
-        self, groups: NodeGroups, rows: Rows, row: Rows, *, op: str, is_compressed: bool, pool: BufferPool
+        self,
+        groups: NodeGroups,
+        rows: Rows,
+        row: Rows,
+        *,
+        op: str,
+        between: RowSums | None,
+        pool: BufferPool,
+        feedback: RowFeedback | None,
     ) -> None:
         super().__init__(groups.world, rows, row, op=op)
         self._node = groups.node
-        self._pool = pool
-        self._memory: list[Lent] = []
+        self._loans = Loans(pool)
         self._total: Rows | None = None
         self._between: RowSum | None = None
-        leaders = groups.leaders
-        if leaders is not None:
-            self._total = self._take(rows.shape, rows.dtype)
-            by_node = self._total.reshape(leaders.size, -1)
-            make = CompressedSum if is_compressed else PlainSum
-            self._between = make(leaders, by_node, self._take(by_node[:1].shape, rows.dtype), op="sum")
+        if between is not None and groups.leaders is not None:
+            self._total = self._loans.take(rows.shape, rows.dtype)
+            by_node = self._total.reshape(groups.leaders.size, -1)
+            part = self._loans.take(by_node[:1].shape, rows.dtype)
+            self._between = between.make(by_node, part, op="sum", pool=pool, feedback=feedback)
 
     def prepare(self) -> None:
         return
@@ -65,20 +91,21 @@ class NodeSum(RowSum):
                     await off_loop(leg.work, nbytes=self.rows.nbytes)
                 await leg.exchange.run()
         except BaseException:
-            self._drop(legs)
+            self._abort(legs)
             raise
-        for lent in self._memory:
-            self._pool.give_back(lent)
 
     def give_up(self, key: str) -> None:
-        self._drop(self._legs(key))
+        self._abort(self._legs(key))
 
-    def _drop(self, legs: list[_Leg]) -> None:
-        """Abort all ``legs`` that have not begun.  Others may still read the memory, so it is not used again."""
+    def close(self, *, is_over: bool) -> None:
+        if self._between is not None:
+            self._between.close(is_over=is_over)
+        self._loans.close(is_over=is_over)
+
+    def _abort(self, legs: list[_Leg]) -> None:
+        """Abort all ``legs`` that have not begun."""
         for leg in legs:
             leg.exchange.give_up()
-        for lent in self._memory:
-            self._pool.discard(lent)
 
     def _legs(self, key: str) -> list[_Leg]:
         """Return what this rank has to do with others; those that are not the first of their node have no more."""
@@ -90,8 +117,3 @@ class NodeSum(RowSum):
         exchange = Owed(lambda: between.begin(f"{key}/leaders"))
         back = Owed(lambda: node.scatter(between.row.reshape(node.size, -1), out=self.row[0], key=f"{key}/back"))
         return [_Leg(None, inside), _Leg(between.prepare, exchange), _Leg(between.settle, back)]
-
-    def _take(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Rows:
-        lent = self._pool.take(shape, dtype)
-        self._memory.append(lent)
-        return lent.array

@@ -55,7 +55,7 @@ class ReplicatedFlow(StepFlow):
                 max_buckets=_UNLIMITED,
                 overlap_communication=config.overlap_comm_compute,
             ),
-            compression=GradientCompressionConfig(codec=BETWEEN_NODES) if is_compressed else None,
+            compression=_compression(config) if is_compressed else None,
             name=f"{name}/gradients",
             hosts=groups.as_hosts,
         )
@@ -150,3 +150,7 @@ class ReplicatedFlow(StepFlow):
             self._optimizer.scale(clip_factor(norm, clip_norm))
         self._optimizer.step(learning_rate)
         norms.append(norm)
+
+
+def _compression(config: MultiNodeConfig) -> GradientCompressionConfig:
+    return GradientCompressionConfig(codec=BETWEEN_NODES, error_feedback=config.zero_config.error_feedback)

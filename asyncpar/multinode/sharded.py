@@ -20,19 +20,16 @@ from asyncpar.multinode.groups import NodeGroups
 from asyncpar.multinode.intake import GradientIntake
 from asyncpar.multinode.leader_traffic import LeaderTraffic
 from asyncpar.multinode.micro_steps import MicroStepRoll
-from asyncpar.multinode.node_sum import NodeSum
+from asyncpar.multinode.node_sum import NodeSums
 from asyncpar.multinode.statistics import CompressionInfo, MemoryUsage
-from asyncpar.multinode.timed_sum import TimedSum
+from asyncpar.multinode.timed_sum import TimedSums
 from asyncpar.nn import Parameter, Stage
 from asyncpar.nn.optimizers import Rule, clip_factor
 from asyncpar.nn.parameter import Array, OnGradient
-from asyncpar.zero.buffers import BufferPool
 from asyncpar.zero.config import ZeROConfig
 from asyncpar.zero.engine import ZeroEngine
-from asyncpar.zero.memory import TransientBytes
-from asyncpar.zero.packing import Rows
 from asyncpar.zero.pieces import StatePiece
-from asyncpar.zero.row_sum import CompressedSum, PlainSum, RowSum
+from asyncpar.zero.row_sum import ReplicaSums, RowSums
 
 
 class ShardedFlow(StepFlow):
@@ -52,6 +49,8 @@ class ShardedFlow(StepFlow):
         self._is_compressed = groups.num_nodes > 1 and (
             config.gradient_compression or config.zero_config.gradient_compression
         )
+        self._loop = asyncio.get_running_loop()
+        self._record = StepRecord()
         self._engine = ZeroEngine(
             parameters,
             rule,
@@ -59,12 +58,8 @@ class ShardedFlow(StepFlow):
             groups.world,
             bridge=bridge,
             name=f"{name}/zero",
-            row_sum=self._make_sum,
+            row_sums=TimedSums(self._make_sums(config.zero_config), lambda: self._record.intervals, self._loop.time),
         )
-        self._bytes_held = TransientBytes()
-        self._pool = BufferPool(groups.world.empty, reuses=config.zero_config.pin_memory, bytes_held=self._bytes_held)
-        self._loop = asyncio.get_running_loop()
-        self._record = StepRecord()
         self._roll = MicroStepRoll(groups.world, key=f"{name}/micro_steps")
         self._traffic = LeaderTraffic(groups, is_compressed=self._is_compressed)
         self._statistics = SyncStatistics()
@@ -128,7 +123,7 @@ class ShardedFlow(StepFlow):
             parameters=stats.parameters + stats.gathered,
             gradients=stats.gradients,
             optimizer_states=stats.states,
-            buffers=stats.buffers + self._bytes_held.buffers,
+            buffers=stats.buffers,
         )
 
     @property
@@ -179,17 +174,11 @@ class ShardedFlow(StepFlow):
         leaders = [] if groups.leaders is None else [groups.leaders]
         return SyncTraffic.read([groups.world, groups.node, *leaders])
 
-    def _make_sum(self, rows: Rows, row: Rows, op: str) -> RowSum:
-        """Return what reduces a bucket: node by node, if there are several."""
-        groups, zero = self._groups, self._engine.config
-        inner: RowSum
-        if groups.num_nodes > 1:
-            inner = NodeSum(groups, rows, row, op=op, is_compressed=self._is_compressed, pool=self._pool)
-        elif zero.gradient_compression:
-            inner = CompressedSum(groups.world, rows, row, op=op)
-        else:
-            inner = PlainSum(groups.world, rows, row, op=op, algorithm=zero.algorithm)
-        return TimedSum(inner, self._record.intervals, self._loop.time)
+    def _make_sums(self, zero: ZeROConfig) -> RowSums:
+        """Return what reduces buckets: node by node, if there are several."""
+        if self._groups.num_nodes > 1:
+            return NodeSums(self._groups, is_compressed=self._is_compressed)
+        return ReplicaSums(self._groups.world, is_compressed=zero.gradient_compression, algorithm=zero.algorithm)
 
 
 def _settings(config: MultiNodeConfig) -> ZeROConfig:

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
 
 from asyncpar.zero.config import MIB, ZeROConfig
 from asyncpar.zero.errors import MemoryExceeded
 from asyncpar.zero.partition import Partition
+
+ExtraBytes = Callable[[int, int, np.dtype[Any]], int]
+"""What summing so many rows of that width and dtype takes besides the rows; see ``RowSums.extra_bytes``."""
 
 _MOST_BUCKETS = 4
 """More buckets at a time are no quicker."""
@@ -20,15 +27,15 @@ class Budget:
     rest: int
 
 
-def make_budget(partition: Partition, config: ZeROConfig) -> Budget:
+def make_budget(partition: Partition, config: ZeROConfig, extra_bytes: ExtraBytes) -> Budget:
     """Divide ``max_memory_usage_mb``.  Raises ``MemoryExceeded`` when not even one bucket fits."""
     if partition.size == 1 or not partition.buckets:
         return Budget(window=_MOST_BUCKETS, rest=config.most_bytes)
     largest = max(
-        partition.bucket_nbytes(bucket) * (partition.size + 1) // partition.size for bucket in partition.buckets
+        partition.bucket_nbytes(bucket) * (partition.size + 1) // partition.size
+        + extra_bytes(partition.size, bucket.width, bucket.dtype)
+        for bucket in partition.buckets
     )
-    if config.gradient_compression:
-        largest *= 2  # encoded rows, which go and come
     if largest > config.most_bytes:
         raise MemoryExceeded(
             f"max_memory_usage_mb: expected room for {largest / MIB:.3g} MiB, the largest bucket, got "

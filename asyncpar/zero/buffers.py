@@ -78,3 +78,23 @@ class Lent:
     def __init__(self, memory: NDArray[Any], array: NDArray[Any]) -> None:
         self.memory = memory
         self.array = array
+
+
+class Loans:
+    """Arrays that were lent for one purpose and are given back together."""
+
+    def __init__(self, pool: BufferPool) -> None:
+        self._pool = pool
+        self._lent: list[Lent] = []
+
+    def take(self, shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
+        """Return an array of undefined content."""
+        lent = self._pool.take(shape, np.dtype(dtype))
+        self._lent.append(lent)
+        return lent.array
+
+    def close(self, *, is_over: bool) -> None:
+        """Give everything back; unless all ``is_over``, others may still read it, and it is not used again."""
+        for lent in self._lent:
+            (self._pool.give_back if is_over else self._pool.discard)(lent)
+        self._lent = []

@@ -18,6 +18,9 @@ import secrets
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, TypeVar
 
+from numpy.typing import NDArray
+
+from asyncpar.codecs import Values
 from asyncpar.collectives.bridge import LoopBridge
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.collectives.offload import off_loop
@@ -35,7 +38,7 @@ from asyncpar.zero.pieces import StatePiece, pieces_of, restore_pieces
 from asyncpar.zero.recovery import Names, Recovery, torn
 from asyncpar.zero.reducer import Reducer
 from asyncpar.zero.residence import Residence
-from asyncpar.zero.row_sum import MakeRowSum
+from asyncpar.zero.row_sum import RowSums
 from asyncpar.zero.setup import make_means
 from asyncpar.zero.sharded import ShardedStage
 from asyncpar.zero.standing import Phase, Standing
@@ -51,7 +54,7 @@ class ZeroEngine:
     All ranks make it, and await ``prepare``, with the same arguments, and then call the same methods in the same order.
     A step is ``zero_grad``, backward passes, ``reduce``, then perhaps ``scale``, and ``step``.  Everything is called on
     the event loop but ``ready``, which any thread may call.  ``bridge`` is that of the compute thread; by default stage
-    3 makes its own.  ``row_sum`` makes the sums of buckets another way than ``config`` says: host by host, say.
+    3 makes its own.  ``row_sums`` makes the sums of buckets another way than ``config`` says: host by host, say.
     """
 
     def __init__(
@@ -63,7 +66,7 @@ class ZeroEngine:
         *,
         bridge: LoopBridge | None = None,
         name: str = "zero",
-        row_sum: MakeRowSum | None = None,
+        row_sums: RowSums | None = None,
     ) -> None:
         self.parameters = distinct(parameters)
         self.rule = rule
@@ -84,9 +87,9 @@ class ZeroEngine:
             communicator,
             bytes_held=self._bytes_held,
             key=self._names.key,
-            row_sum=row_sum,
+            row_sums=row_sums,
         )
-        self._budget = make_budget(self.partition, config)
+        self._budget = make_budget(self.partition, config, self._means.row_sums.extra_bytes)
         self._standing = Standing(accumulates=config.stage.shards_gradients)
         self._reducer = Reducer(self._means, window=self._budget.window)
         self._recovery = Recovery(self._means, self._reducer, self._standing, self._names)
@@ -247,6 +250,7 @@ class ZeroEngine:
     async def _update(self, **settings: float) -> None:
         update = Update(self._means, window=self._budget.window, **settings)
         self._standing.phase = Phase.STEPPED
+        self._commit_feedback()
         try:
             await update.run()
         except BaseException as error:
@@ -274,6 +278,7 @@ class ZeroEngine:
         self._standing.check_prepared("catch_up")
         await self._recovery.break_off("catch_up() was called")
         self.step_count += 1
+        self._commit_feedback()
         update = Update(
             self._means,
             window=self._budget.window,
@@ -297,8 +302,14 @@ class ZeroEngine:
         self._reducer.start_over()
         self._forget_gradients()
 
+    def _commit_feedback(self) -> None:
+        if self._means.feedback is not None:
+            self._means.feedback.commit()
+
     def _forget_gradients(self) -> None:
         self.factor = 1.0
+        if self._means.feedback is not None:
+            self._means.feedback.drop()
         for share in self._means.shares:
             share.zero_grad()
         self._standing.phase = Phase.OPEN
@@ -341,6 +352,20 @@ class ZeroEngine:
         """Return what a checkpoint must hold of this rank, besides ``step_count``."""
         self._standing.check_sound("state_pieces")
         return pieces_of(self._means.shares)
+
+    def residuals(self) -> dict[str, Values]:
+        """Return a copy of what compression on this rank has yet to make up for, flat, by parameter; for checkpoints.
+
+        Empty without ``gradient_compression`` and ``error_feedback``, and on ranks that have compressed nothing.
+        """
+        feedback = self._means.feedback
+        return {} if feedback is None else feedback.by_name()
+
+    def restore_residuals(self, residuals: Mapping[str, NDArray[Any]]) -> None:
+        """Go on with the ``residuals`` of an earlier run of this rank, between steps."""
+        self._standing.check_prepared("restore_residuals")
+        if self._means.feedback is not None:
+            self._means.feedback.restore(residuals)
 
     async def restore(self, arrays: Mapping[tuple[str, str], Array], *, step_count: int, attempt: int = 0) -> None:
         """Go on from the ``state_pieces`` of a checkpoint, given by (parameter, kind); all ranks call it.

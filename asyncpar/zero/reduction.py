@@ -11,12 +11,13 @@ import numpy as np
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.collectives.offload import off_loop
 from asyncpar.nn.parameter import Array
-from asyncpar.zero.buffers import BufferPool, Lent
+from asyncpar.zero.buffers import BufferPool, Loans
 from asyncpar.zero.config import ZeROConfig
+from asyncpar.zero.feedback import StepFeedback
 from asyncpar.zero.owed import Owed
 from asyncpar.zero.packing import own_in_row, pack_rows, unpack_rows
 from asyncpar.zero.partition import Bucket, Partition
-from asyncpar.zero.row_sum import CompressedSum, MakeRowSum, PlainSum, RowSum
+from asyncpar.zero.row_sum import RowSum, RowSums
 from asyncpar.zero.share import Share
 
 
@@ -24,7 +25,7 @@ from asyncpar.zero.share import Share
 class Means:
     """What reductions and gathers work with; ``key`` begins the names by which collectives meet.
 
-    ``row_sum`` makes the sums of rows where they are not made as ``config`` says.
+    ``row_sums`` makes the sums of rows; ``feedback`` keeps what they lose, None where they lose nothing.
     """
 
     communicator: Communicator
@@ -33,7 +34,8 @@ class Means:
     config: ZeROConfig
     pool: BufferPool
     key: Callable[[], str]
-    row_sum: MakeRowSum | None = None
+    row_sums: RowSums
+    feedback: StepFeedback | None
 
 
 class BucketReduction:
@@ -46,7 +48,7 @@ class BucketReduction:
         self._bucket = bucket
         self._means = means
         self._contributions = contributions
-        self._memory: tuple[Lent, Lent] | None = None
+        self._loans = Loans(means.pool)
         self._sum: RowSum | None = None
         self.owed: list[Owed[Any]] = [
             Owed(lambda: self._opened().begin(self._key()), lambda: self._opened().give_up(self._key()))
@@ -84,18 +86,11 @@ class BucketReduction:
     def _opened(self) -> RowSum:
         if self._sum is None:
             means, bucket = self._means, self._bucket
-            self._memory = (
-                means.pool.take((means.partition.size, bucket.width), bucket.dtype),
-                means.pool.take((1, bucket.width), bucket.dtype),
-            )
-            rows, row = (lent.array for lent in self._memory)
+            rows = self._loans.take((means.partition.size, bucket.width), bucket.dtype)
+            row = self._loans.take((1, bucket.width), bucket.dtype)
             op = "mean" if means.config.average else "sum"
-            if means.row_sum is not None:
-                self._sum = means.row_sum(rows, row, op)
-            elif means.config.gradient_compression:
-                self._sum = CompressedSum(means.communicator, rows, row, op=op)
-            else:
-                self._sum = PlainSum(means.communicator, rows, row, op=op, algorithm=means.config.algorithm)
+            feedback = None if means.feedback is None else means.feedback.of(bucket)
+            self._sum = means.row_sums.make(rows, row, op=op, pool=means.pool, feedback=feedback)
         return self._sum
 
     def _gather(self) -> Any:
@@ -140,7 +135,7 @@ class BucketReduction:
 
     def _close(self, *, is_over: bool) -> None:
         """Give memory back; what others may still read after a failure is not used again."""
-        if self._memory is not None:
-            for lent in self._memory:
-                (self._means.pool.give_back if is_over else self._means.pool.discard)(lent)
-        self._memory, self._sum = None, None
+        if self._sum is not None:
+            self._sum.close(is_over=is_over)
+        self._loans.close(is_over=is_over)
+        self._sum = None

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Coroutine
-from typing import Any, TypeAlias
+from collections.abc import Coroutine
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +14,8 @@ from asyncpar.collectives.communicator import Communicator
 from asyncpar.collectives.reduction import reduction_for
 from asyncpar.errors import NonFiniteValue, ProtocolError
 from asyncpar.gradsync.schemes.rows import FINE, NON_FINITE, body_of, row_bytes, set_status
+from asyncpar.zero.buffers import BufferPool, Loans
+from asyncpar.zero.feedback import RowFeedback
 from asyncpar.zero.packing import Rows
 
 _FINE_CODEC = Int8()
@@ -51,9 +53,26 @@ class RowSum(ABC):
         """
         self.begin(key).close()
 
+    def close(self, *, is_over: bool) -> None:  # noqa: B027
+        """Give back memory; unless all ``is_over``, others may still read it."""
 
-MakeRowSum: TypeAlias = Callable[[Rows, Rows, str], RowSum]
-"""Makes the sum of ``rows`` into ``row`` by an operation, ``"sum"`` or ``"mean"``."""
+
+class RowSums(ABC):
+    """Makes the sums of buckets, all in one way."""
+
+    is_lossy: bool
+    """Do rows lose something that error feedback can make up for?"""
+
+    @abstractmethod
+    def make(self, rows: Rows, row: Rows, *, op: str, pool: BufferPool, feedback: RowFeedback | None) -> RowSum:
+        """Return the sum of ``rows`` into ``row`` by ``op``, ``"sum"`` or ``"mean"``.
+
+        What it takes of memory comes from ``pool``; what rows lose goes into ``feedback``, if given.
+        """
+
+    @abstractmethod
+    def extra_bytes(self, rows: int, width: int, dtype: np.dtype[Any]) -> int:
+        """Return the most that a rank takes, besides rows and row, for ``rows`` rows of ``width`` values."""
 
 
 class PlainSum(RowSum):
@@ -80,23 +99,45 @@ class PlainSum(RowSum):
 class CompressedSum(RowSum):
     """Rows travel as 8-bit integers; the owner decodes them and adds them in float32, in rank order.
 
-    Its own row it adds as it is.  A row that is not finite makes the result NaN.
+    Its own row it adds as it is.  A row that is not finite makes the result NaN.  What encoding loses goes into
+    ``feedback``, if given, and is added to the rows of the next step.
     """
 
-    def __init__(self, communicator: Communicator, rows: Rows, row: Rows, *, op: str) -> None:
+    def __init__(
+        self,
+        communicator: Communicator,
+        rows: Rows,
+        row: Rows,
+        *,
+        op: str,
+        pool: BufferPool,
+        feedback: RowFeedback | None,
+    ) -> None:
         super().__init__(communicator, rows, row, op=op)
         self._body = body_of(_FINE_CODEC, rows.shape[1])
+        self._feedback = feedback
+        self._loans = Loans(pool)
         shape = (len(rows), row_bytes(self._body))
-        self._outgoing: NDArray[np.uint8] = np.zeros(shape, np.uint8)
-        self._incoming: NDArray[np.uint8] = np.zeros(shape, np.uint8)
+        self._outgoing: NDArray[np.uint8] = self._loans.take(shape, np.uint8)
+        self._incoming: NDArray[np.uint8] = self._loans.take(shape, np.uint8)
+        self._total: NDArray[np.float32] = self._loans.take(rows.shape[1:], np.float32)
 
     def prepare(self) -> None:
+        residual = lost = None
+        if self._feedback is not None:
+            residual, lost = (array.reshape(self.rows.shape) for array in self._feedback.open())
+        self._outgoing[:, self._body.stop :] = 0
         for rank, row in enumerate(self.rows):
             if rank == self._communicator.rank:
                 continue
             out = self._outgoing[rank]
             try:
-                _FINE_CODEC.encode(row.astype(np.float32, copy=False), out[self._body])
+                _FINE_CODEC.encode(
+                    row.astype(np.float32, copy=False),
+                    out[self._body],
+                    residual=None if residual is None else residual[rank],
+                    lost=None if lost is None else lost[rank],
+                )
             except NonFiniteValue:
                 set_status(out, NON_FINITE)
             else:
@@ -106,7 +147,8 @@ class CompressedSum(RowSum):
         return self._communicator.all_to_all(self._outgoing, out=self._incoming, key=key)
 
     def settle(self) -> None:
-        total = np.zeros(self.rows.shape[1], np.float32)
+        total = self._total
+        total.fill(0.0)
         with np.errstate(over="ignore", invalid="ignore"):
             for rank, encoded in enumerate(self._incoming):
                 if rank == self._communicator.rank:
@@ -118,8 +160,33 @@ class CompressedSum(RowSum):
             reduction_for(self._op, total.dtype).finish(total, self._communicator.size)
             self.row[0] = total
 
+    def close(self, *, is_over: bool) -> None:
+        self._loans.close(is_over=is_over)
+
     def _add(self, rank: int, encoded: NDArray[np.uint8], total: NDArray[np.float32]) -> None:
         try:
             _FINE_CODEC.decode_add(encoded, total)
         except ProtocolError as error:
             raise ProtocolError(f"gradients that rank {rank} sent cannot be decoded: {error}") from error
+
+    @staticmethod
+    def extra_bytes(rows: int, width: int) -> int:
+        """Return what the encoded rows, which go and come, and the total take."""
+        return 2 * rows * row_bytes(body_of(_FINE_CODEC, width)) + 4 * width
+
+
+class ReplicaSums(RowSums):
+    """Sums over ``communicator``: of 8-bit rows if ``is_compressed``, else a reduce-scatter by ``algorithm``."""
+
+    def __init__(self, communicator: Communicator, *, is_compressed: bool, algorithm: str | None = None) -> None:
+        self.is_lossy = is_compressed
+        self._communicator = communicator
+        self._algorithm = algorithm
+
+    def make(self, rows: Rows, row: Rows, *, op: str, pool: BufferPool, feedback: RowFeedback | None) -> RowSum:
+        if self.is_lossy:
+            return CompressedSum(self._communicator, rows, row, op=op, pool=pool, feedback=feedback)
+        return PlainSum(self._communicator, rows, row, op=op, algorithm=self._algorithm)
+
+    def extra_bytes(self, rows: int, width: int, dtype: np.dtype[Any]) -> int:  # noqa: ARG002
+        return CompressedSum.extra_bytes(rows, width) if self.is_lossy else 0

@@ -13,10 +13,11 @@ from asyncpar.nn.optimizers import Rule
 from asyncpar.nn.parameter import Parameter
 from asyncpar.zero.buffers import BufferPool
 from asyncpar.zero.config import ZeROConfig
+from asyncpar.zero.feedback import StepFeedback
 from asyncpar.zero.memory import TransientBytes
 from asyncpar.zero.partition import Spec, make_partition
 from asyncpar.zero.reduction import Means
-from asyncpar.zero.row_sum import MakeRowSum
+from asyncpar.zero.row_sum import ReplicaSums, RowSums
 from asyncpar.zero.share import Share
 
 
@@ -28,7 +29,7 @@ def make_means(
     *,
     bytes_held: TransientBytes,
     key: Callable[[], str],
-    row_sum: MakeRowSum | None = None,
+    row_sums: RowSums | None = None,
 ) -> Means:
     """Divide ``parameters`` over the ranks, and make the states of what this one owns.
 
@@ -41,6 +42,8 @@ def make_means(
     partition = make_partition(
         specs, communicator.size, bucket_bytes=config.bucket_bytes, most_values=config.reduce_bucket_size
     )
+    sums = row_sums or ReplicaSums(communicator, is_compressed=config.gradient_compression, algorithm=config.algorithm)
+    keeps_lost = sums.is_lossy and config.error_feedback and communicator.size > 1
     return Means(
         communicator=communicator,
         partition=partition,
@@ -51,7 +54,8 @@ def make_means(
         config=config,
         pool=BufferPool(communicator.empty, reuses=config.pin_memory, bytes_held=bytes_held),
         key=key,
-        row_sum=row_sum,
+        row_sums=sums,
+        feedback=StepFeedback(partition) if keeps_lost else None,
     )
 
 

@@ -75,17 +75,27 @@ def make_specs(*lengths: int) -> list[Spec]:
     return [Spec(name=f"p{length}", shape=(length,), dtype=np.dtype(np.float32)) for length in lengths]
 
 
+def no_extra(rows: int, width: int, dtype: np.dtype[Any]) -> int:
+    return 0
+
+
 def test_fewer_buckets_are_under_way_where_memory_is_short() -> None:
     partition = make_partition(make_specs(MIB // 4, MIB // 4), 2, bucket_bytes=MIB)
-    windows = [make_budget(partition, ZeROConfig(max_memory_usage_mb=most)).window for most in (1.5, 3, 100)]
+    windows = [make_budget(partition, ZeROConfig(max_memory_usage_mb=most), no_extra).window for most in (1.5, 3, 100)]
     assert windows == [1, 2, 4]
     with pytest.raises(MemoryExceeded, match=r"expected room for 1.5 MiB, the largest bucket, got 1.4"):
-        make_budget(partition, ZeROConfig(max_memory_usage_mb=1.4))
+        make_budget(partition, ZeROConfig(max_memory_usage_mb=1.4), no_extra)
+
+
+def test_what_sums_take_counts_against_the_limit() -> None:
+    partition = make_partition(make_specs(MIB // 4), 2, bucket_bytes=MIB)
+    with pytest.raises(MemoryExceeded, match=r"expected room for 2 MiB, the largest bucket, got 1.9"):
+        make_budget(partition, ZeROConfig(max_memory_usage_mb=1.9), lambda *_: MIB // 2)
 
 
 def test_most_memory_of_stage_3_is_for_parameters() -> None:
     partition = make_partition(make_specs(MIB // 4), 2)
-    budget = make_budget(partition, ZeROConfig(stage=ZeROStage.STAGE3, max_memory_usage_mb=12))
+    budget = make_budget(partition, ZeROConfig(stage=ZeROStage.STAGE3, max_memory_usage_mb=12), no_extra)
     assert budget.window == 2
     assert budget.rest == 9 * MIB
 
