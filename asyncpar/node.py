@@ -247,7 +247,7 @@ async def _share_memory(attachment: Attachment, links: Links) -> ArenaHost | Non
         secret=attachment.secret,
         settings=attachment.arena,
         on_lost=links.hear_end,
-        on_left=links.report_left,
+        on_left=links.hear_left,
     )
     if arena is None:
         return None

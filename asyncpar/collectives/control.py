@@ -12,7 +12,7 @@ from asyncpar.errors import ProtocolError
 _TEXT_LIMIT = 4096
 _Text: TypeAlias = Annotated[str, msgspec.Meta(max_length=_TEXT_LIMIT)]
 
-Reason = Literal["cancelled", "failed", "mismatch", "lost"]
+Reason = Literal["cancelled", "failed", "mismatch", "lost", "timeout"]
 
 
 class Abort(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -20,7 +20,7 @@ class Abort(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     ``text`` says why.  A mismatch that the sender has found comes with its own ``operation``, and the receiver answers
     with its own (``is_answer``, which is not answered again); third ranks get the whole ``text`` and no operation.
-    ``rank`` is the one that is lost.
+    ``rank`` is the one that is lost, or that the sender has waited for in vain.
     """
 
     reason: Reason
@@ -37,9 +37,15 @@ class Probe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Status(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The answer to a probe: ``text`` says where the sender is, like ``in all_reduce #811``."""
+    """The answer to a probe: ``text`` says where the sender is, like ``in all_reduce #811``.
+
+    ``culprit`` is the rank that the sender holds responsible, which has not answered for ``silent_for`` seconds (None:
+    it does answer).  It is sent again when the sender learns of another culprit.
+    """
 
     text: _Text
+    culprit: int | None = None
+    silent_for: float | None = None
 
 
 Message = TypeVar("Message", Abort, Probe, Status)

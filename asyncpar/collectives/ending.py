@@ -16,10 +16,12 @@ def ended(operation: Operation, error: BaseException) -> BaseException:
         operation.discard()
         return operation.failure
     if isinstance(error, asyncio.CancelledError):
-        message = operation.describe_wait(operation.table.now())
+        now = operation.table.now()
+        message, culprit = operation.describe_wait(now), operation.find_culprit(now)
         error.args = (message,)
         error.add_note(message)
-        error.missing_ranks = operation.waits_for()  # type: ignore[attr-defined]  # for who turns it into PeerTimeout
+        missing = operation.waits_for() if culprit is None else [culprit.rank]
+        error.missing_ranks = missing  # type: ignore[attr-defined]  # for who turns it into PeerTimeout
         if operation.failure is None:
             operation.tell_failure("cancelled", "")
     elif isinstance(error, OperationMismatch):

@@ -9,10 +9,11 @@ from typing import Protocol
 
 from asyncpar.collectives.control import Abort, Reason, encode_control, shortened
 from asyncpar.collectives.description import Description
+from asyncpar.collectives.inquiry import Answer, Culprit, Inquiry
 from asyncpar.collectives.staging import StagingPool
 from asyncpar.errors import PeerLost
 from asyncpar.transport.lane import Sending
-from asyncpar.transport.links import Links
+from asyncpar.transport.links import LEFT, Links
 from asyncpar.wire.header import FrameKind, Key
 
 
@@ -65,13 +66,13 @@ class Operation:
         "failure",
         "has_started",
         "home",
+        "inquiry",
         "is_over",
         "messages_sent",
         "name",
         "payload_sent",
         "posts",
         "progress_at",
-        "reports",
         "route",
         "sendings",
         "sequence",
@@ -112,7 +113,8 @@ class Operation:
         self.awaited: int | None = None
         self.posts: dict[tuple[int, int], asyncio.Future[None]] = {}
         self.sendings: dict[Sending, int] = {}
-        self.reports: dict[int, tuple[float, str]] = {}
+        self.inquiry: Inquiry | None = None
+        """What was asked and answered about it, once it has waited for long."""
         self.suspects: set[int] = set()
         self.stand_in: Operation | None = None
         """In whose name a receive asks around that does not know its message yet."""
@@ -267,6 +269,26 @@ class Operation:
         if self.route is not None:
             self.route.retire(self.sequence, self.description)
 
+    # -- who is missing --------------------------------------------------------------------------------------------
+
+    @property
+    def asker(self) -> Operation | None:
+        """The operation in whose name other ranks are asked; None if they cannot be."""
+        return self if self.route is not None else self.stand_in
+
+    @property
+    def answers(self) -> dict[int, Answer]:
+        """What other ranks have answered."""
+        inquiry = self.asker.inquiry if self.asker is not None else None
+        return {} if inquiry is None else inquiry.answers
+
+    def find_culprit(self, now: float) -> Culprit | None:
+        """Return the rank that holds the operation up, as far as is known."""
+        asker = self.asker
+        if asker is None or asker.inquiry is None:
+            return None
+        return asker.inquiry.find_culprit(self.waits_for(), me=self.table.links.rank, now=now)
+
     # -- words -----------------------------------------------------------------------------------------------------
 
     def waits_for(self) -> list[int]:
@@ -283,13 +305,24 @@ class Operation:
         ranks = self.waits_for()
         if not ranks:
             return f"{me} waited {waited} for any rank" if self.waiter is not None else f"{me} was not waiting"
-        asker = self.stand_in or self
-        report = self.reports.get(ranks[0]) or asker.reports.get(ranks[0])
-        known = "not heard of since" if report is None else f"last heard {now - report[0]:.1f} s ago, {report[1]}"
-        return f"{me} waited {waited} for rank {ranks[0]} ({known})"
+        answer = self.answers.get(ranks[0])
+        known = "not heard of since" if answer is None else f"last heard {now - answer.at:.1f} s ago, {answer.text}"
+        culprit = self.find_culprit(now)
+        behind = ""
+        if culprit is not None and culprit.rank != ranks[0]:
+            behind = f"; behind it is rank {culprit.rank}: {culprit.describe()}"
+        return f"{me} waited {waited} for rank {ranks[0]} ({known}){behind}"
 
     def lost(self, error: PeerLost) -> PeerLost:
-        """Return ``error`` with this operation named."""
+        """Return ``error`` with this operation named.
+
+        Who leaves may have done so because of a rank that is silent: then that one is to blame.
+        """
+        culprit = self.find_culprit(self.table.now()) if error.cause == LEFT else None
+        if culprit is not None and culprit.silent_for is not None:
+            host = self.table.links.world.members[culprit.rank].host
+            cause = f"{culprit.describe()}; then rank {error.rank} left"
+            error = PeerLost(f"rank {culprit.rank} on {host}: {cause}", rank=culprit.rank, host=host, cause=cause)
         return PeerLost(
             f"rank {self.table.links.rank}: {self.label}: {error}",
             rank=error.rank,

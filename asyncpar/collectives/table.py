@@ -11,6 +11,7 @@ from asyncpar.collectives.arena_group import ArenaHost
 from asyncpar.collectives.control import Abort, Probe, Status, decode_control, encode_control, shortened
 from asyncpar.collectives.description import KEYED, Description, difference
 from asyncpar.collectives.group import Group
+from asyncpar.collectives.inquiry import SILENT_AFTER, Answer, Culprit, Inquiry
 from asyncpar.collectives.ledger import GroupLedger
 from asyncpar.collectives.operation import Home, Operation
 from asyncpar.collectives.staging import StagingPool
@@ -24,6 +25,11 @@ PROBE_AFTER: Final = 1.0
 _REMEMBERED_ABORTS = 4096
 
 
+def _ask_after(timeout: float | None) -> float:
+    """Return after how many seconds without progress an operation asks around, and how often."""
+    return PROBE_AFTER if timeout is None else min(PROBE_AFTER, timeout / 4)
+
+
 class OperationTable:
     """The ``OperationEvents`` of a rank's links.  One per ``Links``."""
 
@@ -35,6 +41,8 @@ class OperationTable:
         self.pool = StagingPool()
         self._groups: dict[int, Group] = {}
         self._aborted: OrderedDict[tuple[int, int], tuple[int, Abort]] = OrderedDict()
+        self._askers: dict[tuple[int, Key], tuple[float, Status]] = {}
+        """Who has asked about which operation: when, and what it was told."""
         self._timer: asyncio.TimerHandle | None = None
         links.operations = self
 
@@ -90,9 +98,7 @@ class OperationTable:
             case FrameKind.PROBE:
                 self._on_probe(rank, header.key, decode_control(payload, Probe))
             case FrameKind.STATUS:
-                operation = self._operation(header.group, header.sequence)
-                if operation is not None:
-                    operation.reports[rank] = (self.now(), decode_control(payload, Status).text)
+                self._on_status(rank, header.key, decode_control(payload, Status))
 
     def peer_lost(self, rank: int, error: PeerLost) -> None:
         for group in list(self._groups.values()):
@@ -170,7 +176,7 @@ class OperationTable:
     def watch(self, operation: Operation) -> None:
         """See to it that ``operation`` asks around when it waits for long, and ends when it waits for too long."""
         timeout = operation.home.limits.timeout
-        due = operation.started_at + (PROBE_AFTER if timeout is None or timeout > PROBE_AFTER else timeout)
+        due = operation.started_at + _ask_after(timeout)
         if self._timer is None or due < self._timer.when():
             self._arm(due)
 
@@ -198,27 +204,80 @@ class OperationTable:
                     self._time_out(operation, now)
                     continue
                 due = min(due, deadline)
-            if now >= operation.progress_at + PROBE_AFTER:
-                self._probe(operation)
+            due = min(due, self._inquire(operation, now, every=_ask_after(timeout)))
+        self._tell_askers(now)
         if running and not self.links.is_closing:
             self._arm(due)
 
     def _time_out(self, operation: Operation, now: float) -> None:
         ranks = operation.waits_for()
         message = operation.describe_wait(now)
-        rank = ranks[0] if ranks else None
-        host = None if rank is None else self.links.world.members[rank].host
-        cause = "it did not do its part in time"
-        operation.tell_failure("failed", message)
-        operation.fail(PeerTimeout(message, rank=rank, host=host, operation=operation.label, cause=cause))
-
-    def _probe(self, operation: Operation) -> None:
-        asker = operation if operation.route is not None else operation.stand_in
-        if asker is None:
+        culprit = operation.find_culprit(now) or (Culprit(ranks[0]) if ranks else None)
+        if culprit is None:
+            operation.tell_failure("failed", message)
+            operation.fail(PeerTimeout(message, operation=operation.label, cause="no rank did its part in time"))
             return
+        host = self.links.world.members[culprit.rank].host
+        operation.tell_failure("timeout", message, lost=culprit.rank)
+        operation.fail(
+            PeerTimeout(message, rank=culprit.rank, host=host, operation=operation.label, cause=culprit.describe())
+        )
+
+    # -- who holds an operation up -----------------------------------------------------------------------------------
+
+    def _inquire(self, operation: Operation, now: float, *, every: float) -> float:
+        """Ask the ranks that ``operation`` waits for if that is due; return when to look again."""
+        asker = operation.asker
+        if asker is None:
+            return now + PROBE_AFTER
+        inquiry = asker.inquiry
+        if inquiry is None or inquiry.begun_at != operation.progress_at:
+            inquiry = asker.inquiry = Inquiry(operation.progress_at)
+        last = inquiry.asked_at
+        due = operation.progress_at + every if last is None else last + every
+        if now < due:
+            return due if last is None or now >= last + SILENT_AFTER else min(due, last + SILENT_AFTER)
+        ranks = operation.waits_for()
         payload = encode_control(Probe(operation.description))
-        for rank in operation.waits_for():
+        inquiry.ask(ranks, now)
+        for rank in ranks:
             self.links.control(rank, FrameKind.PROBE, asker.key(), payload)
+        return now + min(every, SILENT_AFTER)
+
+    def _on_status(self, rank: int, key: Key, status: Status) -> None:
+        operation = self._operation(key.group, key.sequence)
+        if operation is None or operation.inquiry is None:
+            return
+        blamed = status.culprit
+        known = blamed is not None and 0 <= blamed < self.links.world.size
+        culprit = Culprit(blamed, status.silent_for) if blamed is not None and known else None
+        operation.inquiry.hear(rank, Answer(self.now(), status.text, culprit))
+        self._tell_askers(self.now())
+
+    def _tell_askers(self, now: float) -> None:
+        """Answer those again that have asked lately, if this rank has learnt of another culprit since."""
+        for (rank, key), (asked_at, told) in list(self._askers.items()):
+            if now - asked_at > 2 * PROBE_AFTER:
+                del self._askers[rank, key]
+                continue
+            status = self._status(key, rank)
+            if status.culprit != told.culprit or (status.silent_for is None) != (told.silent_for is None):
+                self._askers[rank, key] = (asked_at, status)
+                self.links.control(rank, FrameKind.STATUS, key, encode_control(status))
+
+    def _status(self, key: Key, asker: int) -> Status:
+        """Return the answer to rank ``asker``, which waits in the operation ``key`` for this rank."""
+        group, operation = self._groups.get(key.group), self._operation(key.group, key.sequence)
+        text = shortened(self._whereabouts(group, operation, key.sequence))
+        me, is_through = self.links.rank, group is not None and group.is_stale(key.sequence)
+        if operation is None and not is_through:
+            operation = self._elsewhere(group)
+        if operation is None or not operation.has_started:
+            return Status(text, None if is_through else me)
+        culprit = operation.find_culprit(self.now())
+        if culprit is not None and culprit.rank != asker:
+            return Status(text, culprit.rank, culprit.silent_for)
+        return Status(text)
 
     def _on_probe(self, rank: int, key: Key, probe: Probe) -> None:
         group = self._groups.get(key.group)
@@ -235,7 +294,8 @@ class OperationTable:
                 text = shortened(f"the group was given up there, because {group.given_up[1]}")
                 self.links.control(rank, FrameKind.ABORT, key, encode_control(Abort("failed", text)))
                 return
-        status = Status(shortened(self._whereabouts(group, operation, key.sequence)))
+        status = self._status(key, rank)
+        self._askers[rank, key] = (self.now(), status)
         self.links.control(rank, FrameKind.STATUS, key, encode_control(status))
 
     def _whereabouts(self, group: Group | None, operation: Operation | None, sequence: int) -> str:
@@ -246,12 +306,16 @@ class OperationTable:
             return f"in that operation too, waiting for rank {ranks[0]}" if ranks else "in that operation too"
         if group is not None and group.is_stale(sequence):
             return "it is through with that operation"
-        running = [other for known in self._groups.values() for other in known.pending() if other.has_started]
-        here = next((other for other in running if other.home is group), running[0] if running else None)
+        here = self._elsewhere(group)
         if here is not None:
             return f"in op {here.label.partition(' ')[2]} ({here.name})"
         done = group.ledger.last if group is not None and isinstance(group.ledger, GroupLedger) else 0
         return f"in no operation, after op #{done}" if done else "in no operation"
+
+    def _elsewhere(self, group: Group | None) -> Operation | None:
+        """Return an operation that this rank awaits, one of ``group`` if there is any."""
+        running = [other for known in self._groups.values() for other in known.pending() if other.has_started]
+        return next((other for other in running if other.home is group), running[0] if running else None)
 
     def _operation(self, group: int, sequence: int) -> Operation | None:
         known = self._groups.get(group)
@@ -273,12 +337,13 @@ def _error_of(operation: Operation, rank: int, abort: Abort) -> AsyncparError:
         cause = f"{abort.text} (reported by rank {rank})"
         error = PeerLost(f"rank {abort.rank} on {host} is lost: {cause}", rank=abort.rank, host=host, cause=cause)
         return operation.lost(error)
-    host = members[rank].host
+    is_told = abort.reason == "timeout" and abort.rank is not None and 0 <= abort.rank < len(members)
+    culprit = abort.rank if is_told and abort.rank is not None and abort.rank != me else rank
     did = "cancelled it" if abort.reason == "cancelled" else "failed in it"
     return PeerCancelled(
         f"rank {me}: {operation.label}: rank {rank} {did}" + (f": {abort.text}" if abort.text else ""),
-        rank=rank,
-        host=host,
+        rank=culprit,
+        host=members[culprit].host,
         operation=operation.label,
         cause=abort.text or abort.reason,
     )

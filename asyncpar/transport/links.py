@@ -22,6 +22,9 @@ _NO_KEY = Key(0, 0, 0)
 LEFT = "it left the world"
 """The ``cause`` of a loss that is none: the rank has closed its links in good order."""
 
+_GOODBYE_SECONDS = 0.2
+"""How long a rank that was seen to leave may take to say so on its lane, after everything else."""
+
 MAX_MESSAGE_BYTES = 1 << 30
 MESSAGE_BUDGET = 64 << 20
 
@@ -241,6 +244,13 @@ class Links:
     def hear_end(self, rank: int, cause: str) -> None:
         """``rank`` was seen to end: see ``report_lost``."""
         self.report_lost(rank, cause)
+
+    def hear_left(self, rank: int) -> None:
+        """``rank`` was seen to leave in good order: take what it has said before from its lane first."""
+        if self.is_up(rank):
+            asyncio.get_running_loop().call_later(_GOODBYE_SECONDS, self.report_left, rank)
+        else:
+            self.report_left(rank)
 
     def report_left(self, rank: int) -> None:
         """``rank`` has left in good order."""

@@ -312,7 +312,7 @@ async def test_a_rank_that_has_called_but_does_not_await_is_named_and_described(
         waiting = asyncio.ensure_future(nodes[0].world.all_reduce(np.zeros(9), key="k"))
         await until_started(nodes, 1)
         (operation,) = nodes[0].world._engine.group.pending()
-        while not operation.reports:  # noqa: ASYNC110 - no event tells of it
+        while not operation.answers:  # noqa: ASYNC110 - no event tells of it
             await asyncio.sleep(0)
         nodes[0].world.timeout = 0.01
         with pytest.raises(PeerTimeout, match=r"for rank 1 .*has called that operation, but does not await it"):

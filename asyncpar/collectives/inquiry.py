@@ -1,0 +1,85 @@
+"""Find the rank that holds up an operation, by asking the ranks that it waits for.  Pure.
+
+Theory of operation.  A rank that waits for long asks the ranks that it waits for where they are.  One that does not
+answer is silent.  One that answers says whom it holds responsible itself: so the name of a silent rank travels back
+along the waits, from each rank to those that asked it, however long the chain is and whatever shape it has.  A rank
+that answers and waits for nobody is responsible itself, unless another one is silent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+SILENT_AFTER: Final = 0.25
+"""Seconds without an answer after which a rank counts as silent."""
+
+
+class Culprit(NamedTuple):
+    """The rank that holds up an operation; ``silent_for`` None: it answers, but does not do its part."""
+
+    rank: int
+    silent_for: float | None = None
+
+    @property
+    def weight(self) -> float:
+        """Silent ranks come before others, those that have been silent for longest before them."""
+        return -1.0 if self.silent_for is None else self.silent_for
+
+    def describe(self) -> str:
+        """Say what is known of the rank."""
+        if self.silent_for is None:
+            return "it did not do its part in time"
+        return f"it did not do its part in time, and has not answered for {self.silent_for:.1f} s"
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a rank said, and when; ``culprit`` is whom it holds responsible."""
+
+    at: float
+    text: str
+    culprit: Culprit | None = None
+
+
+class Inquiry:
+    """What the ranks said that an operation waits for; ``begun_at`` is when the operation came to a halt."""
+
+    __slots__ = ("_unanswered", "answers", "asked_at", "begun_at")
+
+    def __init__(self, begun_at: float) -> None:
+        self.begun_at = begun_at
+        self.asked_at: float | None = None
+        self.answers: dict[int, Answer] = {}
+        self._unanswered: dict[int, float] = {}
+
+    def ask(self, ranks: Iterable[int], now: float) -> None:
+        """``ranks`` are asked now."""
+        self.asked_at = now
+        for rank in ranks:
+            self._unanswered.setdefault(rank, now)
+
+    def hear(self, rank: int, answer: Answer) -> None:
+        """``rank`` has answered."""
+        self._unanswered.pop(rank, None)
+        self.answers[rank] = answer
+
+    def find_culprit(self, awaited: Iterable[int], *, me: int, now: float) -> Culprit | None:
+        """Return who keeps rank ``me`` waiting for the ranks ``awaited``; None if nothing is known yet."""
+        found = [culprit for rank in awaited if (culprit := self._judge(rank, now)) and culprit.rank != me]
+        return max(found, key=lambda culprit: culprit.weight, default=None)
+
+    def _judge(self, rank: int, now: float) -> Culprit | None:
+        since = self._unanswered.get(rank)
+        if since is not None and now - since >= SILENT_AFTER:
+            return Culprit(rank, now - since)
+        answer = self.answers.get(rank)
+        if answer is None or answer.culprit is None:
+            return None
+        other, silent_for = answer.culprit
+        if silent_for is None:
+            return answer.culprit
+        if other in self.answers and other not in self._unanswered:
+            return None  # it has answered this rank
+        return Culprit(other, silent_for + now - answer.at)

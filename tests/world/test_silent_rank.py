@@ -1,0 +1,42 @@
+"""A rank that is stopped (SIGSTOP) is named by all others, in shared memory and on every lane."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.world.processes import process_world
+
+RANKS = Path(__file__).with_name("silent_ranks.py")
+CASES = [
+    (None, "small", 0),
+    (None, "keyed", 2),
+    (None, "mixed", 3),
+    ("tcp", "mixed", 0),
+    ("grpc", "keyed", 1),
+]
+if "ASYNCPAR_ALL_CASES" in os.environ:
+    CASES = [
+        (transport, what, silent)
+        for transport in (None, "shm", "tcp", "grpc")
+        for what in ("small", "large", "keyed", "mixed")
+        for silent in range(4)
+    ]
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(("transport", "what", "silent"), CASES)
+async def test_every_survivor_names_the_stopped_rank(
+    tmp_path: Path, transport: str | None, what: str, silent: int
+) -> None:
+    async with process_world(4, RANKS, tmp_path, what, "2.0", transport=transport) as ranks:
+        assert [await rank.next() for rank in ranks] == [{"ready": True}] * 4
+        ranks[silent].process.send_signal(signal.SIGSTOP)
+        async with asyncio.timeout(20.0):
+            ends = [await rank.next() for rank in ranks if rank.rank != silent]
+        ranks[silent].process.kill()  # so that the others need not say goodbye to it
+    assert [end["blamed"] for end in ends] == [silent] * 3, ends
