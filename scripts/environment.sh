@@ -7,7 +7,7 @@ PYTHON="$VENV/bin/python"
 
 find_python() {
     local candidate
-    for candidate in "${ASYNCPAR_PYTHON:-}" python3 python3.13 python3.12 python3.11 python; do
+    for candidate in "${ASYNCPAR_PYTHON:-}" python3 python3.14 python3.13 python3.12 python3.11 python; do
         if [ -n "$candidate" ] && command -v "$candidate" >/dev/null 2>&1 &&
             "$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
             echo "$candidate"

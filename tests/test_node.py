@@ -37,6 +37,7 @@ async def test_a_node_may_be_stopped_by_another_task_than_the_one_that_started_i
     assert len(asyncio.all_tasks()) == 1
 
 
+@pytest.mark.filterwarnings("ignore:'asyncio.get_event_loop_policy' is deprecated:DeprecationWarning")  # Python 3.14
 async def test_a_node_leaves_signal_handlers_and_policy_alone() -> None:
     handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     policy = asyncio.get_event_loop_policy()

@@ -127,10 +127,23 @@ async def end_tasks(seconds: float) -> None:
     """Cancel all other tasks of the loop, and those that they make, and see them end, for ``seconds`` at most."""
     loop = asyncio.get_running_loop()
     end = loop.time() + seconds
-    while left := asyncio.all_tasks() - {asyncio.current_task()}:
+    while left := _all_tasks(loop) - {asyncio.current_task()}:
         for task in left:
             task.cancel()
         await asyncio.wait(left, timeout=max(0.0, end - loop.time()))
         if loop.time() >= end:
             break
     await loop.shutdown_asyncgens()
+
+
+def _all_tasks(loop: asyncio.AbstractEventLoop) -> set[asyncio.Task[Any]]:
+    """Return the tasks of the running ``loop``, also those that visiting threads made.
+
+    From Python 3.14 on each thread has a list of the tasks that it made, and ``all_tasks`` looks at all of them only if
+    the loop is not the one that runs in this thread.
+    """
+    asyncio._set_running_loop(None)
+    try:
+        return asyncio.all_tasks(loop)
+    finally:
+        asyncio._set_running_loop(loop)

@@ -71,8 +71,8 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         future.add_done_callback(self._thread_ended)
         return future
 
-    async def shutdown_default_executor(self) -> None:
-        """As the base class, which waits for a thread of its own."""
+    async def shutdown_default_executor(self, timeout: float | None = None) -> None:  # noqa: ARG002
+        """As the base class, which waits for a thread of its own; the clock stands still, so no ``timeout`` passes."""
         self._threads += 1
         try:
             await super().shutdown_default_executor()

@@ -16,7 +16,7 @@ LIMIT = 50.0
 
 
 HEAD = """
-import multiprocessing, os, sys, threading
+import multiprocessing, os, sys, threading, warnings
 import numpy as np
 import asyncpar.blocking as ab
 from asyncpar.errors import AsyncparError, UsageError
@@ -131,6 +131,7 @@ with ab.init() as node:
 def test_forks_are_told_and_disturb_nobody(tmp_path: Path) -> None:
     """One that uses the node, ones that do not and exit in several ways, and those of multiprocessing."""
     body = """
+warnings.filterwarnings("ignore", ".*multi-threaded, use of fork", DeprecationWarning)  # of Python 3.12 and later
 
 def work(number):
     return number * 2

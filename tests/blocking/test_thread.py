@@ -327,6 +327,7 @@ def test_there_is_one_background_loop_and_a_new_one_after_it_was_closed() -> Non
     second.close()
 
 
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")  # of Python 3.12 and later
 def test_in_a_fork_it_says_so_instead_of_hanging(thread: LoopThread) -> None:
     loop = background()
     pending = thread.start(wait_for_ever)

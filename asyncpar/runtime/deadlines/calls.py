@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable, Mapping
 
 from asyncpar.runtime import message
-from asyncpar.runtime.deadlines.discovery import Iteration
+from asyncpar.runtime.deadlines.discovery import Iteration, check_interpreter
 from asyncpar.runtime.deadlines.sweeper import DeadlineSweeper
 from asyncpar.runtime.pending import Pending
 from asyncpar.runtime.post import Post
@@ -15,9 +15,13 @@ from asyncpar.runtime.window import Parcel
 
 
 class CallDeadlines:
-    """Finds the deadlines of the calls in ``pending``, and says them to the ranks that were called."""
+    """Finds the deadlines of the calls in ``pending``, and says them to the ranks that were called.
+
+    Raises ``UsageError`` on an interpreter on which they cannot be found.
+    """
 
     def __init__(self, pending: Mapping[int, Pending], post: Post) -> None:
+        check_interpreter()
         self._pending = pending
         self._post = post
         self._sweeper = DeadlineSweeper(self._found)

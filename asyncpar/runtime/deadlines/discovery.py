@@ -2,7 +2,8 @@
 
 Theory of operation.  asyncio keeps no list of the timeouts of a task.  But a *suspended* coroutine shows what it
 refers to, the block stack included, and an ``async with asyncio.timeout(...)`` keeps its ``Timeout.__aexit__`` there
-until it is left.  So the chain of coroutines and generators that a task awaits shows every timeout that the task is in,
+until it is left: as a bound method up to Python 3.13, as a function followed by the ``Timeout`` from 3.14 on.  So the
+chain of coroutines and generators that a task awaits shows every timeout that the task is in,
 in the order in which they were entered.  A task that another one awaits, directly, by ``wait_for`` or ``gather`` or as
 a child of a task group, ends with that one, so its timeouts count, too; those that were entered inside the task group
 do not.
@@ -11,8 +12,9 @@ An iteration has the deadline of its loop: the timeouts that were entered before
 one that is entered around a single step ends that step only.  So only those count that lie below the iterator on the
 block stack of the frame that runs the loop and alone knows the iterator.
 
-All of this reads what CPython shows for debugging.  Where it shows less, less is found, which is always safe: a
-timeout that is not seen here still cancels its task, and that travels.
+All of this reads what CPython shows for debugging, which no version promises to the next.  So ``check_interpreter``
+tries it on a coroutine of its own, once per process, and refuses an interpreter on which it does not work: otherwise
+endpoints there would not see deadlines, in silence.
 """
 
 from __future__ import annotations
@@ -20,20 +22,77 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import platform
 import sys
+import warnings
 import weakref
-from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterable, Iterator
-from functools import partial
-from types import AsyncGeneratorType, BuiltinMethodType, CoroutineType, FunctionType, GeneratorType, MethodType
+from collections.abc import AsyncGenerator, Coroutine, Generator, Iterable, Iterator
+from functools import cache, partial
+from types import (
+    AsyncGeneratorType,
+    BuiltinMethodType,
+    CoroutineType,
+    FunctionType,
+    GeneratorType,
+    MethodType,
+    coroutine,
+)
 from typing import Any, Final, TypeAlias
+
+from asyncpar.errors import UsageError
 
 Frame: TypeAlias = Coroutine[Any, Any, Any] | AsyncGenerator[Any, Any] | Generator[Any, Any, Any]
 Iteration: TypeAlias = "weakref.ReferenceType[AsyncGeneratorType[Any, Any]]"
 
 _FRAMES: Final = (CoroutineType, AsyncGeneratorType, GeneratorType)
-_count_references: Final[Callable[[object], int] | None] = getattr(sys, "getrefcount", None)
+_NEWEST: Final = (3, 14)
+"""The newest Python on which all tests were run."""
 _MAX_DEPTH: Final = 1000
 _MAX_TASKS: Final = 16
+
+
+@cache
+def check_interpreter() -> None:
+    """Raise ``UsageError`` unless this interpreter shows what ``find_deadline`` reads.  Warn of an unknown version."""
+    if sys.version_info[:2] > _NEWEST:
+        warnings.warn(
+            f"asyncpar is tested on Python 3.11 to {_NEWEST[0]}.{_NEWEST[1]}, this is {platform.python_version()}: "
+            "deadlines of callers that wait by asyncio.gather, wait_for or task groups may not reach endpoints",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+    context = _ProbedContext()
+    probe = _probed_loop(context)
+    probe.send(None)
+    loops = [item for item in gc.get_referents(probe) if isinstance(item, AsyncGeneratorType)]
+    contexts = [list(_contexts(probe)), *(list(_contexts(probe, below=loop)) for loop in loops)]
+    probe.close()
+    if contexts != [[context], [context]]:
+        raise UsageError(
+            f"Python {platform.python_version()} ({platform.python_implementation()}) does not show the timeouts of "
+            "suspended coroutines in a way that asyncpar knows, so endpoints would not see the deadlines of their "
+            f"callers; use CPython 3.11 to {_NEWEST[0]}.{_NEWEST[1]}"
+        )
+
+
+class _ProbedContext:
+    async def __aenter__(self) -> None: ...
+    async def __aexit__(self, *_: object) -> None: ...
+
+
+async def _probed_steps() -> AsyncGenerator[None, None]:
+    yield
+
+
+async def _probed_loop(context: _ProbedContext) -> None:
+    async with context:
+        async for _ in _probed_steps():
+            await _probed_pause()
+
+
+@coroutine
+def _probed_pause() -> Generator[None, None, None]:
+    yield
 
 
 def find_deadline(task: asyncio.Task[Any], iterator: Iteration | None = None) -> float | None:
@@ -80,7 +139,7 @@ def _collect_from(task: asyncio.Task[Any], group: asyncio.TaskGroup | None, time
 def _entered_around(task: asyncio.Task[Any], iterator: Iteration) -> list[float] | None:
     """Return when the timeouts around the ``async for`` over ``iterator`` fire; None if ``task`` runs no such loop."""
     generator = iterator()
-    if generator is None or _count_references is None:
+    if generator is None:
         return None
     times: list[float] = []
     for frame in _frames(task):
@@ -88,14 +147,27 @@ def _entered_around(task: asyncio.Task[Any], iterator: Iteration) -> list[float]
             times = []  # what is outside may be around one step of this generator
         places = sum(item is generator for item in gc.get_referents(frame))
         if places:
-            # known to: ``generator``, the argument of the count, the loop, and the step that is under way
-            known = 2 + places + generator.ag_running
-            if places != _places_of_loop(frame) or _count_references(generator) != known:
+            known = _references_of_a_look() + places + generator.ag_running  # those of the loop, and of its step
+            if places != _places_of_loop(frame) or _count_references(iterator) != known:
                 return None
             times += _times(_contexts(frame, below=generator))
             return times
         times += _times(_contexts(frame))
     return None
+
+
+def _count_references(iterator: Iteration) -> int:
+    """Return how many references there are to an iterator that is still there, those of this look included."""
+    generator = iterator()
+    return sys.getrefcount(generator)
+
+
+@cache
+def _references_of_a_look() -> int:
+    """Return what is counted for a generator to which only one variable refers."""
+    generator = _probed_steps()
+    assert isinstance(generator, AsyncGeneratorType)
+    return _count_references(weakref.ref(generator))
 
 
 def _places_of_loop(frame: Frame) -> int:
@@ -152,15 +224,19 @@ def _frames(task: asyncio.Task[Any]) -> Iterator[Frame]:
 
 def _contexts(frame: object, below: object = None) -> Iterator[object]:
     """Yield the asynchronous context managers that ``frame`` has entered, in order; only those before ``below``."""
+    exits: object = None
     for item in gc.get_referents(frame):
         if below is not None and item is below:
             return
-        if type(item) is MethodType and _is_exit(item):
+        if exits is not None and getattr(type(item), "__aexit__", None) is exits:
+            yield from _unfold(item)
+        elif type(item) is MethodType and _is_exit(item.__func__):
             yield from _unfold(item.__self__)
+        exits = item if _is_exit(item) else None
 
 
-def _is_exit(method: MethodType) -> bool:
-    return isinstance(method.__func__, FunctionType) and method.__func__.__name__ == "__aexit__"
+def _is_exit(function: object) -> bool:
+    return isinstance(function, FunctionType) and function.__name__ == "__aexit__"
 
 
 def _unfold(context: object) -> Iterator[object]:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import weakref
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Generator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Generator, Iterator
 from typing import Any
 
 import pytest
 import uvloop
 
+from asyncpar.errors import UsageError
+from asyncpar.runtime.deadlines import discovery
 from asyncpar.runtime.deadlines.discovery import find_deadline
 from asyncpar.testing.loop import VirtualTimeLoop, run_virtual
 
@@ -399,3 +401,29 @@ def test_context_managers_of_users_are_not_touched(look: Look) -> None:
             await wait()
 
     assert look(work) == about(12)
+
+
+@pytest.fixture
+def checked_anew() -> Iterator[None]:
+    discovery.check_interpreter.cache_clear()
+    yield
+    discovery.check_interpreter.cache_clear()
+
+
+@pytest.mark.usefixtures("checked_anew")
+@pytest.mark.parametrize("shown", [[], [object()]], ids=["nothing", "something else"])
+def test_an_interpreter_that_does_not_show_timeouts_is_refused(
+    monkeypatch: pytest.MonkeyPatch, shown: list[object]
+) -> None:
+    monkeypatch.setattr(discovery, "_contexts", lambda frame, below=None: iter(shown))
+    with pytest.raises(
+        UsageError, match=r"endpoints would not see the deadlines of their callers; use CPython 3\.11 to"
+    ):
+        discovery.check_interpreter()
+
+
+@pytest.mark.usefixtures("checked_anew")
+def test_an_interpreter_newer_than_those_tested_is_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(discovery, "_NEWEST", (3, 10))
+    with pytest.warns(RuntimeWarning, match=r"asyncpar is tested on Python 3\.11 to 3\.10, this is 3\.\d+\."):
+        discovery.check_interpreter()
