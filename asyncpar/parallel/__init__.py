@@ -1,20 +1,20 @@
 """Data parallelism: replicas in one process or one per rank, synchronous or not; ``local`` communicates more rarely.
 
 Read ``distributed.py`` first, then ``averaging.py`` and ``rounds.py`` for the synchronous mode, ``gossip.py``,
-``exchange.py`` and ``clock.py`` for the others.
+``exchange.py`` and ``clock.py`` for the others; ``replica_training.py`` has those of ``DataParallel``.
 """
 
-from asyncpar.parallel.config import DDPConfig
+from asyncpar.parallel.config import DDP_GROUP, DDPConfig
 from asyncpar.parallel.data_parallel import DataParallel, ParallelSaved
 from asyncpar.parallel.distributed import DistributedDataParallel
 from asyncpar.parallel.mode import SynchronizationMode
 from asyncpar.parallel.module import Module, OnGradient, Trainable
 from asyncpar.parallel.process_group import (
-    DDP_GROUP,
     create_data_parallel,
     create_distributed_data_parallel,
     init_process_group,
 )
+from asyncpar.parallel.replica_training import Replica
 
 __all__ = [
     "DDP_GROUP",
@@ -24,6 +24,7 @@ __all__ = [
     "Module",
     "OnGradient",
     "ParallelSaved",
+    "Replica",
     "SynchronizationMode",
     "Trainable",
     "create_data_parallel",

@@ -17,6 +17,7 @@ from asyncpar.gradsync import (
     GradientSynchronizer,
     NonFinitePolicy,
 )
+from asyncpar.parallel.ballot import Ballot
 from asyncpar.parallel.config import DDPConfig
 from asyncpar.parallel.joining import Joining
 from asyncpar.parallel.local_gradients import LocalGradients
@@ -74,6 +75,23 @@ class GradientAveraging:
         )
         local.reset()
         return result
+
+    async def average_pending(self, local: LocalGradients, worker: ComputeWorker) -> None:
+        """Average what passes have added up without a round, unless no rank has any; all ranks call it.
+
+        Raises ``UsageError``, on every rank, where some have and others have not.
+        """
+        ballot = Ballot(self._communicator, count=2, key=f"{self._name}/pending")
+        is_pending = local.passes > 0
+        some_have, some_have_not = await ballot.cast(np.array([is_pending, not is_pending], np.bool_))
+        if some_have and some_have_not:
+            have = "has" if is_pending else "has no"
+            raise UsageError(
+                "sync_gradients: expected backward passes that were not averaged yet on all ranks or on none, "
+                f"but this rank {have} such passes, and others differ"
+            )
+        if some_have:
+            await self.run(local, lambda _: worker.run(local.finish), worker)
 
     async def abandon(self) -> None:
         """Tell the ranks that wait for the next round, or will, that this one does not come.  Waits for nobody."""

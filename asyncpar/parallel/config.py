@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 BUCKET_BYTES = 25 << 20
 
+DDP_GROUP = "ddp_main"
+"""Name of the group of all replicas."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DDPConfig:

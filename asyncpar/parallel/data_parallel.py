@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
-from collections.abc import Awaitable, Iterable, Sequence
+from collections.abc import Awaitable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -14,7 +14,10 @@ from numpy.typing import NDArray
 
 from asyncpar.backends import CommunicationRuntime
 from asyncpar.errors import UsageError
+from asyncpar.parallel.mode import SynchronizationMode
 from asyncpar.parallel.module import Array, Module, Trainable, check_device, check_is_training, set_training
+from asyncpar.parallel.replica_ranks import ReplicaRanks
+from asyncpar.parallel.replica_training import Replica, ReplicaTraining
 from asyncpar.parallel.scatter import check_count, chunk_rows, count_rows
 from asyncpar.parallel.worker import ComputeWorker
 
@@ -38,13 +41,25 @@ class DataParallel:
     The first replica is ``model`` itself: an optimizer works on its parameters, and the others copy them before each
     forward pass.  ``forward``, ``backward`` and ``sync_gradients`` together leave the gradients that ``model`` alone
     would get from the whole batch.  A device is a name; each gets a thread, which numpy lets compute beside the others.
-    ``runtime`` is kept for the caller: replicas of one process need no communication.
+    With ``runtime``, whose backend is open by then, all ranks of its group ``ddp_main`` (or its default group) learn as
+    one: they take the values of rank 0 where the first forward pass begins, or the block is entered, and all of them
+    call ``sync_gradients``, which averages over their replicas, too.
+
+    By default replicas are synchronous.  In the other modes (``set_sync_mode``) each trains by itself: see ``replica``.
+    ``timeout`` is for how many seconds one waits for slower ones that make no progress (None: for ever).
 
     Raises ``UsageError`` for no devices or one named twice.  What a replica raises is raised here, once all replicas
     have come to their end; after that gradients are incomplete, and must be zeroed before they can be synchronized.
     """
 
-    def __init__(self, model: Module, devices: Sequence[str], runtime: CommunicationRuntime | None = None) -> None:
+    def __init__(
+        self,
+        model: Module,
+        devices: Sequence[str],
+        runtime: CommunicationRuntime | None = None,
+        *,
+        timeout: float | None = 300.0,
+    ) -> None:
         if isinstance(devices, str):
             raise UsageError(f'devices: expected a sequence of names such as ["cpu:0"], got {devices!r}')
         self.devices = tuple(check_device(device) for device in devices)
@@ -52,13 +67,20 @@ class DataParallel:
             raise UsageError("devices: No devices provided; expected at least one")
         if len(set(self.devices)) < len(self.devices):
             raise UsageError(f"devices: expected each of them once, got {list(self.devices)}")
+        if timeout is not None and not timeout > 0.0:
+            raise UsageError(f"timeout: expected a positive number of seconds or None, got {timeout!r}")
         self.runtime = runtime
+        self._timeout = timeout
         self._replicas = (model, *(copy.deepcopy(model) for _ in self.devices[1:]))
         self._workers = tuple(ComputeWorker(device) for device in self.devices)
         self._samples = [0] * len(self.devices)
         """Rows that went into each replica's gradients since the last synchronization."""
         self._is_training = True
         self._is_incomplete = False
+        self._mode = SynchronizationMode.SYNCHRONOUS
+        self._training: ReplicaTraining | None = None
+        self._handles: tuple[Replica, ...] = ()
+        self._ranks = None if runtime is None else ReplicaRanks(model.parameters(), runtime)
 
     @property
     def replicas(self) -> tuple[Module, ...]:
@@ -72,15 +94,55 @@ class DataParallel:
     def set_training(self, training: bool) -> None:
         """Say whether gradients are wanted: without training there are neither backward passes nor synchronization."""
         self._is_training = training
-        for replica in self._replicas:
+        for replica in self._modules():
             set_training(replica, training)
 
     def zero_grad(self) -> None:
         """Forget the gradients of all replicas."""
-        for replica in self._replicas:
+        for replica in self._modules():
             replica.zero_grad()
         self._samples = [0] * len(self.devices)
         self._is_incomplete = False
+
+    # -- modes -------------------------------------------------------------------------------------------------------
+
+    @property
+    def mode(self) -> SynchronizationMode:
+        """How far apart replicas may run."""
+        return self._mode
+
+    def set_sync_mode(self, mode: SynchronizationMode) -> None:
+        """Let replicas run as ``mode`` says from now on; also begins anew after a replica has failed.
+
+        SYNCHRONOUS: gradients are averaged by ``sync_gradients``.  ASYNCHRONOUS: no replica waits for another.
+        BOUNDED_STALENESS(n): none begins a step when it has made more than n updates more than the slowest.
+        Raises ``UsageError`` while replicas train by themselves, and for the other two over several ranks.
+        """
+        if not isinstance(mode, SynchronizationMode):
+            raise UsageError(f"mode: expected a SynchronizationMode, got {mode!r}")
+        self._check_quiet("set_sync_mode")
+        if not mode.is_synchronous and self._ranks is not None and self._ranks.group.size > 1:
+            raise UsageError(
+                f"mode: expected synchronous with a runtime of {self._ranks.group.size} ranks, got {mode}; "
+                "DistributedDataParallel has it over ranks"
+            )
+        self._mode, self._training, self._handles = mode, None, ()
+        if mode.is_synchronous:
+            return
+        replicas = (copy.deepcopy(self._replicas[0]), *self._replicas[1:])
+        self._training = ReplicaTraining(self._replicas[0], replicas, self._workers, mode=mode, timeout=self._timeout)
+        self._handles = tuple(Replica(self._training, index, device) for index, device in enumerate(self.devices))
+        self.set_training(self._is_training)
+        self.zero_grad()
+
+    def replica(self, index: int) -> Replica:
+        """Return replica ``index``, which trains by itself.  Raises ``UsageError`` in synchronous mode."""
+        if not self._handles:
+            raise UsageError("replica: expected another mode than synchronous; see set_sync_mode")
+        if not 0 <= index < len(self._handles):
+            raise UsageError(f"index: expected 0..{len(self._handles) - 1}, got {index}")
+        check_is_training(self._is_training)
+        return self._handles[index]
 
     # -- passes ------------------------------------------------------------------------------------------------------
 
@@ -124,15 +186,23 @@ class DataParallel:
     async def sync_gradients(self) -> None:
         """Replace the gradients of all replicas by their mean, weighted by the rows that each has had since the last.
 
-        Does nothing when not training, or when there was no backward pass since.
+        Does nothing when not training, or when there was no backward pass since, on any rank.
         """
-        if not self._is_training or not any(self._samples):
+        if not self._is_training:
             return
-        if self._is_incomplete:
-            raise UsageError("sync_gradients: a replica failed in its backward pass; call zero_grad and begin anew")
-        total = sum(self._samples)
-        await self._workers[0].run(self._average, [samples / total for samples in self._samples])
+        self._check_batches("sync_gradients")
+        rows = sum(self._samples)
+        share = await self._share(rows)
+        if share is None:
+            return
+        self._is_incomplete = True  # until all of it is done
+        weights = [share * samples / rows if rows else 0.0 for samples in self._samples]
+        await self._workers[0].run(self._average, weights)
+        if self._ranks is not None:
+            await self._ranks.average()
+            await self._workers[0].run(self._spread)
         self._samples = [0] * len(self.devices)
+        self._is_incomplete = False
 
     # -- life --------------------------------------------------------------------------------------------------------
 
@@ -142,6 +212,8 @@ class DataParallel:
             worker.close()
 
     async def __aenter__(self) -> Self:
+        if self._ranks is not None:
+            await self._ranks.prepare()
         return self
 
     async def __aexit__(
@@ -151,7 +223,37 @@ class DataParallel:
 
     # -- inside ------------------------------------------------------------------------------------------------------
 
+    def _modules(self) -> Iterator[Module]:
+        """Yield all models: the replicas, and what the first device computes with where they train by themselves."""
+        yield from self._replicas
+        if self._training is not None:
+            yield self._training.replicas[0]
+
+    def _check_quiet(self, what: str) -> None:
+        busy = [replica.index for replica in self._handles if replica.is_open]
+        if busy:
+            raise UsageError(f"{what}: expected no replica to train by itself, but replica {busy[0]} does")
+
+    def _check_batches(self, what: str) -> None:
+        """Raise ``UsageError`` unless batches are shared out: replicas that train by themselves take their own."""
+        if self._training is not None and self._is_training:
+            raise UsageError(f"{what}: in {self._mode} mode each replica trains by itself; use replica(index)")
+        self._check_quiet(what)
+
+    async def _share(self, rows: int) -> float | None:
+        """Return what part of all ranks' mean this rank's is, times their number; None where there are no rows."""
+        if self._ranks is not None:
+            return await self._ranks.share(rows, is_incomplete=self._is_incomplete)
+        if not rows:
+            return None
+        if self._is_incomplete:
+            raise UsageError("sync_gradients: a replica failed in its backward pass; call zero_grad and begin anew")
+        return 1.0
+
     async def _forward(self, inputs: Sequence[NDArray[Any]]) -> tuple[list[Array], ParallelSaved]:
+        self._check_batches("forward")
+        if self._ranks is not None:
+            await self._ranks.prepare()
         rows = tuple(count_rows(x, f"input {index}") for index, x in enumerate(inputs))
         done = await _all(self._workers[i].run(self._forward_one, i, x) for i, x in enumerate(inputs))
         saved = tuple(kept for _, kept in done) if self._is_training else ()
@@ -167,6 +269,7 @@ class DataParallel:
         self, saved: ParallelSaved, dys: Sequence[Array], shares: Sequence[float]
     ) -> list[Array | None]:
         check_is_training(self._is_training)
+        self._check_batches("backward")
         if not saved.saved:
             raise UsageError("saved: it is of a forward pass in evaluation; call set_training(True) before forward")
         for index, rows in enumerate(saved.rows):
@@ -193,6 +296,12 @@ class DataParallel:
                     mean += gradient * np.asarray(weight, gradient.dtype)
             for gradient in gradients:
                 np.copyto(gradient, mean)
+
+    def _spread(self) -> None:
+        """Give the first replica's gradients to all."""
+        for first, *others in zip(*([p.grad for p in one.parameters()] for one in self._replicas), strict=True):
+            for gradient in others:
+                np.copyto(gradient, first)
 
 
 async def _all(awaitables: Iterable[Awaitable[T]]) -> list[T]:

@@ -242,6 +242,17 @@ class DistributedDataParallel:
         self._local.reset()
         return dx
 
+    async def sync_gradients(self) -> None:
+        """Average over ranks what backward passes under ``no_sync`` have added up, as the next pass outside of it does.
+
+        All ranks call it.  Nothing is done where nothing waits for it, in evaluation, and unless synchronous: other
+        passes are averaged as they run, and the other modes exchange updates.  Raises ``UsageError``, on every rank,
+        where only some have such passes.
+        """
+        worker = self._running()
+        if self._is_training and self._gossip is None:
+            await self._averaging.average_pending(self._local, worker)
+
     async def update(self, step: Callable[[], T]) -> T:
         """Run ``step``, which changes the parameters, and return its result.
 

@@ -64,6 +64,11 @@ class LocalGradients:
                 self._finish(name)
         return dx
 
+    def finish(self) -> None:
+        """Make what passes have added up the means over them: no other pass comes before gradients are used."""
+        for name in self._reached:
+            self._finish(name)
+
     def reset(self) -> None:
         """Begin to count anew."""
         self.passes = 0

@@ -7,14 +7,11 @@ from dataclasses import replace
 
 from asyncpar.backends import BackendConfig, CommunicationBackend, CommunicationGroup, CommunicationRuntime
 from asyncpar.gradsync import GradientCompressionConfig
-from asyncpar.parallel.config import BUCKET_BYTES, DDPConfig
+from asyncpar.parallel.config import BUCKET_BYTES, DDP_GROUP, DDPConfig
 from asyncpar.parallel.data_parallel import DataParallel
 from asyncpar.parallel.distributed import DistributedDataParallel
 from asyncpar.parallel.mode import SynchronizationMode
 from asyncpar.parallel.module import Module
-
-DDP_GROUP = "ddp_main"
-"""Name of the group of all replicas."""
 
 
 async def init_process_group(

@@ -255,3 +255,48 @@ async def test_nothing_is_sent_in_no_sync_and_in_evaluation() -> None:
 
     async with local_world(2) as nodes:
         await on_all(nodes, main)
+
+
+@pytest.mark.parametrize("micro_steps", [1, 3])
+async def test_pending_micro_steps_can_be_averaged_without_another_pass(micro_steps: int) -> None:
+    rows = 2
+
+    async def main(node: Node) -> tuple[dict[str, Array], int]:
+        model = make_model()
+        x, target = make_batch(2 * rows * micro_steps)
+        chunks = np.split(np.arange(len(x)), 2 * micro_steps)[node.rank :: 2]
+        async with open_replica(node, model) as ddp:
+            await ddp.sync_gradients()  # nothing waits for it
+            with ddp.no_sync():
+                for chunk in chunks:
+                    await accumulate(ddp, x[chunk], target[chunk])
+            ddp.set_training(False)
+            await ddp.sync_gradients()
+            ddp.set_training(True)
+            await ddp.sync_gradients()
+            await ddp.sync_gradients()  # once
+            return gradients_of(model), ddp.get_sync_stats().total_sync_operations
+
+    async with local_world(2) as nodes:
+        results = await on_all(nodes, main)
+    expected = gradients_alone(make_model(), *make_batch(2 * rows * micro_steps))
+    for gradients, operations in results:
+        assert_same(gradients, expected)
+        assert operations == 1
+    assert_equal_bits([gradients for gradients, _ in results])
+
+
+async def test_passes_that_only_some_ranks_have_had_are_refused_on_all_and_nothing_is_mixed() -> None:
+    async def main(node: Node) -> None:
+        async with open_replica(node, make_model()) as ddp:
+            if node.rank:
+                with ddp.no_sync():
+                    await accumulate(ddp, *make_batch(2))
+            has = "has such" if node.rank else "has no such"
+            with pytest.raises(UsageError, match=f"on all ranks or on none, but this rank {has} passes"):
+                await ddp.sync_gradients()
+            await train_step(ddp, *make_batch(2))
+            assert_same(gradients_of(ddp), gradients_alone(make_model(), *make_batch(2)))
+
+    async with local_world(2) as nodes:
+        await on_all(nodes, main)
