@@ -145,6 +145,11 @@ class Communicator(ArrayOperations):
         return self._engine.traffic()
 
     @property
+    def may_share_memory(self) -> bool:
+        """May ranks of one host share memory?  Equal on all ranks, also where a host turned out to have none."""
+        return self._engine.policy.model.has_arenas
+
+    @property
     def bandwidth(self) -> float:
         """Bytes/s of a lane, as the cost model reckons with: built in, or measured by ``calibrate``."""
         return self._engine.policy.model.lane.bandwidth

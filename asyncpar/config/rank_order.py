@@ -34,6 +34,10 @@ class RankOrder:
                 raise UsageError(f"{name}_size: expected a positive number of ranks, got {size}")
         return cls(axes=tuple((name, sizes.get(name, 1)) for name in names))
 
+    def __str__(self) -> str:
+        """Axes of several ranks, fastest first; equal texts mean equal layouts."""
+        return " x ".join(f"{name} {size}" for name, size in self.axes if size > 1) or "one rank"
+
     @property
     def world_size(self) -> int:
         return math.prod(size for _, size in self.axes)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from asyncpar.codecs import Identity, parse_codec
 from asyncpar.gradsync.config import AnyCodec, GradientCompressionConfig
-from asyncpar.gradsync.groups import HostGroups, SyncGroups, split_by_host
+from asyncpar.gradsync.groups import HostGroups, SyncGroups, shares_some_hosts, split_by_host
 from asyncpar.gradsync.measurement import measure
 from asyncpar.gradsync.obligation import Obligation
 from asyncpar.gradsync.prediction import Measured, slowest
@@ -20,12 +20,14 @@ _NOMINAL_COUNT = 6_250_000
 class Resolved:
     """The codec in force, and the groups of hosts where only what travels between them is encoded.
 
+    ``adds_in_hosts``: some group of replicas has such groups, maybe not this rank's.
     With ``measured`` the codec depends on how many values there are, see ``settled``: on ``nominal`` ones, if that is
     given.  ``count`` is by how many it was chosen.
     """
 
     codec: AnyCodec
     hosts: HostGroups | None = None
+    adds_in_hosts: bool = False
     measured: Measured | None = None
     nominal: int | None = None
     count: int = 0
@@ -36,7 +38,9 @@ class Resolved:
             return self
         chosen = count if self.nominal is None else self.nominal
         codec = parse_codec(self.measured.choose(chosen))
-        return replace(self, codec=codec, hosts=None if codec == Identity() else self.hosts, count=chosen)
+        if codec == Identity():
+            return replace(self, codec=codec, hosts=None, adds_in_hosts=False, count=chosen)
+        return replace(self, codec=codec, count=chosen)
 
     def table(self) -> str:
         """Return what was measured, predicted and picked; empty where nothing was to be picked."""
@@ -57,17 +61,17 @@ async def resolve(
     which inside a host is no codec.  ``given`` groups stand for hosts, also where there is no codec.
     """
     hosts = given or split_by_host(groups.replicas)
-    exact = given if is_hierarchical else None
+    adds_in_hosts = given is not None or any(map(shares_some_hosts, groups.host_patterns))
     if compression.is_automatic:
         measured = await _measure(groups, key)
-        is_alike = groups.everyone.size != groups.replicas.size
-        return Resolved(codec=Identity(), hosts=hosts, measured=measured, nominal=_NOMINAL_COUNT if is_alike else None)
-    if not compression.is_enabled:
-        return Resolved(codec=Identity(), hosts=exact)
-    codec = compression.make_codec()
+        nominal = None if groups.is_data_parallel_only else _NOMINAL_COUNT
+        return Resolved(codec=Identity(), hosts=hosts, adds_in_hosts=adds_in_hosts, measured=measured, nominal=nominal)
+    codec = compression.make_codec() if compression.is_enabled else Identity()
+    if not is_hierarchical:
+        return Resolved(codec=codec)
     if isinstance(codec, Identity):
-        return Resolved(codec=codec, hosts=exact)
-    return Resolved(codec=codec, hosts=hosts if is_hierarchical else None)
+        return Resolved(codec=codec, hosts=given, adds_in_hosts=given is not None)
+    return Resolved(codec=codec, hosts=hosts, adds_in_hosts=adds_in_hosts)
 
 
 async def _measure(groups: SyncGroups, key: str) -> Measured | None:

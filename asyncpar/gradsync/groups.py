@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from asyncpar.collectives.algorithms.hierarchical import Hosts
 from asyncpar.collectives.communicator import Communicator
+from asyncpar.collectives.subgroups import hosts_of
 from asyncpar.config.parallel import ProcessGroupIds, RankMapping, ThreeDParallelismConfig
 from asyncpar.errors import UsageError
 from asyncpar.gradsync.agreement import Partitions
@@ -33,6 +35,12 @@ class SyncGroups:
     def is_data_parallel_only(self) -> bool:
         """Are all ranks replicas?"""
         return self.everyone.size == self.replicas.size
+
+    @property
+    def host_patterns(self) -> frozenset[Hosts]:
+        """How groups of replicas lie on hosts, each as places in the group by host; equal on all ranks."""
+        hosts = self.everyone.hosts
+        return frozenset(hosts_of(hosts, tuple(ranks)) for ranks in self.partitions[REPLICAS])
 
     @property
     def all(self) -> tuple[Communicator, ...]:
@@ -113,8 +121,12 @@ def split_by_host(replicas: Communicator) -> HostGroups | None:
 
     That is, where all ranks share a host, or none shares its host with another.
     """
-    hosts = replicas.hosts
-    return None if len(hosts) in (1, replicas.size) else HostGroups.of(replicas, hosts)
+    return HostGroups.of(replicas, replicas.hosts) if shares_some_hosts(replicas.hosts) else None
+
+
+def shares_some_hosts(hosts: Hosts) -> bool:
+    """Are ``hosts`` several, and one of them that of several ranks?"""
+    return 1 < len(hosts) < sum(map(len, hosts))
 
 
 def _member(communicator: Communicator, ranks: Sequence[int], key: str) -> Communicator:

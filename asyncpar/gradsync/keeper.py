@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from asyncpar.codecs import Values
 from asyncpar.config.parallel import CommunicationStrategy
+from asyncpar.config.rank_order import RankOrder
 from asyncpar.errors import UsageError
 from asyncpar.gradsync import phases
 from asyncpar.gradsync.choice import Resolved, resolve
@@ -20,7 +21,7 @@ from asyncpar.gradsync.groups import HostGroups, SyncGroups
 from asyncpar.gradsync.layout import Layout, SchemeMaker, make_layout
 from asyncpar.gradsync.model import Parameters, spec_of
 from asyncpar.gradsync.plan import BucketPlan, GradientSpec, plan_buckets
-from asyncpar.gradsync.strategies import algorithm_of
+from asyncpar.gradsync.strategies import algorithm_of, is_alike
 
 _RESIDUAL = "residual/"
 _CODEC = "codec/"
@@ -28,9 +29,13 @@ _CODEC = "codec/"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeeperSettings:
-    """What a synchronizer is told once.  ``hosts``, if given, are what the hierarchical strategy takes for hosts."""
+    """Immutable settings of a synchronizer.
+
+    ``hosts``, if given, are what the hierarchical strategy takes for hosts.
+    """
 
     groups: SyncGroups
+    rank_order: RankOrder
     hosts: HostGroups | None = None
     bucketing: GradientBucketingConfig
     strategy: CommunicationStrategy
@@ -193,17 +198,28 @@ class LayoutKeeper:
         )
 
     def _make(self, specs: Sequence[GradientSpec], resolved: Resolved) -> Layout:
-        settings, replicas = self._settings, self._settings.groups.replicas
+        settings, groups, replicas = self._settings, self._settings.groups, self._settings.groups.replicas
+        alike = groups.is_data_parallel_only or (
+            not resolved.adds_in_hosts
+            and is_alike(settings.strategy, replicas, groups.host_patterns, codec=resolved.codec)
+        )
         maker = SchemeMaker(
-            groups=settings.groups,
+            groups=groups,
             hosts=resolved.hosts,
             codec=resolved.codec,
             has_feedback=self.compression.error_feedback,
             algorithm=algorithm_of(settings.strategy, replicas),
             as_views=settings.bucketing.gradient_as_bucket_view,
+            is_alike=alike,
         )
         compression = f"{self.compression}, {resolved.codec.name} in force"
-        agreed = (str(settings.bucketing), compression, f"when not finite: {settings.policy}")
+        agreed = (
+            str(settings.bucketing),
+            compression,
+            f"when not finite: {settings.policy}",
+            f"strategy {settings.strategy}",
+            f"ranks laid out as {settings.rank_order}",
+        )
         return make_layout(self._plan(specs, self._order), agreed, maker, is_observed=self._order is not None)
 
     def _check_same(self, specs: Sequence[GradientSpec]) -> None:

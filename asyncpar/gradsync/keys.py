@@ -27,6 +27,10 @@ class Name:
     def __truediv__(self, rest: str) -> Name:
         return Name(self._keys, f"{self._rest}/{rest}")
 
+    def other(self, rest: str) -> Name:
+        """Return another name in the same step."""
+        return Name(self._keys, rest)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BucketKeys:

@@ -14,7 +14,20 @@ from asyncpar.gradsync.agreement import digest_of
 from asyncpar.gradsync.config import AnyCodec
 from asyncpar.gradsync.groups import HostGroups, SyncGroups
 from asyncpar.gradsync.plan import Bucket, BucketPlan
-from asyncpar.gradsync.schemes import PAIR, Alone, Exact, Hosted, Memory, Owners, Pair, Rounds, Scheme, Summed
+from asyncpar.gradsync.schemes import (
+    PAIR,
+    Alone,
+    Copies,
+    CopyHolders,
+    Exact,
+    Hosted,
+    Memory,
+    Owners,
+    Pair,
+    Rounds,
+    Scheme,
+    Summed,
+)
 from asyncpar.gradsync.strategies import least_bytes
 
 
@@ -22,12 +35,15 @@ from asyncpar.gradsync.strategies import least_bytes
 class Layout:
     """The plan, its description for other ranks, and a scheme for each bucket.
 
-    ``is_observed``: the plan follows the order in which gradients became final.
+    ``settings`` must be equal on all ranks, ``lines`` on all replicas.  ``is_observed``: the plan follows the order in
+    which gradients became final.
     """
 
     plan: BucketPlan
+    settings: tuple[str, ...]
     lines: tuple[str, ...]
     schemes: tuple[Scheme, ...]
+    is_exact: bool
     is_observed: bool
     digest: bytes
     replicas: Communicator
@@ -37,7 +53,7 @@ class Layout:
     @property
     def least_bytes(self) -> int | None:
         """What this rank would send in all-reduces of least traffic without a codec; None without a codec."""
-        if all(isinstance(scheme, (Exact, Alone)) for scheme in self.schemes):
+        if self.is_exact:
             return None
         return least_bytes(self.plan.nbytes, self.replicas)
 
@@ -76,7 +92,8 @@ class Layout:
 class SchemeMaker:
     """Makes the schemes of a layout.
 
-    ``hosts`` None: all replicas reduce with each other; else inside hosts first, uncompressed.
+    ``hosts`` None: all replicas reduce with each other; else inside hosts first, uncompressed.  ``is_alike``: all
+    groups of replicas come to the same bits of the same gradients, so that copies may be reduced in each of them.
     """
 
     groups: SyncGroups
@@ -85,15 +102,24 @@ class SchemeMaker:
     has_feedback: bool
     algorithm: str | None
     as_views: bool
+    is_alike: bool = True
 
     def make(self, bucket: Bucket) -> Scheme:
         """Return the scheme of a bucket."""
         memory = Memory(empty=self.groups.replicas.empty, keeps_input=self.as_views)
         if self.groups.replicas.size == 1:
             return Alone(bucket, keeps_input=self.as_views)
+        holders = None if self.is_alike else CopyHolders.of(bucket, self.groups)
+        if holders is None:
+            return self._over_replicas(bucket, memory)
+        inner = self._over_replicas(bucket, memory) if holders.reduces else None
+        size, dtype = self.groups.replicas.size, self._dtype(bucket)
+        return Copies(bucket, holders, inner, size=size, dtype=dtype, memory=memory)
+
+    def _over_replicas(self, bucket: Bucket, memory: Memory) -> Scheme:
+        """Return the scheme over the replicas of this rank."""
         if self.hosts is None:
             return self._flat(bucket, self.groups.replicas, self.algorithm, memory)
-        is_exact = isinstance(self.codec, Identity)
         between = self.hosts.between
         return Hosted(
             bucket,
@@ -101,9 +127,13 @@ class SchemeMaker:
             None if between is None else self._flat(bucket, between, None, memory),
             hosts=self.hosts.hosts,
             is_mean=self._gives_mean(self.hosts.hosts),
-            dtype=bucket.dtype if is_exact else np.dtype(np.float32),
+            dtype=self._dtype(bucket),
             memory=memory,
         )
+
+    def _dtype(self, bucket: Bucket) -> np.dtype[Any]:
+        """The dtype of reduced buckets."""
+        return bucket.dtype if isinstance(self.codec, Identity) else np.dtype(np.float32)
 
     def _gives_mean(self, ranks: int) -> bool:
         """Does the scheme over ``ranks`` ranks come to their mean, and not to their sum?"""
@@ -126,13 +156,15 @@ class SchemeMaker:
 
 
 def make_layout(plan: BucketPlan, settings: tuple[str, ...], maker: SchemeMaker, *, is_observed: bool) -> Layout:
-    """Return the layout of ``plan``; ``settings`` are what ranks must agree upon besides."""
+    """Return the layout of ``plan``; ``settings`` are what all ranks must agree upon besides."""
     order = (f"buckets in the order {', '.join(plan.order)}",) if is_observed else ()
     lines = (*settings, *map(str, plan.specs), *order)
     return Layout(
         plan=plan,
+        settings=settings,
         lines=lines,
         schemes=tuple(map(maker.make, plan.buckets)),
+        is_exact=isinstance(maker.codec, Identity),
         is_observed=is_observed,
         digest=digest_of(lines),
         replicas=maker.groups.replicas,

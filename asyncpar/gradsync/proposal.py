@@ -17,7 +17,7 @@ def propose(groups: SyncGroups, keys: Keys, layout: Layout, *, micro_steps: int,
     if groups.is_data_parallel_only:
         digest = digest_of((*step, layout.digest.hex()))
         return _compare(groups, keys, {REPLICAS: (*step, *layout.lines)}, {REPLICAS: digest})
-    lines = {EVERYONE: step, REPLICAS: layout.lines, SLICES: layout.replicated, ENDS: layout.tied}
+    lines = {EVERYONE: (*step, *layout.settings), REPLICAS: layout.lines, SLICES: layout.replicated, ENDS: layout.tied}
     return _compare(groups, keys, lines, {REPLICAS: layout.digest})
 
 

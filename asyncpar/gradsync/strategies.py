@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from types import MappingProxyType
 
+from asyncpar.codecs import Identity, RoundCodec
+from asyncpar.collectives.algorithms.hierarchical import Hosts
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.config.parallel import CommunicationStrategy
+from asyncpar.gradsync.config import AnyCodec
 
 ARENA = "arena"
 HALVING = "halving"
@@ -49,3 +52,22 @@ def algorithm_of(strategy: CommunicationStrategy, communicator: Communicator) ->
         return _FIXED[CommunicationStrategy.HIERARCHICAL_ALL_REDUCE]
     is_power_of_two = communicator.size & (communicator.size - 1) == 0
     return HALVING if is_power_of_two else _FIXED[CommunicationStrategy.RING_ALL_REDUCE]
+
+
+def is_alike(
+    strategy: CommunicationStrategy, communicator: Communicator, patterns: Collection[Hosts], *, codec: AnyCodec
+) -> bool:
+    """Do all groups of replicas come to the same bits of the same gradients, with ``codec`` and not by hosts?
+
+    They lie on hosts like ``patterns``; ``communicator`` is that of one.  Encoded values that owners decode are added
+    in the order of ranks.  What is reduced by all-reduce is added in the same order by the same messages, which a
+    cost model, pins and shared memory do not promise.
+    """
+    if not isinstance(codec, Identity | RoundCodec) and not codec.is_summable:
+        return True
+    if strategy in (CommunicationStrategy.RING_ALL_REDUCE, CommunicationStrategy.TREE_ALL_REDUCE):
+        return True
+    if strategy is CommunicationStrategy.ADAPTIVE or algorithm_of(strategy, communicator) is None:
+        return False
+    is_spread = all(len(host) == 1 for pattern in patterns for host in pattern)
+    return is_spread or (len(patterns) == 1 and not communicator.may_share_memory)

@@ -70,6 +70,7 @@ class GradientSynchronizer:
             raise UsageError("when_not_finite: drop is for data parallelism alone, use skip_step or abort")
         settings = KeeperSettings(
             groups=self._groups,
+            rank_order=config.rank_order(),
             hosts=hosts,
             bucketing=self._bucketing,
             strategy=config.comm_strategy,

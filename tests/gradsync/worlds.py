@@ -152,7 +152,7 @@ async def parallel_world(
     pp: int = 1,
     *,
     wrap: Callable[[Any], Any] = lambda communicator: communicator,
-    transport: str = "inproc",
+    transport: str | None = "inproc",
     hosts: Sequence[str] | None = None,
     parallelism: Mapping[str, Any] | None = None,
     patience: float = PATIENCE,

@@ -1,5 +1,6 @@
 """How a bucket becomes its mean over replicas: a scheme for every kind of codec.  Start with ``scheme.py``."""
 
+from asyncpar.gradsync.schemes.copies import Copies, CopyHolders
 from asyncpar.gradsync.schemes.exact import Alone, Exact
 from asyncpar.gradsync.schemes.hosted import Hosted
 from asyncpar.gradsync.schemes.memory import Empty, Memory
@@ -12,6 +13,8 @@ from asyncpar.gradsync.schemes.summed import Summed
 __all__ = [
     "PAIR",
     "Alone",
+    "Copies",
+    "CopyHolders",
     "Empty",
     "Exact",
     "Hosted",
