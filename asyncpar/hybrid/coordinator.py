@@ -6,11 +6,13 @@ import asyncio
 import math
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from asyncpar.collectives.communicator import Communicator
+from asyncpar.config.parallel import ThreeDParallelismConfig
 from asyncpar.errors import NonFiniteValue, UsageError
 from asyncpar.hybrid import checkpointing
 from asyncpar.hybrid.analysis import PerformanceAnalysis
@@ -20,6 +22,7 @@ from asyncpar.hybrid.loss_scaling import LossScaler
 from asyncpar.hybrid.model import ParallelModel
 from asyncpar.hybrid.monitor import Performance3DMonitor
 from asyncpar.hybrid.randomness import StepRandomness
+from asyncpar.hybrid.reconfiguration import carry_over
 from asyncpar.hybrid.standing import Intent, Settlement, Standing, settle
 from asyncpar.hybrid.step import StepResult, StepRunner, Verdict
 from asyncpar.nn.parameter import Array, Parameter
@@ -159,6 +162,38 @@ class ThreeDParallelismCoordinator:
     async def get_performance_stats(self) -> PerformanceAnalysis:
         """Return what the last steps took, over all ranks, and where their bottlenecks are.  All ranks call it."""
         return await self.monitor.analyze_all(self.groups.world)
+
+    # -- settings ----------------------------------------------------------------------------------------------------
+
+    async def update_config(self, config: HybridConfig | ThreeDParallelismConfig) -> None:
+        """Train as ``config`` says from the next step on, with the parameters, states and steps that there are.
+
+        Between steps; all ranks call it.  Of a ``ThreeDParallelismConfig`` the other settings stay.  All may change
+        but where parameters and states lie: sizes and order of the axes, layers of stages, the stage of ZeRO, states
+        that the rule has not had.  That, what does not fit model or world, and what ranks say differently, is a
+        ``UsageError`` on every rank, with nothing changed.  For a while memory holds both; residuals of compression
+        start from zero, and gradients that no ``optimizer_step`` has used are dropped.
+        """
+        if isinstance(config, ThreeDParallelismConfig):
+            config = replace(self.config, parallelism=config)
+        async with self._together(Intent.SAVE):
+            pass  # whatever failed before is settled now
+        world = self.groups.world
+        apart = world.subgroup(range(world.size), name="update of the configuration", has_own_timeout=True)
+        assert apart is not None, "this rank is one of its ranks"
+        other = await type(self).create(config, self.model, apart)
+        try:
+            flow = other._assembly.flow
+            arrays = await carry_over(self.pieces(), flow.pieces(), apart)
+            await flow.restore(arrays, self._assembly.flow.step_count, other._runner.attempt)
+        except BaseException:
+            await other.close()
+            raise
+        if config.scaling == self.config.scaling:
+            other._scaler.restore(self._scaler.state())
+        other.steps, other.monitor = self.steps, self.monitor
+        await self.close()
+        vars(self).update(vars(other))  # this is the other one from here on
 
     # -- checkpoints -------------------------------------------------------------------------------------------------
 
