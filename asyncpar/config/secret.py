@@ -1,4 +1,4 @@
-"""The rules for a job secret: how long, and who may read the file that holds it."""
+"""A job's secret: a type that does not show it, how long it is, and who may read the file that holds it."""
 
 from __future__ import annotations
 
@@ -7,6 +7,35 @@ import stat
 from asyncpar.errors import UsageError
 
 SECRET_BYTES = 32
+
+
+class Secret(bytes):
+    """Bytes that no traceback, log line or formatted text shows; otherwise ``bytes`` like any other.
+
+    What is derived from them (a slice, a copy by ``bytes(...)``) is plain again.
+    """
+
+    def __repr__(self) -> str:
+        return f"<{len(self)} secret bytes>"
+
+    __str__ = __repr__
+
+    def __format__(self, _: str) -> str:
+        return repr(self)
+
+
+class SecretText(str):
+    """Text that no traceback or log line shows, as ``Secret``; only ``str.encode`` and the like see it."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return f"<{len(self)} secret characters>"
+
+    __str__ = __repr__
+
+    def __format__(self, _: str) -> str:
+        return repr(self)
 
 
 def check_private_file(what: str, path: str, *, mode: int, owner: int, user: int) -> None:
@@ -24,7 +53,7 @@ def check_private_file(what: str, path: str, *, mode: int, owner: int, user: int
         raise UsageError(f"{what}: {path} belongs to user {owner}; expected user {user} or root")
 
 
-def check_secret_file(path: str, *, mode: int, owner: int, user: int, content: bytes) -> bytes:
+def check_secret_file(path: str, *, mode: int, owner: int, user: int, content: Secret) -> Secret:
     """Return ``content`` if it may serve as the secret of a job; raise ``UsageError`` that says what to change.
 
     ``mode`` and ``owner`` are those of the file, ``user`` the effective user of this process.

@@ -10,6 +10,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
+from asyncpar.config.secret import Secret
 from asyncpar.errors import LaunchError, UsageError
 from asyncpar.launch.guard import Guard
 from asyncpar.launch.options import LaunchOptions
@@ -25,7 +26,7 @@ class JobSecret:
     leaves it, for others may still wait with the same secret.
     """
 
-    secret: bytes
+    secret: Secret
     path: Path
     meeting_place: Path | None = None
 
@@ -83,7 +84,7 @@ def _shared_name(site: Site) -> str:
     return hashlib.sha256(f"{site.coordinator} {site.job}".encode()).hexdigest()[:32]
 
 
-def _share(path: Path) -> bytes:
+def _share(path: Path) -> Secret:
     """Read the secret at ``path``, or make it if we are the first."""
     try:
         return create_secret(path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from io import FileIO
 from pathlib import Path
 
@@ -28,4 +29,11 @@ class RankLogs:
         directory = self._directory / f"attempt_{attempt}" / str(rank)
         directory.mkdir(parents=True, exist_ok=True)
         name = "stdout.log" if stream == Streams.STDOUT else "stderr.log"
-        return FileIO(directory / name, "w")
+        return FileIO(directory / name, "w", opener=_open_private)
+
+
+def _open_private(path: str, flags: int) -> int:
+    """Open a file that this user alone can read: programs print what others need not see."""
+    descriptor = os.open(path, flags | os.O_CLOEXEC, 0o600)
+    os.fchmod(descriptor, 0o600)  # it may be there already, with another mode
+    return descriptor

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import tempfile
 from collections.abc import Mapping
 from datetime import UTC, datetime
 
@@ -39,7 +37,7 @@ def run_launch(options: LaunchOptions, environment: Mapping[str, str]) -> int:
     if certificates is not None:
         certificates.check_ranks(nnodes=options.nnodes, nproc=site.nproc)
     check_secret_options(options, site)
-    log_directory = make_log_directory(options, os.path.join(tempfile.gettempdir(), f"asyncpar-logs-{os.getpid()}"))
+    log_directory = make_log_directory(options)
     job = Job(
         options=options,
         site=site,

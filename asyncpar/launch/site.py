@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -88,11 +89,14 @@ def _among_several(options: LaunchOptions, endpoint: str, nproc: int, common: di
     )
 
 
-def make_log_directory(options: LaunchOptions, make_temporary: str) -> Path | None:
-    """Return the directory for log files, made and writable; ``make_temporary`` if one is needed but not named."""
+def make_log_directory(options: LaunchOptions) -> Path | None:
+    """Return the directory for log files, made and writable; a new private one if it is needed but not named."""
     if options.log_dir is None and options.redirects.is_empty and options.tee.is_empty:
         return None
-    directory = Path(options.log_dir or make_temporary).absolute()
+    try:
+        directory = Path(options.log_dir or tempfile.mkdtemp(prefix="asyncpar-logs-")).absolute()
+    except OSError as error:
+        raise UsageError(f"--log-dir: a temporary directory cannot be made: {error.strerror}; name one") from error
     try:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:

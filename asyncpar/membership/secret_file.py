@@ -6,13 +6,13 @@ import os
 import secrets
 from pathlib import Path
 
-from asyncpar.config.secret import SECRET_BYTES, check_secret_file
+from asyncpar.config.secret import SECRET_BYTES, Secret, check_secret_file
 from asyncpar.errors import UsageError
 
 _LONGEST_SECRET = 4096
 
 
-def read_secret(path: str | Path) -> bytes:
+def read_secret(path: str | Path) -> Secret:
     """Return the secret in the file ``path``.
 
     Raises ``UsageError`` when it cannot be read, is too short, or others may read it.  All of the file is the secret,
@@ -21,18 +21,18 @@ def read_secret(path: str | Path) -> bytes:
     try:
         with open(path, "rb") as file:
             status = os.fstat(file.fileno())
-            content = file.read(_LONGEST_SECRET)
+            content = Secret(file.read(_LONGEST_SECRET))
     except OSError as error:
         raise UsageError(f"secret file: {path} cannot be read: {error.strerror}") from error
     return check_secret_file(str(path), mode=status.st_mode, owner=status.st_uid, user=os.geteuid(), content=content)
 
 
-def create_secret(path: str | Path) -> bytes:
+def create_secret(path: str | Path) -> Secret:
     """Make the new file ``path`` with a new random secret, readable for this user only, and return the secret.
 
     The file appears whole or not at all.  Raises ``FileExistsError`` when it exists.
     """
-    secret = secrets.token_bytes(SECRET_BYTES)
+    secret = Secret(secrets.token_bytes(SECRET_BYTES))
     write_secret(path, secret)
     return secret
 

@@ -10,6 +10,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from asyncpar.config.secret import Secret
 from asyncpar.security.identity import Identity, RoleKind
 
 CLOCK_SKEW = timedelta(minutes=10)
@@ -27,7 +28,7 @@ class KeyPair:
     """A certificate and its private key, in PEM."""
 
     certificate: bytes
-    key: bytes = field(repr=False)
+    key: Secret = field(repr=False)
 
 
 class Authority:
@@ -70,8 +71,10 @@ class Authority:
         )
         return KeyPair(
             certificate.public_bytes(serialization.Encoding.PEM),
-            key.private_bytes(
-                serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+            Secret(
+                key.private_bytes(
+                    serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+                )
             ),
         )
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from asyncpar.config.secret import SECRET_BYTES
+from asyncpar.config.secret import SECRET_BYTES, Secret
 from asyncpar.errors import UsageError
 from asyncpar.security.authority import Authority
 from asyncpar.security.identity import COORDINATOR, Identity, Role, agent_role, check_job_name, rank_role
@@ -92,7 +92,7 @@ def issue_certificates(directory: Path, order: CertificateOrder, *, now: datetim
 
 def _write_hosts(draft: Path, order: CertificateOrder, now: datetime) -> list[Path]:
     authority = Authority(order.job, now=now, days=order.days)
-    secret = secrets.token_bytes(SECRET_BYTES)
+    secret = Secret(secrets.token_bytes(SECRET_BYTES))
     homes = []
     for host, roles in enumerate(_roles(order)):
         home = draft if len(order.ranks_per_host) == 1 else draft / host_directory(host)

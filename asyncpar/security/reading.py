@@ -14,7 +14,7 @@ from cryptography import x509
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import serialization
 
-from asyncpar.config.secret import check_private_file
+from asyncpar.config.secret import Secret, check_private_file
 from asyncpar.errors import UsageError
 from asyncpar.security.certificates import Certificates, list_roles
 from asyncpar.security.identity import Identity, Role, RoleKind
@@ -84,7 +84,7 @@ def _read(path: Path, *, is_private: bool = False) -> bytes:
     try:
         with open(path, "rb") as file:
             status = os.fstat(file.fileno())
-            content = file.read(_LONGEST_FILE)
+            content = Secret(file.read(_LONGEST_FILE)) if is_private else file.read(_LONGEST_FILE)
     except OSError as error:
         raise UsageError(f"certificates: {path} cannot be read: {error.strerror}") from error
     if is_private:

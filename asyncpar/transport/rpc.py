@@ -20,6 +20,7 @@ import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as health  # type: ignore[attr-defined]  # absent from the stubs
 
+from asyncpar.config.secret import SECRET_BYTES, Secret, SecretText
 from asyncpar.errors import UsageError
 from asyncpar.security.certificates import Certificates
 from asyncpar.security.identity import Identity, Role
@@ -38,7 +39,6 @@ else:
     _UnaryStreamInterceptor = grpc.aio.UnaryStreamClientInterceptor
     _StreamStreamInterceptor = grpc.aio.StreamStreamClientInterceptor
 
-SECRET_BYTES = 32
 _TOKEN_KEY = "asyncpar-token"
 
 _KEEPALIVE = (
@@ -77,9 +77,9 @@ class Credentials:
     def __init__(self, secret: bytes, certificates: Certificates | None = None) -> None:
         if len(secret) < SECRET_BYTES:
             raise UsageError(f"secret: expected at least {SECRET_BYTES} bytes, got {len(secret)}")
-        self.secret = secret
+        self.secret = Secret(secret)
         self.certificates = certificates
-        self._token = hmac.new(secret, b"asyncpar rpc token", hashlib.sha256).hexdigest()
+        self._token = SecretText(hmac.new(secret, b"asyncpar rpc token", hashlib.sha256).hexdigest())
 
     def metadata(self) -> tuple[tuple[str, str], ...]:
         """Return the metadata that each call carries."""
@@ -113,10 +113,10 @@ class _RequireToken(_ServerInterceptor):
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any]]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> grpc.RpcMethodHandler[Any, Any]:
-        metadata = dict(handler_call_details.invocation_metadata or ())
+        is_ours = self._credentials.accepts(dict(handler_call_details.invocation_metadata or ()))
         handler = await continuation(handler_call_details)
         service = handler_call_details.method.removeprefix("/").rpartition("/")[0]
-        if self._credentials.accepts(metadata) or service in self._public:
+        if is_ours or service in self._public:
             told: grpc.RpcMethodHandler[Any, Any] = _telling(handler, self._accept)
             return told
         return self._refusal

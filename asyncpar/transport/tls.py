@@ -20,7 +20,7 @@ from asyncpar.security.identity import Identity, Role
 def server_credentials(certificates: Certificates) -> grpc.ServerCredentials:
     """Return what a server proves itself with; clients have to prove themselves, too."""
     return grpc.ssl_server_credentials(
-        [(certificates.key, certificates.certificate)],
+        [(bytes(certificates.key), certificates.certificate)],
         root_certificates=certificates.authority,
         require_client_auth=True,
     )
@@ -28,7 +28,7 @@ def server_credentials(certificates: Certificates) -> grpc.ServerCredentials:
 
 def channel_credentials(certificates: Certificates) -> grpc.ChannelCredentials:
     """Return what a client proves itself with."""
-    return grpc.ssl_channel_credentials(certificates.authority, certificates.key, certificates.certificate)
+    return grpc.ssl_channel_credentials(certificates.authority, bytes(certificates.key), certificates.certificate)
 
 
 def check_caller(context: grpc.aio.ServicerContext[Any, Any], job: str, role: Role) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from asyncpar.config.secret import check_secret_file
+from asyncpar.config.secret import Secret, check_secret_file
 from asyncpar.errors import UsageError
 from asyncpar.membership.secret_file import create_secret, read_secret
 
@@ -53,5 +53,5 @@ def test_a_missing_file_and_a_directory_are_refused(tmp_path: Path) -> None:
 
 def test_a_file_of_another_user_is_refused() -> None:
     with pytest.raises(UsageError, match="belongs to user 7; expected user 5 or root"):
-        check_secret_file("secret", mode=stat.S_IFREG | 0o600, owner=7, user=5, content=bytes(32))
-    assert check_secret_file("secret", mode=stat.S_IFREG | 0o400, owner=0, user=5, content=bytes(32)) == bytes(32)
+        check_secret_file("secret", mode=stat.S_IFREG | 0o600, owner=7, user=5, content=Secret(32))
+    assert check_secret_file("secret", mode=stat.S_IFREG | 0o400, owner=0, user=5, content=Secret(32)) == bytes(32)
