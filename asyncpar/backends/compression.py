@@ -35,6 +35,14 @@ class CompressionAlgorithm:
     codec: Codec | None = None
 
     def __post_init__(self) -> None:
+        for owner, name, nothing in (
+            (CompressionKind.TOP_K, "k", 0),
+            (CompressionKind.RANDOM, "ratio", 1.0),
+            (CompressionKind.QUANTIZATION, "bits", 32),
+            (CompressionKind.CUSTOM, "codec", None),
+        ):
+            if self.kind is not owner and getattr(self, name) != nothing:
+                raise UsageError(f"{name}: {self.kind} has no use for it, got {getattr(self, name)!r}")
         match self.kind:
             case CompressionKind.TOP_K if self.k < 1:
                 raise UsageError(f"k: expected a number of values, at least 1, got {self.k}")

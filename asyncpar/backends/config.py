@@ -15,11 +15,12 @@ class BackendConfig:
     """What the user wants of a backend.
 
     ``timeout`` is for how many seconds an operation may go without progress before it raises ``PeerTimeout`` (None: for
-    ever), and for how long a backend that has to wait for its ranks does so.  ``compression`` is what sums and averages
-    of floating-point arrays go through in ``CommunicationRuntime.collective_op``.  ``rank`` and ``world_size`` are
-    this process's place; a backend that is told its place by who started it checks them.  ``transport`` pins the lanes
-    of the native backend (``shm``, ``tcp``, ``grpc``).  ``rendezvous`` is where the ranks of the Gloo backend meet:
-    ``tcp://host:port``, where rank 0 listens, or ``file:///path`` of a file that does not exist yet.
+    ever), and for how long a backend that has to wait for its ranks does so.  ``compression`` is what all-reduced sums
+    and averages of floating-point arrays go through in ``CommunicationRuntime.collective_op``.  ``rank`` and
+    ``world_size`` are this process's place; a backend that is told its place by who started it checks
+    them.  ``transport`` pins the lanes of the native backend (``shm``, ``tcp``, ``grpc``).  ``rendezvous`` is where the
+    ranks of the Gloo backend meet: ``tcp://host:port``, where rank 0 listens, or ``file:///path`` of a file that does
+    not exist yet.
     """
 
     timeout: float | None = 30.0

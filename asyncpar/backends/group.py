@@ -25,7 +25,7 @@ from asyncpar.errors import UsageError
 class CommunicationGroup:
     """Ranks of one backend.  ``communicator`` offers all operations; ``run`` those of ``CollectiveOp``, by value.
 
-    Sums and averages that ``run`` reduces go through ``compression``; what is called on ``communicator`` does not.
+    Sums and averages that ``run`` all-reduces go through ``compression``; what is called on ``communicator`` does not.
     """
 
     def __init__(

@@ -52,6 +52,10 @@ class DistributedDataParallel:
     settings: else every rank raises ``UsageError`` that names the first difference and its rank.  Then all take the
     values of rank 0.  What goes wrong on one rank raises on all; after an error in ``backward`` gradients are
     incomplete, and parameters as they were.
+
+    In the other modes updates are sent whole and as they are, so ``compression``, ``bucket_size``, ``when_not_finite``,
+    ``static_graph`` and ``gradient_as_bucket_view`` are refused there; ``delay_all_reduce`` is of no matter, as there
+    is no all-reduce, and updates travel while others are computed.
     """
 
     def __init__(
@@ -70,10 +74,14 @@ class DistributedDataParallel:
         owns_runtime: bool = False,
     ) -> None:
         self.device = check_device(device)
+        config = config or DDPConfig()
+        compression = compression or GradientCompressionConfig()
+        if not mode.is_synchronous:
+            _check_free(mode, config, bucket_size, compression, when_not_finite)
         self.mode = mode
         self.runtime = runtime
         self._owns_runtime = owns_runtime
-        self.config = config or DDPConfig()
+        self.config = config
         self._model = model
         self._group = runtime.get_group(process_group)
         self._name = name
@@ -89,7 +97,7 @@ class DistributedDataParallel:
             self._group.communicator,
             model.parameters(),
             self.config,
-            compression=compression or GradientCompressionConfig(),
+            compression=compression,
             when_not_finite=when_not_finite,
         )
         self._averaging = self._make_averaging(bucket_size=bucket_size, name=name)
@@ -169,7 +177,12 @@ class DistributedDataParallel:
         return self._averaging.bucket_size
 
     def set_bucket_size(self, nbytes: int) -> None:
-        """Use buckets of ``nbytes`` from the next step on; to be called on all ranks."""
+        """Use buckets of ``nbytes`` from the next step on; to be called on all ranks.
+
+        Raises ``UsageError`` for what is no size, and unless synchronous.
+        """
+        if not self.mode.is_synchronous:
+            raise _of_no_use("bucket_size", self.mode, nbytes)
         self._averaging.set_bucket_size(nbytes)
 
     @property
@@ -296,9 +309,12 @@ class DistributedDataParallel:
         called in the compute thread, with the mean in the gradients: pass what updates the parameters, and optimizers
         stay equal, too.  Where any rank has none, all get the parameters of one that was active in the last round.
 
-        Unless synchronous it does what ``settle`` does.  A rank that fails in the block ends it on all ranks.
+        Unless synchronous it does what ``settle`` does, and ``divide_by_initial_world_size`` is refused.  A rank that
+        fails in the block ends it on all ranks.
         """
         if self._gossip is not None:
+            if divide_by_initial_world_size:
+                raise _of_no_use("divide_by_initial_world_size", self.mode, True)
             yield
             await self.settle()
             return
@@ -316,3 +332,29 @@ class DistributedDataParallel:
         if self._worker is None:
             raise UsageError("ddp: it is not running; use `async with`, or await start() first")
         return self._worker
+
+
+def _check_free(
+    mode: SynchronizationMode,
+    config: DDPConfig,
+    bucket_size: int,
+    compression: GradientCompressionConfig,
+    when_not_finite: NonFinitePolicy,
+) -> None:
+    """Raise ``UsageError`` for settings of averaged gradients in a mode that averages none."""
+    if compression.is_enabled:
+        raise _of_no_use("compression", mode, str(compression))
+    if bucket_size != BUCKET_BYTES:
+        raise _of_no_use("bucket_size", mode, bucket_size)
+    if when_not_finite != NonFinitePolicy.ABORT:
+        raise _of_no_use("when_not_finite", mode, str(when_not_finite))
+    for name in ("static_graph", "gradient_as_bucket_view"):
+        if getattr(config, name):
+            raise _of_no_use(name, mode, True)
+
+
+def _of_no_use(name: str, mode: SynchronizationMode, got: object) -> UsageError:
+    return UsageError(
+        f"{name}: expected the default with {mode} training, which sends updates of parameters as they are and "
+        f"averages no gradients, got {got!r}"
+    )

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from asyncpar.backends import BackendConfig, CommunicationBackend, CommunicationGroup, CommunicationRuntime
+from asyncpar.errors import UsageError
 from asyncpar.gradsync import GradientCompressionConfig
 from asyncpar.parallel.config import BUCKET_BYTES, DDP_GROUP, DDPConfig
 from asyncpar.parallel.data_parallel import DataParallel
@@ -25,10 +26,14 @@ async def init_process_group(
     """Open ``backend`` and return the runtime, a new one unless given, and the group ``ddp_main`` of all ranks.
 
     ``rank`` and ``world_size`` are what the environment says when they are not given; where it says something else, it
-    is a ``UsageError``.  ``config`` has the other settings.  Finalize the runtime at the end.
+    is a ``UsageError``, and so are two different ones here and in ``config``, which has the other settings.  Finalize
+    the runtime at the end.
     """
     runtime = runtime or CommunicationRuntime()
     settings = config or BackendConfig()
+    for name, given, configured in (("rank", rank, settings.rank), ("world_size", world_size, settings.world_size)):
+        if given is not None and configured is not None and given != configured:
+            raise UsageError(f"{name}: expected {configured}, which config says, got {given}")
     rank = settings.rank if rank is None else rank
     world_size = settings.world_size if world_size is None else world_size
     group = await runtime.initialize(backend, replace(settings, rank=rank, world_size=world_size), group=DDP_GROUP)
@@ -46,7 +51,7 @@ async def create_distributed_data_parallel(
     model: Module,
     device: str = "cpu:0",
     *,
-    backend: CommunicationBackend | str = CommunicationBackend.NATIVE,
+    backend: CommunicationBackend | str | None = None,
     rank: int | None = None,
     world_size: int | None = None,
     runtime: CommunicationRuntime | None = None,
@@ -57,12 +62,15 @@ async def create_distributed_data_parallel(
 ) -> DistributedDataParallel:
     """Return this rank's replica of ``model``, started; use it as ``async with``, or close it at the end.
 
-    Without ``runtime`` it opens ``backend`` as ``init_process_group`` does, and closing finalizes that; with one, it is
-    a replica of the group ``ddp_main`` of that runtime, and ``backend``, ``rank`` and ``world_size`` are not used.
+    Without ``runtime`` it opens ``backend`` (None: native) as ``init_process_group`` does, and closing finalizes that;
+    with one, it is a replica of the group ``ddp_main`` of that runtime, and ``backend``, ``rank`` and ``world_size``
+    must be what that is, if they are given.
     """
     owns_runtime = runtime is None
     if runtime is None:
-        runtime, _ = await init_process_group(backend, rank, world_size)
+        runtime, _ = await init_process_group(backend or CommunicationBackend.NATIVE, rank, world_size)
+    else:
+        _check_group(runtime.get_group(DDP_GROUP), backend, rank, world_size)
     try:
         ddp = DistributedDataParallel(
             model,
@@ -80,3 +88,16 @@ async def create_distributed_data_parallel(
         if owns_runtime:
             await runtime.finalize()
         raise
+
+
+def _check_group(
+    group: CommunicationGroup, backend: CommunicationBackend | str | None, rank: int | None, world_size: int | None
+) -> None:
+    """Raise ``UsageError`` if ``group`` is another one than was asked for."""
+    for name, wanted, found in (
+        ("backend", None if backend is None else str(backend), group.backend),
+        ("rank", rank, group.rank),
+        ("world_size", world_size, group.size),
+    ):
+        if wanted is not None and wanted != found:
+            raise UsageError(f"{name}: expected {found!r}, which the runtime has, or None, got {wanted!r}")

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import numpy as np
 import pytest
 
-from asyncpar.backends import CommunicationRuntime, CompressionAlgorithm
+from asyncpar.backends import CommunicationRuntime, CompressionAlgorithm, CompressionKind
 from asyncpar.codecs import Int8
 from asyncpar.errors import NonFiniteValue, PeerCancelled, UsageError
 from tests.backends.worlds import on_all, open_runtimes
@@ -184,3 +185,17 @@ def test_algorithms_have_the_names_of_the_contract() -> None:
     assert CompressionAlgorithm.TOP_K(5) == CompressionAlgorithm.top_k(5)
     assert CompressionAlgorithm.RANDOM(0.5) == CompressionAlgorithm.random(0.5)
     assert CompressionAlgorithm.QUANTIZATION(8) == CompressionAlgorithm.quantization(8)
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [
+        ("none", {"k": 3}),
+        ("top_k", {"k": 3, "bits": 8}),
+        ("quantization", {"bits": 8, "ratio": 0.5}),
+        ("random", {"k": 1}),
+    ],
+)
+def test_numbers_that_a_kind_does_not_have_are_refused(kind: str, settings: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match=f"{kind} has no use for it"):
+        CompressionAlgorithm(kind=CompressionKind(kind), **settings)

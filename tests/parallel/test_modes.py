@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
 
 from asyncpar.errors import NonFiniteValue, PeerCancelled, PeerLost, UsageError
+from asyncpar.gradsync import GradientCompressionConfig, NonFinitePolicy
 from asyncpar.nn import AdamW, AdamWConfig, Array
 from asyncpar.node import Node
-from asyncpar.parallel import DDP_GROUP, DistributedDataParallel, SynchronizationMode
+from asyncpar.parallel import DDP_GROUP, DDPConfig, DistributedDataParallel, SynchronizationMode
 from asyncpar.testing import run_virtual
 from asyncpar.testing.world import local_world
 from tests.parallel.replicas import (
@@ -241,3 +243,32 @@ async def test_a_rank_that_is_gone_is_peer_lost_on_all_others(mode: Synchronizat
     for error in (results[0], results[2]):
         assert isinstance(error, PeerLost)
         assert error.rank == 1
+
+
+@pytest.mark.parametrize("mode", LOOSE, ids=str)
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("compression", {"compression": GradientCompressionConfig(codec="int8")}),
+        ("bucket_size", {"bucket_size": 1000}),
+        ("when_not_finite", {"when_not_finite": NonFinitePolicy.SKIP_STEP}),
+        ("static_graph", {"config": DDPConfig(static_graph=True)}),
+        ("gradient_as_bucket_view", {"config": DDPConfig(gradient_as_bucket_view=True)}),
+    ],
+)
+async def test_settings_of_averaged_gradients_are_refused_where_none_are(
+    mode: SynchronizationMode, name: str, settings: dict[str, Any]
+) -> None:
+    async with local_world(1) as nodes, open_runtime(nodes[0]) as runtime:
+        with pytest.raises(UsageError, match=f"^{name}: expected the default with {mode} training"):
+            DistributedDataParallel(make_model(), "cpu:0", DDP_GROUP, runtime, mode=mode, **settings)
+        DistributedDataParallel(make_model(), "cpu:0", DDP_GROUP, runtime, **settings)
+
+
+async def test_what_only_averaging_uses_cannot_be_set_later_either() -> None:
+    async with local_world(1) as nodes, open_replica(nodes[0], make_model(), mode=ASYNCHRONOUS) as ddp:
+        with pytest.raises(UsageError, match="bucket_size: expected the default"):
+            ddp.set_bucket_size(1000)
+        with pytest.raises(UsageError, match="divide_by_initial_world_size: expected the default"):
+            async with ddp.join(divide_by_initial_world_size=True):
+                pytest.fail("it was entered")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -78,3 +79,27 @@ async def test_a_replica_that_cannot_be_leaves_nothing_open() -> None:
         await create_distributed_data_parallel(make_model(), runtime=runtime)
     with pytest.raises(UsageError, match="bucket_size"):
         await create_distributed_data_parallel(make_model(), bucket_size=0)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "message"),
+    [
+        ({"backend": "gloo"}, "backend: expected 'native', which the runtime has, or None, got 'gloo'"),
+        ({"rank": 1}, "rank: expected 0"),
+        ({"world_size": 2}, "world_size: expected 1"),
+    ],
+)
+async def test_another_place_than_the_runtime_has_is_refused(wanted: dict[str, Any], message: str) -> None:
+    runtime, _ = await init_process_group()
+    async with runtime:
+        with pytest.raises(UsageError, match=f"^{message}"):
+            await create_distributed_data_parallel(make_model(), runtime=runtime, **wanted)
+        ddp = await create_distributed_data_parallel(
+            make_model(), runtime=runtime, backend="native", rank=0, world_size=1
+        )
+        await ddp.close()
+
+
+async def test_two_different_places_are_refused() -> None:
+    with pytest.raises(UsageError, match="rank: expected 0, which config says, got 1"):
+        await init_process_group("thread", 1, 2, config=BackendConfig(rank=0, world_size=2))
