@@ -131,6 +131,11 @@ class RoundEncoder(ABC):
     def commit(self) -> None:
         """Keep the state that the last step came to, for a warm start of the next."""
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the arrays that the encoder holds."""
+        return sum(message.nbytes for message in self.messages)
+
     @abstractmethod
     def state(self) -> list[Values | None]:
         """Return a copy of the state of each array, flat, equal on all ranks; None for arrays that have none."""

@@ -99,6 +99,11 @@ class PowerSgdEncoder(RoundEncoder):
                 matrix.turn()
         self._is_finished = False
 
+    @property
+    def nbytes(self) -> int:
+        copy = 0 if self._copy is None else self._copy.nbytes
+        return super().nbytes + copy + sum(matrix.nbytes for matrix in self._matrices)
+
     def state(self) -> list[Values | None]:
         return [matrix.basis.flatten() if matrix.is_compressed else None for matrix in self._matrices]
 
@@ -131,6 +136,7 @@ class _Matrix:
         self.is_compressed = len(shape) > 1 and self._rank * (height + width) < height * width
         self.first_size = self._rank * height if self.is_compressed else prod(shape)
         self.second_size = self._rank * width if self.is_compressed else 0
+        self._left = self._own = np.zeros((0, 0), np.float32)
         self.restore(None)
 
     def lay_out(self, first: Values, second: Values) -> None:
@@ -139,6 +145,11 @@ class _Matrix:
         if self.is_compressed:
             self._first = first.reshape(self._shape[0], self._rank)
             self._second = second.reshape(self._rank, self._shape[1])
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the bases of this step and the next, without those of messages."""
+        return sum(array.nbytes for array in (self.basis, self._left, self._own))
 
     def project(self, x: Values) -> None:
         """Fill the first message."""

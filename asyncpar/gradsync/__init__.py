@@ -8,7 +8,7 @@ from asyncpar.gradsync.config import GradientBucketingConfig, GradientCompressio
 from asyncpar.gradsync.groups import HostGroups
 from asyncpar.gradsync.outcome import StepOutcome
 from asyncpar.gradsync.plan import Bucket, BucketPlan, GradientSpec, Slot, plan_buckets
-from asyncpar.gradsync.statistics import SyncStatistics
+from asyncpar.gradsync.statistics import SyncMemory, SyncStatistics
 from asyncpar.gradsync.step import SyncStep
 from asyncpar.gradsync.strategies import least_bytes
 from asyncpar.gradsync.synchronizer import GradientSynchronizer
@@ -24,6 +24,7 @@ __all__ = [
     "NonFinitePolicy",
     "Slot",
     "StepOutcome",
+    "SyncMemory",
     "SyncStatistics",
     "SyncStep",
     "least_bytes",

@@ -44,6 +44,11 @@ class Accumulation:
         if odd:
             raise UsageError(f"parameters: expected those of earlier micro-steps, but {odd[0]!r} is in one set only")
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all sums."""
+        return sum(values.nbytes for values in self.sums.values())
+
     def clear(self) -> None:
         """Forget all sums."""
         self.sums, self.micro_steps = {}, 0

@@ -163,6 +163,18 @@ class LayoutKeeper:
         kept = self._kept.residuals.items() if self._layout is None else self._layout.residuals()
         return math.sqrt(sum(float(np.vdot(values, values)) for _, values in kept))
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of buckets and what encodes them; of codec state that waits for the next layout."""
+        waiting = sum(values.nbytes for values in self._kept.codec_state.values())
+        return waiting + (0 if self._layout is None else self._layout.nbytes)
+
+    @property
+    def residual_nbytes(self) -> int:
+        """Bytes that error feedback takes."""
+        waiting = sum(values.nbytes for values in self._kept.residuals.values())
+        return waiting + (0 if self._layout is None else self._layout.residual_nbytes)
+
     def restore_residuals(self, residuals: Mapping[str, Values]) -> None:
         """Go on from other residuals."""
         self.drop()

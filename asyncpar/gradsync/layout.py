@@ -58,6 +58,16 @@ class Layout:
         return least_bytes(self.plan.nbytes, self.replicas)
 
     @property
+    def nbytes(self) -> int:
+        """Bytes of all buckets and what encodes them."""
+        return sum(scheme.nbytes for scheme in self.schemes)
+
+    @property
+    def residual_nbytes(self) -> int:
+        """Bytes that error feedback takes."""
+        return sum(scheme.residual_nbytes for scheme in self.schemes)
+
+    @property
     def replicated(self) -> tuple[str, ...]:
         """What tensor-parallel ranks must agree upon."""
         specs = {spec.name: spec for spec in self.plan.specs}

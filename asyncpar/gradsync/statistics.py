@@ -7,6 +7,23 @@ from dataclasses import dataclass, field
 from asyncpar.gradsync.traffic import SyncTraffic
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SyncMemory:
+    """Bytes that a synchronizer holds on this rank now, besides the gradients.
+
+    ``buffers`` are buckets and what encodes them, ``residuals`` what error feedback keeps, ``accumulation`` the sums of
+    micro-steps.
+    """
+
+    buffers: int = 0
+    residuals: int = 0
+    accumulation: int = 0
+
+    @property
+    def total(self) -> int:
+        return self.buffers + self.residuals + self.accumulation
+
+
 @dataclass(slots=True, kw_only=True)
 class SyncStatistics:
     """Totals over all completed synchronizations; times in seconds unless the name says otherwise.
@@ -20,7 +37,7 @@ class SyncStatistics:
     other figure.
     ``communication_efficiency`` is ``bytes_on_wire`` over what the communicator's lanes could have sent in that time;
     1.0 before the first step.
-    ``residual_norm`` is that of the error feedback now.
+    ``residual_norm`` is that of the error feedback now, ``memory_bytes`` what the synchronizer holds now.
     """
 
     total_sync_operations: int = 0
@@ -36,6 +53,7 @@ class SyncStatistics:
     communication_rounds: int = 0
     total_skipped_steps: int = 0
     residual_norm: float = 0.0
+    memory_bytes: int = 0
 
     @property
     def compression_ratio_achieved(self) -> float:

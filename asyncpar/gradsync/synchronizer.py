@@ -32,7 +32,7 @@ from asyncpar.gradsync.model import HasGradient, ModelShards, Parameters, parame
 from asyncpar.gradsync.outcome import StepOutcome
 from asyncpar.gradsync.passage import Passage, first_error
 from asyncpar.gradsync.proposal import propose, propose_to_measure, refuse
-from asyncpar.gradsync.statistics import SyncStatistics
+from asyncpar.gradsync.statistics import SyncMemory, SyncStatistics
 from asyncpar.gradsync.step import SyncStep
 from asyncpar.gradsync.traffic import SyncTraffic
 from asyncpar.gradsync.walk import ThreadTurns
@@ -159,6 +159,16 @@ class GradientSynchronizer:
         finally:
             self._is_stepping = False
 
+    async def reserve(self, parameters: Iterable[HasGradient]) -> None:
+        """Make the buffers for ``parameters`` before the first step, so that their memory is known.  Nothing is sent.
+
+        The codec ``"auto"`` is chosen in the first step, which then makes them.
+        """
+        self._check_idle("reserve")
+        if not self._keeper.must_measure:
+            resolved = await self._keeper.resolve("reserve")
+            self._keeper.lay_out(parameters_by_name(parameters), resolved)
+
     def accumulate(self, model_shards: ModelShards) -> None:
         """Keep the gradients of a micro-step and zero them; the next step takes the mean over micro-steps, too.
 
@@ -184,7 +194,17 @@ class GradientSynchronizer:
 
     def get_sync_stats(self) -> SyncStatistics:
         """Return a copy of the statistics so far."""
-        return dataclasses.replace(self._statistics, residual_norm=self._keeper.residual_norm())
+        return dataclasses.replace(
+            self._statistics, residual_norm=self._keeper.residual_norm(), memory_bytes=self.get_memory_usage().total
+        )
+
+    def get_memory_usage(self) -> SyncMemory:
+        """Return the bytes of buckets, residuals and accumulated gradients that are held on this rank now."""
+        return SyncMemory(
+            buffers=self._keeper.nbytes,
+            residuals=self._keeper.residual_nbytes,
+            accumulation=self._accumulation.nbytes,
+        )
 
     def codec_table(self) -> str:
         """Return what the codec ``"auto"`` measured, expects and picked, in aligned columns.

@@ -81,7 +81,7 @@ async def assemble(config: HybridConfig, model: ParallelModel, groups: ProcessGr
     parameters = distinct(parameter for one in layers for parameter in one.joined().parameters())
     stages, flow = await _make_flow(config, groups, layers, parameters, bridge)
     limit = int(config.parallelism.max_memory_per_device * _GIGABYTE)
-    room = await _find_room(limit, flow.nbytes, groups)
+    room = await _find_room(limit, flow.nbytes_needed, groups)
     memory = MemoryManager(strategy=_of_manager(config.parallelism), limit=room, folder=config.offload_folder)
     worker = QuietWorker(f"rank {groups.mapping.global_rank}", bridge)
     loss: Loss = model.make_loss(slices, scale)
@@ -152,6 +152,7 @@ async def _make_flow(
             when_not_finite=NonFinitePolicy.SKIP_STEP,
             name="hybrid/gradients",
         )
+        await synchronizer.reserve(parameters)
         flow = ReplicatedFlow(parameters, config.rule, synchronizer, replicas=groups.dp.size)
         return [one.joined() for one in layers], flow
     engine = ZeroEngine(parameters, config.rule, config.zero, groups.dp, bridge=bridge, name="hybrid/zero")
@@ -181,7 +182,7 @@ async def _find_room(limit: int, taken: int, groups: ProcessGroups) -> int:
     most = max(everyone)
     if most >= limit:
         raise UsageError(
-            f"max_memory_per_device: parameters, gradients and states of rank {everyone.index(most)} alone take "
+            f"max_memory_per_device: parameters, gradients, states and buckets of rank {everyone.index(most)} take "
             f"{most / _GIGABYTE:.3g} GB, got {limit / _GIGABYTE:g} GB; use more stages, tensor-parallel ranks or ZeRO"
         )
     return limit - taken

@@ -68,5 +68,15 @@ class GradientFlow(ABC):
 
     @property
     @abstractmethod
-    def nbytes(self) -> int:
+    def kept_nbytes(self) -> int:
         """Bytes of parameters, gradients and states that this rank holds."""
+
+    @property
+    @abstractmethod
+    def nbytes(self) -> int:
+        """Bytes of parameters, gradients, states, buckets and residuals that this rank holds, at their peak."""
+
+    @property
+    @abstractmethod
+    def nbytes_needed(self) -> int:
+        """Bytes that it will hold in a step, which are not all there before the first one."""

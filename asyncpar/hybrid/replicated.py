@@ -87,9 +87,17 @@ class ReplicatedFlow(GradientFlow):
         self._optimizer.step_count = step_count
 
     @property
-    def nbytes(self) -> int:
+    def kept_nbytes(self) -> int:
         stored = sum(2 * stored_value(parameter).nbytes for parameter in self.parameters)
         return stored + self._optimizer.nbytes
+
+    @property
+    def nbytes(self) -> int:
+        return self.kept_nbytes + self._synchronizer.get_memory_usage().total
+
+    @property
+    def nbytes_needed(self) -> int:
+        return self.nbytes
 
     def _arrays(self, parameter: Parameter) -> dict[str, Array]:
         """Return the values, those of the optimizer where they are more exact, and the states, by kind."""

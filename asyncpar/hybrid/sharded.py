@@ -88,8 +88,22 @@ class ShardedFlow(GradientFlow):
         await self._engine.restore(arrays, step_count=step_count, attempt=attempt)
 
     @property
+    def kept_nbytes(self) -> int:
+        stats = self._engine.memory_stats()
+        return stats.kept - stats.residuals
+
+    @property
     def nbytes(self) -> int:
-        return self._engine.memory_stats().total
+        stats = self._engine.memory_stats()
+        return stats.kept + stats.transient_peak + self._shared_nbytes
+
+    @property
+    def nbytes_needed(self) -> int:
+        return max(self.nbytes, self._engine.memory_needed() + self._shared_nbytes)
+
+    @property
+    def _shared_nbytes(self) -> int:
+        return 0 if self._synchronizer is None else self._synchronizer.get_memory_usage().total
 
     def _shared(self) -> list[_Shard]:
         reduced = self._engine.reduced()

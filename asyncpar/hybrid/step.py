@@ -68,6 +68,8 @@ class StepRunner:
         self.is_ready = False
         """Are the gradients reduced of a step that is not taken yet?"""
         self._is_clipped = False
+        self._held = 0
+        """Bytes of the flow when the passes were over."""
         self._clock = asyncio.get_running_loop().time
         self._communicating = 0.0
         self._sliced = 0.0
@@ -83,7 +85,9 @@ class StepRunner:
         self._scale.value = assembly.groups.dp.size * self._scaler.scale / tokens
         began = self._clock()
         async with flow.reducing() as on_gradient:
+            assembly.memory.limit = max(1, assembly.memory_limit - flow.nbytes_needed)
             self.pipeline = await assembly.executor.run(inputs, targets, on_gradient=on_gradient)
+            self._held = flow.nbytes
             ended = self._clock()
             self._communicating += ended - began - self.pipeline.seconds
         self._communicating += self._clock() - ended
@@ -130,7 +134,7 @@ class StepRunner:
             communication_seconds=max(0.0, self._communicating),
             pipeline_wait_seconds=pipeline.seconds_waiting,
             tensor_parallel_seconds=sliced,
-            memory_used=assembly.flow.nbytes + pipeline.peak_bytes,
+            memory_used=max(self._held, assembly.flow.nbytes) + pipeline.peak_bytes,
             memory_limit=assembly.memory_limit,
             tokens=tokens,
         )

@@ -94,11 +94,13 @@ class ReplicatedFlow(StepFlow):
             parameter.release_grad()
 
     def memory(self) -> MemoryUsage:
-        parameters = self._optimizer.parameters
+        parameters, held = self._optimizer.parameters, self._synchronizer.get_memory_usage()
         return MemoryUsage(
             parameters=self._nbytes,
             gradients=sum(parameter.grad.nbytes for parameter in parameters if parameter.has_grad),
             optimizer_states=self._optimizer.nbytes,
+            buffers=held.buffers,
+            residuals=held.residuals,
         )
 
     @property

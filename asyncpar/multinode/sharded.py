@@ -124,6 +124,7 @@ class ShardedFlow(StepFlow):
             gradients=stats.gradients,
             optimizer_states=stats.states,
             buffers=stats.buffers,
+            residuals=stats.residuals,
         )
 
     @property

@@ -28,7 +28,8 @@ class CompressionInfo:
 class MemoryUsage:
     """Bytes of the arrays that a trainer holds on this rank now, by what they are for.
 
-    ``accumulation`` are sums of gradients over micro-steps, ``buffers`` those of sharded training for what travels.
+    ``accumulation`` are sums of gradients over micro-steps, ``buffers`` what is there for what travels, ``residuals``
+    what error feedback keeps.
     """
 
     parameters: int = 0
@@ -36,10 +37,12 @@ class MemoryUsage:
     accumulation: int = 0
     optimizer_states: int = 0
     buffers: int = 0
+    residuals: int = 0
 
     @property
     def total(self) -> int:
-        return self.parameters + self.gradients + self.accumulation + self.optimizer_states + self.buffers
+        kept = self.parameters + self.gradients + self.accumulation + self.optimizer_states
+        return kept + self.buffers + self.residuals
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,6 +93,7 @@ class MultiNodeStats:
             "  gradients": _size(memory.gradients + memory.accumulation),
             "  optimizer": _size(memory.optimizer_states),
             "  buffers": _size(memory.buffers),
+            "  residuals": _size(memory.residuals),
         }
         head = f"Multi-node training, rank {self.global_rank} of {self.world_size}"
         return "\n".join([head, *(f"  {name:16}{text}" for name, text in rows.items())])

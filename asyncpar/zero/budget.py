@@ -21,16 +21,17 @@ _MOST_BUCKETS = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
-    """``window`` buckets at a time, and ``rest`` bytes for gathered parameters."""
+    """``window`` buckets at a time, which take ``buffers`` bytes, and ``rest`` bytes for gathered parameters."""
 
     window: int
+    buffers: int
     rest: int
 
 
 def make_budget(partition: Partition, config: ZeROConfig, extra_bytes: ExtraBytes) -> Budget:
     """Divide ``max_memory_usage_mb``.  Raises ``MemoryExceeded`` when not even one bucket fits."""
     if partition.size == 1 or not partition.buckets:
-        return Budget(window=_MOST_BUCKETS, rest=config.most_bytes)
+        return Budget(window=_MOST_BUCKETS, buffers=0, rest=config.most_bytes)
     largest = max(
         partition.bucket_nbytes(bucket) * (partition.size + 1) // partition.size
         + extra_bytes(partition.size, bucket.width, bucket.dtype)
@@ -43,4 +44,5 @@ def make_budget(partition: Partition, config: ZeROConfig, extra_bytes: ExtraByte
         )
     share = config.most_bytes // 4 if config.stage.shards_parameters else config.most_bytes
     window = min(max(share // largest, 1), _MOST_BUCKETS)
-    return Budget(window=window, rest=config.most_bytes - window * largest)
+    buffers = min(window, len(partition.buckets)) * largest
+    return Budget(window=window, buffers=buffers, rest=config.most_bytes - window * largest)

@@ -346,7 +346,23 @@ class ZeroEngine:
             transient_peak=self._bytes_held.peak,
             whole=sum(share.whole_bytes for share in shares),
             values=sum(parameter.size for parameter in self.parameters),
+            residuals=0 if self._means.feedback is None else self._means.feedback.nbytes,
         )
+
+    def memory_needed(self) -> int:
+        """Return the most bytes that this rank holds in a step, which are not all there before the first one.
+
+        Counts whole gradients, which are there until they are reduced, as many buckets as may be under way, and of
+        stage 3 what may be gathered.
+        """
+        shares, stage = self._means.shares, self.config.stage
+        kept = sum(share.parameter_bytes + share.stretch.nbytes + share.whole_gradient_bytes for share in shares)
+        if stage.shards_gradients:
+            kept += sum(share.own_gradient_bytes for share in shares)
+        if self._means.feedback is not None:
+            kept += self._means.feedback.nbytes_needed
+        residence = self._recovery.residence
+        return kept + self._budget.buffers + (0 if residence is None else residence.nbytes_needed)
 
     def state_pieces(self) -> list[StatePiece]:
         """Return what a checkpoint must hold of this rank, besides ``step_count``."""

@@ -94,6 +94,11 @@ class StepFeedback:
         """Bytes held."""
         return sum(rows.nbytes for rows in self._rows)
 
+    @property
+    def nbytes_needed(self) -> int:
+        """Bytes held once everything was encoded."""
+        return sum(8 * self._partition.size * bucket.width for bucket in self._partition.buckets)
+
     def by_name(self) -> dict[str, Values]:
         """Return a copy of each parameter's residual, flat; parameters of which nothing was encoded are left out."""
         found: dict[str, Values] = {}

@@ -13,9 +13,9 @@ from asyncpar.zero.config import ZeROStage
 class ZeROMemoryStats:
     """Bytes that this rank holds now, counted over the arrays that it really has.
 
-    ``parameters``, ``gradients`` and ``states`` (with master values) are there to stay; ``gathered`` parameters and
-    ``buffers`` come and go, and ``transient_peak`` is the most that there was of both.  ``whole`` is what parameters,
-    gradients and states take without sharding.
+    ``parameters``, ``gradients``, ``states`` (with master values) and ``residuals`` of compression are there to stay;
+    ``gathered`` parameters and ``buffers`` come and go, and ``transient_peak`` is the most that there was of both.
+    ``whole`` is what parameters, gradients and states take without sharding.
     """
 
     parameters: int
@@ -27,11 +27,12 @@ class ZeROMemoryStats:
     whole: int
     values: int
     """Number of values of all parameters."""
+    residuals: int = 0
 
     @property
     def kept(self) -> int:
         """Bytes that are there to stay."""
-        return self.parameters + self.gradients + self.states
+        return self.parameters + self.gradients + self.states + self.residuals
 
     @property
     def total(self) -> int:
@@ -40,8 +41,8 @@ class ZeROMemoryStats:
 
     @property
     def reduction(self) -> float:
-        """Which part of ``whole`` is saved."""
-        return 1.0 - self.kept / self.whole
+        """Which part of ``whole`` is saved; residuals are in neither."""
+        return 1.0 - (self.kept - self.residuals) / self.whole
 
     @property
     def bytes_per_value(self) -> float:

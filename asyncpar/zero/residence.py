@@ -49,6 +49,11 @@ class Residence:
         """The parameters that are gathered."""
         return tuple(self._users)
 
+    @property
+    def nbytes_needed(self) -> int:
+        """The most bytes that gathered parameters take."""
+        return min(self._most, sum(unit.nbytes for unit in self._units))
+
     # -- in the compute thread ---------------------------------------------------------------------------------------
 
     @contextmanager

@@ -136,7 +136,17 @@ class Share:
     def gradient_bytes(self) -> int:
         """Bytes of the gradient, the parameter's own and the sharded one."""
         own = 0 if self._gradient is None else self._gradient.nbytes
-        return own + (self._whole_bytes if self.parameter.has_grad else 0)
+        return own + (self.whole_gradient_bytes if self.parameter.has_grad else 0)
+
+    @property
+    def whole_gradient_bytes(self) -> int:
+        """Bytes of the parameter's own gradient while it has one."""
+        return self._whole_bytes
+
+    @property
+    def own_gradient_bytes(self) -> int:
+        """Bytes of the sharded gradient once there is one."""
+        return self.count * stored_dtype(self.parameter).itemsize
 
     @property
     def whole_bytes(self) -> int:

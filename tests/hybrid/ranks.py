@@ -68,6 +68,11 @@ class Ranks:
                 raise result
         return [result.loss for result in results]
 
+    async def together(self, main: Callable[[ThreeDParallelismCoordinator], Coroutine[Any, Any, Any]]) -> Outcomes:
+        """Return what ``main`` comes to on each rank; the first error ends all."""
+        async with asyncio.timeout(PATIENCE):
+            return await asyncio.gather(*map(main, self.all))
+
     def values(self) -> dict[tuple[str, str], Array]:
         """Return copies of all tensors."""
         return gather([[replace(piece, array=piece.array.copy()) for piece in one.pieces()] for one in self.all])

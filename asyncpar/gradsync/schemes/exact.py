@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -40,6 +40,11 @@ class Exact(Scheme):
         super().spoil()
         if self.keeps_input:
             self._spoiled = np.full_like(self.flat, np.nan)
+
+    def buffers(self) -> Iterator[NDArray[Any]]:
+        yield from super().buffers()
+        if self._spoiled is not None:
+            yield self._spoiled
 
     def _reduce(self, key: Name) -> Coroutine[Any, Any, NDArray[Any]]:
         values = self.flat if self._spoiled is None else self._spoiled

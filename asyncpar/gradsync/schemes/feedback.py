@@ -25,6 +25,11 @@ class Feedback:
         """Make what this step lost the residual of the next."""
         self.residual, self.lost = self.lost, self.residual
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes held."""
+        return sum(array.nbytes for array in (self.residual, self.lost) if array is not None)
+
     def by_name(self) -> Iterator[tuple[str, Values]]:
         """Yield a view of each parameter's residual, flat, by name."""
         if self.residual is not None:

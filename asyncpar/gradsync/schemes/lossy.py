@@ -38,5 +38,13 @@ class Lossy(Scheme):
     def commit(self) -> None:
         self.feedback.commit()
 
+    def buffers(self) -> Iterator[NDArray[Any]]:
+        if not self._is_lent:
+            yield from super().buffers()
+
+    @property
+    def residual_nbytes(self) -> int:
+        return self.feedback.nbytes
+
     def residuals(self) -> Iterator[tuple[str, Values]]:
         return self.feedback.by_name()

@@ -11,9 +11,11 @@ Between two ranks there is a better way, see ``pair.py``.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from asyncpar.codecs import Bytes, Codec, Values
 from asyncpar.collectives.communicator import Communicator
@@ -115,6 +117,12 @@ class Owners(Lossy):
         super().spoil()
         set_status(self.outgoing, GIVEN_UP)
         set_status(self.owned, GIVEN_UP)
+
+    def buffers(self) -> Iterator[NDArray[Any]]:
+        yield from super().buffers()
+        yield from (self.outgoing, self.incoming, self.owned, self._total)
+        if self._lost_of_total is not None:
+            yield self._lost_of_total
 
     def _of(self, rank: int) -> slice:
         """Return the shard that ``rank`` owns."""

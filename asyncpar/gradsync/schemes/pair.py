@@ -7,9 +7,11 @@ nothing is lost of the sum, and the work is less by half an encoding.  Among mor
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from asyncpar.codecs import Bytes, Codec
 from asyncpar.collectives.communicator import Communicator
@@ -78,6 +80,10 @@ class Pair(Lossy):
         with decoding(1, self.bucket):
             self._drawn.decode_add(self.incoming[1, self._body], self.result)
         self.is_finite = scale(self.result, 1 / PAIR)  # the sum of finite values may be infinite
+
+    def buffers(self) -> Iterator[NDArray[Any]]:
+        yield from super().buffers()
+        yield from (self.outgoing, self.incoming)
 
     def spoil(self) -> None:
         super().spoil()

@@ -53,6 +53,14 @@ class Relayed(Scheme):
         if self._inner is not None:
             self._inner.swap()
 
+    @property
+    def nbytes(self) -> int:
+        return super().nbytes if self._inner is None else self._inner.nbytes
+
+    @property
+    def residual_nbytes(self) -> int:
+        return 0 if self._inner is None else self._inner.residual_nbytes
+
     def residuals(self) -> Iterator[tuple[str, Values]]:
         if self._inner is not None:
             yield from self._inner.residuals()

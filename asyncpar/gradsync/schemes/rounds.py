@@ -65,6 +65,10 @@ class Rounds(Lossy):
         self._encoder.commit()
         self._has_state = True
 
+    @property
+    def nbytes(self) -> int:
+        return super().nbytes + self._encoder.nbytes
+
     def state(self) -> Iterator[tuple[str, Values]]:
         if not self._has_state:
             return

@@ -104,6 +104,21 @@ class Scheme(ABC):
         """Let ``result`` be the ``flat`` of the next step, and the other way round."""
         self.flat, self.result = self.result, self.flat
 
+    def buffers(self) -> Iterator[NDArray[Any]]:
+        """Yield the arrays that the scheme holds from step to step, residuals aside; one may come twice."""
+        yield self.flat
+        yield self.result
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of ``buffers``, each array counted once."""
+        return sum(array.nbytes for array in {id(array): array for array in self.buffers()}.values())
+
+    @property
+    def residual_nbytes(self) -> int:
+        """Bytes that error feedback takes."""
+        return 0
+
     def residuals(self) -> Iterator[tuple[str, Values]]:
         """Yield a view of each parameter's residual, flat, by name."""
         yield from ()

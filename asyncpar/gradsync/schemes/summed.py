@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from asyncpar.codecs import Bytes, Codec
 from asyncpar.collectives.communicator import Communicator
@@ -58,6 +60,10 @@ class Summed(Lossy):
     def spoil(self) -> None:
         super().spoil()
         self._encoded.view(self._sum_dtype).fill(np.nan)
+
+    def buffers(self) -> Iterator[NDArray[Any]]:
+        yield from super().buffers()
+        yield self._encoded
 
     def _encode(self) -> None:
         feedback = self.feedback
