@@ -17,6 +17,8 @@ from asyncpar.errors import UsageError
 from asyncpar.membership.alone import serve_alone
 from asyncpar.membership.client import JoinRequest, join_world
 from asyncpar.membership.credentials import read_credentials
+from asyncpar.observe.agent_line import AgentLine
+from asyncpar.observe.reporting import Reporter
 from asyncpar.runtime.door import Door
 from asyncpar.transport.inproc import InprocConnector, InprocFabric
 from asyncpar.transport.links import Connector, Links
@@ -51,6 +53,8 @@ class Attachment:
     arena: ArenaSettings | None = None
     door: Door | None = None
     blocked_after: float | None = None
+    line: AgentLine | None = None
+    """The line to the agent, which tells of lost ranks; None for a rank that was not launched."""
 
 
 Attach = Callable[[AsyncExitStack], Awaitable[Attachment]]
@@ -90,7 +94,10 @@ def attach_launched(
             stack, credentials, bind=environment.bind, transport=pinned, serving=serving, door=door
         )
         request = _join_request(environment, address=server.address, settings=describe_settings(pinned, arena))
-        world = await join_world(environment.rendezvous, credentials, request)
+        line = AgentLine(Reporter.from_environment(os.environ), _notice_descriptor(environment))
+        line.open()
+        stack.callback(line.close)
+        world = await line.unless_lost(join_world(environment.rendezvous, credentials, request), "join")
         return Attachment(
             world=world,
             rank=environment.rank,
@@ -103,9 +110,24 @@ def attach_launched(
             arena=arena,
             door=door,
             blocked_after=blocked_after,
+            line=line,
         )
 
     return attach
+
+
+def _notice_descriptor(environment: LaunchEnvironment) -> int | None:
+    """Return the pipe from the agent.  Raises ``UsageError`` if it is named, but not open."""
+    descriptor = environment.notice_descriptor
+    if descriptor is not None:
+        try:
+            os.fstat(descriptor)
+        except OSError as error:
+            raise UsageError(
+                f"ASYNCPAR_NOTICE_FD: descriptor {descriptor} is not open ({error.strerror}); a program that a rank "
+                "starts is no rank: start it without the ASYNCPAR_ variables"
+            ) from error
+    return descriptor
 
 
 def arena_settings(environment: Mapping[str, str], transport: str | None) -> ArenaSettings | None:

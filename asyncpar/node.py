@@ -221,7 +221,8 @@ async def _live(attach: Attach, started: asyncio.Future[Node]) -> None:
     async with AsyncExitStack() as stack:
         attachment = await attach(stack)
         links = Links(world=attachment.world, rank=attachment.rank, connector=attachment.connector)
-        arena = await _share_memory(attachment, links)
+        sharing, line = _share_memory(attachment, links), attachment.line
+        arena = await (sharing if line is None else line.unless_lost(sharing, "forming the arena"))
         if arena is not None:
             stack.callback(arena.close)
         await stack.enter_async_context(links)
@@ -233,6 +234,8 @@ async def _live(attach: Attach, started: asyncio.Future[Node]) -> None:
         if attachment.door is not None:
             attachment.door.open(actors)
             stack.callback(attachment.door.close)
+        if line is not None:
+            line.deliver(links.end_job)
         started.set_result(node)
         await node._serve()
 

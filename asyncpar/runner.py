@@ -24,6 +24,8 @@ SIGNAL_SECONDS = 0.3
 
 A launcher sends Ctrl-C to all ranks, but each gets it in its own time.
 """
+REASON_SECONDS = 0.1
+"""How long after SIGTERM a launched program goes on, so that errors that explain it come before the cancellation."""
 
 
 def run(main: Callable[[], Coroutine[Any, Any, T]] | Coroutine[Any, Any, T]) -> T:
@@ -89,7 +91,10 @@ async def _until_terminated(main: Coroutine[Any, Any, T], interrupt: Any, report
     def terminate() -> None:
         nonlocal is_terminated
         is_terminated = True
-        task.cancel()
+        if reporter.is_connected:
+            asyncio.get_running_loop().call_later(REASON_SECONDS, task.cancel)
+        else:
+            task.cancel()
 
     try:
         with _handling_signals(terminate, interrupt):

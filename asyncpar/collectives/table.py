@@ -106,6 +106,12 @@ class OperationTable:
                 for operation in group.pending():
                     operation.fail(operation.lost(error))
 
+    def job_ends(self, error: PeerLost) -> None:
+        for group in list(self._groups.values()):
+            for operation in group.pending():
+                if operation.has_started:
+                    operation.fail(operation.lost(error))
+
     def closed(self, error: PeerLost) -> None:
         for group in list(self._groups.values()):
             for operation in group.pending():

@@ -18,8 +18,8 @@ class LaunchEnvironment:
     ``rendezvous`` is the ``host:port`` to join at, ``secret_file`` holds what to prove oneself with, ``bind`` is the
     address for servers of this rank.  ``host`` is for people; ``host_id`` is equal exactly for ranks of one host.
     ``certs`` is the directory with the certificates of this host (None: the job has none).  ``transport`` pins the lane
-    (None: negotiated), ``report_descriptor`` is an inherited pipe to the agent, ``timeout`` bounds in seconds the wait
-    for the other ranks.
+    (None: negotiated), ``report_descriptor`` is an inherited pipe to the agent, ``notice_descriptor`` one from it;
+    ``timeout`` bounds in seconds the wait for the other ranks.
     """
 
     rank: int
@@ -42,6 +42,7 @@ class LaunchEnvironment:
     certs: str | None = None
     transport: str | None = None
     report_descriptor: int | None = None
+    notice_descriptor: int | None = None
 
     def __post_init__(self) -> None:
         for name, size in (
@@ -115,8 +116,9 @@ _VARIABLES = {
     "certs": "ASYNCPAR_CERTS",
     "transport": "ASYNCPAR_TRANSPORT",
     "report_descriptor": "ASYNCPAR_REPORT_FD",
+    "notice_descriptor": "ASYNCPAR_NOTICE_FD",
 }
-_OPTIONAL = frozenset({"certs", "transport", "report_descriptor"})
+_OPTIONAL = frozenset({"certs", "transport", "report_descriptor", "notice_descriptor"})
 
 
 def _parse(name: str, text: str, kind: str) -> str | int | float:

@@ -15,12 +15,14 @@ from asyncpar.launch.agent_events import (
     Event,
     Exit,
     KillCrew,
+    KillRank,
     OutputBroken,
     Say,
     SignalCrew,
     Signalled,
     StartCrew,
     TellInterrupted,
+    TellRanks,
     TellStopped,
     Tick,
 )
@@ -32,10 +34,11 @@ from asyncpar.launch.display import Display
 from asyncpar.launch.guard import Guard
 from asyncpar.launch.job import Job
 from asyncpar.launch.job_secret import JobSecret, obtain_secret
-from asyncpar.launch.messages import encode_rank_end
+from asyncpar.launch.messages import encode_rank_end, encode_state
 from asyncpar.launch.plan import Assignment, Hello, Outcome
 from asyncpar.launch.rank_environment import rank_environment
 from asyncpar.launch.rank_logs import RankLogs
+from asyncpar.launch.vitals import Condition, RankState
 from asyncpar.transport.rpc import Credentials
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -75,6 +78,8 @@ class _Agent:
         self._crew: Crew | None = None
         self._crews: list[asyncio.Task[None]] = []
         self._talking: set[asyncio.Task[None]] = set()
+        self._conditions: dict[int, Condition] = {}
+        """By rank: what people were told of it last."""
         self._tasks = asyncio.TaskGroup()
         self._tools = CrewTools(
             guard=guard,
@@ -82,6 +87,7 @@ class _Agent:
             logs=RankLogs(job.log_directory, redirects=options.redirects, tee=options.tee),
             grace=options.grace,
             on_rank_end=self._tell_rank_end,
+            on_state=self._tell_state,
             on_broken_output=lambda cause: self._feed(OutputBroken(cause)),
         )
         credentials = Credentials(secret.secret, None if job.certificates is None else job.certificates.agent)
@@ -123,6 +129,7 @@ class _Agent:
     def _obey(self, command: Command) -> None:
         match command:
             case StartCrew(assignment):
+                self._conditions.clear()
                 self._crew = Crew(self._plans(assignment), self._tools)
                 crew = self._run_crew(self._crew, assignment.generation)
                 self._crews.append(self._tasks.create_task(crew))
@@ -130,6 +137,10 @@ class _Agent:
                 self._crew.signal(number)
             case KillCrew() if self._crew is not None:
                 self._crew.kill()
+            case KillRank(rank) if self._crew is not None:
+                self._crew.kill_rank(rank)
+            case TellRanks(loss) if self._crew is not None:
+                self._crew.tell_loss(loss)
             case TellStopped(generation):
                 self._attendance.tell(pb.AgentEvent(stopped=pb.AgentStopped(generation=generation)))
             case TellInterrupted(number):
@@ -154,6 +165,13 @@ class _Agent:
 
     def _tell_rank_end(self, end: RankEnd) -> None:
         self._attendance.tell(encode_rank_end(end, now=time.time()))
+
+    def _tell_state(self, state: RankState) -> None:
+        """Tell the coordinator how a rank is, and people if it does not run."""
+        self._attendance.tell(encode_state(state))
+        if state.condition is not self._conditions.get(state.rank, Condition.WELL):
+            self._obey(Say(_describe(state, self._job.options.silent_after)))
+        self._conditions[state.rank] = state.condition
 
     def _plans(self, assignment: Assignment) -> list[RankPlan]:
         return [self._plan(assignment, local_rank) for local_rank in range(self._job.site.nproc)]
@@ -184,3 +202,12 @@ class _Agent:
         return RankPlan(
             command=self._job.command, environment=rank_environment(self._job.environment, place), place=place
         )
+
+
+def _describe(state: RankState, limit: float | None) -> str:
+    """Return what people are told of a rank whose condition has changed."""
+    if state.condition is Condition.WELL:
+        return f"rank {state.rank} runs again"
+    what = "is stopped" if state.condition is Condition.STOPPED else "runs no Python code: something holds its GIL"
+    then = "" if limit is None else f"; after {limit:g} s of it (--silent-after) the job ends"
+    return f"rank {state.rank} {what}{then}"

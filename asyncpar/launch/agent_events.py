@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from asyncpar.launch.plan import Assignment, Outcome
+from asyncpar.observe.agent_line import Loss
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +29,16 @@ class StopOrdered:
     generation: int
     signal_number: int
     reason: str
+    loss: Loss | None = None
+    """The rank that is the reason, of which the others are told first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Condemned:
+    """A rank of ``generation`` is given up."""
+
+    generation: int
+    loss: Loss
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +74,7 @@ class Tick:
     """Time has passed."""
 
 
-Event = Assigned | CrewGone | StopOrdered | Finished | Signalled | OutputBroken | CoordinatorLost | Tick
+Event = Assigned | CrewGone | StopOrdered | Condemned | Finished | Signalled | OutputBroken | CoordinatorLost | Tick
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +94,20 @@ class SignalCrew:
 @dataclass(frozen=True, slots=True)
 class KillCrew:
     """End each rank's process group now, and stop waiting for its output."""
+
+
+@dataclass(frozen=True, slots=True)
+class KillRank:
+    """End the process group of one rank, if it is one of this host."""
+
+    rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class TellRanks:
+    """Tell the ranks of this host that another one is lost."""
+
+    loss: Loss
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,4 +138,4 @@ class Exit:
     outcome: Outcome
 
 
-Command = StartCrew | SignalCrew | KillCrew | TellStopped | TellInterrupted | Say | Exit
+Command = StartCrew | SignalCrew | KillCrew | KillRank | TellRanks | TellStopped | TellInterrupted | Say | Exit

@@ -11,12 +11,14 @@ import signal
 from asyncpar.launch.agent_events import (
     Assigned,
     Command,
+    Condemned,
     CoordinatorLost,
     CrewGone,
     Event,
     Exit,
     Finished,
     KillCrew,
+    KillRank,
     OutputBroken,
     Say,
     SignalCrew,
@@ -24,16 +26,20 @@ from asyncpar.launch.agent_events import (
     StartCrew,
     StopOrdered,
     TellInterrupted,
+    TellRanks,
     TellStopped,
     Tick,
 )
 from asyncpar.launch.failure import exit_code_of
 from asyncpar.launch.plan import Assignment, Outcome
+from asyncpar.observe.agent_line import Loss
 
 _ANSWER_PATIENCE = 3.0
 """How long an interrupted agent without ranks waits for the coordinator's word."""
 _KILL_PATIENCE = 5.0
 """How long the kernel may take to end killed processes."""
+_REASON_PATIENCE = 0.3
+"""How long ranks have, from hearing that another one is lost, until they are asked to end: so they know the reason."""
 
 
 class AgentMachine:
@@ -44,6 +50,7 @@ class AgentMachine:
         self._crew: int | None = None
         self._interrupted: int | None = None
         self._outcome: Outcome | None = None
+        self._signal_at: tuple[float, int] | None = None
         self._kill_at: float | None = None
         self._leave_at: float | None = None
         self._has_left = False
@@ -51,7 +58,8 @@ class AgentMachine:
     @property
     def next_deadline(self) -> float | None:
         """When a ``Tick`` is due, None if never."""
-        return min((at for at in (self._kill_at, self._leave_at) if at is not None), default=None)
+        signal_at = None if self._signal_at is None else self._signal_at[0]
+        return min((at for at in (signal_at, self._kill_at, self._leave_at) if at is not None), default=None)
 
     def handle(self, event: Event, *, now: float) -> list[Command]:
         if self._has_left:
@@ -61,8 +69,10 @@ class AgentMachine:
                 return self._assigned(assignment)
             case CrewGone(generation):
                 return self._crew_gone(generation, now)
-            case StopOrdered(generation, signal_number, reason):
-                return self._stop_ordered(generation, signal_number, reason, now)
+            case StopOrdered():
+                return self._stop_ordered(event, now)
+            case Condemned(generation, loss):
+                return self._condemned(loss) if generation == self._crew else []
             case Finished(outcome):
                 return self._conclude(outcome, now)
             case Signalled(signal_number):
@@ -77,7 +87,7 @@ class AgentMachine:
     def _assigned(self, assignment: Assignment) -> list[Command]:
         if self._interrupted is not None or self._outcome is not None:
             return [TellStopped(assignment.generation)]
-        self._crew, self._kill_at, self._leave_at = assignment.generation, None, None
+        self._crew, self._signal_at, self._kill_at, self._leave_at = assignment.generation, None, None, None
         start = StartCrew(assignment)
         if assignment.restart_count:
             return [Say(f"starting all ranks again (restart {assignment.restart_count})"), start]
@@ -86,20 +96,28 @@ class AgentMachine:
     def _crew_gone(self, generation: int, now: float) -> list[Command]:
         if generation != self._crew:
             return []
-        self._crew = self._kill_at = self._leave_at = None
+        self._crew = self._signal_at = self._kill_at = self._leave_at = None
         if self._outcome is not None:
             return [TellStopped(generation), *self._exit(self._outcome)]
         if self._interrupted is not None:
             self._leave_at = now + _ANSWER_PATIENCE
         return [TellStopped(generation)]
 
-    def _stop_ordered(self, generation: int, signal_number: int, reason: str, now: float) -> list[Command]:
-        if generation != self._crew or self._kill_at is not None or self._interrupted is not None:
+    def _stop_ordered(self, order: StopOrdered, now: float) -> list[Command]:
+        if order.generation != self._crew or self._kill_at is not None or self._interrupted is not None:
             return []
-        return [Say(f"{reason}; stopping all ranks"), *self._stop(signal_number, now)]
+        said = Say(f"{order.reason}; stopping all ranks")
+        if order.loss is None:
+            return [said, *self._stop(order.signal_number, now)]
+        self._signal_at = now + _REASON_PATIENCE, order.signal_number
+        self._kill_at = now + _REASON_PATIENCE + self._grace
+        return [said, TellRanks(order.loss)]
+
+    def _condemned(self, loss: Loss) -> list[Command]:
+        return [Say(f"rank {loss.rank} {loss.how}; killing it"), TellRanks(loss), KillRank(loss.rank)]
 
     def _stop(self, signal_number: int, now: float) -> list[Command]:
-        self._kill_at = now + self._grace
+        self._signal_at, self._kill_at = None, now + self._grace
         return [SignalCrew(signal_number)]
 
     def _conclude(self, outcome: Outcome, now: float) -> list[Command]:
@@ -119,7 +137,7 @@ class AgentMachine:
         if self._crew is None:
             return self._leave_alone(signal_number, now, is_first=is_first)
         if not is_first and signal_number == signal.SIGINT:
-            self._kill_at, self._leave_at = None, now + _KILL_PATIENCE
+            self._signal_at, self._kill_at, self._leave_at = None, None, now + _KILL_PATIENCE
             return [Say("killing all ranks"), KillCrew()]
         passed_on = signal.SIGTERM if signal_number in (signal.SIGPIPE, signal.SIGHUP) else signal_number
         if not is_first:
@@ -142,6 +160,9 @@ class AgentMachine:
     def _tick(self, now: float) -> list[Command]:
         if self._leave_at is not None and now >= self._leave_at:
             return self._exit(self._outcome or self._interrupted_outcome(self._interrupted or signal.SIGTERM))
+        if self._signal_at is not None and now >= self._signal_at[0]:
+            (_, number), self._signal_at = self._signal_at, None
+            return [SignalCrew(number)]
         if self._kill_at is not None and now >= self._kill_at:
             self._kill_at = None
             if self._interrupted is not None or self._outcome is not None:

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from asyncpar.launch.failure import Failure
 from asyncpar.launch.plan import Assignment, Hello, Outcome
+from asyncpar.launch.vitals import RankState
+from asyncpar.observe.agent_line import Loss
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +53,19 @@ class Interrupted:
 
 
 @dataclass(frozen=True, slots=True)
+class RankChanged:
+    """An agent tells how one of its ranks is."""
+
+    agent: int
+    state: RankState
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """Time has passed."""
 
 
-Event = AgentArrived | AgentLost | RankEnded | AgentStopped | Interrupted | Tick
+Event = AgentArrived | AgentLost | RankEnded | AgentStopped | Interrupted | RankChanged | Tick
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +84,17 @@ class Stop:
     generation: int
     signal_number: int
     reason: str
+    loss: Loss | None = None
+    """The rank that has failed: the others are told of it first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Condemn:
+    """Have ``agent`` tell its ranks that one is lost, and kill it if it is one of its own."""
+
+    agent: int
+    generation: int
+    loss: Loss
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,4 +122,4 @@ class AnnounceExit:
     how: str
 
 
-Command = Assign | Stop | Finish | OpenGeneration | AnnounceExit
+Command = Assign | Stop | Condemn | Finish | OpenGeneration | AnnounceExit

@@ -8,7 +8,7 @@ running, the job starts again with the next generation, or ends with the exit co
 from __future__ import annotations
 
 import signal
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from asyncpar.launch.coordinator_events import (
@@ -18,16 +18,21 @@ from asyncpar.launch.coordinator_events import (
     AnnounceExit,
     Assign,
     Command,
+    Condemn,
     Event,
     Finish,
     Interrupted,
     OpenGeneration,
+    RankChanged,
     RankEnded,
     Stop,
     Tick,
 )
 from asyncpar.launch.failure import Failure, choose_first, describe, exit_code_of
 from asyncpar.launch.plan import Assignment, Hello, Outcome
+from asyncpar.launch.silence import SilentRanks
+from asyncpar.launch.vitals import RankState
+from asyncpar.observe.agent_line import Loss
 
 _BLAME_PATIENCE = 1.0
 """How long to wait for the rank that is to blame, once a rank that blames another one has failed."""
@@ -53,6 +58,7 @@ class JobSettings:
     max_restarts: int = 0
     timeout: float = 300.0
     grace: float = 10.0
+    silent_after: float | None = 30.0
 
 
 class CoordinatorMachine:
@@ -68,6 +74,8 @@ class CoordinatorMachine:
         self._running: set[int] = set()
         self._unstopped: set[int] = set()
         self._failures: list[Failure] = []
+        self._silent = SilentRanks(settings.silent_after)
+        self._condemned: dict[int, str] = {}
         self._stopped_at: float | None = None
         self._forced: Outcome | None = None
         self._deadline: float | None = now + settings.timeout
@@ -80,7 +88,8 @@ class CoordinatorMachine:
     @property
     def next_deadline(self) -> float | None:
         """When a ``Tick`` is due, None if never."""
-        return self._deadline
+        silent = self._silent.next_deadline if self._phase == Phase.RUNNING else None
+        return min((at for at in (self._deadline, silent) if at is not None), default=None)
 
     def handle(self, event: Event, *, now: float) -> list[Command]:
         if self._phase == Phase.FINISHED:
@@ -96,6 +105,8 @@ class CoordinatorMachine:
                 return self._agent_stopped(agent, generation)
             case Interrupted(agent, signal_number):
                 return self._interrupted(agent, signal_number, now)
+            case RankChanged(agent, state):
+                return self._rank_changed(agent, state, now)
             case Tick():
                 return self._tick(now)
 
@@ -130,6 +141,8 @@ class CoordinatorMachine:
         world_size = sum(hello.nproc for hello in self._agents.values())
         self._phase, self._deadline, self._stopped_at = Phase.RUNNING, None, None
         self._running, self._unstopped, self._failures = set(range(world_size)), set(places), []
+        self._silent.clear()
+        self._condemned.clear()
         commands: list[Command] = [OpenGeneration(self._generation, world_size)]
         offset = 0
         for group_rank, agent in enumerate(places):
@@ -158,6 +171,9 @@ class CoordinatorMachine:
         if not self._runs(agent, rank) or generation != self._generation or rank not in self._running:
             return []
         self._running.discard(rank)
+        self._silent.forget(rank)
+        if failure is not None and rank in self._condemned:
+            failure = replace(failure, lost=f"{self._condemned[rank]}, so the launcher killed it")
         how = "exited with code 0" if failure is None else failure.ending
         commands: list[Command] = [AnnounceExit(generation, rank, how)]
         if self._phase == Phase.STOPPING:
@@ -167,6 +183,21 @@ class CoordinatorMachine:
         if failure is not None:
             self._failures.append(failure)
         return commands + self._consider(now)
+
+    def _rank_changed(self, agent: int, state: RankState, now: float) -> list[Command]:
+        rank = state.rank
+        is_known = self._runs(agent, rank) and state.generation == self._generation and rank in self._running
+        if self._phase == Phase.RUNNING and is_known and rank not in self._condemned:
+            self._silent.take(state, now=now)
+        return []
+
+    def _condemn(self, rank: int, how: str) -> list[Command]:
+        """Give up a rank that does not run: it is killed, and the others hear of it."""
+        self._condemned[rank] = how
+        self._silent.forget(rank)
+        owner = next(agent for agent in self._agents if self._runs(agent, rank))
+        loss = Loss(rank, self._agents[owner].host, how)
+        return [Condemn(agent, self._generation, loss) for agent in sorted(self._agents)]
 
     def _runs(self, agent: int, rank: int) -> bool:
         """Is ``rank`` one of this agent's?  It speaks for no others."""
@@ -187,11 +218,13 @@ class CoordinatorMachine:
     def _stop(self, now: float, signal_number: int = signal.SIGTERM, reason: str = "") -> list[Command]:
         self._phase, self._stopped_at = Phase.STOPPING, now
         self._deadline = now + self._settings.grace + _STOP_MARGIN
+        loss = None
         if not reason:
             first = choose_first(self._failures)
             reason = f"rank {first.rank} on {first.host} {first.ending}"
+            loss = Loss(first.rank, first.host, first.ending)
         stops: list[Command] = [
-            Stop(agent, self._generation, signal_number, reason) for agent in sorted(self._unstopped)
+            Stop(agent, self._generation, signal_number, reason, loss) for agent in sorted(self._unstopped)
         ]
         return stops or self._all_stopped()
 
@@ -251,6 +284,8 @@ class CoordinatorMachine:
         return self._end(Outcome(choose_first(self._failures).exit_code, describe(self._failures)))
 
     def _tick(self, now: float) -> list[Command]:
+        if self._phase == Phase.RUNNING and (silent := self._silent.expired(now)):
+            return [command for rank, how in silent for command in self._condemn(rank, how)]
         if self._deadline is None or now < self._deadline:
             return []
         match self._phase:

@@ -81,6 +81,7 @@ class CoordinatorServer:
             max_restarts=options.max_restarts,
             timeout=options.timeout,
             grace=options.grace,
+            silent_after=options.silent_after,
         )
 
     def _begin_generation(self) -> tuple[str, int]:

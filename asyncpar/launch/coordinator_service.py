@@ -21,10 +21,12 @@ from asyncpar.launch.coordinator_events import (
     AnnounceExit,
     Assign,
     Command,
+    Condemn,
     Event,
     Finish,
     Interrupted,
     OpenGeneration,
+    RankChanged,
     RankEnded,
     Stop,
     Tick,
@@ -33,7 +35,9 @@ from asyncpar.launch.coordinator_machine import CoordinatorMachine, JobSettings
 from asyncpar.launch.messages import (
     decode_failure,
     decode_hello,
+    decode_state,
     encode_assignment,
+    encode_condemn,
     encode_finish,
     encode_stop,
 )
@@ -137,6 +141,8 @@ class CoordinatorService(membership_pb2_grpc.CoordinatorServicer):
                 return RankEnded(agent, ended.generation, ended.rank, failure)
             case "stopped":
                 return AgentStopped(agent, request.stopped.generation)
+            case "state":
+                return RankChanged(agent, decode_state(request.state))
             case "interrupted":
                 return Interrupted(agent, request.interrupted.signal_number)
         return None
@@ -163,8 +169,10 @@ class CoordinatorService(membership_pb2_grpc.CoordinatorServicer):
                 self._rendezvous.exited(generation=generation, rank=rank, how=how)
             case Assign(agent, assignment):
                 self._send(agent, encode_assignment(self._with_master(assignment)))
-            case Stop(agent, generation, signal_number, reason):
-                self._send(agent, encode_stop(generation, signal_number, reason))
+            case Stop():
+                self._send(command.agent, encode_stop(command))
+            case Condemn():
+                self._send(command.agent, encode_condemn(command))
             case Finish(agent, outcome):
                 self._send(agent, encode_finish(outcome))
 

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from io import FileIO
 
@@ -20,6 +21,8 @@ from asyncpar.launch.options import Streams
 from asyncpar.launch.rank_logs import RankLogs
 from asyncpar.launch.rank_output import RankOutput
 from asyncpar.launch.rank_process import ChildStreams, RankProcess
+from asyncpar.launch.vitals import LOOK_SECONDS, RankState
+from asyncpar.observe.agent_line import Loss, encode_loss
 
 _CANNOT_START = 126
 
@@ -49,13 +52,17 @@ class RankEnd:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CrewTools:
-    """What crews of all generations share.  ``on_broken_output`` gets the reason, "" for a reader that left."""
+    """What crews of all generations share.
+
+    ``on_broken_output`` gets the reason, "" for a reader that left; ``on_state`` how a rank is when that has changed.
+    """
 
     guard: Guard
     display: Display
     logs: RankLogs
     grace: float
     on_rank_end: Callable[[RankEnd], None]
+    on_state: Callable[[RankState], None]
     on_broken_output: Callable[[str], None]
 
 
@@ -66,7 +73,11 @@ class Crew:
         self._plans = plans
         self._tools = tools
         self._processes: dict[int, RankProcess] = {}
-        self._outputs: list[RankOutput] = []
+        self._outputs: dict[int, RankOutput] = {}
+        self._notices: dict[int, int] = {}
+        """By local rank: the pipe that tells it of losses."""
+        self._watches: list[asyncio.Task[None]] = []
+        self._killed: set[int] = set()
         self._pending_signal: int | None = None
 
     async def run(self) -> None:
@@ -76,8 +87,12 @@ class Crew:
                 self._start(plan, tasks)
             for process in self._processes.values():
                 process.go()
+            watching = tasks.create_task(self._look_after())
             if self._pending_signal is not None:
                 self.signal(self._pending_signal)
+            if self._watches:
+                await asyncio.wait(self._watches)
+            watching.cancel()
         await self._tools.display.finish()
 
     def signal(self, number: int) -> None:
@@ -89,8 +104,24 @@ class Crew:
     def kill(self) -> None:
         """End every process group, and wait no longer for whoever reads our output."""
         self.signal(signal.SIGKILL)
-        for output in self._outputs:
+        for output in self._outputs.values():
             output.abandon()
+
+    def kill_rank(self, rank: int) -> None:
+        """End the process group of ``rank``, if it is one of ours."""
+        for plan in self._plans:
+            if plan.place.rank == rank and plan.place.local_rank in self._processes:
+                self._killed.add(plan.place.local_rank)
+                self._processes[plan.place.local_rank].signal(signal.SIGKILL)
+
+    def tell_loss(self, loss: Loss) -> None:
+        """Tell every rank, except the one that it is about, what became of another one."""
+        line = encode_loss(loss)
+        for plan in self._plans:
+            descriptor = self._notices.get(plan.place.local_rank)
+            if descriptor is not None and plan.place.rank != loss.rank:
+                with suppress(BlockingIOError, BrokenPipeError):  # it does not listen, or is gone
+                    os.write(descriptor, line)
 
     def _start(self, plan: RankPlan, tasks: asyncio.TaskGroup) -> None:
         try:
@@ -101,26 +132,36 @@ class Crew:
             self._tell(plan, pid=0, returncode=_CANNOT_START, at=time.time(), report=report)
             return
         self._processes[plan.place.local_rank] = process
-        self._outputs.append(output)
-        tasks.create_task(self._watch(plan, process, output, tasks))
+        self._outputs[plan.place.local_rank] = output
+        self._watches.append(tasks.create_task(self._watch(plan, process, output, tasks)))
 
     def _spawn(self, plan: RankPlan) -> tuple[RankProcess, RankOutput]:
         """Start the trampoline with its pipes.  On an error nothing stays open."""
         files = self._open_logs(plan)
         read_ends, write_ends = zip(*(os.pipe() for _ in range(3)), strict=True)
+        notices, notify = os.pipe()
+        os.set_blocking(notify, False)
         streams = ChildStreams(
-            stdin=_standard_input(plan.place.rank), stdout=write_ends[0], stderr=write_ends[1], report=write_ends[2]
+            stdin=_standard_input(plan.place.rank),
+            stdout=write_ends[0],
+            stderr=write_ends[1],
+            report=write_ends[2],
+            notices=notices,
         )
-        environment = plan.environment | {"ASYNCPAR_REPORT_FD": str(streams.report)}
+        environment = plan.environment | {
+            "ASYNCPAR_REPORT_FD": str(streams.report),
+            "ASYNCPAR_NOTICE_FD": str(streams.notices),
+        }
         try:
             process = RankProcess.start(plan.command, environment, streams, self._tools.guard)
         except BaseException:
-            for descriptor in read_ends:
+            for descriptor in (*read_ends, notify):
                 os.close(descriptor)
             raise
         finally:
-            for descriptor in write_ends:
+            for descriptor in (*write_ends, notices):
                 os.close(descriptor)
+        self._notices[plan.place.local_rank] = notify
         output = RankOutput(
             plan.place,
             read_ends,
@@ -128,6 +169,7 @@ class Crew:
             display=self._tools.display,
             logs=self._tools.logs,
             on_broken=self._tools.on_broken_output,
+            on_phase=lambda: self._tell_state(plan),
         )
         return process, output
 
@@ -145,6 +187,7 @@ class Crew:
         """Follow one rank from its start until nothing of it is left."""
         relaying = tasks.create_task(output.run())
         returncode = await process.wait()
+        os.close(self._notices.pop(plan.place.local_rank))
         ended_at = time.time()
         await output.settle()
         record = output.failure
@@ -158,6 +201,30 @@ class Crew:
         )
         await process.clear(grace=self._tools.grace)
         await output.drain(relaying)
+
+    async def _look_after(self) -> None:
+        """Look again and again whether all ranks that have not ended run."""
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            for plan in self._plans:
+                local_rank = plan.place.local_rank
+                if local_rank in self._notices and local_rank not in self._killed:  # has not ended
+                    is_stopped = self._processes[local_rank].is_stopped
+                    if self._outputs[local_rank].vitals.look(is_stopped=is_stopped, now=loop.time()):
+                        self._tell_state(plan)
+
+    def _tell_state(self, plan: RankPlan) -> None:
+        place, vitals = plan.place, self._outputs[plan.place.local_rank].vitals
+        self._tools.on_state(
+            RankState(
+                generation=place.generation,
+                rank=place.rank,
+                phase=vitals.phase,
+                condition=vitals.condition,
+                seconds=vitals.seconds,
+            )
+        )
 
     def _tell(
         self,

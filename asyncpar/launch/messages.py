@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import math
+
 from asyncpar._proto.asyncpar.v1 import membership_pb2 as pb
 from asyncpar.launch import agent_events
+from asyncpar.launch.coordinator_events import Condemn, Stop
 from asyncpar.launch.crew import RankEnd
 from asyncpar.launch.failure import Failure, FailureReport
 from asyncpar.launch.plan import Assignment, Hello, Outcome
+from asyncpar.launch.vitals import Condition, RankState
+from asyncpar.observe.agent_line import Loss
+from asyncpar.observe.reporting import Phase
 
 _LONGEST_TEXT = 64_000
 
@@ -77,6 +83,40 @@ def decode_failure(message: pb.RankEnded, *, host: str, now: float) -> Failure |
     )
 
 
+_PHASES = {
+    None: pb.RankState.PHASE_UNSPECIFIED,
+    Phase.FORMING: pb.RankState.FORMING,
+    Phase.MEMBER: pb.RankState.MEMBER,
+    Phase.LEFT: pb.RankState.LEFT,
+}
+_CONDITIONS = {
+    Condition.WELL: pb.RankState.CONDITION_UNSPECIFIED,
+    Condition.STOPPED: pb.RankState.STOPPED,
+    Condition.HUNG: pb.RankState.HUNG,
+}
+
+
+def encode_state(state: RankState) -> pb.AgentEvent:
+    message = pb.RankState(
+        generation=state.generation,
+        rank=state.rank,
+        phase=_PHASES[state.phase],
+        condition=_CONDITIONS[state.condition],
+        seconds=state.seconds,
+    )
+    return pb.AgentEvent(state=message)
+
+
+def decode_state(message: pb.RankState) -> RankState:
+    return RankState(
+        generation=message.generation,
+        rank=message.rank,
+        phase=next((phase for phase, number in _PHASES.items() if number == message.phase), None),
+        condition=next((kind for kind, number in _CONDITIONS.items() if number == message.condition), Condition.WELL),
+        seconds=message.seconds if math.isfinite(message.seconds) else 0.0,
+    )
+
+
 def encode_assignment(assignment: Assignment) -> pb.AgentCommand:
     message = pb.Assign(
         generation=assignment.generation,
@@ -91,8 +131,23 @@ def encode_assignment(assignment: Assignment) -> pb.AgentCommand:
     return pb.AgentCommand(assign=message)
 
 
-def encode_stop(generation: int, signal_number: int, reason: str) -> pb.AgentCommand:
-    return pb.AgentCommand(stop=pb.Stop(generation=generation, signal_number=signal_number, reason=reason))
+def encode_stop(stop: Stop) -> pb.AgentCommand:
+    loss = stop.loss
+    message = pb.Stop(
+        generation=stop.generation,
+        signal_number=stop.signal_number,
+        reason=stop.reason,
+        rank=None if loss is None else loss.rank,
+        host="" if loss is None else loss.host,
+        how="" if loss is None else loss.how,
+    )
+    return pb.AgentCommand(stop=message)
+
+
+def encode_condemn(condemn: Condemn) -> pb.AgentCommand:
+    loss = condemn.loss
+    message = pb.Condemn(generation=condemn.generation, rank=loss.rank, host=loss.host, how=loss.how)
+    return pb.AgentCommand(condemn=message)
 
 
 def encode_finish(outcome: Outcome) -> pb.AgentCommand:
@@ -106,7 +161,11 @@ def decode_command(message: pb.AgentCommand) -> agent_events.Event | None:
             return agent_events.Assigned(_decode_assignment(message.assign))
         case "stop":
             stop = message.stop
-            return agent_events.StopOrdered(stop.generation, stop.signal_number, stop.reason)
+            loss = Loss(stop.rank, stop.host, stop.how) if stop.HasField("rank") else None
+            return agent_events.StopOrdered(stop.generation, stop.signal_number, stop.reason, loss)
+        case "condemn":
+            told = message.condemn
+            return agent_events.Condemned(told.generation, Loss(told.rank, told.host, told.how))
         case "finish":
             return agent_events.Finished(Outcome(message.finish.exit_code, message.finish.message))
     return None

@@ -51,7 +51,8 @@ class LaunchOptions:
     """One `asyncpar launch`.
 
     ``nproc`` None stands for one rank per core; ``endpoint`` is the ``host:port`` where the agents of several hosts
-    meet; ``node_rank`` None for any free place; ``certs`` is the directory with certificates.  Times are in seconds.
+    meet; ``node_rank`` None for any free place; ``certs`` is the directory with certificates; ``silent_after`` None
+    lets ranks that do not run stay.  Times are in seconds.
     """
 
     program: str
@@ -65,6 +66,7 @@ class LaunchOptions:
     timeout: float = 300.0
     max_restarts: int = 0
     grace: float = 10.0
+    silent_after: float | None = 30.0
     log_dir: str | None = None
     redirects: StreamChoice = StreamChoice()
     tee: StreamChoice = StreamChoice()
@@ -88,6 +90,8 @@ class LaunchOptions:
             raise UsageError(f"--max-restarts: expected at least 0, got {self.max_restarts}")
         _check_seconds("--rdzv-timeout", self.timeout, least=0.001)
         _check_seconds("--grace-period", self.grace, least=0.0)
+        if self.silent_after is not None:
+            _check_seconds("--silent-after", self.silent_after, least=1.0)
         if self.transport is not None and self.transport not in TRANSPORTS:
             raise UsageError(f"--transport: expected one of {', '.join(TRANSPORTS)}, got {self.transport!r}")
 
@@ -164,3 +168,8 @@ def parse_seconds(name: str, text: str) -> float:
         return float(text)
     except ValueError as error:
         raise UsageError(f"{name}: expected a number of seconds, got {text!r}") from error
+
+
+def parse_silent_after(text: str) -> float | None:
+    """Parse ``--silent-after``: seconds, or ``off`` or 0 (None)."""
+    return None if text == "off" else parse_seconds("--silent-after", text) or None

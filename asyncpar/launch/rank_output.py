@@ -13,7 +13,8 @@ from asyncpar.launch.options import Streams
 from asyncpar.launch.output import write_all
 from asyncpar.launch.rank_logs import RankLogs
 from asyncpar.launch.relay import Relay
-from asyncpar.launch.report_lines import FailureRecord, ProgressRecord, parse_record
+from asyncpar.launch.report_lines import BeatRecord, FailureRecord, PhaseRecord, ProgressRecord, parse_record
+from asyncpar.launch.vitals import Vitals
 
 _TAIL_BYTES = 4096
 _TAIL_LINES = 20
@@ -23,7 +24,7 @@ _DRAIN_PATIENCE = 0.5
 
 
 class RankOutput:
-    """Three relays.  ``failure`` and ``stderr_tail`` are what is known of the rank's end."""
+    """Three relays.  ``failure`` and ``stderr_tail`` are what is known of the rank's end, ``vitals`` of its life."""
 
     def __init__(
         self,
@@ -34,14 +35,17 @@ class RankOutput:
         display: Display,
         logs: RankLogs,
         on_broken: Callable[[str], None],
+        on_phase: Callable[[], None],
     ) -> None:
         """``descriptors``: the read ends for stdout, stderr and reports; they and ``files`` are owned from now on."""
         self.failure: FailureRecord | None = None
+        self.vitals = Vitals()
         self._place = place
         self._files = files
         self._display = display
         self._logs = logs
         self._on_broken = on_broken
+        self._on_phase = on_phase
         self._prefix = f"[{place.host}:{place.rank}] "
         self._tail = b""
         self._records = LineSplitter(limit=_LONGEST_RECORD)
@@ -134,5 +138,10 @@ class RankOutput:
             match parse_record(line):
                 case ProgressRecord() as record:
                     self._display.progress(self._place.rank, self._prefix, record)
+                case PhaseRecord(phase):
+                    self.vitals.enter(phase)
+                    self._on_phase()
+                case BeatRecord():
+                    self.vitals.beat()
                 case FailureRecord() as record if self.failure is None:
                     self.failure = record

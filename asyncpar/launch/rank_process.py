@@ -30,6 +30,7 @@ class ChildStreams:
     stdout: int
     stderr: int
     report: int
+    notices: int
 
 
 class RankProcess:
@@ -62,7 +63,7 @@ class RankProcess:
                     stdout=streams.stdout,
                     stderr=streams.stderr,
                     env=environment,
-                    pass_fds=(read_end, streams.report),
+                    pass_fds=(read_end, streams.report, streams.notices),
                     start_new_session=True,
                 )
         except BaseException:
@@ -91,6 +92,15 @@ class RankProcess:
         """Send ``number`` to all processes of the group."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, number)
+
+    @property
+    def is_stopped(self) -> bool:
+        """Is the leader stopped, by a signal or a debugger?"""
+        try:
+            status = psutil.Process(self.pid).status()
+        except psutil.NoSuchProcess:
+            return False
+        return status in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
 
     async def wait(self) -> int:
         """Return the leader's return code once it ended; others of its group may still run."""

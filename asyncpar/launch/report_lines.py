@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from asyncpar.launch.failure import FailureReport
+from asyncpar.observe.reporting import Phase
 
 
 class ProgressRecord(msgspec.Struct, frozen=True, tag="progress", tag_field="kind"):
@@ -36,9 +37,23 @@ class FailureRecord(msgspec.Struct, frozen=True, tag="failure", tag_field="kind"
         )
 
 
-def parse_record(line: bytes) -> ProgressRecord | FailureRecord | None:
+class PhaseRecord(msgspec.Struct, frozen=True, tag="phase", tag_field="kind"):
+    """How far a rank says that it is on its way into its world."""
+
+    phase: Phase
+
+
+class BeatRecord(msgspec.Struct, frozen=True, tag="beat", tag_field="kind"):
+    """A sign of life."""
+
+
+Record = ProgressRecord | FailureRecord | PhaseRecord | BeatRecord
+
+
+def parse_record(line: bytes) -> Record | None:
     """Return the record in ``line``; None if it is none."""
     try:
-        return msgspec.json.decode(line, type=ProgressRecord | FailureRecord)
+        record: Record = msgspec.json.decode(line, type=Record)
     except (msgspec.DecodeError, UnicodeDecodeError):
         return None
+    return record

@@ -1,4 +1,4 @@
-"""Tell the agent that started this rank how it is going: progress, and the exception that ends it.
+"""Tell the agent that started this rank how it is going: progress, signs of life, and the exception that ends it.
 
 The channel is an inherited pipe (``ASYNCPAR_REPORT_FD``) that carries JSON objects, one per line.  Progress is written
 only when the pipe has room, so that a slow agent never slows a rank; a failure is waited for, for a second at most.
@@ -15,6 +15,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping
+from enum import StrEnum
 from numbers import Integral, Real
 from types import TracebackType
 from typing import SupportsFloat
@@ -29,6 +30,14 @@ _MOST_FIELDS = 16
 _FAILURE_PATIENCE = 1.0
 
 Clock = Callable[[], float]
+
+
+class Phase(StrEnum):
+    """How far a rank is on its way into its world."""
+
+    FORMING = "forming"
+    MEMBER = "member"
+    LEFT = "left"
 
 
 class Reporter:
@@ -88,6 +97,14 @@ class Reporter:
         line = _encode(record)
         if len(line) <= _ATOMIC_BYTES:
             self._write(line, patience=0.0)
+
+    def phase(self, phase: Phase) -> None:
+        """Tell in which phase this rank is from now on."""
+        self._write(_encode({"kind": "phase", "phase": phase}), patience=0.0)
+
+    def beat(self) -> None:
+        """Give a sign of life."""
+        self._write(_BEAT, patience=0.0)
 
     def failure(self, error: BaseException) -> None:
         """Record the exception that ends this rank.  Only the first one counts."""
@@ -163,6 +180,9 @@ def record_failures(reporter: Reporter) -> None:
         previous(kind, error, where)
 
     sys.excepthook = record
+
+
+_BEAT = b'{"kind": "beat"}\n'
 
 
 def _encode(record: Mapping[str, object]) -> bytes:

@@ -68,6 +68,10 @@ class OperationEvents(Protocol):
         """``rank`` failed.  Not called for one that left in good order: what needs it fails where it needs it."""
         ...
 
+    def job_ends(self, error: PeerLost) -> None:
+        """The whole job ends because of a lost rank: what is awaited ends with ``error``, whoever it waits for."""
+        ...
+
     def closed(self, error: PeerLost) -> None:
         """This rank leaves: whatever pends ends with ``error``."""
         ...
@@ -82,6 +86,7 @@ class _NoOperations:
     def frame_mismatch(self, rank: int, header: FrameHeader) -> None: ...
     def control(self, rank: int, header: FrameHeader, payload: bytes) -> None: ...
     def peer_lost(self, rank: int, error: PeerLost) -> None: ...
+    def job_ends(self, error: PeerLost) -> None: ...
     def closed(self, error: PeerLost) -> None: ...
 
 
@@ -244,6 +249,11 @@ class Links:
     def hear_end(self, rank: int, cause: str) -> None:
         """``rank`` was seen to end: see ``report_lost``."""
         self.report_lost(rank, cause)
+
+    def end_job(self, rank: int, cause: str) -> None:
+        """The launcher ends the job because ``rank`` is lost."""
+        if self._closed is None:
+            self.operations.job_ends(self.report_lost(rank, cause))
 
     def hear_left(self, rank: int) -> None:
         """``rank`` was seen to leave in good order: take what it has said before from its lane first."""

@@ -8,11 +8,13 @@ import pytest
 
 from asyncpar.launch.agent_events import (
     Assigned,
+    Condemned,
     CoordinatorLost,
     CrewGone,
     Exit,
     Finished,
     KillCrew,
+    KillRank,
     OutputBroken,
     Say,
     SignalCrew,
@@ -20,11 +22,13 @@ from asyncpar.launch.agent_events import (
     StartCrew,
     StopOrdered,
     TellInterrupted,
+    TellRanks,
     TellStopped,
     Tick,
 )
 from asyncpar.launch.agent_machine import AgentMachine
 from asyncpar.launch.plan import Assignment, Outcome
+from asyncpar.observe.agent_line import Loss
 
 PLACE = Assignment(generation=0, restart_count=0, group_rank=0, group_world_size=1, rank_offset=0, world_size=2)
 AGAIN = Assignment(generation=1, restart_count=1, group_rank=0, group_world_size=1, rank_offset=0, world_size=2)
@@ -141,3 +145,39 @@ def test_a_reader_that_left_ends_the_job_without_a_word() -> None:
 def test_output_that_cannot_be_written_is_explained() -> None:
     commands = running().handle(OutputBroken("no space left"), now=1.0)
     assert commands[0] == Say("no space left")
+
+
+LOSS = Loss(1, "host", "was killed by SIGKILL")
+
+
+def test_ranks_hear_who_is_lost_before_they_are_asked_to_end() -> None:
+    machine = running()
+    told = machine.handle(StopOrdered(0, signal.SIGTERM, "rank 1 failed", LOSS), now=1.0)
+    assert without_words(list(told)) == [TellRanks(LOSS)]
+    at = machine.next_deadline
+    assert at is not None
+    assert 1.0 < at < 1.5
+    assert machine.handle(Tick(), now=at) == [SignalCrew(signal.SIGTERM)]
+    assert machine.next_deadline == at + 10.0
+    assert without_words(list(machine.handle(Tick(), now=at + 10.0))) == [KillCrew()]
+
+
+def test_nobody_is_signalled_when_all_have_ended_by_themselves() -> None:
+    machine = running()
+    machine.handle(StopOrdered(0, signal.SIGTERM, "rank 1 failed", LOSS), now=1.0)
+    assert machine.handle(CrewGone(0), now=1.1) == [TellStopped(0)]
+    assert machine.next_deadline is None
+
+
+def test_a_signal_does_not_wait_for_the_reason_to_be_heard() -> None:
+    machine = running()
+    machine.handle(StopOrdered(0, signal.SIGTERM, "rank 1 failed", LOSS), now=1.0)
+    commands = machine.handle(Signalled(signal.SIGINT), now=1.1)
+    assert SignalCrew(signal.SIGINT) in commands
+    assert machine.next_deadline == 11.1
+
+
+def test_a_condemned_rank_is_told_to_the_others_and_killed() -> None:
+    machine = running()
+    assert without_words(list(machine.handle(Condemned(0, LOSS), now=1.0))) == [TellRanks(LOSS), KillRank(1)]
+    assert machine.handle(Condemned(7, LOSS), now=1.0) == []

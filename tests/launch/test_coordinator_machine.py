@@ -11,9 +11,11 @@ from asyncpar.launch.coordinator_events import (
     AnnounceExit,
     Assign,
     Command,
+    Condemn,
     Finish,
     Interrupted,
     OpenGeneration,
+    RankChanged,
     RankEnded,
     Stop,
     Tick,
@@ -21,6 +23,9 @@ from asyncpar.launch.coordinator_events import (
 from asyncpar.launch.coordinator_machine import CoordinatorMachine, JobSettings, Phase
 from asyncpar.launch.failure import Failure, FailureReport
 from asyncpar.launch.plan import Hello, Outcome
+from asyncpar.launch.vitals import Condition, RankState
+from asyncpar.observe.agent_line import Loss
+from asyncpar.observe.reporting import Phase as Phase_
 
 
 def hello(node_rank: int | None = None, *, nproc: int = 2, nnodes: int = 2, job: str = "job") -> Hello:
@@ -232,3 +237,29 @@ def test_whoever_comes_after_the_end_is_told() -> None:
     coordinator = machine()
     coordinator.handle(Tick(), now=30.0)
     assert finishes(coordinator.handle(AgentArrived(5, hello(1)), now=31.0))[5].exit_code == 1
+
+
+def stopped(rank: int, condition: Condition = Condition.STOPPED) -> RankState:
+    return RankState(generation=0, rank=rank, phase=Phase_.MEMBER, condition=condition)
+
+
+def test_a_rank_that_is_stopped_for_too_long_is_condemned_everywhere_and_blamed() -> None:
+    coordinator = running()
+    assert coordinator.handle(RankChanged(1, stopped(2)), now=1.0) == []
+    assert coordinator.next_deadline == 31.0
+    commands = coordinator.handle(Tick(), now=31.0)
+    assert commands == [Condemn(agent, 0, Loss(2, "host1", "was stopped for 30.0 s")) for agent in (0, 1)]
+    assert coordinator.handle(RankChanged(1, stopped(2)), now=31.1) == []
+    stopping = coordinator.handle(RankEnded(1, 0, 2, failure(2, code=-9)), now=32.0)
+    reasons = {command.reason for command in stopping if isinstance(command, Stop)}
+    assert reasons == {"rank 2 on h was stopped for 30.0 s, so the launcher killed it"}
+    assert {command.loss.rank for command in stopping if isinstance(command, Stop) and command.loss} == {2}
+
+
+def test_a_rank_that_runs_again_in_time_is_kept_and_an_agent_speaks_for_its_own_only() -> None:
+    coordinator = running()
+    coordinator.handle(RankChanged(1, stopped(0)), now=0.5)  # rank 0 is not its own
+    coordinator.handle(RankChanged(1, stopped(3)), now=1.0)
+    assert coordinator.next_deadline == 31.0
+    coordinator.handle(RankChanged(1, stopped(3, Condition.WELL)), now=30.0)
+    assert coordinator.next_deadline is None

@@ -27,7 +27,9 @@ def guard() -> Iterator[Guard]:
 def start(guard: Guard, program: str) -> tuple[RankProcess, int]:
     """Start the trampoline for a Python program; returns the read end of its output, too."""
     read_end, write_end = os.pipe()
-    streams = ChildStreams(stdin=subprocess.DEVNULL, stdout=write_end, stderr=write_end, report=write_end)
+    streams = ChildStreams(
+        stdin=subprocess.DEVNULL, stdout=write_end, stderr=write_end, report=write_end, notices=write_end
+    )
     process = RankProcess.start((sys.executable, "-c", program), os.environ, streams, guard)
     os.close(write_end)
     return process, read_end

@@ -42,6 +42,8 @@ class Operations:
     def peer_lost(self, rank: int, error: PeerLost) -> None:
         self.lost.append(rank)
 
+    def job_ends(self, error: PeerLost) -> None: ...
+
     def closed(self, error: PeerLost) -> None:
         self.closings.append(error)
 

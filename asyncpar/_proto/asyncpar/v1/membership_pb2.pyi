@@ -80,30 +80,38 @@ class JoinRefusal(_message.Message):
     def __init__(self, kind: _Optional[_Union[JoinRefusal.Kind, str]] = ..., message: _Optional[str] = ..., ranks: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class AgentEvent(_message.Message):
-    __slots__ = ("hello", "rank_ended", "stopped", "interrupted")
+    __slots__ = ("hello", "rank_ended", "stopped", "interrupted", "state", "number", "received")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     RANK_ENDED_FIELD_NUMBER: _ClassVar[int]
     STOPPED_FIELD_NUMBER: _ClassVar[int]
     INTERRUPTED_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    RECEIVED_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     rank_ended: RankEnded
     stopped: AgentStopped
     interrupted: AgentInterrupted
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., rank_ended: _Optional[_Union[RankEnded, _Mapping]] = ..., stopped: _Optional[_Union[AgentStopped, _Mapping]] = ..., interrupted: _Optional[_Union[AgentInterrupted, _Mapping]] = ...) -> None: ...
+    state: RankState
+    number: int
+    received: int
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., rank_ended: _Optional[_Union[RankEnded, _Mapping]] = ..., stopped: _Optional[_Union[AgentStopped, _Mapping]] = ..., interrupted: _Optional[_Union[AgentInterrupted, _Mapping]] = ..., state: _Optional[_Union[RankState, _Mapping]] = ..., number: _Optional[int] = ..., received: _Optional[int] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("job", "nnodes", "nproc", "node_rank", "host")
+    __slots__ = ("job", "nnodes", "nproc", "node_rank", "host", "session")
     JOB_FIELD_NUMBER: _ClassVar[int]
     NNODES_FIELD_NUMBER: _ClassVar[int]
     NPROC_FIELD_NUMBER: _ClassVar[int]
     NODE_RANK_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
+    SESSION_FIELD_NUMBER: _ClassVar[int]
     job: str
     nnodes: int
     nproc: int
     node_rank: int
     host: str
-    def __init__(self, job: _Optional[str] = ..., nnodes: _Optional[int] = ..., nproc: _Optional[int] = ..., node_rank: _Optional[int] = ..., host: _Optional[str] = ...) -> None: ...
+    session: bytes
+    def __init__(self, job: _Optional[str] = ..., nnodes: _Optional[int] = ..., nproc: _Optional[int] = ..., node_rank: _Optional[int] = ..., host: _Optional[str] = ..., session: _Optional[bytes] = ...) -> None: ...
 
 class RankEnded(_message.Message):
     __slots__ = ("generation", "rank", "local_rank", "pid", "returncode", "age_seconds", "report", "stderr_tail")
@@ -151,21 +159,61 @@ class AgentInterrupted(_message.Message):
     signal_number: int
     def __init__(self, signal_number: _Optional[int] = ...) -> None: ...
 
+class RankState(_message.Message):
+    __slots__ = ("generation", "rank", "phase", "condition", "seconds")
+    class Phase(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        PHASE_UNSPECIFIED: _ClassVar[RankState.Phase]
+        FORMING: _ClassVar[RankState.Phase]
+        MEMBER: _ClassVar[RankState.Phase]
+        LEFT: _ClassVar[RankState.Phase]
+    PHASE_UNSPECIFIED: RankState.Phase
+    FORMING: RankState.Phase
+    MEMBER: RankState.Phase
+    LEFT: RankState.Phase
+    class Condition(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        CONDITION_UNSPECIFIED: _ClassVar[RankState.Condition]
+        STOPPED: _ClassVar[RankState.Condition]
+        HUNG: _ClassVar[RankState.Condition]
+    CONDITION_UNSPECIFIED: RankState.Condition
+    STOPPED: RankState.Condition
+    HUNG: RankState.Condition
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    PHASE_FIELD_NUMBER: _ClassVar[int]
+    CONDITION_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    generation: int
+    rank: int
+    phase: RankState.Phase
+    condition: RankState.Condition
+    seconds: float
+    def __init__(self, generation: _Optional[int] = ..., rank: _Optional[int] = ..., phase: _Optional[_Union[RankState.Phase, str]] = ..., condition: _Optional[_Union[RankState.Condition, str]] = ..., seconds: _Optional[float] = ...) -> None: ...
+
 class AgentCommand(_message.Message):
-    __slots__ = ("welcome", "assign", "stop", "finish")
+    __slots__ = ("welcome", "assign", "stop", "finish", "condemn", "number", "received")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     ASSIGN_FIELD_NUMBER: _ClassVar[int]
     STOP_FIELD_NUMBER: _ClassVar[int]
     FINISH_FIELD_NUMBER: _ClassVar[int]
+    CONDEMN_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    RECEIVED_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     assign: Assign
     stop: Stop
     finish: Finish
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., assign: _Optional[_Union[Assign, _Mapping]] = ..., stop: _Optional[_Union[Stop, _Mapping]] = ..., finish: _Optional[_Union[Finish, _Mapping]] = ...) -> None: ...
+    condemn: Condemn
+    number: int
+    received: int
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., assign: _Optional[_Union[Assign, _Mapping]] = ..., stop: _Optional[_Union[Stop, _Mapping]] = ..., finish: _Optional[_Union[Finish, _Mapping]] = ..., condemn: _Optional[_Union[Condemn, _Mapping]] = ..., number: _Optional[int] = ..., received: _Optional[int] = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("resumed",)
+    RESUMED_FIELD_NUMBER: _ClassVar[int]
+    resumed: bool
+    def __init__(self, resumed: _Optional[bool] = ...) -> None: ...
 
 class Assign(_message.Message):
     __slots__ = ("generation", "restart_count", "group_rank", "group_world_size", "rank_offset", "world_size", "master_addr", "master_port")
@@ -188,14 +236,32 @@ class Assign(_message.Message):
     def __init__(self, generation: _Optional[int] = ..., restart_count: _Optional[int] = ..., group_rank: _Optional[int] = ..., group_world_size: _Optional[int] = ..., rank_offset: _Optional[int] = ..., world_size: _Optional[int] = ..., master_addr: _Optional[str] = ..., master_port: _Optional[int] = ...) -> None: ...
 
 class Stop(_message.Message):
-    __slots__ = ("generation", "signal_number", "reason")
+    __slots__ = ("generation", "signal_number", "reason", "rank", "host", "how")
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     SIGNAL_NUMBER_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    HOW_FIELD_NUMBER: _ClassVar[int]
     generation: int
     signal_number: int
     reason: str
-    def __init__(self, generation: _Optional[int] = ..., signal_number: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+    rank: int
+    host: str
+    how: str
+    def __init__(self, generation: _Optional[int] = ..., signal_number: _Optional[int] = ..., reason: _Optional[str] = ..., rank: _Optional[int] = ..., host: _Optional[str] = ..., how: _Optional[str] = ...) -> None: ...
+
+class Condemn(_message.Message):
+    __slots__ = ("generation", "rank", "host", "how")
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    HOW_FIELD_NUMBER: _ClassVar[int]
+    generation: int
+    rank: int
+    host: str
+    how: str
+    def __init__(self, generation: _Optional[int] = ..., rank: _Optional[int] = ..., host: _Optional[str] = ..., how: _Optional[str] = ...) -> None: ...
 
 class Finish(_message.Message):
     __slots__ = ("exit_code", "message")

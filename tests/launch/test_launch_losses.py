@@ -1,0 +1,214 @@
+"""What the ranks of a launched job hear when one of them is killed, stopped or hung: in every phase, with its name.
+
+Set ``ASYNCPAR_ALL_CASES`` to run every point of formation with every victim.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import textwrap
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.process
+Launcher = Any  # the class lives in conftest.py
+
+HEAD = """
+    import asyncio, ctypes, importlib, threading
+    import numpy as np
+    import asyncpar as ap
+
+    victim, point, number = int(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+
+    def say(**record):
+        print(json.dumps({"rank": rank, **record}), flush=True)
+
+    def end_here():
+        if rank == victim:
+            os.write(2, json.dumps({"at": time.time()}).encode() + b"\\n")
+            os.kill(os.getpid(), number)
+
+    def end_at(module, name, when):
+        inner = getattr(importlib.import_module(module), name)
+        async def wrapped(*args, **kwargs):
+            if when == "before":
+                end_here()
+            result = await inner(*args, **kwargs)
+            if when == "after":
+                end_here()
+            return result
+        setattr(importlib.import_module(module), name, wrapped)
+
+    class Sleeper(ap.Actor):
+        @ap.endpoint
+        async def nap(self) -> None:
+            end_here()
+
+    async def main():
+        try:
+            async with ap.init() as node:
+                await body(node)
+        except BaseException as error:
+            say(kind=type(error).__name__, blamed=getattr(error, "rank", None), at=time.time(), text=str(error))
+            raise
+"""
+STEPS = """
+    async def body(node):
+        x = np.ones(1000, np.float32)
+        for step in range(10**9):
+            await node.world.all_reduce(x, op="max")
+            if step == 20:
+                end_here()
+
+    ap.run(main)
+"""
+
+
+def launch(launcher: Launcher, body: str, *arguments: object, options: tuple[str, ...] = ()) -> tuple[Any, list[Any]]:
+    """Run a job of three ranks; return how it ended, and what the ranks said."""
+    script = launcher.script(textwrap.dedent(HEAD) + textwrap.dedent(body))
+    done = launcher.run("--nproc-per-node", "3", *options, script, *map(str, arguments))
+    said = [line.split("] ", 1)[-1] for line in (done.stdout + done.stderr).splitlines()]
+    records = [json.loads(line) for line in said if line.startswith("{")]
+    return done, records
+
+
+def delay(records: list[Any]) -> float:
+    """Return how long the last survivor took to hear of it."""
+    began = next(record["at"] for record in records if "rank" not in record)
+    return float(max(record["at"] for record in records if "rank" in record) - began)
+
+
+def check_survivors(records: list[Any], victim: int) -> None:
+    survivors = [record for record in records if "rank" in record]
+    named = {record["rank"]: (record["kind"], record["blamed"]) for record in survivors}
+    assert named == {rank: ("PeerLost", victim) for rank in range(3) if rank != victim}, records
+
+
+@pytest.mark.parametrize("victim", range(3))
+def test_every_survivor_of_a_kill_gets_peer_lost_before_it_is_asked_to_end(launcher: Launcher, victim: int) -> None:
+    done, records = launch(launcher, STEPS, victim, "-", int(signal.SIGKILL))
+    check_survivors(records, victim)
+    assert done.returncode == 137
+    assert f"rank {victim} failed first: was killed by SIGKILL" in done.stderr
+
+
+def test_survivors_that_wait_for_no_message_of_the_killed_rank_get_peer_lost_too(launcher: Launcher) -> None:
+    """They sit in an ask to another rank, or wait for a message of it: only the agent tells them in time."""
+    body = """
+        async def body(node):
+            await node.world.barrier()
+            if rank == 1:
+                end_here()
+            await node.world.recv(2 - rank)
+
+        ap.run(main)
+    """
+    _, records = launch(launcher, body, 1, "-", int(signal.SIGKILL))
+    check_survivors(records, 1)
+
+
+def test_a_stopped_rank_is_told_at_once_and_is_an_error_after_the_limit(launcher: Launcher) -> None:
+    done, records = launch(launcher, STEPS, 1, "-", int(signal.SIGSTOP), options=("--silent-after", "2"))
+    check_survivors(records, 1)
+    assert "rank 1 is stopped; after 2 s of it (--silent-after) the job ends" in done.stderr
+    assert "rank 1 failed first: was stopped for 2." in done.stderr
+    assert delay(records) < 5.0
+
+
+def test_an_ask_to_a_stopped_rank_ends_with_an_error_that_names_it(launcher: Launcher) -> None:
+    body = """
+        async def body(node):
+            if rank == victim:
+                await node.spawn(Sleeper, name="s")
+            await node.world.barrier()
+            await node.ref("s", rank=victim).nap() if rank != victim else await asyncio.sleep(1000)
+
+        ap.run(main)
+    """
+    _, records = launch(launcher, body, 2, "-", int(signal.SIGSTOP), options=("--silent-after", "2"))
+    check_survivors(records, 2)
+    assert delay(records) < 5.0
+
+
+def test_a_rank_that_holds_its_interpreter_lock_is_found(launcher: Launcher) -> None:
+    body = """
+        async def body(node):
+            await node.world.barrier()
+            if rank == victim:
+                os.write(2, json.dumps({"at": time.time()}).encode() + b"\\n")
+                ctypes.PyDLL(None).sleep(1000)
+            await node.world.barrier()
+
+        ap.run(main)
+    """
+    done, records = launch(launcher, body, 0, "-", 0, options=("--silent-after", "6"))
+    check_survivors(records, 0)
+    assert "rank 0 runs no Python code: something holds its GIL" in done.stderr
+    assert "rank 0 failed first: ran no Python code" in done.stderr
+
+
+def test_a_rank_that_computes_without_the_loop_is_not_silent_nor_is_a_stopped_one_without_a_limit(
+    launcher: Launcher,
+) -> None:
+    body = """
+        async def body(node):
+            await node.world.barrier()
+            if rank == 0:
+                end = time.time() + 4.0
+                while time.time() < end:
+                    np.linalg.svd(np.ones((200, 200)))
+            if rank == 1:
+                other = subprocess.Popen(["sh", "-c", f"sleep 3; kill -CONT {os.getpid()}"])
+                os.kill(os.getpid(), signal.SIGSTOP)
+                other.wait()
+            await node.world.barrier()
+
+        ap.run(main)
+    """
+    done, records = launch(launcher, body, -1, "-", 0, options=("--silent-after", "off"))
+    assert done.returncode == 0, done.stderr
+    assert records == []
+    assert "rank 1 is stopped\n" in done.stderr
+    assert "rank 1 runs again" in done.stderr
+    assert "rank 0" not in done.stderr
+
+
+POINTS = {
+    "start of the program": "end_here()",
+    "before the server": 'end_at("asyncpar.attachment", "serve_links", "before")',
+    "before the world": 'end_at("asyncpar.attachment", "join_world", "before")',
+    "between world and arena": 'end_at("asyncpar.node", "form_arena", "before")',
+    "convening": 'end_at("asyncpar.arena.convener", "_send_roster", "before")',
+    "attending": 'end_at("asyncpar.arena.attendee", "wait_readable", "before")',
+    "after the arena": 'end_at("asyncpar.node", "form_arena", "after")',
+}
+ALL = [
+    (point, number, victim)
+    for point in POINTS
+    for number in (signal.SIGKILL, signal.SIGSTOP)
+    for victim in (0, 1)
+    if (point, victim) not in (("convening", 1), ("attending", 0))
+]
+SAMPLE = [
+    ("before the server", signal.SIGSTOP, 1),
+    ("between world and arena", signal.SIGKILL, 0),
+    ("between world and arena", signal.SIGSTOP, 0),
+    ("convening", signal.SIGSTOP, 0),
+]
+
+
+@pytest.mark.parametrize(("point", "number", "victim"), ALL if "ASYNCPAR_ALL_CASES" in os.environ else SAMPLE)
+def test_formation_ends_with_the_name_of_the_rank_that_was_killed_or_stopped(
+    launcher: Launcher, point: str, number: signal.Signals, victim: int
+) -> None:
+    done, records = launch(launcher, f"\n{POINTS[point]}\n" + textwrap.dedent(STEPS), victim, point, int(number))
+    survivors = [record for record in records if "rank" in record]
+    assert {record["blamed"] for record in survivors} <= {victim}, records
+    assert f"rank {victim} failed first" in done.stderr
+    if point != "start of the program":  # where the others may not have come to try stopping it
+        assert len(survivors) == 2, (records, done.stderr)
+        assert delay(records) < (2.0 if number == signal.SIGKILL else 5.0)
