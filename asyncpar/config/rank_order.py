@@ -8,6 +8,9 @@ from dataclasses import dataclass
 
 from asyncpar.errors import UsageError
 
+AXES = ("tp", "cp", "ep", "dp", "pp")
+"""Axes that an order may name without giving them a size: tensor, context, expert, data and pipeline parallelism."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankOrder:
@@ -19,7 +22,7 @@ class RankOrder:
     def parse(cls, order: str, sizes: Mapping[str, int]) -> RankOrder:
         """Read an order such as ``"tp-cp-dp-pp"``, fastest axis first (the spelling of Megatron-LM).
 
-        Every axis of ``sizes`` must occur; an axis that has no size there has size 1.
+        Every axis of ``sizes`` must occur; another one of ``AXES`` has size 1.
         """
         if not isinstance(order, str):
             raise UsageError(f"order: expected axis names joined by '-', got {order!r}")
@@ -29,6 +32,11 @@ class RankOrder:
         missing = [name for name in sizes if name not in names]
         if missing:
             raise UsageError(f"order: expected every axis of {'-'.join(sizes)}, got {order!r} without {missing[0]}")
+        for name in names:
+            if name not in sizes and name not in AXES:
+                raise UsageError(
+                    f"order: expected axes among {', '.join(dict.fromkeys((*sizes, *AXES)))}, got {name!r} in {order!r}"
+                )
         for name, size in sizes.items():
             if size < 1:
                 raise UsageError(f"{name}_size: expected a positive number of ranks, got {size}")

@@ -38,7 +38,10 @@ class ThreeDParallelismConfig:
     ``dp_size``, ``tp_size`` and ``pp_size`` are the numbers of replicas, of slices of each layer, and of stages.
     ``order`` names the axes, fastest first (``"tp-dp-pp"`` makes tensor-parallel peers adjacent).  ``layers_per_stage``
     gives the number of layers of each stage where they are not all the same; ``num_model_chunks`` is the number of
-    pieces that each stage holds in an interleaved schedule.  ``max_memory_per_device`` is in GB.
+    pieces that each stage holds in an interleaved schedule.  ``micro_batch_size`` is the number of sequences in each
+    micro-batch, which training then insists upon; with 1, the default, it takes what it is given.
+    ``max_memory_per_device`` is in GB.  An operation in the groups of a ``ThreeDParallelismCoordinator`` in which a
+    rank does nothing for ``communication_timeout_ms`` ends with ``PeerTimeout``.
     """
 
     dp_size: int = 1

@@ -18,6 +18,17 @@ from asyncpar.nn.optimizers import AdamW, Rule
 from asyncpar.pipeline.schedule import PipelineSchedule, Schedule
 from asyncpar.zero.config import ZeROConfig, ZeROStage
 
+_OF_SHARDS = (
+    "bucket_size_mb",
+    "overlap_comm",
+    "reduce_bucket_size",
+    "max_memory_usage_mb",
+    "gradient_compression",
+    "error_feedback",
+    "algorithm",
+)
+"""Settings of ZeRO that say how much travels at a time, and in what form."""
+
 
 class Precision(StrEnum):
     """In what parameters and gradients are stored.
@@ -79,6 +90,8 @@ class HybridConfig:
                 f"compression: expected none with {self.zero.stage}, which has zero.gradient_compression; "
                 f"got {self.compression}"
             )
+        if self.zero.stage is ZeROStage.NONE:
+            self.zero.check_unused(_OF_SHARDS, "as bucketing and compression say how gradients travel in stage none")
         if not self.zero.average:
             raise UsageError("zero.average: expected True: replicas are averaged by tokens")
         schedule = self.schedule

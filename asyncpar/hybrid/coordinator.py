@@ -72,7 +72,8 @@ class ThreeDParallelismCoordinator:
         assert own is not None, "this rank is one of its ranks"
         groups = await ProcessGroups.create(config.parallelism, own, settings=settings, purpose="hybrid")
         model.check(config.parallelism)
-        own.timeout = config.parallelism.communication_timeout_ms / 1000  # and that of all groups made from it
+        for group in (own, *groups.names.values()):  # those made from them later begin with theirs
+            group.timeout = config.parallelism.communication_timeout_ms / 1000
         scale = GradientScale()
         return cls(config, model, await assemble(config, model, groups, scale), scale)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Sequence, Sized
 from dataclasses import dataclass
 from typing import Any
 
@@ -77,6 +77,10 @@ class StepRunner:
     async def backward(self, inputs: Sequence[Any] | None, targets: Sequence[Any] | None) -> Verdict:
         """Compute gradients and reduce them; return what all ranks have found."""
         assembly, flow = self._assembly, self._assembly.flow
+        if assembly.executor.has_first_stage:
+            _check_rows("inputs", inputs, self._config.parallelism.micro_batch_size)
+        if assembly.executor.has_last_stage:
+            _check_rows("targets", targets, self._config.parallelism.micro_batch_size)
         self._sliced = assembly.slices.seconds_waiting
         self._communicating = 0.0
         self.is_ready = self._is_clipped = False
@@ -182,6 +186,16 @@ class StepRunner:
     def skips(self) -> bool:
         """Are steps skipped, and not refused, that are not finite?"""
         return self._config.storage_precision is not Precision.FULL
+
+
+def _check_rows(name: str, micro_batches: Sequence[Any] | None, expected: int) -> None:
+    """Raise ``UsageError`` for a micro-batch of another number of rows; 1 takes all."""
+    for number, micro_batch in enumerate(micro_batches or ()):
+        rows = len(micro_batch) if isinstance(micro_batch, Sized) else expected
+        if expected not in (1, rows):
+            raise UsageError(
+                f"{name}: expected micro-batches of micro_batch_size = {expected} rows, got {rows} in number {number}"
+            )
 
 
 def _counted_elsewhere(assembly: Assembly) -> Collection[str]:

@@ -18,7 +18,9 @@ class MultiNodeConfig:
     ``zero_config`` says what ranks divide among themselves.  With ``gradient_compression``, gradients travel between
     nodes in 8 bits, with error feedback unless ``zero_config.error_feedback`` is off.  ``comm_backend`` names what a
     trainer that is given no communicator opens.  With ``overlap_comm_compute`` buckets of ``gradient_bucket_size_mb``
-    (MiB) travel as soon as their gradients are final.
+    (MiB) travel as soon as their gradients are final; of the bucket sizes and overlaps of ``zero_config`` and of this
+    configuration the smaller one and the stricter one count.  With ``zero_config.gradient_compression`` gradients are
+    compressed on one node, too.  ``zero_config.average`` says whether they become the mean or the sum over all ranks.
     """
 
     num_nodes: int = 1
@@ -46,6 +48,7 @@ class MultiNodeConfig:
             )
         if not isinstance(self.zero_config, ZeROConfig):
             raise UsageError(f"zero_config: expected a ZeROConfig, got {self.zero_config!r}")
+        self._check_unused()
         if not self.comm_backend:
             raise UsageError(f"comm_backend: expected the name of a backend, got {self.comm_backend!r}")
         if not (self.gradient_bucket_size_mb > 0.0 and math.isfinite(self.gradient_bucket_size_mb)):
@@ -71,6 +74,34 @@ class MultiNodeConfig:
         _check_integer("devices_per_node", devices_per_node, least=1)
         node_rank, local_rank = divmod(global_rank, devices_per_node)
         return cls.new(num_nodes, devices_per_node, node_rank, local_rank, **settings)
+
+    def _check_unused(self) -> None:
+        zero = self.zero_config
+        if self.num_nodes > 1:
+            zero.check_unused(("algorithm",), "as gradients are reduced node by node")
+        if not zero.stage.shards_states:
+            unused = ("algorithm", "reduce_bucket_size", "max_memory_usage_mb")
+            zero.check_unused(unused, "as nothing is sharded in stage none")
+
+    @property
+    def compresses_between_nodes(self) -> bool:
+        """Do gradients travel between nodes in 8 bits?"""
+        return self.num_nodes > 1 and (self.gradient_compression or self.zero_config.gradient_compression)
+
+    @property
+    def compresses(self) -> bool:
+        """Do gradients travel in 8 bits between nodes, or between the ranks of a single node?"""
+        return self.compresses_between_nodes or self.zero_config.gradient_compression
+
+    @property
+    def bucket_size_mb(self) -> float:
+        """The smaller bucket size of this configuration and that of ZeRO, in MiB."""
+        return min(self.gradient_bucket_size_mb, self.zero_config.bucket_size_mb)
+
+    @property
+    def overlaps(self) -> bool:
+        """Do buckets travel as soon as their gradients are final?"""
+        return self.overlap_comm_compute and self.zero_config.overlap_comm
 
     @property
     def world_size(self) -> int:

@@ -92,6 +92,11 @@ class GradientSyncBuffer:
             self._is_averaged = True
         return MappingProxyType(self._sums)
 
+    def multiply(self, factor: float) -> None:
+        """Multiply all sums, or means, by ``factor``."""
+        for gradient in self._sums.values():
+            gradient *= factor
+
     def clear(self) -> None:
         """Forget all sums, and free their memory."""
         self._sums, self._counts, self._is_averaged = {}, {}, False

@@ -102,9 +102,11 @@ class GradientIntake:
                 if each in self.buffer:
                     self._by_name[each].grad = self.buffer.pop(each)
 
-    def hand_over(self, micro_steps: int) -> None:
-        """Give parameters their means over ``micro_steps``, and forget the sums."""
+    def hand_over(self, micro_steps: int, *, weight: int) -> None:
+        """Give parameters ``weight`` times their means over ``micro_steps``, and forget the sums."""
         self.buffer.average_gradients(micro_steps)
+        if weight != 1:
+            self.buffer.multiply(weight)
         self.give_back()
         self.clear()
 

@@ -42,7 +42,6 @@ class ReplicatedFlow(StepFlow):
     def __init__(
         self, parameters: Sequence[Parameter], rule: Rule, config: MultiNodeConfig, groups: NodeGroups, *, name: str
     ) -> None:
-        is_compressed = config.gradient_compression and groups.num_nodes > 1
         parallelism = ThreeDParallelismConfig(
             dp_size=groups.world.size, comm_strategy=CommunicationStrategy.HIERARCHICAL_ALL_REDUCE
         )
@@ -51,17 +50,18 @@ class ReplicatedFlow(StepFlow):
             RankMapping(parallelism, groups.world.rank),
             communicator=groups.world,
             bucketing=GradientBucketingConfig(
-                bucket_size_mb=config.gradient_bucket_size_mb,
+                bucket_size_mb=config.bucket_size_mb,
                 max_buckets=_UNLIMITED,
-                overlap_communication=config.overlap_comm_compute,
+                overlap_communication=config.overlaps,
             ),
-            compression=_compression(config) if is_compressed else None,
+            compression=_compression(config) if config.compresses else None,
             name=f"{name}/gradients",
             hosts=groups.as_hosts,
         )
         self._optimizer = Optimizer(parameters, rule)
         self._roll = MicroStepRoll(groups.world, key=f"{name}/micro_steps")
-        self._traffic = LeaderTraffic(groups, is_compressed=is_compressed)
+        self._traffic = LeaderTraffic(groups, is_compressed=config.compresses_between_nodes)
+        self._weight = 1 if config.zero_config.average else groups.world.size
         self._nbytes = sum(stored_value(parameter).nbytes for parameter in parameters)
 
     @asynccontextmanager
@@ -80,7 +80,8 @@ class ReplicatedFlow(StepFlow):
         call.check()
 
     async def apply(self, intake: GradientIntake) -> None:
-        await off_loop(partial(intake.hand_over, intake.micro_steps), nbytes=intake.buffer.nbytes)
+        hand_over = partial(intake.hand_over, intake.micro_steps, weight=self._weight)
+        await off_loop(hand_over, nbytes=intake.buffer.nbytes)
 
     async def step(self, learning_rate: float, *, clip_norm: float | None) -> float:
         norms: list[float] = []

@@ -46,9 +46,7 @@ class ShardedFlow(StepFlow):
         name: str,
     ) -> None:
         self._groups = groups
-        self._is_compressed = groups.num_nodes > 1 and (
-            config.gradient_compression or config.zero_config.gradient_compression
-        )
+        self._is_compressed = config.compresses_between_nodes
         self._loop = asyncio.get_running_loop()
         self._record = StepRecord()
         self._engine = ZeroEngine(
@@ -184,9 +182,4 @@ class ShardedFlow(StepFlow):
 
 def _settings(config: MultiNodeConfig) -> ZeROConfig:
     """Return what the engine goes by: buckets overlap, and are as large, as both configurations allow."""
-    zero = config.zero_config
-    return replace(
-        zero,
-        overlap_comm=zero.overlap_comm and config.overlap_comm_compute,
-        bucket_size_mb=min(zero.bucket_size_mb, config.gradient_bucket_size_mb),
-    )
+    return replace(config.zero_config, overlap_comm=config.overlaps, bucket_size_mb=config.bucket_size_mb)

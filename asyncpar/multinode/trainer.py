@@ -232,7 +232,7 @@ class MultiNodeTrainer:
             global_rank=config.global_rank,
             zero_stage=config.zero_config.stage,
             communication_backend=str(config.comm_backend),
-            gradient_compression_enabled=config.gradient_compression or config.zero_config.gradient_compression,
+            gradient_compression_enabled=config.compresses,
             memory_savings=known.flow.memory_savings,
             parameter_count=sum(parameter.size for parameter in known.parameters),
             steps=self._steps,

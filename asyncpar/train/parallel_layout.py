@@ -118,7 +118,7 @@ class ParallelLayout:
                 pipeline_schedule=_NAMED if schedule is not None else PipelineScheduleType(str(self.schedule)),
                 memory_strategy=strategy,
                 enable_gradient_checkpointing=self.recompute is Recompute.ALL,
-                micro_batch_size=max(1, training.rows // (dp * micro_batches)),
+                micro_batch_size=1 if training.rows % (dp * micro_batches) else training.rows // (dp * micro_batches),
                 communication_timeout_ms=300_000,
             ),
             micro_batches=micro_batches,

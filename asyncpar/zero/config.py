@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
 from enum import StrEnum
 
 from asyncpar.errors import UsageError
@@ -93,6 +94,14 @@ class ZeROConfig:
             raise UsageError(
                 f"algorithm: expected None with gradient_compression, which has its own, got {self.algorithm!r}"
             )
+
+    def check_unused(self, names: Iterable[str], why: str) -> None:
+        """Raise ``UsageError`` where a setting among ``names``, which would have no effect, is not the default."""
+        for field in fields(self):
+            if field.name in names and getattr(self, field.name) != field.default:
+                raise UsageError(
+                    f"{field.name} of ZeROConfig: expected {field.default!r}, {why}, got {getattr(self, field.name)!r}"
+                )
 
     @property
     def bucket_bytes(self) -> int:

@@ -214,7 +214,7 @@ def test_a_free_order_makes_other_ranks_adjacent() -> None:
     assert RankMapping(config, 0).pp_group_ranks() == (0, 4)
 
 
-@pytest.mark.parametrize("order", ["tp-dp", "tp-tp-dp-pp", "", "tp-dp-p9"])
+@pytest.mark.parametrize("order", ["tp-dp", "tp-tp-dp-pp", "", "tp-dp-p9", "tp-pd-dp-pp", "TP-dp-pp-tp"])
 def test_a_wrong_order_is_refused(order: str) -> None:
     with pytest.raises(UsageError, match="order: expected"):
         ThreeDParallelismConfig(order=order)

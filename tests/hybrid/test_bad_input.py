@@ -178,3 +178,30 @@ async def test_an_optimizer_step_without_a_backward_pass() -> None:
 def test_settings_that_make_no_sense(settings: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match=next(iter(settings))):
         make_config(2, 1, 1, **settings)
+
+
+async def test_micro_batches_of_another_size_are_refused_and_the_next_step_works() -> None:
+    config = make_config(1, 1, 2, micro_batches=2, micro_batch_size=4)
+    async with running(TINY, config) as ranks:
+        await ranks.take_step()
+        first, last = ranks.all
+        inputs, targets = ranks.batch_of(first)
+        results = await asyncio.gather(
+            first.train_step([rows[:3] for rows in inputs], targets, learning_rate=0.1),
+            last.train_step(None, targets, learning_rate=0.1),
+            return_exceptions=True,
+        )
+        text = "inputs: expected micro-batches of micro_batch_size = 4 rows, got 3 in number 0"
+        assert isinstance(results[0], UsageError)
+        assert text in str(results[0])
+        assert text in str(results[1])
+        await ranks.take_step()
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [{"gradient_compression": True}, {"algorithm": "nonsense"}, {"bucket_size_mb": 1}, {"max_memory_usage_mb": 3}],
+)
+def test_settings_of_zero_that_would_have_no_effect(setting: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match=f"{next(iter(setting))} of ZeROConfig: expected .* in stage none, got"):
+        make_config(2, zero=ZeROConfig(stage=ZeROStage.NONE, **setting))

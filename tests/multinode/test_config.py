@@ -102,3 +102,18 @@ def test_the_description_differs_wherever_ranks_must_agree() -> None:
     for change in changes:
         assert MultiNodeConfig.new(2, 2, 0, 0, **change).describe() != plain.describe()
     assert MultiNodeConfig.new(4, 1, 0, 0).describe() != plain.describe()
+
+
+@pytest.mark.parametrize(
+    ("nodes", "stage", "setting"),
+    [
+        (1, ZeROStage.NONE, {"algorithm": "nonsense"}),
+        (1, ZeROStage.NONE, {"reduce_bucket_size": 7}),
+        (1, ZeROStage.NONE, {"max_memory_usage_mb": 7}),
+        (2, ZeROStage.STAGE1, {"algorithm": "ring"}),
+        (2, ZeROStage.NONE, {"algorithm": "ring"}),
+    ],
+)
+def test_settings_that_would_have_no_effect_are_refused(nodes: int, stage: ZeROStage, setting: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match=f"{next(iter(setting))} of ZeROConfig: expected .*, as .*, got"):
+        MultiNodeConfig.new(nodes, 1, 0, 0, zero_config=ZeROConfig(stage=stage, **setting))

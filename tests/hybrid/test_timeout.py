@@ -1,0 +1,73 @@
+"""``communication_timeout_ms`` bounds how long ranks wait for one that does nothing, in every kind of group."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from typing import Any
+
+import pytest
+
+from asyncpar.errors import PeerError, PeerTimeout
+from asyncpar.hybrid import TransformerModel
+from asyncpar.nn.parameter import Array
+from asyncpar.zero.config import ZeROConfig, ZeROStage
+from tests.hybrid.faults import Fault, FaultyModel, Moment
+from tests.hybrid.ranks import running
+from tests.hybrid.worlds import TINY, make_config
+
+MILLISECONDS = 400
+LAYOUTS: dict[str, tuple[tuple[int, int, int], ZeROStage]] = {
+    "dp": ((2, 1, 1), ZeROStage.NONE),
+    "zero2": ((2, 1, 1), ZeROStage.STAGE2),
+    "tp": ((1, 2, 1), ZeROStage.NONE),
+    "pp": ((1, 1, 2), ZeROStage.NONE),
+}
+
+
+def config_of(layout: str) -> Any:
+    sizes, stage = LAYOUTS[layout]
+    return make_config(*sizes, zero=ZeROConfig(stage=stage), communication_timeout_ms=MILLISECONDS)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+async def test_a_rank_that_does_not_come_is_named_in_time(layout: str) -> None:
+    async with running(TINY, config_of(layout)) as ranks:
+        await ranks.take_step()
+        begun = time.monotonic()
+        with pytest.raises(PeerTimeout) as raised:
+            await ranks.step(ranks.all[0])
+        assert time.monotonic() - begun < 2.0
+        assert raised.value.rank == 1
+        assert ranks.nodes[0].world.timeout != MILLISECONDS / 1000, "other groups of the world have their own"
+
+
+@pytest.mark.parametrize("layout", ["dp", "pp"])
+async def test_a_rank_that_hangs_in_its_compute_ends_the_step_in_time(layout: str) -> None:
+    is_awake = threading.Event()
+
+    def hang(_: Array) -> None:
+        is_awake.wait()
+
+    def make_model(rank: int) -> FaultyModel:
+        fault = Fault(at=Moment.FORWARD if rank else None, what=hang)
+        return FaultyModel(model=TransformerModel(config=TINY), fault=fault)
+
+    async with running(TINY, config_of(layout), make_model) as ranks:
+        begun = time.monotonic()
+        hung = asyncio.create_task(ranks.step(ranks.all[1]))
+        with pytest.raises(PeerError):
+            await ranks.step(ranks.all[0])
+        assert time.monotonic() - begun < 5.0
+        is_awake.set()
+        await asyncio.gather(hung, return_exceptions=True)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+async def test_every_group_has_the_timeout(layout: str) -> None:
+    async with running(TINY, config_of(layout)) as ranks:
+        for one in ranks.all:
+            for name, group in one.groups.names.items():
+                assert group.timeout == MILLISECONDS / 1000, name
+            assert one.groups.world.timeout == MILLISECONDS / 1000
