@@ -118,12 +118,29 @@ def as_list(tensors: torch.Tensor | Sequence[torch.Tensor], name: str = "tensors
     return found
 
 
-def only(tensors: torch.Tensor | Sequence[torch.Tensor], name: str) -> torch.Tensor:
-    """Return the one tensor of an argument that may be wrapped in a list."""
+def only(tensors: torch.Tensor | Sequence[torch.Tensor], name: str, *, instead: str = "") -> torch.Tensor:
+    """Return the one tensor of an argument that may be wrapped in a list; ``instead`` takes several."""
     found = as_list(tensors, name)
     if len(found) != 1:
-        raise UsageError(f"{name}: expected one tensor per rank, got {len(found)}")
+        hint = f"; {instead} takes several" if instead else ""
+        raise UsageError(f"{name}: expected one tensor per rank, got {len(found)}{hint}")
+    if not isinstance(found[0], torch.Tensor):
+        raise UsageError(f"{name}: expected a tensor, got {type(found[0]).__name__}")
     return found[0]
+
+
+def check_same_dtype(tensors: Sequence[torch.Tensor], name: str) -> None:
+    """Raise ``UsageError`` unless all of ``tensors`` are tensors of one dtype."""
+    dtypes = dict.fromkeys(tensor.dtype for tensor in tensors if isinstance(tensor, torch.Tensor))
+    if len(dtypes) > 1:
+        raise UsageError(f"{name}: expected tensors of one dtype, got {' and '.join(map(str, dtypes))}")
+
+
+def pairs(outputs: Sequence[Any], inputs: Sequence[Any]) -> list[tuple[Any, Any]]:
+    """Return each output with its input; raises ``UsageError`` unless there are as many."""
+    if len(outputs) != len(inputs):
+        raise UsageError(f"outputs: expected as many as inputs, {len(inputs)}, got {len(outputs)}")
+    return [*zip(outputs, inputs, strict=True)]
 
 
 def flat(tensor: torch.Tensor, name: str, *, as_bits: bool = True) -> Array:

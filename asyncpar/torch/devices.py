@@ -6,19 +6,16 @@ over.  ``device_paths`` may be given others.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any, TypeVar, cast
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from asyncpar.errors import UsageError
-from asyncpar.torch.errors import as_torch
 from asyncpar.torch.group_base import GroupBase
 
-F = TypeVar("F", bound=Callable[..., Any])
 MakePath = Callable[[dist.Store, int, int, timedelta], Any]
 """From a store, a rank, a size and a timeout to an object with the operations of ``torch.distributed.ProcessGroup``."""
 
@@ -37,35 +34,7 @@ device_paths: dict[str, MakePath] = {"cuda": _nccl}
 """By type of device: how to make the path of a group."""
 
 
-_NAMES = {
-    "allreduce": "all_reduce",
-    "allreduce_coalesced": "all_reduce_coalesced",
-    "allgather": "all_gather",
-    "alltoall": "all_to_all",
-    "recv_anysource": "recv",
-}
-"""What ``torch.distributed`` calls operations that its groups call otherwise."""
-
-_LISTS = (list, tuple)  # list | tuple would be made anew in each call
-
-
-def by_device(method: F) -> F:
-    """Make an operation hand itself over to the path of the device that its first tensor is on."""
-    name = method.__name__
-
-    @functools.wraps(method)
-    def routed(self: GroupBase, tensors: Any, *rest: Any, **more: Any) -> Any:
-        first = tensors
-        while isinstance(first, _LISTS) and first:
-            first = first[0]
-        if not isinstance(first, torch.Tensor) or first.is_cpu:
-            return method(self, tensors, *rest, **more)
-        return getattr(path_of(self, first.device, name), name)(tensors, *rest, **more)
-
-    return cast("F", routed)
-
-
-def path_of(group: GroupBase, device: torch.device, operation: str) -> Any:
+def path_of(group: GroupBase, device: torch.device) -> Any:
     """Return the path of ``group`` for ``device``; raises ``UsageError`` saying what to do where there is none."""
     path = group.paths.get(device.type)
     if path is None:
@@ -79,9 +48,8 @@ def path_of(group: GroupBase, device: torch.device, operation: str) -> Any:
             except UsageError as error:
                 trouble = str(error)
         if path is None:
-            refusal = UsageError(
+            raise UsageError(
                 f"expected tensors in the CPU's memory, got one on {device}: {trouble}; pass tensor.cpu(), or make a "
                 "group of another backend for such tensors"
             )
-            raise as_torch(refusal, _NAMES.get(operation, operation))
     return path

@@ -6,45 +6,51 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from torch._C import _distributed_c10d as c10d
 
 from asyncpar.blocking.coroutines import After
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.collectives.reduction import Array
 from asyncpar.errors import OperationMismatch, UsageError
-from asyncpar.torch.arrays import Landing, array_of, flat, only
-from asyncpar.torch.devices import by_device
+from asyncpar.torch.arrays import Landing, array_of, check_same_dtype, flat, only
 from asyncpar.torch.group_base import GroupBase
+from asyncpar.torch.signatures import operation
 from asyncpar.torch.work import Work
 
 
 class Exchanges(GroupBase):
     """The operations between pairs of ranks."""
 
-    @by_device
+    @operation(
+        "all_to_all_single",
+        "output",
+        "input",
+        "output_split_sizes",
+        "input_split_sizes",
+        options=c10d.AllToAllOptions,
+        extras=("timeout",),
+    )
     def all_to_all_single(
         self,
         output: Any,
         input: Any,  # noqa: A002
         output_split_sizes: Sequence[int],
         input_split_sizes: Sequence[int],
-        opts: Any = None,
+        opts: Any,
     ) -> Work:
         """Send the ``r``-th part of ``input`` along its first dimension to rank ``r``, and collect theirs likewise.
 
         Parts are equal, or as long as the split sizes say; ranks pass split sizes for both or for neither.
         """
         communicator = self.communicator
-        try:
-            out, x = array_of(output, "output", as_bits=True), array_of(input, "input", as_bits=True)
-            counts = _split(x, input_split_sizes, communicator.size, "input")
-            wanted = _split(out, output_split_sizes, communicator.size, "output")
-            if out.dtype != x.dtype or out.shape[1:] != x.shape[1:]:
-                raise UsageError(
-                    f"output: expected {input.dtype}[?, {list(x.shape[1:])}] like input, "
-                    f"got {output.dtype}{list(out.shape)}"
-                )
-        except UsageError as error:
-            raise self.refuse("all_to_all_single", error) from None
+        out, x = array_of(output, "output", as_bits=True), array_of(input, "input", as_bits=True)
+        counts = _split(x, input_split_sizes, communicator.size, "input")
+        wanted = _split(out, output_split_sizes, communicator.size, "output")
+        if output.dtype != input.dtype or out.shape[1:] != x.shape[1:]:
+            raise UsageError(
+                f"output: expected {input.dtype}[?, {list(x.shape[1:])}] like input, "
+                f"got {output.dtype}{list(out.shape)}"
+            )
         if not len(output_split_sizes) and not len(input_split_sizes):
 
             def put(rows: Array) -> None:
@@ -74,19 +80,17 @@ class Exchanges(GroupBase):
 
     alltoall_base = all_to_all_single
 
-    @by_device
-    def alltoall(self, output_tensors: Any, input_tensors: Any, opts: Any = None) -> Work:
+    @operation("all_to_all", "output_tensors", "input_tensors", options=c10d.AllToAllOptions)
+    def alltoall(self, output_tensors: Any, input_tensors: Any, opts: Any) -> Work:
         """Send ``input_tensors[r]`` to rank ``r`` and collect theirs in ``output_tensors``; all may differ in shape."""
         communicator = self.communicator
         outputs, inputs = list(output_tensors), list(input_tensors)
-        try:
-            for entries, name in ((outputs, "output_tensor_list"), (inputs, "input_tensor_list")):
-                if len(entries) != communicator.size:
-                    raise UsageError(f"{name}: expected {communicator.size} tensors, got {len(entries)}")
-            targets = [array_of(tensor, "output_tensor_list", as_bits=True) for tensor in outputs]
-            arrays = [flat(tensor, "input_tensor_list") for tensor in inputs]
-        except UsageError as error:
-            raise self.refuse("all_to_all", error) from None
+        for entries, name in ((outputs, "output_tensor_list"), (inputs, "input_tensor_list")):
+            if len(entries) != communicator.size:
+                raise UsageError(f"{name}: expected {communicator.size} tensors, got {len(entries)}")
+        check_same_dtype([*outputs, *inputs], "output_tensor_list and input_tensor_list")
+        targets = [array_of(tensor, "output_tensor_list", as_bits=True) for tensor in outputs]
+        arrays = [flat(tensor, "input_tensor_list") for tensor in inputs]
         counts = [array.size for array in arrays]
         whole = np.concatenate(arrays)
 
@@ -104,34 +108,28 @@ class Exchanges(GroupBase):
             inputs=inputs,
         )
 
-    @by_device
-    def send(self, tensors: Any, dst_rank: int, tag: int = 0) -> Work:
+    @operation("send", "tensors", "dstRank", "tag")
+    def send(self, tensors: Any, dst_rank: int, tag: int) -> Work:
         """Send the elements of the tensor to a rank of the group, which receives as many with the same tag."""
         tensor = only(tensors, "tensors")
         communicator = self.communicator
-        try:
-            array = flat(tensor, "tensor")
-        except UsageError as error:
-            raise self.refuse("send", error) from None
+        array = flat(tensor, "tensor")
         return self.start(lambda: communicator.send(array, dst_rank, tag=tag), [tensor], operation="send")
 
-    @by_device
-    def recv(self, tensors: Any, src_rank: int, tag: int = 0) -> Work:
+    @operation("recv", "tensors", "srcRank", "tag")
+    def recv(self, tensors: Any, src_rank: int, tag: int) -> Work:
         """Receive the elements of the tensor from a rank of the group."""
         return self._receive(tensors, src_rank, tag)
 
-    @by_device
-    def recv_anysource(self, tensors: Any, tag: int = 0) -> Work:
+    @operation("recv", "tensors|arg0", "tag|arg1")
+    def recv_anysource(self, tensors: Any, tag: int) -> Work:
         """Receive the elements of the tensor from whichever rank sends first, which the work's ``source_rank`` says."""
         return self._receive(tensors, None, tag)
 
     def _receive(self, tensors: Any, source: int | None, tag: int) -> Work:
         tensor = only(tensors, "tensors")
         communicator = self.communicator
-        try:
-            landing = Landing(tensor, "tensor")
-        except UsageError as error:
-            raise self.refuse("recv", error) from None
+        landing = Landing(tensor, "tensor")
 
         async def run(call: Any) -> int:
             sender: int | None = source

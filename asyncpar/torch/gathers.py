@@ -3,70 +3,56 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import timedelta
 from typing import Any
 
 import numpy as np
 import torch
+from torch._C import _distributed_c10d as c10d
 
 from asyncpar.blocking.coroutines import After
 from asyncpar.collectives.reduction import Array
 from asyncpar.errors import UsageError
-from asyncpar.torch.arrays import array_of, as_list, flat, only
-from asyncpar.torch.devices import by_device
-from asyncpar.torch.group_base import GroupBase, together
+from asyncpar.torch.arrays import array_of, check_same_dtype, flat, only, pairs
+from asyncpar.torch.group_base import GroupBase, check_root_tensor, together
+from asyncpar.torch.signatures import operation
 from asyncpar.torch.work import Work
 
 
 class Gathers(GroupBase):
     """The operations that move whole tensors."""
 
-    @by_device
-    def broadcast(self, tensors: Any, opts: Any = None, timeout: timedelta | None = None) -> Work:
-        """Overwrite the tensors with those of the root (``opts.rootRank``, or a rank)."""
-        found = as_list(tensors)
-        root = opts if isinstance(opts, int) else opts.rootRank
-        options = None if isinstance(opts, int) else opts
-        communicator = self.communicator
-        try:
-            arrays = [array_of(tensor, as_bits=True) for tensor in found]
-        except UsageError as error:
-            raise self.refuse("broadcast", error) from None
-        if len(arrays) == 1:
-            array = arrays[0]
-            return self.start(
-                lambda: communicator.broadcast(array, root=root),
-                found,
-                operation="broadcast",
-                options=options,
-                timeout=timeout,
-            )
+    @operation("broadcast", "tensors|tensor", options=c10d.BroadcastOptions, extras=("root", "timeout"))
+    def broadcast(self, tensors: Any, opts: Any) -> Work:
+        """Overwrite the tensor with that of the root."""
+        tensor = only(tensors, "tensors")
+        check_root_tensor(opts)
+        communicator, root = self.communicator, opts.rootRank
+        array = array_of(tensor, as_bits=True)
         return self.start(
-            lambda: together([communicator.broadcast(array, root=root) for array in arrays]),
-            found,
-            operation="broadcast",
-            options=options,
-            timeout=timeout,
+            lambda: communicator.broadcast(array, root=root), [tensor], operation="broadcast", options=opts
         )
 
-    def barrier(self, opts: Any = None, timeout: timedelta | None = None) -> Work:
+    @operation("barrier", options=c10d.BarrierOptions, extras=("timeout",))
+    def barrier(self, opts: Any) -> Work:
         """Wait until all ranks have come here."""
-        communicator = self.communicator
-        options = opts if hasattr(opts, "asyncOp") else None
-        return self.start(communicator.barrier, (), operation="barrier", options=options, timeout=timeout)
+        return self.start(self.communicator.barrier, (), operation="barrier", options=opts)
 
-    @by_device
-    def allgather(self, output_tensors: Any, input_tensors: Any, opts: Any = None) -> Work:
+    @operation(
+        "all_gather",
+        "output_tensors",
+        "input_tensors|input_tensor",
+        options=c10d.AllgatherOptions,
+        extras=("timeout",),
+    )
+    def allgather(self, output_tensors: Any, input_tensors: Any, opts: Any) -> Work:
         """Collect the tensor of rank ``r`` in ``output_tensors[r]`` on all ranks; their shapes may differ."""
         outputs, source = _outputs(output_tensors), only(input_tensors, "input_tensors")
         communicator = self.communicator
-        try:
-            self._check_count(outputs, "tensor_list")
-            arrays = [array_of(tensor, "tensor_list", as_bits=True) for tensor in outputs]
-            x = array_of(source, as_bits=True)
-            _check_like(arrays[communicator.rank], x, "tensor_list", communicator.rank)
-        except UsageError as error:
-            raise self.refuse("all_gather", error) from None
+        self._check_count(outputs, "tensor_list")
+        check_same_dtype([source, *outputs], "tensor_list and tensor")
+        arrays = [array_of(tensor, "tensor_list", as_bits=True) for tensor in outputs]
+        x = array_of(source, as_bits=True)
+        _check_like(arrays[communicator.rank], x, "tensor_list", communicator.rank)
         if all(array.shape == x.shape for array in arrays):
             return self.start(
                 lambda: After(communicator.all_gather(x), lambda rows: _hand_out(rows, arrays)),
@@ -87,14 +73,11 @@ class Gathers(GroupBase):
             inputs=[source],
         )
 
-    @by_device
-    def all_gather_single(self, output: Any, input: Any, opts: Any = None) -> Work:  # noqa: A002
+    @operation("all_gather_into_tensor", "output", "input", options=c10d.AllgatherOptions)
+    def all_gather_single(self, output: Any, input: Any, opts: Any) -> Work:  # noqa: A002
         """Collect ``input`` of all ranks in ``output``, one after another or stacked."""
         communicator = self.communicator
-        try:
-            out, x = self._gathering(output, input)
-        except UsageError as error:
-            raise self.refuse("all_gather_into_tensor", error) from None
+        out, x = self._gathering(output, input)
         if out.flags.c_contiguous:
             target = out.reshape(communicator.size, *x.shape)
             return self.start(
@@ -118,21 +101,18 @@ class Gathers(GroupBase):
 
     _allgather_base = all_gather_single
 
-    @by_device
-    def all_gather_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Work:
+    @operation("all_gather_into_tensor_coalesced", "outputs", "inputs", options=c10d.AllgatherOptions)
+    def all_gather_single_coalesced(self, outputs: Any, inputs: Any, opts: Any) -> Work:
         """Do ``all_gather_single`` with each pair."""
         communicator = self.communicator
-        try:
-            pairs = [self._gathering(out, x) for out, x in zip(outputs, inputs, strict=True)]
-        except UsageError as error:
-            raise self.refuse("all_gather_into_tensor_coalesced", error) from None
+        found = [self._gathering(out, x) for out, x in pairs(outputs, inputs)]
 
         async def run(calls: Sequence[Any]) -> None:
-            for (out, _), result in zip(pairs, await together(calls), strict=True):
+            for (out, _), result in zip(found, await together(calls), strict=True):
                 out[...] = result.reshape(out.shape)
 
         return self.start(
-            lambda: run([communicator.all_gather(x) for _, x in pairs]),
+            lambda: run([communicator.all_gather(x) for _, x in found]),
             list(outputs),
             operation="all_gather_into_tensor_coalesced",
             options=opts,
@@ -141,19 +121,22 @@ class Gathers(GroupBase):
 
     allgather_into_tensor_coalesced = all_gather_single_coalesced
 
-    @by_device
-    def allgather_coalesced(self, output_lists: Any, input_list: Any, opts: Any = None) -> Work:
+    @operation("all_gather_coalesced", "output_lists", "input_list", options=c10d.AllgatherOptions)
+    def allgather_coalesced(self, output_lists: Any, input_list: Any, opts: Any) -> Work:
         """Collect each tensor of ``input_list``: that of rank ``r`` in ``output_lists[r]``."""
         communicator = self.communicator
-        try:
-            self._check_count(output_lists, "output_lists")
-            targets = [[array_of(tensor, "output_lists", as_bits=True) for tensor in row] for row in output_lists]
-            arrays = [array_of(tensor, "input_list", as_bits=True) for tensor in input_list]
-            for row in targets:
-                if len(row) != len(arrays):
-                    raise UsageError(f"output_lists: expected {len(arrays)} tensors for each rank, got {len(row)}")
-        except UsageError as error:
-            raise self.refuse("all_gather_coalesced", error) from None
+        self._check_count(output_lists, "output_lists")
+        for row in output_lists:
+            if len(row) != len(input_list):
+                raise UsageError(f"output_lists: expected {len(input_list)} tensors for each rank, got {len(row)}")
+            for output, source in zip(row, input_list, strict=True):
+                if output.dtype != source.dtype or output.numel() != source.numel():
+                    raise UsageError(
+                        f"output_lists: expected {source.dtype}{list(source.shape)} like the tensor of input_list, "
+                        f"got {output.dtype}{list(output.shape)}"
+                    )
+        targets = [[array_of(tensor, "output_lists", as_bits=True) for tensor in row] for row in output_lists]
+        arrays = [array_of(tensor, "input_list", as_bits=True) for tensor in input_list]
 
         async def run(calls: Sequence[Any]) -> None:
             for place, result in enumerate(await together(calls)):
@@ -167,21 +150,25 @@ class Gathers(GroupBase):
             inputs=input_list,
         )
 
-    @by_device
-    def gather(self, output_tensors: Any, input_tensors: Any, opts: Any = None) -> Work:
+    @operation(
+        "gather",
+        "output_tensors",
+        "input_tensors|input_tensor",
+        options=c10d.GatherOptions,
+        extras=("root", "timeout"),
+    )
+    def gather(self, output_tensors: Any, input_tensors: Any, opts: Any) -> Work:
         """Collect the tensor of rank ``r`` in ``output_tensors[r]`` of the root."""
         source, root = only(input_tensors, "input_tensors"), opts.rootRank
         communicator = self.communicator
         outputs = _outputs(output_tensors) if communicator.rank == root else []
-        try:
-            x = array_of(source, as_bits=True)
-            arrays = [array_of(tensor, "gather_list", as_bits=True) for tensor in outputs]
-            if communicator.rank == root:
-                self._check_count(outputs, "gather_list")
-                for rank, array in enumerate(arrays):
-                    _check_like(array, x, "gather_list", rank)
-        except UsageError as error:
-            raise self.refuse("gather", error) from None
+        check_same_dtype([source, *outputs], "gather_list and tensor")
+        x = array_of(source, as_bits=True)
+        arrays = [array_of(tensor, "gather_list", as_bits=True) for tensor in outputs]
+        if communicator.rank == root:
+            self._check_count(outputs, "gather_list")
+            for rank, array in enumerate(arrays):
+                _check_like(array, x, "gather_list", rank)
 
         def put(rows: Array | None) -> None:
             if rows is not None:
@@ -195,23 +182,27 @@ class Gathers(GroupBase):
             inputs=[source],
         )
 
-    @by_device
-    def scatter(self, output_tensors: Any, input_tensors: Any, opts: Any = None) -> Work:
+    @operation(
+        "scatter",
+        "output_tensors|output_tensor",
+        "input_tensors",
+        options=c10d.ScatterOptions,
+        extras=("root", "timeout"),
+    )
+    def scatter(self, output_tensors: Any, input_tensors: Any, opts: Any) -> Work:
         """Hand out the root's list of tensors, entry ``r`` to rank ``r``."""
         output, root = only(output_tensors, "output_tensors"), opts.rootRank
         communicator = self.communicator
-        try:
-            out = array_of(output, as_bits=True)
-            x, inputs = None, []
-            if communicator.rank == root:
-                inputs = _outputs(input_tensors)
-                self._check_count(inputs, "scatter_list")
-                arrays = [array_of(tensor, "scatter_list", as_bits=True) for tensor in inputs]
-                for rank, array in enumerate(arrays):
-                    _check_like(array, out, "scatter_list", rank)
-                x = np.stack(arrays)
-        except UsageError as error:
-            raise self.refuse("scatter", error) from None
+        out = array_of(output, as_bits=True)
+        x, inputs = None, []
+        if communicator.rank == root:
+            inputs = _outputs(input_tensors)
+            self._check_count(inputs, "scatter_list")
+            check_same_dtype([output, *inputs], "scatter_list and tensor")
+            arrays = [array_of(tensor, "scatter_list", as_bits=True) for tensor in inputs]
+            for rank, array in enumerate(arrays):
+                _check_like(array, out, "scatter_list", rank)
+            x = np.stack(arrays)
         return self.start(
             lambda: communicator.scatter(x, root=root, out=out),
             [output],
@@ -224,7 +215,7 @@ class Gathers(GroupBase):
 
     def _gathering(self, output: torch.Tensor, source: torch.Tensor) -> tuple[Array, Array]:
         out, x = array_of(output, "output_tensor", as_bits=True), flat(source, "input_tensor")
-        if out.dtype != x.dtype or out.size != x.size * self.communicator.size:
+        if output.dtype != source.dtype or out.size != x.size * self.communicator.size:
             raise UsageError(
                 f"output_tensor: expected {self.communicator.size} times the elements of input_tensor, "
                 f"{source.dtype}{list(source.shape)}, got {output.dtype}{list(output.shape)}"
@@ -246,6 +237,7 @@ def _outputs(tensors: Any) -> list[torch.Tensor]:
 
 def _hand_out(results: Any, targets: Sequence[Array]) -> None:
     for target, result in zip(targets, results, strict=True):
+        assert target.dtype == result.dtype, "numpy would convert"
         target[...] = result.reshape(target.shape)
 
 

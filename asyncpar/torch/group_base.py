@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
@@ -19,6 +20,7 @@ from asyncpar.blocking.thread import LoopThread
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.errors import AsyncparError, PeerTimeout, UsageError
 from asyncpar.node import Node
+from asyncpar.torch import inflight
 from asyncpar.torch.backend_name import NAME
 from asyncpar.torch.errors import as_torch
 from asyncpar.torch.profile_event import is_profiled, recorded
@@ -28,6 +30,8 @@ from asyncpar.transport.links import LEFT
 T = TypeVar("T")
 Make = Callable[[], Coroutine[Any, Any, Any]]
 
+
+SEND = "send"
 
 SMALL = 2 << 20
 """Bytes up to which an operation is done in the calling thread if possible: that is quicker than changing threads.
@@ -42,6 +46,9 @@ ENDING_SECONDS = 5.0
 
 FAREWELL_SECONDS = 1.0
 """How long a rank that is through waits for the others, who may be about to receive the last things it has sent."""
+
+DELIVERY_SECONDS = 5.0
+"""How long a rank that ends its group without an exception waits until what it sends has been received."""
 
 NEWS_SECONDS = 0.5
 """How long a rank stays that knows of another's failure, lest those who do not yet take this one for the culprit."""
@@ -68,9 +75,13 @@ class GroupBase(dist.ProcessGroup):
         """How many monitored barriers there have been."""
         self.paths: dict[str, Any] = {}
         """What runs operations on tensors elsewhere than in the CPU's memory, by type of device."""
+        self._begun = 0
+        """How many operations have begun."""
         self._store = store
         self._owns_node = owns_node
         self._pending: set[Pending[Any]] = set()
+        self._sends: set[Pending[Any]] = set()
+        """Those of the pending that the end of the group waits for, as others may be about to receive them."""
         self._name = self._description = ""
 
     # -- what torch asks a group for ---------------------------------------------------------------------------------
@@ -114,6 +125,13 @@ class GroupBase(dist.ProcessGroup):
 
     _set_default_timeout = set_timeout
 
+    def _get_sequence_number_for_group(self) -> int:
+        """Return how many operations this rank has begun in this group."""
+        return self._begun
+
+    def _set_sequence_number_for_group(self) -> None:
+        """Agree about the first number: it is 0 on all ranks."""
+
     @property
     def seconds(self) -> float:
         """How long an operation may go without progress before it raises ``PeerTimeout``."""
@@ -128,30 +146,37 @@ class GroupBase(dist.ProcessGroup):
         *,
         operation: str,
         options: Any = None,
-        timeout: timedelta | None = None,
         inputs: Sequence[torch.Tensor] | None = None,
     ) -> Work:
         """Begin the operation that ``make`` makes, whose results will be in ``tensors``.
 
         It takes its place in the order of the group's operations now.  ``options`` are torch's: their ``timeout``
-        bounds it (or ``timeout``), and one that will be waited for at once is done in this thread as far as possible.
+        bounds it, and one that will be waited for at once is done in this thread as far as possible.
         Profilers are told of ``inputs``, which are ``tensors`` if it works in place.
         """
         self._check_open(operation)
-        limit = getattr(options, "timeout", None) if timeout is None else timeout
+        limit = getattr(options, "timeout", None)
         seconds = limit.total_seconds() if limit is not None else 0.0
         if seconds > 0 and seconds != self.communicator.timeout:
             make = self._bounded(make, seconds, operation)
         if is_profiled():
             make = recorded(make, operation, tensors if inputs is None else inputs)
-        at_once = not getattr(options, "asyncOp", True) or all(tensor.nbytes <= SMALL for tensor in tensors)
-        return Work(
-            self._begin(make, operation, at_once=at_once),
+        at_once = not getattr(options, "asyncOp", True) or all(map(_is_small, tensors))
+        self._begun += 1
+        pending = self._begin(make, operation, at_once=at_once)
+        if operation == SEND and not pending.is_done:
+            self._sends.add(pending)
+            pending.add_done_callback(self._sends.discard)
+        work = Work(
+            pending,
             tensors,
             operation=operation,
             check_may_wait=self.thread.check_may_wait,
             describe_waits=self._describe_waits,
         )
+        if inflight.is_on():
+            work.enter()
+        return work
 
     def call(self, make: Make, operation: str) -> None:
         """Run what ``make`` makes, which no tensors belong to, and wait for it.
@@ -219,9 +244,12 @@ class GroupBase(dist.ProcessGroup):
     def shutdown(self) -> None:
         """End the group on this rank: what is under way is cancelled, and the node of a default group leaves its world.
 
-        If nothing is under way and no exception either, the node waits for those of the other ranks before that, for
+        Without an exception under way, sends that were begun are completed before that, if they are received within
+        ``DELIVERY_SECONDS``.  If nothing else is under way then, the node waits for those of the other ranks, for
         ``FAREWELL_SECONDS`` at most: they may have yet to receive the last things that this rank has sent.
         """
+        if not self.is_ended and sys.exc_info()[0] is None:
+            self._deliver()
         is_through = not self._pending and sys.exc_info()[0] is None
         self._end(lambda: self._leave(is_through=is_through))
 
@@ -264,6 +292,13 @@ class GroupBase(dist.ProcessGroup):
         with suppress(AsyncparError):  # the loop has ended, and with it all groups
             self.thread.do(lambda: communicator.give_up(rank, f"rank {rank} has destroyed its process group"))
 
+    def _deliver(self) -> None:
+        """Wait until all that this rank sends has been received, or will not be, for ``DELIVERY_SECONDS`` at most."""
+        end = time.monotonic() + DELIVERY_SECONDS
+        for send in [*self._sends]:
+            with suppress(AsyncparError, TimeoutError):  # who receives it is gone, or does not come
+                send.wait(max(0.0, end - time.monotonic()))
+
     def _cancel_pending(self) -> None:
         pending = [*self._pending]
         for one in pending:
@@ -271,6 +306,16 @@ class GroupBase(dist.ProcessGroup):
         for one in pending:
             with suppress(Exception):  # whoever waits for it gets this
                 one.wait(ENDING_SECONDS)
+
+
+def check_root_tensor(options: Any) -> None:
+    """Raise ``UsageError`` unless ``options`` name the only tensor that a rank has."""
+    if options.rootTensor != 0:
+        raise UsageError(f"rootTensor: expected 0, as each rank passes one tensor, got {options.rootTensor}")
+
+
+def _is_small(tensor: torch.Tensor) -> bool:
+    return tensor.layout is torch.strided and tensor.nbytes <= SMALL
 
 
 async def together(calls: Sequence[Coroutine[Any, Any, T]]) -> list[T]:

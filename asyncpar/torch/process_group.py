@@ -46,7 +46,10 @@ class ProcessGroup(Reductions, Gathers, Exchanges):
     def _get_backend(self, device: torch.device) -> Any:
         """Return what runs operations for ``device``: this group itself, for the CPU's memory."""
         place = torch.device(device)
-        return self if place.type == "cpu" else path_of(self, place, "_get_backend")
+        try:
+            return self if place.type == "cpu" else path_of(self, place)
+        except UsageError as error:
+            raise as_torch(error, "_get_backend") from None
 
     @property
     def supports_splitting(self) -> bool:

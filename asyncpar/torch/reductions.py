@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from datetime import timedelta
 from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
+from torch._C import _distributed_c10d as c10d
 
 from asyncpar.blocking.coroutines import After
 from asyncpar.collectives.reduction import Array
 from asyncpar.errors import UsageError
-from asyncpar.torch.arrays import array_of, as_list, flat, only
-from asyncpar.torch.devices import by_device
-from asyncpar.torch.group_base import GroupBase, Make, together
-from asyncpar.torch.reduce_ops import reduce_op
+from asyncpar.torch.arrays import array_of, as_list, check_same_dtype, flat, only, pairs
+from asyncpar.torch.group_base import GroupBase, Make, check_root_tensor, together
+from asyncpar.torch.reduce_ops import Reduction, reduction_of
+from asyncpar.torch.signatures import operation
 from asyncpar.torch.sparse import all_reduce_sparse
 from asyncpar.torch.work import Work
 
@@ -24,53 +24,58 @@ from asyncpar.torch.work import Work
 class Reductions(GroupBase):
     """The operations that combine."""
 
-    @by_device
-    def allreduce(self, tensors: Any, opts: Any = None, timeout: timedelta | None = None) -> Work:
-        """Combine the tensor of all ranks in place; several: as ``allreduce_coalesced``."""
-        found = as_list(tensors)
-        if len(found) > 1:
-            return self.allreduce_coalesced(found, opts)
-        tensor = found[0]
+    @operation("all_reduce", "tensors|tensor", options=c10d.AllreduceOptions, extras=("op", "timeout"))
+    def allreduce(self, tensors: Any, opts: Any) -> Work:
+        """Combine the tensor of all ranks in place."""
+        tensor = only(tensors, "tensors", instead="allreduce_coalesced")
         communicator = self.communicator
-        try:
-            op, factor = reduce_op(opts)
-            if tensor.is_sparse:
-                return self._all_reduce_sparse(tensor, op, opts)
-            array = array_of(tensor)
-            _scale(array, factor)
-        except UsageError as error:
-            raise self.refuse("all_reduce", error) from None
-        return self.start(
-            lambda: communicator.all_reduce(array, op), found, operation="all_reduce", options=opts, timeout=timeout
-        )
+        reduction = reduction_of(opts, tensor.dtype)
+        if tensor.is_sparse:
+            return self.start(
+                lambda: all_reduce_sparse(communicator, tensor, reduction.op),
+                [tensor],
+                operation="all_reduce",
+                options=opts,
+            )
+        array = array_of(tensor)
+        if reduction.is_plain:
+            op = reduction.op
+            make: Make = lambda: communicator.all_reduce(array, op)  # noqa: E731
+        else:
+            make = self._make_all_reduce(array, reduction)
+        return self.start(make, [tensor], operation="all_reduce", options=opts)
 
-    @by_device
-    def allreduce_coalesced(self, tensors: Any, opts: Any = None) -> Work:
-        """Combine each of the tensors in place, in one operation."""
+    @operation("all_reduce_coalesced", "tensors", options=c10d.AllreduceCoalescedOptions)
+    def allreduce_coalesced(self, tensors: Any, opts: Any) -> Work:
+        """Combine each of the tensors, which have one dtype, in place, in one operation."""
         found = as_list(tensors)
         communicator = self.communicator
-        try:
-            op, factor = reduce_op(opts)
-            arrays = [array_of(tensor) for tensor in found]
+        check_same_dtype(found, "tensors")
+        reduction = reduction_of(opts, found[0].dtype)
+        arrays = [array_of(tensor) for tensor in found]
+        for array in arrays:
+            reduction.scale(array)
+
+        def divide(_: Any) -> None:
             for array in arrays:
-                _scale(array, factor)
-        except UsageError as error:
-            raise self.refuse("all_reduce_coalesced", error) from None
+                reduction.divide(array, communicator.size)
+
         return self.start(
-            lambda: communicator.all_reduce_many(arrays, op), found, operation="all_reduce_coalesced", options=opts
+            lambda: After(communicator.all_reduce_many(arrays, reduction.op), divide),
+            found,
+            operation="all_reduce_coalesced",
+            options=opts,
         )
 
-    @by_device
-    def reduce(self, tensors: Any, opts: Any = None) -> Work:
+    @operation("reduce", "tensors|tensor", options=c10d.ReduceOptions, extras=("root", "op", "timeout"))
+    def reduce(self, tensors: Any, opts: Any) -> Work:
         """Combine the tensor of all ranks, in place at the root; the others keep theirs."""
         tensor = only(tensors, "tensors")
+        check_root_tensor(opts)
         communicator, root = self.communicator, opts.rootRank
-        try:
-            op, factor = reduce_op(opts)
-            array = array_of(tensor)
-            source = array if factor is None else _scaled(array, factor)
-        except UsageError as error:
-            raise self.refuse("reduce", error) from None
+        reduction = reduction_of(opts, tensor.dtype)
+        array = array_of(tensor)
+        source = reduction.scaled(array)
         out = array if communicator.rank == root else None
         if out is source:
             out = None
@@ -78,77 +83,73 @@ class Reductions(GroupBase):
 
         def put(result: Array | None) -> None:
             if result is not None:
-                array[...] = result
+                array[...] = reduction.divide(result, communicator.size)
 
         return self.start(
-            lambda: After(communicator.reduce(source, op, root=root, out=out), put),
+            lambda: After(communicator.reduce(source, reduction.op, root=root, out=out), put),
             [tensor],
             operation="reduce",
             options=opts,
         )
 
-    @by_device
-    def reduce_scatter(self, output_tensors: Any, input_tensors: Any, opts: Any = None) -> Work:
+    @operation(
+        "reduce_scatter",
+        "output_tensors|output",
+        "input_tensors|input",
+        options=c10d.ReduceScatterOptions,
+        extras=("op", "timeout"),
+    )
+    def reduce_scatter(self, output_tensors: Any, input_tensors: Any, opts: Any) -> Work:
         """Combine the lists of all ranks and leave entry ``r`` in the output of rank ``r``; entries may differ."""
         output = only(output_tensors, "output_tensors")
         inputs = _list_of(input_tensors)
         communicator = self.communicator
-        try:
-            op, factor = reduce_op(opts)
-            self._check_entries(inputs, "input_list")
-            out = array_of(output, "output")
-            arrays = [_scaled(array_of(tensor, "input_list"), factor) for tensor in inputs]
-            if out.shape != arrays[communicator.rank].shape or out.dtype != arrays[communicator.rank].dtype:
-                raise UsageError(
-                    f"output: expected the shape and dtype of this rank's entry of input_list, "
-                    f"{_show(arrays[communicator.rank])}, got {_show(out)}"
-                )
-        except UsageError as error:
-            raise self.refuse("reduce_scatter", error) from None
+        if len(inputs) != communicator.size:
+            raise UsageError(f"input_list: expected {communicator.size} tensors, one per rank, got {len(inputs)}")
+        check_same_dtype([output, *inputs], "output and input_list")
+        reduction = reduction_of(opts, output.dtype)
+        out = array_of(output, "output")
+        arrays = [reduction.scaled(array_of(tensor, "input_list")) for tensor in inputs]
+        if out.shape != arrays[communicator.rank].shape:
+            raise UsageError(
+                f"output: expected the shape of this rank's entry of input_list, "
+                f"{_show(arrays[communicator.rank])}, got {_show(out)}"
+            )
+        start = partial(self.start, tensors=[output], operation="reduce_scatter", options=opts, inputs=inputs)
         if len({array.shape for array in arrays}) == 1:
             whole = np.concatenate([array.reshape(-1) for array in arrays])
-            start = partial(self.start, tensors=[output], operation="reduce_scatter", options=opts, inputs=inputs)
-            return self._reduce_scatter_flat(out, whole, op, start)
+            return self._reduce_scatter_flat(out, whole, reduction, start)
 
         async def run(calls: Sequence[Any]) -> None:
             results = await together(calls)
-            out[...] = results[communicator.rank]
+            out[...] = reduction.divide(results[communicator.rank], communicator.size)
 
-        return self.start(
-            lambda: run([communicator.reduce(array, op, root=root) for root, array in enumerate(arrays)]),
-            [output],
-            operation="reduce_scatter",
-            options=opts,
-            inputs=inputs,
+        return start(
+            lambda: run([communicator.reduce(array, reduction.op, root=root) for root, array in enumerate(arrays)])
         )
 
-    @by_device
-    def reduce_scatter_single(self, output: Any, input: Any, opts: Any = None) -> Work:  # noqa: A002
+    @operation("reduce_scatter_tensor", "output|outputTensor", "input|inputTensor", options=c10d.ReduceScatterOptions)
+    def reduce_scatter_single(self, output: Any, input: Any, opts: Any) -> Work:  # noqa: A002
         """Combine ``input`` of all ranks, cut in as many equal parts as there are ranks, part ``r`` for rank ``r``."""
-        try:
-            out, whole, op = self._scattering(output, input, opts)
-        except UsageError as error:
-            raise self.refuse("reduce_scatter_tensor", error) from None
+        out, whole, reduction = self._scattering(output, input, opts)
         start = partial(self.start, tensors=[output], operation="reduce_scatter_tensor", options=opts, inputs=[input])
-        return self._reduce_scatter_flat(out, whole, op, start)
+        return self._reduce_scatter_flat(out, whole, reduction, start)
 
     _reduce_scatter_base = reduce_scatter_single
 
-    @by_device
-    def reduce_scatter_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Work:
-        """Do ``reduce_scatter_single`` with each pair."""
+    @operation("reduce_scatter_tensor_coalesced", "outputs", "inputs", options=c10d.ReduceScatterOptions)
+    def reduce_scatter_single_coalesced(self, outputs: Any, inputs: Any, opts: Any) -> Work:
+        """Do ``reduce_scatter_single`` with each pair; all have one dtype."""
         communicator = self.communicator
-        try:
-            parts = [self._scattering(out, x, opts) for out, x in zip(outputs, inputs, strict=True)]
-        except UsageError as error:
-            raise self.refuse("reduce_scatter_tensor_coalesced", error) from None
+        check_same_dtype([*outputs, *inputs], "outputs and inputs")
+        parts = [self._scattering(out, x, opts) for out, x in pairs(outputs, inputs)]
 
         async def run(calls: Sequence[Any]) -> None:
-            for (out, _, _), result in zip(parts, await together(calls), strict=True):
-                out[...] = result.reshape(out.shape)
+            for (out, _, reduction), result in zip(parts, await together(calls), strict=True):
+                out[...] = reduction.divide(result, communicator.size).reshape(out.shape)
 
         return self.start(
-            lambda: run([communicator.reduce_scatter(whole, op) for _, whole, op in parts]),
+            lambda: run([communicator.reduce_scatter(whole, reduction.op) for _, whole, reduction in parts]),
             list(outputs),
             operation="reduce_scatter_tensor_coalesced",
             options=opts,
@@ -159,57 +160,42 @@ class Reductions(GroupBase):
 
     # -- inside ------------------------------------------------------------------------------------------------------
 
-    def _reduce_scatter_flat(self, out: Array, whole: Array, op: str, start: Callable[[Make], Work]) -> Work:
+    def _make_all_reduce(self, array: Array, reduction: Reduction) -> Make:
+        """Return the all-reduce of ``array`` with what is before and after it."""
         communicator = self.communicator
-        if out.flags.c_contiguous and not np.may_share_memory(out, whole):
+        reduction.scale(array)
+        return lambda: After(
+            communicator.all_reduce(array, reduction.op), lambda _: reduction.divide(array, communicator.size)
+        )
+
+    def _reduce_scatter_flat(
+        self, out: Array, whole: Array, reduction: Reduction, start: Callable[[Make], Work]
+    ) -> Work:
+        communicator = self.communicator
+        if out.flags.c_contiguous and not np.may_share_memory(out, whole) and reduction.is_plain:
             target = out.reshape(-1)
-            return start(lambda: communicator.reduce_scatter(whole, op, out=target))
+            return start(lambda: communicator.reduce_scatter(whole, reduction.op, out=target))
 
         def put(part: Array) -> None:
-            out[...] = part.reshape(out.shape)
+            out[...] = reduction.divide(part, communicator.size).reshape(out.shape)
 
-        return start(lambda: After(communicator.reduce_scatter(whole, op), put))
+        return start(lambda: After(communicator.reduce_scatter(whole, reduction.op), put))
 
-    def _scattering(self, output: torch.Tensor, source: torch.Tensor, opts: Any) -> tuple[Array, Array, str]:
-        op, factor = reduce_op(opts)
+    def _scattering(self, output: torch.Tensor, source: torch.Tensor, opts: Any) -> tuple[Array, Array, Reduction]:
         out = array_of(output, "output")
-        whole = _scaled(flat(source, "input", as_bits=False), factor)
-        if whole.dtype != out.dtype or whole.size != out.size * self.communicator.size:
+        reduction = reduction_of(opts, output.dtype)
+        whole = flat(source, "input", as_bits=False)
+        if source.dtype != output.dtype or whole.size != out.size * self.communicator.size:
             raise UsageError(
                 f"input: expected {self.communicator.size} times the elements of output, {_show(out)}, in its dtype, "
                 f"got {_show(array_of(source, 'input'))}"
             )
-        return out, whole, op
-
-    def _check_entries(self, entries: Sequence[torch.Tensor], name: str) -> None:
-        if len(entries) != self.communicator.size:
-            raise UsageError(f"{name}: expected {self.communicator.size} tensors, one per rank, got {len(entries)}")
-
-    def _all_reduce_sparse(self, tensor: torch.Tensor, op: str, opts: Any) -> Work:
-        communicator = self.communicator
-        return self.start(
-            lambda: all_reduce_sparse(communicator, tensor, op), [tensor], operation="all_reduce", options=opts
-        )
+        return out, reduction.scaled(whole), reduction
 
 
 def _list_of(tensors: Any) -> list[torch.Tensor]:
     """Return the list of tensors of an argument that may be wrapped in another list."""
     return list(tensors[0]) if tensors and not isinstance(tensors[0], torch.Tensor) else list(tensors)
-
-
-def _scale(array: Array, factor: Any) -> None:
-    if factor is not None:
-        array *= _factor(factor, array)
-
-
-def _scaled(array: Array, factor: Any) -> Array:
-    return array if factor is None else (array * _factor(factor, array)).astype(array.dtype, copy=False)
-
-
-def _factor(factor: Any, array: Array) -> Any:
-    if array.dtype.kind in "biu":
-        raise UsageError(f"op: PREMUL_SUM needs a floating dtype, as {array.dtype} cannot hold the products")
-    return (array_of(factor, "op") if isinstance(factor, torch.Tensor) else np.asarray(factor)).astype(array.dtype)
 
 
 def _show(array: Array) -> str:

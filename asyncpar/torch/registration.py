@@ -15,10 +15,12 @@ LEAST_TORCH = (2, 13)
 
 def register() -> None:
     """Register the backend ``asyncpar`` with ``torch.distributed``, once; without effect for a torch without that."""
+    import torch.backends.cuda
     import torch.distributed as dist
 
     if dist.is_available() and NAME not in dist.Backend.backend_list:
-        dist.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu", "cuda"])
+        devices = ["cpu", "cuda"] if torch.backends.cuda.is_built() else ["cpu"]
+        dist.Backend.register_backend(NAME, _create, extended_api=True, devices=devices)
         dist.register_rendezvous_handler(NAME, _open_store)
 
 

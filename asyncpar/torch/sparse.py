@@ -37,9 +37,10 @@ async def _combine(tensor: torch.Tensor, indices: Any, elements: Any) -> None:
         elements.close()
         raise
     values = await elements
-    total = torch.sparse_coo_tensor(
-        torch.from_numpy(np.ascontiguousarray(places.T)), _tensor(values, tensor.dtype), tensor.shape
-    ).coalesce()
+    with torch.sparse.check_sparse_tensor_invariants():  # others have sent the indices
+        total = torch.sparse_coo_tensor(
+            torch.from_numpy(np.ascontiguousarray(places.T)), _tensor(values, tensor.dtype), tensor.shape
+        ).coalesce()
     with torch.no_grad():
         tensor.copy_(total)  # what detach() returns would get other indices, and this tensor not
 

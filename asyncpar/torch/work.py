@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any, cast
 
+import torch
 import torch.distributed as dist
 from torch.futures import Future
 
 from asyncpar.blocking.pending import Pending
 from asyncpar.errors import AsyncparError, PeerTimeout
+from asyncpar.torch import backward, inflight
 from asyncpar.torch.compiling import uncompiled
 from asyncpar.torch.completion import Completions
 from asyncpar.torch.errors import as_torch
@@ -43,6 +47,13 @@ class Work(dist.Work):
         self._check_may_wait = check_may_wait
         self._describe_waits = describe_waits
         self._future: Future[Any] | None = None
+        self._entered: list[Any] = []
+        self._entered_by = 0
+
+    def enter(self) -> None:
+        """Let ``wait_tensor`` of this thread wait for it, until somebody has waited for it here."""
+        self._entered = inflight.enter(self, self._tensors)
+        self._entered_by = threading.get_ident()
 
     def wait(self, timeout: timedelta = _NONE) -> bool:
         """Wait until it is over, and raise what it raised: an error of asyncpar that is a ``DistBackendError``, too.
@@ -50,6 +61,8 @@ class Work(dist.Work):
         Raises ``PeerTimeout`` after ``timeout`` (0: the group's alone counts), saying for whom the group waits; the
         operation goes on then.
         """
+        if inflight.is_passed_over(self):
+            return True
         pending = self._pending
         if not pending.is_done:
             self._check_may_wait()
@@ -62,6 +75,10 @@ class Work(dist.Work):
         except TimeoutError:
             told = f"{self._operation}: not over after the {seconds} s that wait was given; it goes on"
             raise as_torch(PeerTimeout(f"{told}: {self._describe_waits()}")) from None
+        finally:
+            if self._entered and pending.is_done and self._entered_by == threading.get_ident():
+                entered, self._entered = self._entered, []
+                inflight.forget(self, entered)
         return True
 
     def synchronize(self) -> None:
@@ -94,10 +111,33 @@ class Work(dist.Work):
     _source_rank = source_rank
 
     def get_future(self) -> Future[Any]:
-        """Return a future of the list of tensors.  Its callbacks run in a thread that may wait for other operations."""
+        """Return a future of the list of tensors.  Its callbacks run in a thread that may wait for other operations.
+
+        What the operation raises is raised by the future, as a ``RuntimeError`` with its text.  Where the reducer of
+        DistributedDataParallel takes the future, backward raises it instead, as it is.
+        """
         if self._future is None:
-            self._future = self._make_future()
+            self._future = self._make_reducer_future() if backward.is_taken_by_reducer() else self._make_future()
         return self._future
+
+    def _make_reducer_future(self) -> Future[Any]:
+        """Return a future that tells when the operation is over; the backward pass raises what it raises.
+
+        torch's own hook ``FP16_COMPRESS`` wants lists of C++, which no future can be given later: so what it begins is
+        waited for here, and with it all in float16.
+        """
+        backward.raise_at_end_of_pass(self)
+        pending, tensors = self._pending, self._tensors
+        if any(tensor.dtype is torch.float16 for tensor in tensors):
+            with suppress(Exception):  # raised at the end of the pass
+                self.wait()
+            return backward.completed(tensors)
+        future: Future[Any] = Future()
+        if pending.is_done:
+            future.set_result(tensors)
+        else:
+            pending.add_done_callback(lambda _: _completions.run(lambda: future.set_result(tensors)))
+        return future
 
     def _make_future(self) -> Future[Any]:
         pending, tensors = self._pending, self._tensors

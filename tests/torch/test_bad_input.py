@@ -204,11 +204,86 @@ def test_arguments_are_checked_and_named() -> None:
 
 
 @on_ranks(2)
+def test_tensors_of_several_dtypes_in_one_operation_are_refused() -> None:
+    group: Any = dist.group.WORLD
+    x, y, wide = torch.ones(4), torch.ones(4, dtype=torch.int64), torch.ones(8)
+    eight, bits = torch.ones(4).to(torch.float8_e4m3fn), torch.ones(4, dtype=torch.uint8)
+    pair = [torch.ones(2), torch.ones(2)]
+    calls: list[tuple[str, Call]] = [
+        ("all_reduce_coalesced: tensors", lambda: group.allreduce_coalesced([x, y])),
+        ("all_gather: tensor_list", lambda: group.allgather([[x, y]], [x])),
+        ("all_gather: tensor_list", lambda: group.allgather([[bits, bits]], [eight])),
+        ("all_gather_coalesced: output_lists", lambda: group.allgather_coalesced([[y], [y]], [x + 0.5])),
+        ("all_gather_coalesced: output_lists", lambda: group.allgather_coalesced([[x], [y]], [x])),
+        ("all_gather_coalesced: output_lists", lambda: group.allgather_coalesced([[wide], [wide]], [x])),
+        ("all_gather_into_tensor: output", lambda: group.all_gather_single(wide.long(), x)),
+        ("all_gather_into_tensor_coalesced: output", lambda: group.all_gather_single_coalesced([wide.long()], [x])),
+        ("all_to_all: output_tensor_list", lambda: group.alltoall([y, y], [x, x])),
+        ("all_to_all: output_tensor_list", lambda: group.alltoall([x, x], [x, y])),
+        ("all_to_all_single: output", lambda: group.all_to_all_single(y, x, [], [])),
+        ("all_to_all_single: output", lambda: group.all_to_all_single(bits, eight, [], [])),
+        ("gather: gather_list", lambda: group.gather([[x, y]], [x], root=dist.get_rank())),
+        ("scatter: scatter_list", lambda: group.scatter([x], [[x, y]], root=dist.get_rank())),
+        ("reduce_scatter: output", lambda: group.reduce_scatter([x], [[x, y]])),
+        ("reduce_scatter: output", lambda: group.reduce_scatter([y], [[x, x]])),
+        ("reduce_scatter_tensor: input", lambda: group.reduce_scatter_single(pair[0].long(), x)),
+        (
+            "reduce_scatter_tensor_coalesced: outputs",
+            lambda: group.reduce_scatter_single_coalesced([pair[0], pair[1].long()], [x, y]),
+        ),
+    ]
+    for told, call in calls:
+        refused(call, told)
+    assert_works()
+
+
+@on_ranks(2)
+def test_several_tensors_of_one_rank_are_refused_where_gloo_adds_them_up() -> None:
+    group: Any = dist.group.WORLD
+    several = [torch.ones(2), torch.ones(2)]
+    for told, call in [
+        (r"all_reduce: tensors: expected one .* got 2; allreduce_coalesced takes", lambda: group.allreduce(several)),
+        ("broadcast: tensors: expected one tensor per rank, got 2", lambda: group.broadcast(several)),
+        ("reduce: tensors: expected one tensor per rank, got 2", lambda: group.reduce(several)),
+        ("all_gather: input_tensors: expected one", lambda: group.allgather([several, several], several)),
+        ("reduce_scatter: output_tensors: expected one", lambda: group.reduce_scatter(several, [several, several])),
+        ("send: tensors: expected one", lambda: group.send(several, 1, 0)),
+        ("all_reduce: tensors: expected at least one tensor, got none", lambda: group.allreduce([])),
+        ("coalesced: outputs: expected as many", lambda: group.all_gather_single_coalesced([], several)),
+    ]:
+        refused(call, told)
+    assert_works()
+
+
+@on_ranks(2)
+def test_arguments_that_are_none_of_an_operation_are_refused() -> None:
+    group: Any = dist.group.WORLD
+    x = torch.ones(2)
+    wrong = torch._C._distributed_c10d.BroadcastOptions()
+    wrong.rootTensor = -1
+    for told, call in [
+        ("broadcast: rootTensor: expected 0, .* got -1", lambda: group.broadcast([x], wrong)),
+        ("reduce: root: expected what torch's ReduceOptions takes", lambda: group.reduce([x], wrong)),
+        ("all_reduce: root: expected no such argument", lambda: group.allreduce(x, root=1)),
+        ("all_reduce: timeout: expected a timedelta, got 3", lambda: group.allreduce(x, timeout=3)),
+        ("all_reduce: op: expected what", lambda: group.allreduce(x, op="sum")),
+        ("all_reduce: tensors: expected a tensor, got int", lambda: group.allreduce([3])),
+        ("broadcast: tensors: expected this argument, got none", group.broadcast),
+        ("send: expected 3 arguments, got 4", lambda: group.send([x], 1, 0, 0)),
+        ("broadcast: .*root.*5", lambda: group.broadcast(x, 5).wait()),
+        ("broadcast: .*root.*-1", lambda: group.broadcast(x, -1).wait()),
+        ("send: .*rank.*5", lambda: group.send([x], 5, 0).wait()),
+        ("recv: .*rank.*-1", lambda: group.recv([x], -1, 0).wait()),
+    ]:
+        refused(call, told)
+    assert_works()
+
+
+@on_ranks(2)
 def test_operations_that_a_dtype_does_not_have_are_refused() -> None:
     ops = dist.ReduceOp
     for dtype, op, told in [
         (torch.float32, ops.BAND, "band works on integers and bool"),
-        (torch.int64, ops.AVG, "mean needs a floating dtype"),
         (torch.bool, ops.AVG, "mean needs a floating dtype"),
         (torch.float8_e4m3fn, ops.SUM, "can be reduced, got torch.float8_e4m3fn"),
     ]:

@@ -15,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
+from asyncpar.errors import PeerCancelled
 from tests.torch.models import WIDTH, assert_close, assert_parameters, assert_same_everywhere, make_model, rows, train
 from tests.torch.worlds import on_ranks
 
@@ -241,3 +242,83 @@ def test_local_models_average_their_parameters() -> None:
         averager.average_parameters(list(model.parameters()))
     torch.testing.assert_close(model.weight, torch.full((3, 3), 0.5))
     torch.testing.assert_close(model.bias, torch.full((3,), 1.0))
+
+
+@on_ranks(2)
+@pytest.mark.parametrize("kind", ["plain", "static graph", "find unused", "delayed", "fp16"])
+def test_backward_raises_typed_errors_and_the_model_can_go_on(kind: str) -> None:
+    group: Any = dist.group.WORLD
+    settings = dict(KINDS.get(kind, {}))
+    model, expected = make_model(), make_model()
+    parallel = DistributedDataParallel(model, bucket_cap_mb=0.0005, **settings)
+    if kind == "fp16":
+        parallel._register_builtin_comm_hook(dist.BuiltinCommHookType.FP16_COMPRESS)
+    x, _ = rows(dist.get_rank())
+    start = group.start
+
+    async def fail() -> None:
+        raise PeerCancelled("rank 7 had enough", rank=7)
+
+    for step in range(3):
+        loss = parallel(x).square().sum()
+        if step != 1:
+            group.start = lambda _, tensors, **settings: start(fail, tensors, **settings)
+            try:
+                with pytest.raises(PeerCancelled, match="rank 7 had enough") as raised:
+                    loss.backward()
+            finally:
+                del group.start
+            assert raised.value.rank == 7
+            assert isinstance(raised.value, dist.DistBackendError)
+            parallel.zero_grad()
+        else:
+            loss.backward()
+    parallel.zero_grad()
+    if kind != "fp16":
+        train(parallel, rank=dist.get_rank())
+        train(expected)
+        assert_parameters(model, expected)
+
+
+@on_ranks(2)
+@pytest.mark.parametrize("kind", ["FP16_COMPRESS", "ALLREDUCE"])
+def test_hooks_that_torch_has_built_in_give_means(kind: str) -> None:
+    model = nn.Linear(3, 2, bias=False)
+    parallel = DistributedDataParallel(model)
+    parallel._register_builtin_comm_hook(getattr(dist.BuiltinCommHookType, kind))
+    for _ in range(3):
+        parallel.zero_grad()
+        parallel(torch.full((1, 3), 1.0 + dist.get_rank())).sum().backward()
+        torch.testing.assert_close(model.weight.grad, torch.full((2, 3), 1.5))
+
+
+class Words(nn.Module):
+    """An embedding with sparse gradients and a dense layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.words = nn.Embedding(20, 4, sparse=True)
+        self.last = nn.Linear(4, 1)
+
+    def forward(self, places: torch.Tensor) -> torch.Tensor:
+        return self.last(self.words(places).sum(1))
+
+
+@on_ranks(2)
+@pytest.mark.parametrize("settings", [{}, {"find_unused_parameters": True}, {"static_graph": True}])
+def test_embeddings_with_sparse_gradients_train_as_in_one_process(settings: dict[str, bool]) -> None:
+    model, expected = Words(), Words()
+    parallel = DistributedDataParallel(model, **settings)
+    places = torch.tensor([[[1, 2, 2], [3, 4, 5]], [[2, 7, 9], [1, 1, 0]]])
+    optimizers = [torch.optim.SGD(each.parameters(), lr=0.1) for each in (model, expected)]
+    for _ in range(3):
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        parallel(places[dist.get_rank()]).square().mean().backward()
+        expected(places.flatten(0, 1)).square().mean().backward()
+        assert model.words.weight.grad.is_sparse
+        for optimizer in optimizers:
+            optimizer.step()
+    assert_parameters(model, expected)
+    assert_same_everywhere(list(model.parameters()))

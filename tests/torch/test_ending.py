@@ -18,6 +18,7 @@ import torch.distributed as dist
 
 from asyncpar.blocking import Cancelled
 from asyncpar.errors import PeerError, UsageError
+from asyncpar.torch.group_base import DELIVERY_SECONDS
 from tests.torch.fork_server import fork_servers
 from tests.torch.pendings import Pendings
 from tests.torch.ranks import initialize, place
@@ -267,3 +268,49 @@ def test_programs_that_destroy_nothing_end_quietly(tmp_path: Path) -> None:
     statuses = [process.wait(timeout=50) for process in processes]
     said = [(tmp_path / f"{rank}.log").read_text() for rank in range(2)]
     assert (statuses, said) == ([0, 0], ["through\n", "through\n"])
+
+
+def send_and_end(transport: str) -> None:
+    """Rank 0 begins to send, and ends its group at once; rank 1 receives a while after that."""
+    if transport:
+        os.environ["ASYNCPAR_TRANSPORT"] = transport
+    for number, count in enumerate([3, 1 << 12, 1 << 20]):
+        rank = meet(f"send-{transport}-{number}")
+        words = store()
+        if rank == 0:
+            sent = [dist.isend(torch.full((count,), float(n)), 1, tag=n) for n in range(3)]
+            words.set("sent", "yes")
+            dist.destroy_process_group()
+            assert all(work is not None and work.is_success() for work in sent)
+        else:
+            words.wait(["sent"])
+            time.sleep(0.3)  # until the other is ending
+            for n in range(3):
+                x = torch.zeros(count)
+                dist.recv(x, 0, tag=n)
+                assert x.tolist() == [float(n)] * count
+            dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("transport", ["", "tcp", "grpc"])
+def test_sends_that_were_begun_are_delivered_before_the_group_ends(apart: World, transport: str) -> None:
+    apart.run(send_and_end, {"transport": transport}, limit=60)
+
+
+def send_in_vain() -> float:
+    rank = meet("vain")
+    words = store()
+    if rank == 1:
+        words.wait(["ended"])
+        dist.destroy_process_group()
+        return 0.0
+    dist.isend(torch.ones(1 << 20), 1)
+    begun = time.monotonic()
+    dist.destroy_process_group()
+    words.set("ended", "yes")
+    return time.monotonic() - begun
+
+
+def test_what_nobody_receives_delays_the_end_of_a_group_only_so_long(apart: World) -> None:
+    took, _ = apart.run(send_in_vain, limit=60)
+    assert took < DELIVERY_SECONDS + 8.0

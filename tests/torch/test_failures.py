@@ -65,7 +65,7 @@ def parallel_model() -> torch.nn.Module:
 def die_in_a_backward_pass() -> None:
     model = parallel_model()
     loss = model(torch.ones(4, 128)).sum()
-    with told("PeerLost", "rank 3 on ", kind=RuntimeError):  # of torch, whose reducer has only our text
+    with told("rank 3 on "):
         loss.backward()
     for call in (dist.barrier, lambda: dist.all_reduce(torch.ones(3)), lambda: dist.recv(torch.ones(3), 3)):
         with told("rank 3 on "):

@@ -219,3 +219,22 @@ def test_who_waits_for_a_group_that_was_destroyed_elsewhere_is_told() -> None:
             with pytest.raises(PeerCancelled, match="because rank 0 has destroyed its process group"):
                 call()
     dist.barrier()
+
+
+@on_ranks(2)
+def test_operations_are_numbered() -> None:
+    group: Any = dist.new_group()
+    group._set_sequence_number_for_group()
+    assert group._get_sequence_number_for_group() == 0
+    for _ in range(3):
+        dist.all_reduce(torch.ones(2), group=group)
+    dist.send(torch.ones(1), 1, group) if dist.get_rank() == 0 else dist.recv(torch.ones(1), 0, group)
+    assert group._get_sequence_number_for_group() == 4
+
+
+@on_ranks(2)
+def test_groups_are_for_devices_that_torch_has() -> None:
+    has_cuda = torch.backends.cuda.is_built()
+    assert dist.Backend.backend_capability["asyncpar"] == (["cpu", "cuda"] if has_cuda else ["cpu"])
+    if not has_cuda:
+        assert dist.distributed_c10d._get_pg_default_device() == torch.device("cpu")

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import ReduceScatterOptions
 
 from asyncpar.errors import UsageError
-from tests.torch.values import FLOATS, INTEGERS, NUMBERS, assert_same, draw, everyone, reduced
+from tests.torch.values import FLOATS, INTEGERS, NUMBERS, assert_same, draw, dtype_of, everyone, reduced
 from tests.torch.worlds import on_ranks
 
 EXACT_OPS = ("SUM", "PRODUCT", "MIN", "MAX")
@@ -159,3 +160,45 @@ def test_sizes_of_all_kinds_are_summed(count: int) -> None:
     x = torch.arange(count, dtype=torch.float32) % 1000 * (dist.get_rank() + 1)
     dist.all_reduce(x)
     assert_same(x, torch.arange(count, dtype=torch.float32) % 1000 * 10)
+
+
+@on_ranks(2)
+@pytest.mark.parametrize("dtype", INTEGERS)
+def test_integers_are_averaged_by_dividing_the_sum_towards_zero(dtype: str) -> None:
+    mine, kind = dist.get_rank(), dtype_of(dtype)
+    mean = dist.ReduceOp.AVG
+    signed = kind.is_signed
+    values = [torch.tensor([7, 5, 1, 0, 3, 8]), torch.tensor([2, 6, 0, 0, -10 if signed else 0, -9 if signed else 0])]
+    wanted = torch.tensor([4, 5, 0, 0, -3 if signed else 1, 0 if signed else 4]).to(kind)
+    own = values[mine].to(kind)
+
+    def new() -> torch.Tensor:
+        return own.clone()
+
+    x, y = new(), new()
+    dist.all_reduce(x, mean)
+    assert_same(x, wanted)
+    dist.reduce(y, 1, mean)
+    assert_same(y, wanted if mine == 1 else own)
+    xs = [new(), new()[:2]]
+    dist.all_reduce_coalesced(xs, mean)
+    assert_same(xs[0], wanted)
+    assert_same(xs[1], wanted[:2])
+    part, single = torch.empty(3, dtype=kind), torch.empty(3, dtype=kind)
+    dist.reduce_scatter(part, [new()[:3], new()[3:]], mean)
+    assert_same(part, wanted[3 * mine : 3 * mine + 3])
+    dist.reduce_scatter_single(single, new(), mean)
+    assert_same(single, part)
+    uneven = torch.empty(2 + 2 * mine, dtype=kind)
+    dist.reduce_scatter(uneven, [new()[:2], new()[2:]], mean)
+    assert_same(uneven, wanted[2:] if mine else wanted[:2])
+    coalesced = torch.empty(3, dtype=kind)
+    group: Any = dist.group.WORLD
+    group.reduce_scatter_single_coalesced([coalesced], [new()], _averaging()).wait()
+    assert_same(coalesced, part)
+
+
+def _averaging() -> Any:
+    options = ReduceScatterOptions()
+    options.reduceOp = dist.ReduceOp.AVG
+    return options

@@ -35,6 +35,22 @@ def test_a_sparse_tensor_that_is_empty_on_one_rank_gets_what_the_other_has(dtype
 
 
 @on_ranks(2)
+def test_sparse_tensors_are_summed_while_others_are_under_way() -> None:
+    mine = dist.get_rank()
+    whole = [_entries(rank, [3]) for rank in range(2)]
+    xs, dense = [whole[mine].clone() for _ in range(3)], torch.ones(1000)
+
+    works = [dist.all_reduce(x, async_op=True) for x in (xs[0], dense, xs[1], xs[2])]
+    future = works[0].get_future()
+    for work in reversed(works):
+        work.wait()
+
+    for x in (*xs, future.wait()[0]):
+        torch.testing.assert_close(x.to_dense(), whole[0].to_dense() + whole[1].to_dense())
+    assert dense[0].item() == 2.0
+
+
+@on_ranks(2)
 def test_sparse_tensors_can_only_be_summed() -> None:
     with pytest.raises(ValueError, match="op: expected SUM for sparse tensors, got max"):
         dist.all_reduce(_entries(0, []), dist.ReduceOp.MAX)

@@ -1,0 +1,121 @@
+"""The signatures of a process group: each operation takes all forms of arguments that torch's own groups take.
+
+``pg.allreduce([x], options)``, ``pg.allreduce(x)`` and ``pg.allreduce(tensor=x, op=dist.ReduceOp.MAX)`` are one method
+here, which is always called with its tensors and with options of torch.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any, TypeVar, cast
+
+import torch
+
+from asyncpar.errors import UsageError
+from asyncpar.torch.devices import path_of
+from asyncpar.torch.group_base import GroupBase
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_LISTS = (list, tuple)  # list | tuple would be made anew in each call
+
+_FIELDS = {"op": "reduceOp", "root": "rootRank", "timeout": "timeout"}
+"""Arguments of the forms without options, and the fields of options that they are."""
+
+
+def operation(
+    name: str, *arguments: str, options: type[Any] | None = None, extras: Sequence[str] = ()
+) -> Callable[[F], F]:
+    """Make a method of an operation, which ``torch.distributed`` calls ``name``.
+
+    Each of ``arguments`` has its names in torch's forms, parted by ``|``.  The method is called with those, and with an
+    object of ``options`` at the end: the one given, or one made of ``extras`` (of ``op``, ``root`` and ``timeout``, in
+    the order of torch's forms).  Tensors on another device than the CPU are handed over to the path of that device,
+    with the whole operation.  A ``UsageError`` becomes a ``DistBackendError``, too, and names the operation.
+    """
+    names = [each.split("|") for each in arguments]
+    count = len(names)
+
+    def decorate(method: F) -> F:
+        attribute = method.__name__
+
+        @functools.wraps(method)
+        def call(self: GroupBase, *given: Any, **named: Any) -> Any:
+            try:
+                if named or len(given) != count + (options is not None) or (options and type(given[-1]) is not options):
+                    given = _bind(given, named, names, options, extras)
+                device = _device(given[0]) if given else None
+                if device is None:
+                    return method(self, *given)
+                path = path_of(self, device)
+            except UsageError as error:
+                raise self.refuse(name, error) from None
+            return getattr(path, attribute)(*given)
+
+        return cast("F", call)
+
+    return decorate
+
+
+def _device(tensors: Any) -> torch.device | None:
+    """Return the device of the first tensor; None for the CPU, or where there is no tensor."""
+    first = tensors
+    while isinstance(first, _LISTS) and first:
+        first = first[0]
+    return None if not isinstance(first, torch.Tensor) or first.is_cpu else first.device
+
+
+def _bind(
+    given: tuple[Any, ...],
+    named: dict[str, Any],
+    names: Sequence[Sequence[str]],
+    options: type[Any] | None,
+    extras: Sequence[str],
+) -> tuple[Any, ...]:
+    """Return the arguments of one of torch's forms as the method takes them."""
+    left = dict(named)
+    bound = [*given[: len(names)]]
+    for known in names[len(bound) :]:
+        found = [name for name in known if name in left]
+        if not found:
+            raise UsageError(f"{known[0]}: expected this argument, got none")
+        bound.append(left.pop(found[0]))
+    rest = given[len(names) :]
+    if options is not None:
+        bound.append(_options(rest, left, options, extras))
+    elif rest:
+        raise UsageError(f"expected {len(names)} arguments, got {len(given)}")
+    if left:
+        raise UsageError(f"{next(iter(left))}: expected no such argument")
+    return tuple(bound)
+
+
+def _options(rest: tuple[Any, ...], named: dict[str, Any], kind: type[Any], extras: Sequence[str]) -> Any:
+    """Return options of ``kind``: those given, or made of ``extras``, which are taken out of ``named``."""
+    if "opts" in named:
+        rest = (named.pop("opts"), *rest)
+    if rest and isinstance(rest[0], kind):
+        first, *more = rest
+        extras = ()
+    else:
+        first, more = kind(), [*rest[1:]] if rest and rest[0] is None and not extras else [*rest]
+    if len(more) > len(extras):
+        raise UsageError(f"opts: expected {kind.__name__}, got {more[len(extras)]!r}")
+    values = dict(zip(extras, more, strict=False))
+    values |= {name: named.pop(name) for name in extras if name in named}
+    for name, value in values.items():
+        if value is not None:
+            _set(first, name, value)
+    return first
+
+
+def _set(options: Any, name: str, value: Any) -> None:
+    """Set what the argument ``name`` of an operation means in ``options``."""
+    if name == "timeout" and not isinstance(value, timedelta):
+        raise UsageError(f"timeout: expected a timedelta, got {value!r}")
+    try:
+        setattr(options, _FIELDS[name], value)
+    except TypeError:
+        raise UsageError(f"{name}: expected what torch's {type(options).__name__} takes, got {value!r}") from None
