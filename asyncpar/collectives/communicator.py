@@ -151,8 +151,11 @@ class Communicator(ArrayOperations):
 
     @property
     def bandwidth(self) -> float:
-        """Bytes/s of a lane, as the cost model reckons with: built in, or measured by ``calibrate``."""
-        return self._engine.policy.model.lane.bandwidth
+        """Bytes/s that this rank can send here, as measured: the most of ``calibrate`` and of operations so far.
+
+        Through lanes or shared memory, whichever they took.  A built-in figure before anything was measured.
+        """
+        return self._engine.bandwidth
 
     def algorithms(self, operation: str) -> tuple[str, ...]:
         """Return the names that ``operation`` takes as ``algorithm`` in this group."""
