@@ -246,7 +246,7 @@ class Communicator(ArrayOperations):
         for operation in [*group.pending(), *self._mailbox.pending()]:
             if operation.failure is None:
                 message = f"rank {self._engine.table.links.rank}: {operation.label}: given up, because {text}"
-                operation.tell_failure("failed", text)
+                operation.tell_failure("timeout", text, lost=rank)
                 operation.fail(PeerCancelled(message, rank=rank, operation=operation.label, cause=text))
         self._engine.leave_arena()
 
