@@ -104,7 +104,6 @@ class HostTask(ArenaTask):
 
     def completed(self) -> None:
         self.group.host.bytes_shown += self._shown
-        self._hosted.payload_sent += self._shown
         self._conclude()
 
     def waits_for(self) -> Sequence[int]:

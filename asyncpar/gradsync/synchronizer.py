@@ -352,7 +352,8 @@ class GradientSynchronizer:
             for flow in passage.flows:
                 flow.scheme.commit()
             self._accumulation.clear()
-            step.record.add_to(self._statistics)
+            bandwidth = self._groups.replicas.bandwidth
+            step.record.add_to(self._statistics, lane_bandwidth=bandwidth)
             if passage.order is not None:
                 self._keeper.observe(passage.order)
 

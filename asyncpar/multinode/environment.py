@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from asyncpar.backends import BackendConfig, CommunicationRuntime
+from asyncpar.backends import BackendConfig, CommunicationBackend, CommunicationRuntime
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.errors import UsageError
 from asyncpar.multinode.config import MultiNodeConfig
@@ -23,6 +23,11 @@ class Environment:
     ) -> None:
         if communicator is not None and (runtime is not None or backend is not None):
             raise UsageError("communicator: expected None beside runtime or backend, whose world would not be used")
+        if communicator is not None and str(config.comm_backend) != CommunicationBackend.NATIVE:
+            raise UsageError(
+                f"comm_backend: expected {CommunicationBackend.NATIVE}, the default, beside a communicator, as no "
+                f"backend is opened, got {config.comm_backend!r}"
+            )
         self._config = config
         self._communicator = communicator
         self._runtime = runtime
