@@ -2,7 +2,24 @@
 
 from __future__ import annotations
 
-from asyncpar.launch.cli import main
+import os
+import signal
+from types import FrameType
+
+
+def _end(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
+    """End at once, as a shell expects of a program that Ctrl-C ends: nothing is begun yet, or all is over."""
+    os._exit(128 + number)
+
+
+def main(prog_name: str = "asyncpar") -> None:
+    """Run the command; Ctrl-C gives 130 from the first line on, while modules are imported, and to the end."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _end)
+    from asyncpar.launch.cli import main as command
+
+    command(prog_name=prog_name)
+
 
 if __name__ == "__main__":
-    main(prog_name="asyncpar")
+    main()

@@ -42,8 +42,13 @@ class AuthenticationError(ProtocolError):
 class CheckpointError(AsyncparError):
     """A checkpoint cannot be written, or is not what was asked for, or is damaged; the message names file and rank.
 
-    It is raised on every rank, and nothing was restored.
+    It is raised on every rank, and nothing was restored.  ``rank`` (in world numbering) is the one that failed or is
+    lost, None where none is.
     """
+
+    def __init__(self, message: str, *, rank: int | None = None) -> None:
+        super().__init__(message)
+        self.rank = rank
 
 
 class LaunchError(AsyncparError):

@@ -87,7 +87,7 @@ class Communicator(ArrayOperations):
 
     @property
     def bandwidth(self) -> float:
-        """Bytes/s of a lane, as the cost model reckons with."""
+        """Bytes/s that this rank can send here, as measured."""
         return self.on_loop.bandwidth
 
     def algorithms(self, operation: str) -> tuple[str, ...]:

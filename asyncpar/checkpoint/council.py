@@ -9,7 +9,7 @@ from typing import Any, Final, TypeVar
 
 from asyncpar.checkpoint.progress import Progress, Stopped
 from asyncpar.collectives.communicator import Communicator
-from asyncpar.errors import AsyncparError, CheckpointError, PeerCancelled, UsageError
+from asyncpar.errors import AsyncparError, CheckpointError, PeerCancelled, PeerError, UsageError
 
 T = TypeVar("T")
 
@@ -62,19 +62,23 @@ class Council:
             progress.stop()
             if isinstance(error, PeerCancelled):
                 self._has_left = True  # whoever failed has told everybody
-            self.leave(_said(error))
+            self.leave(_said(error), because_of=error.rank if isinstance(error, PeerError) else None)
             await _ended(running)
             if isinstance(error, PeerCancelled) and error.cause not in (_CANCELLED, "cancelled"):
-                raise CheckpointError(f"{self._what}: rank {self._place(error.rank)} failed: {error.cause}") from error
+                message = f"{self._what}: rank {self._place(error.rank)} failed: {error.cause}"
+                raise CheckpointError(message, rank=error.rank) from error
             raise
 
-    def leave(self, why: str) -> None:
-        """Take no part any more, and tell the others ``why``.  Waits for nobody."""
+    def leave(self, why: str, *, because_of: int | None = None) -> None:
+        """Take no part any more, and tell the others ``why``.  Waits for nobody.
+
+        ``because_of`` is the rank of the world that is the reason, if it is another one.
+        """
         if self._has_left or self.size == 1:
             return
         self._has_left = True
         following = self._group.all_gather_object(None)  # the one that others may have come to, but not passed
-        self._group.give_up(self._group.ranks[self.rank], why)
+        self._group.give_up(self._group.ranks[self.rank] if because_of is None else because_of, why)
         with suppress(PeerCancelled):
             following.send(None)  # ends at once, with what was said of it
 

@@ -85,9 +85,9 @@ def _adopt(engine: Engine, figures: np.ndarray[Any, np.dtype[np.float64]], *, ha
     reduction = float(figures[4])
     local, lane = model.local, model.lane
     if has_near:
-        local = LaneCosts(latency=float(figures[0]), bandwidth=float(figures[1]), reduction=reduction)
+        local = LaneCosts(latency=float(figures[0]), bandwidth=float(figures[1]), reduction=reduction, is_measured=True)
     if has_far:
-        lane = LaneCosts(latency=float(figures[2]), bandwidth=float(figures[3]), reduction=reduction)
+        lane = LaneCosts(latency=float(figures[2]), bandwidth=float(figures[3]), reduction=reduction, is_measured=True)
     elif has_near:
         lane = local
     engine.policy = replace(engine.policy, model=replace(model, lane=lane, local=local))

@@ -151,8 +151,11 @@ class Communicator(ArrayOperations):
 
     @property
     def bandwidth(self) -> float:
-        """Bytes/s of a lane, as the cost model reckons with: built in, or measured by ``calibrate``."""
-        return self._engine.policy.model.lane.bandwidth
+        """Bytes/s that this rank can send here, as measured: the most of ``calibrate`` and of operations so far.
+
+        Through lanes or shared memory, whichever they took.  A built-in figure before anything was measured.
+        """
+        return self._engine.bandwidth
 
     def algorithms(self, operation: str) -> tuple[str, ...]:
         """Return the names that ``operation`` takes as ``algorithm`` in this group."""
@@ -243,7 +246,7 @@ class Communicator(ArrayOperations):
         for operation in [*group.pending(), *self._mailbox.pending()]:
             if operation.failure is None:
                 message = f"rank {self._engine.table.links.rank}: {operation.label}: given up, because {text}"
-                operation.tell_failure("failed", text)
+                operation.tell_failure("timeout", text, lost=rank)
                 operation.fail(PeerCancelled(message, rank=rank, operation=operation.label, cause=text))
         self._engine.leave_arena()
 

@@ -22,11 +22,15 @@ PIECE_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaneCosts:
-    """What a lane costs: seconds of ``latency`` per message, bytes/s of ``bandwidth`` and of ``reduction``."""
+    """What a lane costs: seconds of ``latency`` per message, bytes/s of ``bandwidth`` and of ``reduction``.
+
+    ``is_measured`` tells figures of this machine from built-in ones.
+    """
 
     latency: float
     bandwidth: float
     reduction: float = 6e9
+    is_measured: bool = False
 
     def __post_init__(self) -> None:
         for name in ("latency", "bandwidth", "reduction"):

@@ -309,11 +309,12 @@ class Engine:
         tally = self._tallies.get((operation.name, operation.algorithm))
         if tally is None:
             tally = self._tallies[operation.name, operation.algorithm] = Tally()
-        tally.calls += 1
-        tally.payload_bytes += operation.payload_sent
-        tally.messages += operation.messages_sent
-        tally.steps += operation.steps
-        tally.seconds += self.table.now() - operation.started_at
+        tally.add(
+            payload_bytes=operation.payload_sent,
+            messages=operation.messages_sent,
+            steps=operation.steps,
+            seconds=self.table.now() - operation.started_at,
+        )
 
     def count_quick(self, name: str, algorithm: str, payload: int, seconds: float) -> None:
         """Take a quick call into the statistics."""
@@ -325,6 +326,15 @@ class Engine:
         assert self.arena is not None
         self.arena.host.bytes_shown += payload
         tally.seconds += seconds
+
+    @property
+    def bandwidth(self) -> float:
+        """Bytes/s of a lane: the most that was measured, by ``calibrate`` or in operations; built in before that."""
+        lane = self.policy.model.lane
+        measured = [tally.rate for tally in self._tallies.values()]
+        if lane.is_measured:
+            measured.append(lane.bandwidth)
+        return max(measured, default=0.0) or lane.bandwidth
 
     def traffic(self) -> Traffic:
         """Return what finished operations have sent so far."""

@@ -104,6 +104,7 @@ class HostTask(ArenaTask):
 
     def completed(self) -> None:
         self.group.host.bytes_shown += self._shown
+        self._hosted.payload_sent += self._shown
         self._conclude()
 
     def waits_for(self) -> Sequence[int]:

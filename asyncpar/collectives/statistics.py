@@ -22,15 +22,37 @@ class CollectiveStatistics:
     seconds: float = 0.0
 
 
+_LEAST_BYTES = 64 << 10
+"""Of calls that send less, latency says more than bandwidth: their rate is that of all together."""
+
+
 @dataclass(slots=True)
 class Tally:
-    """The running sums behind one ``CollectiveStatistics``."""
+    """The running sums behind one ``CollectiveStatistics``; ``fastest`` is in bytes/s, of a call of 64 KiB or more."""
 
     calls: int = 0
     payload_bytes: int = 0
     messages: int = 0
     steps: int = 0
     seconds: float = 0.0
+    fastest: float = 0.0
+
+    def add(self, *, payload_bytes: int, messages: int, steps: int, seconds: float) -> None:
+        """Take in a finished call."""
+        self.calls += 1
+        self.payload_bytes += payload_bytes
+        self.messages += messages
+        self.steps += steps
+        self.seconds += seconds
+        if payload_bytes >= _LEAST_BYTES and seconds > 0.0:
+            self.fastest = max(self.fastest, payload_bytes / seconds)
+
+    @property
+    def rate(self) -> float:
+        """Bytes/s that this rank was seen to send: in the fastest large call, else in all calls; 0 before any."""
+        if self.fastest or self.seconds <= 0.0:
+            return self.fastest
+        return self.payload_bytes / self.seconds
 
     def snapshot(self, operation: str, algorithm: str) -> CollectiveStatistics:
         """Return the sums as they are now."""

@@ -297,8 +297,9 @@ class OperationTable:
                 self._show(rank, key, past, is_answer=True)
                 return
             if operation is None and group.given_up is not None and not group.is_stale(key.sequence):
-                text = shortened(f"the group was given up there, because {group.given_up[1]}")
-                self.links.control(rank, FrameKind.ABORT, key, encode_control(Abort("failed", text)))
+                culprit, why = group.given_up
+                abort = Abort("timeout", shortened(f"the group was given up there, because {why}"), rank=culprit)
+                self.links.control(rank, FrameKind.ABORT, key, encode_control(abort))
                 return
         status = self._status(key, rank)
         self._askers[rank, key] = (self.now(), status)

@@ -35,8 +35,9 @@ class SyncStatistics:
     uncompressed gradients: 2 (ranks - 1) / ranks of their size, or in shared memory their size.
     ``total_skipped_steps`` counts steps that were skipped because of gradients that were not finite, and that are in no
     other figure.
-    ``communication_efficiency`` is ``bytes_on_wire`` over what the communicator's lanes could have sent in that time;
-    1.0 before the first step.
+    ``communication_efficiency`` is ``bytes_on_wire`` over what could have been sent in ``total_sync_time`` at
+    ``measured_bandwidth``, 0 to 1; 1.0 before the first step.  ``measured_bandwidth``, in bytes/s, is the most that
+    this rank was seen to send, in one operation or in all of a step together, or what ``calibrate`` found.
     ``residual_norm`` is that of the error feedback now, ``memory_bytes`` what the synchronizer holds now.
     """
 
@@ -47,6 +48,7 @@ class SyncStatistics:
     total_exposed_time: float = 0.0
     average_sync_time_ms: float = 0.0
     communication_efficiency: float = 1.0
+    measured_bandwidth: float = 0.0
     bytes_on_wire: int = 0
     bytes_uncompressed: int = 0
     messages_sent: int = 0
@@ -88,11 +90,12 @@ class StepRecord:
         self.traffic = traffic
         self.bytes_uncompressed = traffic.payload_bytes if least_bytes is None else least_bytes
 
-    def add_to(self, statistics: SyncStatistics, *, lane_bandwidth: float | None) -> None:
+    def add_to(self, statistics: SyncStatistics) -> None:
         """Add this step to the totals."""
         merged = merge_intervals(self.intervals)
         statistics.total_sync_operations += 1
-        statistics.total_sync_time += sum(stop - start for start, stop in merged)
+        seconds = sum(stop - start for start, stop in merged)
+        statistics.total_sync_time += seconds
         statistics.total_exposed_time += sum(
             max(0.0, stop - max(start, self.last_gradient_at)) for start, stop in merged
         )
@@ -103,8 +106,11 @@ class StepRecord:
         statistics.communication_rounds += self.traffic.steps
         statistics.bytes_uncompressed += self.bytes_uncompressed
         statistics.update_average_sync_time()
-        if lane_bandwidth and statistics.total_sync_time > 0.0:
-            possible = statistics.total_sync_time * lane_bandwidth
+        if seconds > 0.0:  # buckets may overlap, so that a step sends faster than each of its operations
+            achieved = self.traffic.payload_bytes / seconds
+            statistics.measured_bandwidth = max(statistics.measured_bandwidth, self.traffic.bandwidth, achieved)
+        possible = statistics.total_sync_time * statistics.measured_bandwidth
+        if possible > 0.0:
             statistics.communication_efficiency = statistics.bytes_on_wire / possible
 
 

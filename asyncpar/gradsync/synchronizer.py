@@ -352,8 +352,7 @@ class GradientSynchronizer:
             for flow in passage.flows:
                 flow.scheme.commit()
             self._accumulation.clear()
-            bandwidth = self._groups.replicas.bandwidth
-            step.record.add_to(self._statistics, lane_bandwidth=bandwidth)
+            step.record.add_to(self._statistics)
             if passage.order is not None:
                 self._keeper.observe(passage.order)
 

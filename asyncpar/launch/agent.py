@@ -9,8 +9,10 @@ from contextlib import ExitStack
 
 from asyncpar._proto.asyncpar.v1 import membership_pb2 as pb
 from asyncpar.config.environment import LaunchEnvironment
+from asyncpar.errors import LaunchError
 from asyncpar.launch.agent_events import (
     Command,
+    CoordinatorLost,
     CrewGone,
     Event,
     Exit,
@@ -81,6 +83,7 @@ class _Agent:
         self._conditions: dict[int, Condition] = {}
         """By rank: what people were told of it last."""
         self._tasks = asyncio.TaskGroup()
+        self._guard = guard
         self._tools = CrewTools(
             guard=guard,
             display=display,
@@ -98,12 +101,14 @@ class _Agent:
         options, site = self._job.options, self._job.site
         node_rank = 0 if self._is_first else options.node_rank
         hello = Hello(job=site.job, nnodes=options.nnodes, nproc=site.nproc, node_rank=node_rank, host=site.host)
+        before = signal.getsignal(signal.SIGINT)
         for number in _SIGNALS:
             self._loop.add_signal_handler(number, self._feed, Signalled(number))
         try:
             async with self._tasks as tasks:
                 own = [
                     tasks.create_task(self._display.run()),
+                    tasks.create_task(self._watch_reaper()),
                     tasks.create_task(self._attendance.run(hello)),
                 ]
                 outcome = await self._outcome
@@ -117,6 +122,8 @@ class _Agent:
                 self._timer.cancel()
             for number in _SIGNALS:
                 self._loop.remove_signal_handler(number)
+            if before is not None:  # one of C
+                signal.signal(signal.SIGINT, before)
 
     def _feed(self, event: Event) -> None:
         for command in self._machine.handle(event, now=self._loop.time()):
@@ -162,6 +169,12 @@ class _Agent:
             await self._display.lines(f"asyncpar launch: {text}\n".encode(errors="replace"))
         except OSError:
             self._feed(OutputBroken(""))
+
+    async def _watch_reaper(self) -> None:
+        try:
+            await self._guard.watch(lambda: self._obey(Say("the reaper was killed; there is another one now")))
+        except LaunchError as error:
+            self._feed(CoordinatorLost(str(error)))
 
     def _tell_rank_end(self, end: RankEnd) -> None:
         self._attendance.tell(encode_rank_end(end, now=time.time()))

@@ -51,6 +51,8 @@ def option(*declarations: str, **attributes: Any) -> Callable[[Function], Functi
 def exit_with(command: str, run: Callable[[], int]) -> None:
     """Exit with what ``run`` returns; errors that are ours become one line and the exit code that belongs to them."""
     try:
+        if command != "launch" and signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+            signal.signal(signal.SIGINT, signal.default_int_handler)  # they end in their own way
         exit_code = run()
     except UsageError as error:
         click.echo(f"asyncpar {command}: {error}", err=True)

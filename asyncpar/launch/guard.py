@@ -2,55 +2,72 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from asyncpar.errors import LaunchError
 
 _REAPER = Path(__file__).with_name("reaper.py")
 _PATIENCE = 5.0
+_LOOK_SECONDS = 0.25
 
 
 class Guard:
-    """A reaper process.  Registration is in the kernel's hands when a call returns; nothing is awaited."""
+    """A reaper process.  Registration is in the kernel's hands when a call returns; nothing is awaited.
+
+    A reaper that is killed is replaced by another one, which gets all that is registered: at once while ``watch`` runs,
+    at the latest with the next registration.
+    """
 
     def __init__(self) -> None:
         """Start the reaper.  Raises ``LaunchError`` if that is impossible."""
-        try:
-            self._process = subprocess.Popen(
-                [sys.executable, "-I", "-S", str(_REAPER)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.DEVNULL,
-                start_new_session=True,
-                bufsize=0,
-            )
-        except OSError as error:
-            raise LaunchError(f"the reaper could not be started: {error.strerror}") from error
-        assert self._process.stdin is not None
-        self._pipe = self._process.stdin.fileno()
+        self._groups: set[int] = set()
+        self._paths: list[Path] = []
+        self._is_closed = False
+        self._process = _start()
 
     @property
     def pid(self) -> int:
         return self._process.pid
 
+    async def watch(self, replaced: Callable[[], None]) -> None:
+        """Replace the reaper whenever it ends, and call ``replaced``, until cancelled.
+
+        Raises ``LaunchError`` when there can be no other one.
+        """
+        while True:
+            await asyncio.sleep(_LOOK_SECONDS)
+            if self._process.poll() is not None and not self._is_closed:
+                self._replace()
+                replaced()
+
     def add_group(self, group: int) -> None:
-        """Register the process group ``group``.  Raises ``LaunchError`` when the reaper is gone."""
-        self._tell(b"+%d\n" % group)
+        """Register the process group ``group``.  Raises ``LaunchError`` when there is no reaper and can be none."""
+        self._groups.add(group)
+        self._tell(_group_line(group))
 
     def forget_group(self, group: int) -> None:
         """The group is empty; its number may be used by others from now on."""
+        self._groups.discard(group)
         with contextlib.suppress(LaunchError):  # a reaper that is gone kills nobody
             self._tell(b"-%d\n" % group)
 
     def add_path(self, path: Path) -> None:
         """Register a file, or a directory that holds files only, for removal."""
-        self._tell(b"remove " + os.fsencode(path) + b"\n")
+        self._paths.append(path)
+        self._tell(_path_line(path))
 
     def close(self) -> None:
         """Have everything that is still registered ended and removed, and wait for it."""
+        self._is_closed = True
+        if self._process.poll() is not None:
+            with contextlib.suppress(LaunchError):  # then there is nobody to remove what is left
+                self._replace()
         assert self._process.stdin is not None
         self._process.stdin.close()
         try:
@@ -61,6 +78,44 @@ class Guard:
 
     def _tell(self, line: bytes) -> None:
         try:
-            os.write(self._pipe, line)
+            self._write(line)
+        except OSError:  # it is gone
+            self._replace()
+
+    def _replace(self) -> None:
+        """Start another reaper and register everything with it."""
+        stdin, self._process = self._process.stdin, _start()
+        assert stdin is not None
+        stdin.close()
+        try:
+            for group in self._groups:
+                self._write(_group_line(group))
+            for path in self._paths:
+                self._write(_path_line(path))
         except OSError as error:
             raise LaunchError("the reaper is gone; without it ranks could outlive the launcher") from error
+
+    def _write(self, line: bytes) -> None:
+        assert self._process.stdin is not None
+        os.write(self._process.stdin.fileno(), line)
+
+
+def _start() -> subprocess.Popen[bytes]:
+    try:
+        return subprocess.Popen(
+            [sys.executable, "-I", "-S", str(_REAPER)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            start_new_session=True,
+            bufsize=0,
+        )
+    except OSError as error:
+        raise LaunchError(f"the reaper could not be started: {error.strerror}") from error
+
+
+def _group_line(group: int) -> bytes:
+    return b"+%d\n" % group
+
+
+def _path_line(path: Path) -> bytes:
+    return b"remove " + os.fsencode(path) + b"\n"

@@ -89,7 +89,7 @@ class ShardedFlow(StepFlow):
         nbytes = sum(self._engine.partition.bucket_nbytes(bucket) for bucket in self._engine.partition.buckets)
         self._traffic.end(nbytes // 2)  # a reduce-scatter sends half of what an all-reduce does
         record.count(self._sent() - before, least_bytes=None)
-        record.add_to(self._statistics, lane_bandwidth=self._groups.world.bandwidth)
+        record.add_to(self._statistics)
         call.check()
 
     async def apply(self, intake: GradientIntake) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from asyncpar.checkpoint import LocalFiles, latest, save_checkpoint
-from asyncpar.errors import AsyncparError, PeerCancelled, PeerLost, PeerTimeout
+from asyncpar.errors import AsyncparError, CheckpointError, PeerCancelled, PeerLost, PeerTimeout
 from asyncpar.testing.loop import run_virtual
 from asyncpar.testing.world import local_world
 from tests.checkpoint.layouts import Layout, small_model
@@ -76,6 +76,30 @@ def test_a_rank_that_never_comes_is_named_when_time_is_up(tmp_path: Path) -> Non
             results = await asyncio.gather(*running, return_exceptions=True)
             assert any(isinstance(result, PeerTimeout) and result.rank == 2 for result in results), results
             assert all(isinstance(result, AsyncparError) for result in results), results
+            assert [getattr(result, "rank", None) for result in results] == [2, 2], results
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize("turns", [0, 1, 3, 10, 30])
+def test_ranks_that_hear_of_a_lost_one_from_another_name_the_lost_one(tmp_path: Path, turns: int) -> None:
+    """Only rank 0 sees rank 2 end; what rank 1 gets is an error of a checkpoint that has the rank and the cause."""
+
+    async def main() -> None:
+        async with local_world(3) as nodes:
+            calls = [saving(node, tmp_path, small_model(), Layout(dp=3)) for node in nodes[:2]]
+            running = [asyncio.ensure_future(call) for call in calls]
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            error = nodes[0].links._lost_error(2, "its process ended")
+            nodes[0].links._give_up(2, error)
+            results = await asyncio.gather(*running, return_exceptions=True)
+        for result in results:
+            assert isinstance(result, PeerLost | CheckpointError), repr(result)
+            assert result.rank == 2, repr(result)
+            assert "its process ended" in str(result)
+        if isinstance(results[1], CheckpointError):
+            assert isinstance(results[1].__cause__, PeerCancelled | PeerLost)
 
     run_virtual(main())
 

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
+from asyncpar.collectives import cost
+from asyncpar.collectives.cost import LaneCosts
 from asyncpar.config.parallel import CommunicationStrategy
 from asyncpar.gradsync import GradientBucketingConfig
 from asyncpar.nn import Array
@@ -155,3 +157,93 @@ async def test_statistics_count_what_the_communicator_counts(size: int, strategy
             assert statistics.average_sync_time_ms == pytest.approx(1e3 * statistics.total_sync_time / steps)
 
         await on_all(ranks, main)
+
+
+LAYOUTS = {
+    "pair": ["a", "a"],
+    "host": ["a"] * 4,
+    "apart": ["a", "b"],
+    "spread": ["a", "b", "c"],
+    "two-by-two": ["a", "a", "b", "b"],
+    "three-by-two": ["a", "a", "b", "b", "c", "c"],
+}
+
+
+def in_arenas(hosts: Sequence[str]) -> list[int]:
+    """Every rank shows its host its array once, and the carriers send their parts around the ring of hosts."""
+    count, each = len(set(hosts)), hosts.count(hosts[0])
+    return [BYTES * (each > 1) + 2 * (count - 1) * BYTES // (count * each)] * len(hosts)
+
+
+def in_theory(strategy: CommunicationStrategy, hosts: Sequence[str], *, shares_memory: bool) -> list[int]:
+    """Return the payload bytes of each rank."""
+    size, count, each = len(hosts), len(set(hosts)), hosts.count(hosts[0])
+    is_layered = 1 < count < size
+    least = ring(size) if size & (size - 1) else halving(size)
+    sent: list[Sent]
+    match strategy:
+        case CommunicationStrategy.RING_ALL_REDUCE:
+            sent = ring(size)
+        case CommunicationStrategy.TREE_ALL_REDUCE:
+            sent = tree(size)
+        case CommunicationStrategy.HIERARCHICAL_ALL_REDUCE if shares_memory:
+            return in_arenas(hosts)
+        case CommunicationStrategy.HIERARCHICAL_ALL_REDUCE:
+            sent = hierarchical(count, each)
+        case _ if shares_memory and each == size:
+            return [BYTES] * size
+        case _ if is_layered:
+            return in_arenas(hosts) if shares_memory else [one.payload_bytes for one in hierarchical(count, each)]
+        case _:
+            sent = least
+    return [one.payload_bytes for one in sent]
+
+
+@pytest.mark.parametrize("shares_memory", [False, True])
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(
+    "strategy", [one for one in CommunicationStrategy if one is not CommunicationStrategy.ADAPTIVE]
+)
+async def test_every_strategy_sends_what_theory_says_on_every_layout_of_hosts(
+    strategy: CommunicationStrategy, layout: str, shares_memory: bool
+) -> None:
+    hosts = LAYOUTS[layout]
+    transport = None if shares_memory else "inproc"
+    parallelism = {"comm_strategy": strategy}
+    async with parallel_world(
+        len(hosts), parallelism=parallelism, hosts=hosts, transport=transport, bucketing=ONE_BUCKET
+    ) as ranks:
+
+        async def main(rank: Rank) -> tuple[int, int]:
+            model = One(np.full(COUNT, float(rank.node.rank), np.float32))
+            await rank.synchronizer.synchronize_gradients(model)
+            traffic = rank.node.world.traffic
+            statistics = rank.synchronizer.get_sync_stats()
+            assert statistics.bytes_on_wire == traffic.payload_bytes
+            assert 0.0 < statistics.communication_efficiency <= 1.0
+            assert statistics.measured_bandwidth >= statistics.bytes_on_wire / statistics.total_sync_time
+            return traffic.of("all_reduce").payload_bytes, traffic.payload_bytes
+
+        results = await on_all(ranks, main)
+    expected = in_theory(strategy, hosts, shares_memory=shares_memory)
+    assert sorted(reduced for reduced, _ in results) == sorted(expected)
+    assert all(total - reduced < 200 for reduced, total in results), "what ranks agree upon is small"
+
+
+async def test_the_bandwidth_is_measured_whatever_the_cost_model_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    absurd = LaneCosts(latency=1.0, bandwidth=1e15)
+    monkeypatch.setattr(cost, "LANES", dict.fromkeys(cost.LANES, absurd))
+    async with parallel_world(2, bucketing=ONE_BUCKET) as ranks:
+        assert ranks[0].node.world.bandwidth == 1e15, "nothing was measured yet"
+
+        async def main(rank: Rank) -> None:
+            await rank.synchronizer.synchronize_gradients(One(np.ones(1 << 20, np.float32)))
+
+        await on_all(ranks, main)
+        for rank in ranks:
+            statistics = rank.synchronizer.get_sync_stats()
+            assert 1e6 < rank.node.world.bandwidth <= statistics.measured_bandwidth < 1e12
+            assert statistics.communication_efficiency > 0.001
+        await on_all(ranks, lambda rank: rank.node.world.calibrate())
+        for rank in ranks:
+            assert 1e6 < rank.node.world.bandwidth < 1e12

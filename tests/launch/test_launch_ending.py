@@ -77,6 +77,17 @@ def test_ranks_that_do_not_end_are_killed_after_the_grace_period(launcher: Launc
     assert launcher.ranks_alive() == []
 
 
+@pytest.mark.parametrize("seconds", [0.1, 0.25, 0.4, 0.7, 1.2])
+def test_ctrl_c_gives_130_in_every_phase(launcher: Launcher, seconds: float) -> None:
+    """While Python starts (when nobody but the kernel can tell: a shell shows 130), modules load, and ranks start."""
+    process = launcher.start("--no-python", "--nproc-per-node", "1", "sleep", "1000")
+    time.sleep(seconds)
+    process.send_signal(signal.SIGINT)
+    done = launcher.finish(process)
+    assert done.returncode in (130, -signal.SIGINT if seconds < 0.2 else 130)
+    assert "Traceback" not in done.stderr
+
+
 def test_a_second_ctrl_c_kills_at_once(launcher: Launcher, eventually: Eventually) -> None:
     process = start_parked(launcher, eventually, "--grace-period", "1000", body=STUBBORN, count=2)
     process.send_signal(signal.SIGINT)

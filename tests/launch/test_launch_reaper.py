@@ -1,0 +1,75 @@
+"""A reaper that is killed is replaced, and knows all that the one before it knew."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from asyncpar.launch.guard import Guard
+
+pytestmark = pytest.mark.process
+Launcher = Any  # the class lives in conftest.py
+Eventually = Callable[[Callable[[], bool]], None]
+
+
+def reaper_of(process: subprocess.Popen[str]) -> psutil.Process | None:
+    for child in psutil.Process(process.pid).children():
+        if any(argument.endswith("reaper.py") for argument in child.cmdline()):
+            return child
+    return None
+
+
+def test_a_killed_reaper_is_replaced_and_the_next_one_cleans_up(launcher: Launcher, eventually: Eventually) -> None:
+    body = """
+        child = subprocess.Popen(["sh", "-c", "trap '' TERM HUP; sleep 1000 & wait"])
+        register(child.pid)
+        register()
+        park()
+    """
+    process = launcher.start("--nproc-per-node", "2", launcher.script(body))
+    eventually(lambda: len(launcher.registered()) == 4)
+    first = reaper_of(process)
+    assert first is not None
+    first.kill()
+    assert process.stderr is not None
+    assert "the reaper was killed; there is another one now" in process.stderr.readline()
+    second = reaper_of(process)
+    assert second is not None
+    assert second.pid != first.pid
+    process.kill()
+    process.wait()
+    eventually(lambda: launcher.ranks_alive() == [])
+
+
+def test_what_was_registered_before_and_after_the_kill_is_cleaned_up(tmp_path: Path) -> None:
+    guard = Guard()
+    before, after = tmp_path / "before", tmp_path / "after"
+    for path in (before, after):
+        path.touch()
+    sleeper = subprocess.Popen(["sleep", "1000"], start_new_session=True)
+    guard.add_path(before)
+    guard.add_group(sleeper.pid)
+    killed = guard.pid
+    guard._process.kill()
+    guard._process.wait()
+    guard.add_path(after)
+    assert guard.pid != killed
+    guard.close()
+    assert sleeper.wait(10) == -9
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_reaper_that_was_killed_last_of_all_is_replaced_for_the_cleaning(tmp_path: Path) -> None:
+    guard = Guard()
+    path = tmp_path / "left"
+    path.touch()
+    guard.add_path(path)
+    guard._process.kill()
+    guard._process.wait()
+    guard.close()
+    assert list(tmp_path.iterdir()) == []
