@@ -233,6 +233,19 @@ class Communicator(ArrayOperations):
         """
         return subgroups.split(self._engine, color, key, name, Communicator)
 
+    def claim(self, name: str, owner: object, *, kind: str | None = None) -> None:
+        """Reserve ``name``, from which ``owner`` derives the keys of its operations, until it is released or collected.
+
+        Raises ``UsageError`` while another object has it: their operations could meet.  ``kind`` is what messages call
+        the owner, by default the name of its class.
+        """
+        kind = kind or type(owner).__name__
+        self._engine.table.claims.claim(self.group, name, owner, kind=kind, group_name=self.name)
+
+    def release(self, name: str, owner: object) -> None:
+        """Give back a name that ``owner`` has claimed; does nothing if it has not."""
+        self._engine.table.claims.release(self.group, name, owner)
+
     def give_up(self, rank: int, text: str) -> None:
         """End this group on this rank with ``PeerCancelled``: its operations that are not over, and all later calls.
 

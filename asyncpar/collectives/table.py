@@ -8,6 +8,7 @@ from typing import Final
 
 from asyncpar.arena.lineup import Lineup
 from asyncpar.collectives.arena_group import ArenaHost
+from asyncpar.collectives.claims import NameClaims
 from asyncpar.collectives.control import Abort, Probe, Status, decode_control, encode_control, shortened
 from asyncpar.collectives.description import KEYED, Description, difference
 from asyncpar.collectives.group import Group
@@ -39,6 +40,7 @@ class OperationTable:
         self.arena = arena
         self.now = self.loop.time
         self.pool = StagingPool()
+        self.claims = NameClaims()
         self._groups: dict[int, Group] = {}
         self._aborted: OrderedDict[tuple[int, int], tuple[int, Abort]] = OrderedDict()
         self._askers: dict[tuple[int, Key], tuple[float, Status]] = {}

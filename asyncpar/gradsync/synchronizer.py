@@ -41,10 +41,11 @@ from asyncpar.gradsync.walk import ThreadTurns
 class GradientSynchronizer:
     """Makes the gradients of all replicas equal to their mean.
 
-    ``communicator`` joins all ranks of ``config``; ``name`` tells apart synchronizers that share one.  All ranks run
-    the same steps in the same order.  Parameters with a ``placement`` are also reduced over tensor-parallel ranks,
-    where they are replicated, and over the first and the last stage, where they are tied, in that order and before
-    the replicas.  ``when_not_finite`` says what NaN and infinity lead to.
+    ``communicator`` joins all ranks of ``config``.  ``name`` tells apart synchronizers that share one: it belongs to
+    one of them until that is closed or collected, and a second one is a ``UsageError``.  All ranks run the same steps
+    in the same order.  Parameters with a ``placement`` are also reduced over tensor-parallel ranks, where they are
+    replicated, and over the first and the last stage, where they are tied, in that order and before the replicas.
+    ``when_not_finite`` says what NaN and infinity lead to.
 
     ``hosts`` are groups of replicas for the hierarchical strategy, of equal size, where it is not to go by the hosts
     that ranks are on: then buckets are added inside each group, reduced between the first ranks of all groups, and
@@ -82,6 +83,9 @@ class GradientSynchronizer:
         self._is_stepping = False
         self._threads = max(1, (os.cpu_count() or 1) // 2)  # asked once: it takes 0.3 ms
         self._keys = Keys(name)
+        self._name = name
+        self._is_closed = False
+        communicator.claim(name, self)
 
     @classmethod
     def data_parallel(
@@ -128,6 +132,8 @@ class GradientSynchronizer:
         ``PeerError``.  After the first step buckets follow the order in which gradients became final in it.
         """
         self._check_idle("step")
+        if self._is_closed:
+            raise UsageError("step: this synchronizer is closed")
         self._is_stepping = True
         try:
             self._keys.begin_step()
@@ -179,6 +185,11 @@ class GradientSynchronizer:
         if self._bucketing.gradient_as_bucket_view:
             raise UsageError("accumulate: gradients that are views of buckets add up where they are; do not zero them")
         self._accumulation.add(tuple(model_shards.parameters()))
+
+    def close(self) -> None:
+        """Give the name back, for another synchronizer, and take no more steps; state and statistics stay readable."""
+        self._groups.everyone.release(self._name, self)
+        self._is_closed = True
 
     def restart(self, number: int) -> None:
         """Begin anew after a failure that kept some ranks from a ``step`` that others have begun; residuals are kept.

@@ -62,6 +62,7 @@ class Assembly:
         self.bridge.interrupt()
         await self.executor.close()
         self.worker.close()
+        self.flow.close()
 
 
 class GradientScale:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -40,11 +41,20 @@ class ThreeDParallelismCoordinator:
     then the step was taken, and the next one works.  ``StepTorn`` asks for a checkpoint to be loaded.
     """
 
-    def __init__(self, config: HybridConfig, model: ParallelModel, assembly: Assembly, scale: GradientScale) -> None:
+    def __init__(
+        self,
+        config: HybridConfig,
+        model: ParallelModel,
+        assembly: Assembly,
+        scale: GradientScale,
+        *,
+        release: Callable[[], None],
+    ) -> None:
         self.config = config
         self.model = model
         self.monitor = Performance3DMonitor(assembly.groups.mapping.global_rank)
         self._assembly = assembly
+        self._release = release
         self._scaler = LossScaler(config.scaling)
         self._runner = StepRunner(config, model, assembly, scale, self._scaler)
         self._randomness = StepRandomness(assembly.stages)
@@ -61,21 +71,37 @@ class ThreeDParallelismCoordinator:
         """Number of steps so far, skipped ones included."""
 
     @classmethod
-    async def create(cls, config: HybridConfig, model: ParallelModel, world: Communicator) -> Self:
+    async def create(
+        cls, config: HybridConfig, model: ParallelModel, world: Communicator, *, name: str = "hybrid"
+    ) -> Self:
         """Build this rank's part.  All ranks of ``world`` call it.
 
-        Raises ``UsageError`` for a model that cannot be spread like that, and, on every rank, where ranks differ in
-        configuration or model.
+        ``name`` tells apart coordinators in one world, and belongs to one until it is closed.  Raises ``UsageError``
+        for a model that cannot be spread like that, and, on every rank, where ranks differ in configuration or model.
         """
+        scale = GradientScale()  # lives as long as the coordinator
+        world.claim(name, scale, kind=cls.__name__)
+        release = partial(world.release, name, scale)
+        try:
+            assembly = await cls._assemble(config, model, world, name, scale)
+        except BaseException:
+            release()
+            raise
+        return cls(config, model, assembly, scale, release=release)
+
+    @staticmethod
+    async def _assemble(
+        config: HybridConfig, model: ParallelModel, world: Communicator, name: str, scale: GradientScale
+    ) -> Assembly:
+        """Agree on the settings, make the groups of this coordinator, and what works in them."""
         settings = {**config.settings(), "model": dict(model.identity)}
-        own = world.subgroup(range(world.size), name="training", key="hybrid", has_own_timeout=True)
+        own = world.subgroup(range(world.size), name="training", key=name, has_own_timeout=True)
         assert own is not None, "this rank is one of its ranks"
         groups = await ProcessGroups.create(config.parallelism, own, settings=settings, purpose="hybrid")
         model.check(config.parallelism)
         for group in (own, *groups.names.values()):  # those made from them later begin with theirs
             group.timeout = config.parallelism.communication_timeout_ms / 1000
-        scale = GradientScale()
-        return cls(config, model, await assemble(config, model, groups, scale), scale)
+        return await assemble(config, model, groups, scale)
 
     @property
     def groups(self) -> ProcessGroups:
@@ -234,6 +260,7 @@ class ThreeDParallelismCoordinator:
         """Free everything.  Idempotent."""
         await self._alarm.close()
         await self._assembly.close()
+        self._release()
 
     async def __aenter__(self) -> Self:
         return self

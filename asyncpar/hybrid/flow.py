@@ -66,6 +66,10 @@ class GradientFlow(ABC):
     async def restore(self, arrays: Mapping[tuple[str, str], Array], step_count: int, attempt: int) -> None:
         """Go on from other ``pieces``, by (parameter, kind).  All ranks call it, with a new ``attempt`` each time."""
 
+    @abstractmethod
+    def close(self) -> None:
+        """Give back the names by which its collectives meet."""
+
     @property
     @abstractmethod
     def kept_nbytes(self) -> int:

@@ -86,6 +86,9 @@ class ReplicatedFlow(GradientFlow):
                 parameter.stored[...] = self._optimizer.state(parameter.name)[MASTER]
         self._optimizer.step_count = step_count
 
+    def close(self) -> None:
+        self._synchronizer.close()
+
     @property
     def kept_nbytes(self) -> int:
         stored = sum(2 * stored_value(parameter).nbytes for parameter in self.parameters)

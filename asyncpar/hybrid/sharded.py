@@ -87,6 +87,11 @@ class ShardedFlow(GradientFlow):
             self._synchronizer.restart(attempt)
         await self._engine.restore(arrays, step_count=step_count, attempt=attempt)
 
+    def close(self) -> None:
+        self._engine.close()
+        if self._synchronizer is not None:
+            self._synchronizer.close()
+
     @property
     def kept_nbytes(self) -> int:
         stats = self._engine.memory_stats()

@@ -45,7 +45,7 @@ class MultiNodeTrainer:
 
     ``communicator`` joins all ranks.  Without one, the trainer opens ``config.comm_backend`` with ``backend`` settings,
     in ``runtime``, which stays open, or in one of its own, which it finalizes.  ``name`` tells apart trainers that
-    share a communicator.
+    share a communicator, and belongs to one of them until it is finalized.
     """
 
     def __init__(
@@ -88,8 +88,10 @@ class MultiNodeTrainer:
             raise UsageError("initialize_environment: it was awaited before")
         world = await self._environment.open()
         try:
+            world.claim(self._name, self)
             await check_world(self.config, world, (f"rule {self._rule}",), key=f"{self._name}/environment")
         except BaseException:
+            world.release(self._name, self)
             await self._environment.close()
             raise
         self._groups = NodeGroups.of(self.config, world)
@@ -121,6 +123,8 @@ class MultiNodeTrainer:
     async def finalize(self) -> None:
         """Free all buffers, and leave the world where the trainer has opened it.  Idempotent; waits for no rank."""
         self._is_finalized = True
+        if self._groups is not None:
+            self._groups.world.release(self._name, self)
         if self._registered is not None:
             self._registered.intake.clear()
             self._registered = None

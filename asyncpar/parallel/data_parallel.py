@@ -46,6 +46,7 @@ class DataParallel:
     call ``sync_gradients``, which averages over their replicas, too.
 
     By default replicas are synchronous.  In the other modes (``set_sync_mode``) each trains by itself: see ``replica``.
+    ``name`` tells apart those of several models that share a runtime.
     ``timeout`` is for how many seconds one waits for slower ones that make no progress (None: for ever).
 
     Raises ``UsageError`` for no devices or one named twice.  What a replica raises is raised here, once all replicas
@@ -59,6 +60,7 @@ class DataParallel:
         runtime: CommunicationRuntime | None = None,
         *,
         timeout: float | None = 300.0,
+        name: str = "data_parallel",
     ) -> None:
         if isinstance(devices, str):
             raise UsageError(f'devices: expected a sequence of names such as ["cpu:0"], got {devices!r}')
@@ -80,7 +82,7 @@ class DataParallel:
         self._mode = SynchronizationMode.SYNCHRONOUS
         self._training: ReplicaTraining | None = None
         self._handles: tuple[Replica, ...] = ()
-        self._ranks = None if runtime is None else ReplicaRanks(model.parameters(), runtime)
+        self._ranks = None if runtime is None else ReplicaRanks(model.parameters(), runtime, name=name)
 
     @property
     def replicas(self) -> tuple[Module, ...]:
@@ -210,6 +212,8 @@ class DataParallel:
         """Let the threads go."""
         for worker in self._workers:
             worker.close()
+        if self._ranks is not None:
+            self._ranks.close()
 
     async def __aenter__(self) -> Self:
         if self._ranks is not None:

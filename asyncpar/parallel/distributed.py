@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
@@ -56,6 +57,8 @@ class DistributedDataParallel:
     In the other modes updates are sent whole and as they are, so ``compression``, ``bucket_size``, ``when_not_finite``,
     ``static_graph`` and ``gradient_as_bucket_view`` are refused there; ``delay_all_reduce`` is of no matter, as there
     is no all-reduce, and updates travel while others are computed.
+
+    ``name`` tells apart replicas of several models in one group: it belongs to one that runs at a time.
     """
 
     def __init__(
@@ -100,7 +103,8 @@ class DistributedDataParallel:
             compression=compression,
             when_not_finite=when_not_finite,
         )
-        self._averaging = self._make_averaging(bucket_size=bucket_size, name=name)
+        not_started = f"{name}/{secrets.token_hex(8)}"  # ``start`` makes one with a name that all ranks have
+        self._averaging = self._make_averaging(bucket_size=bucket_size, name=not_started)
         self._gossip: UpdateGossip | None = None
 
     # -- life --------------------------------------------------------------------------------------------------------
@@ -113,11 +117,16 @@ class DistributedDataParallel:
         if self._worker is not None:
             return self
         communicator = self._group.communicator
+        communicator.claim(self._name, self)
         settings = (str(self.mode), repr(self.config), f"bucket size {self.bucket_size}")
-        word = await make_equal(self._model.parameters(), settings, communicator, key=f"{self._name}/start")
+        try:
+            word = await make_equal(self._model.parameters(), settings, communicator, key=f"{self._name}/start")
+        except BaseException:
+            communicator.release(self._name, self)
+            raise
         self._averaging = self._make_averaging(bucket_size=self.bucket_size, name=f"{self._name}/{word}")
         if not self.mode.is_synchronous:
-            gossip = UpdateGossip(self._model.parameters(), communicator, self.mode)
+            gossip = UpdateGossip(self._model.parameters(), communicator, self.mode, key=f"{self._name}/{word}/updates")
             await gossip.start()
             self._gossip = gossip
         self._worker = ComputeWorker(self.device)
@@ -136,6 +145,7 @@ class DistributedDataParallel:
         if self._worker is not None:
             self._worker.close()
             self._worker = None
+        self._group.communicator.release(self._name, self)
         if self._owns_runtime:
             await self.runtime.finalize()
 

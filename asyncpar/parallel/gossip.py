@@ -23,11 +23,13 @@ class UpdateGossip:
 
     Updates of others are applied where a step begins, so that they do not change parameters between forward and
     backward passes.  Every update is applied exactly once on every rank; once all have settled, parameters differ by
-    rounding, and take the bits of rank 0.
+    rounding, and take the bits of rank 0.  ``key`` is equal on all ranks, and is used once.
     """
 
-    def __init__(self, parameters: Sequence[Trainable], communicator: Communicator, mode: SynchronizationMode) -> None:
-        group = communicator.subgroup(range(communicator.size), name=f"{communicator.name} updates")
+    def __init__(
+        self, parameters: Sequence[Trainable], communicator: Communicator, mode: SynchronizationMode, *, key: str
+    ) -> None:
+        group = communicator.subgroup(range(communicator.size), name=f"{communicator.name} updates", key=key)
         assert group is not None, "it has all ranks"
         self._communicator = group
         self._parameters = tuple(parameters)

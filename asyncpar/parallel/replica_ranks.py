@@ -18,13 +18,13 @@ from asyncpar.parallel.replicas import make_equal
 class ReplicaRanks:
     """Averages the gradients of ``parameters`` over the ranks of ``runtime``, weighted by their numbers of rows.
 
-    They are those of its group ``ddp_main``, or of its default group.
+    They are those of its group ``ddp_main``, or of its default group.  ``name`` belongs to one live object at a time.
     """
 
-    def __init__(self, parameters: Sequence[Trainable], runtime: CommunicationRuntime) -> None:
+    def __init__(self, parameters: Sequence[Trainable], runtime: CommunicationRuntime, *, name: str) -> None:
         self._runtime = runtime
         self._parameters = tuple(parameters)
-        self._name = "data_parallel"
+        self._claimed = self._name = name
         self._turn = asyncio.Lock()
         self._synchronizer: GradientSynchronizer | None = None
 
@@ -39,9 +39,21 @@ class ReplicaRanks:
             if self._synchronizer is not None:
                 return
             communicator = self.group.communicator
-            word = await make_equal(self._parameters, (), communicator, key=f"{self._name}/start")
+            communicator.claim(self._claimed, self)
+            try:
+                word = await make_equal(self._parameters, (), communicator, key=f"{self._name}/start")
+            except BaseException:
+                communicator.release(self._claimed, self)
+                raise
             self._name = f"{self._name}/{word}"
             self._synchronizer = GradientSynchronizer.data_parallel(communicator, name=f"{self._name}/gradients")
+
+    def close(self) -> None:
+        """Give the name back."""
+        if self._synchronizer is not None:
+            self._synchronizer.close()
+            self._synchronizer = None
+            self.group.communicator.release(self._claimed, self)
 
     async def share(self, rows: int, *, is_incomplete: bool) -> float | None:
         """Return what to multiply this rank's mean with, so that the mean over ranks is that over all rows.

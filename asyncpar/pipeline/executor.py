@@ -51,7 +51,8 @@ class PipelineExecutor:
     is left to the block around the runs, which it must watch.  The next run works, on gradients that the failed one may
     have added to: forget them first.
 
-    Raises ``InvalidSchedule`` for a schedule that cannot be run.
+    ``name`` tells apart executors on one communicator, and belongs to one until it is closed; ranks compare it in each
+    run.  Raises ``InvalidSchedule`` for a schedule that cannot be run.
     """
 
     def __init__(
@@ -65,10 +66,13 @@ class PipelineExecutor:
         memory: MemoryManager | None = None,
         alarm: StepAlarm | None = None,
         receive_ahead: int = RECEIVE_AHEAD,
+        name: str = "pipeline",
     ) -> None:
         group = communicator.subgroup(range(communicator.size), name=f"{communicator.name} pipeline")
         assert group is not None, "this rank is in its own group"
         self._group = group  # made before anything can be refused: all ranks must make the same groups
+        communicator.claim(name, self)
+        self._communicator, self._name = communicator, name
         self._alarm = StepAlarm(communicator) if alarm is None else alarm
         self._own_alarm = self._alarm if alarm is None else None
         if communicator.size != schedule.num_stages:
@@ -152,6 +156,7 @@ class PipelineExecutor:
         if self._own_alarm is not None:
             await self._own_alarm.close()
         await self._memory.close()
+        self._communicator.release(self._name, self)
 
     # -- inside ----------------------------------------------------------------------------------------------------
 
@@ -199,6 +204,7 @@ class PipelineExecutor:
 
     def _opening(self, method: str, problem: str | None) -> Opening:
         return Opening(
+            name=self._name,
             method=method,
             schedule=self.schedule.name,
             micro_batches=self.schedule.num_microbatches,

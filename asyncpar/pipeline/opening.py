@@ -18,11 +18,12 @@ class PipelineMismatch(UsageError):  # noqa: N818
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Opening:
-    """What one rank is about to do: ``problem`` says why it cannot.
+    """What one rank is about to do, by the executor ``name``: ``problem`` says why it cannot.
 
     ``attempt`` is larger than that of earlier runs if the last one failed here: messages of it may be under way.
     """
 
+    name: str
     method: str
     schedule: str
     micro_batches: int
@@ -33,7 +34,8 @@ class Opening:
     @property
     def plan(self) -> str:
         """What must be equal on all ranks, in words."""
-        return f"{self.method} of {self.schedule}, {self.micro_batches} micro-batches (digest {self.digest})"
+        what = f"{self.method} of {self.schedule}, {self.micro_batches} micro-batches"
+        return f"{what} (digest {self.digest}) by {self.name!r}"
 
 
 def find_mismatch(openings: Sequence[Opening], ranks: Sequence[int]) -> str | None:

@@ -55,7 +55,7 @@ class FreeTrainer:
     @asynccontextmanager
     async def _exchanging(self) -> AsyncIterator[UpdateGossip]:
         """Exchange updates in the block; an error in it tells the other ranks that this one is out."""
-        gossip = UpdateGossip(self._replica.parameters, self._communicator, self._mode)
+        gossip = UpdateGossip(self._replica.parameters, self._communicator, self._mode, key="updates")
         await gossip.start()
         has_ended = False
         try:

@@ -55,6 +55,7 @@ class ZeroEngine:
     A step is ``zero_grad``, backward passes, ``reduce``, then perhaps ``scale``, and ``step``.  Everything is called on
     the event loop but ``ready``, which any thread may call.  ``bridge`` is that of the compute thread; by default stage
     3 makes its own.  ``row_sums`` makes the sums of buckets another way than ``config`` says: host by host, say.
+    ``name`` tells apart engines that share ``communicator``, and from ``prepare`` on belongs to one that lives.
     """
 
     def __init__(
@@ -75,6 +76,7 @@ class ZeroEngine:
         self.step_count = 0
         self.factor = 1.0
         """What gradients are multiplied with in the next step."""
+        self._name = name
         self._names = Names(name)
         self._bridge = bridge
         self._layers: list[ShardedStage] = []
@@ -116,6 +118,10 @@ class ZeroEngine:
         self._layers.append(ShardedStage(stage, len(self._layers)))
         return self._layers[-1]
 
+    def close(self) -> None:
+        """Give the name back, for another engine; this one takes no more steps."""
+        self.communicator.release(self._name, self)
+
     async def prepare(self) -> None:
         """Make sure that all replicas hold the same parameters and settings, and keep only what this rank owns.
 
@@ -129,7 +135,12 @@ class ZeroEngine:
             lambda: lines.extend(describe(self.partition.specs, self.parameters)),
             nbytes=sum(map(self.partition.bucket_nbytes, self.partition.buckets)),
         )
-        await agree(lines, self.communicator, key=f"{self._names.prefix}/prepare")
+        self.communicator.claim(self._name, self)
+        try:
+            await agree(lines, self.communicator, key=f"{self._names.prefix}/prepare")
+        except BaseException:
+            self.communicator.release(self._name, self)
+            raise
         key = f"{self._names.prefix}/word"
         self._names.prefix += "/" + await self.communicator.broadcast_object(secrets.token_hex(4), key=key, wanted=str)
         if stage.shards_gradients:

@@ -35,6 +35,7 @@ class ZeROOptimizer:
         learning_rate: float = 1e-3,
         clip_norm: float | None = None,
         bridge: LoopBridge | None = None,
+        name: str = "zero",
     ) -> None:
         self.base = base
         self.config = config
@@ -44,6 +45,7 @@ class ZeROOptimizer:
         self.set_lr(learning_rate)
         self._communicator = context.communicator.communicator if isinstance(context, ModelParallelContext) else context
         self._bridge = bridge
+        self._name = name
         self._engine: ZeroEngine | None = None
         self._by_name: dict[str, Parameter] = {}
         self._micro_steps: Counter[str] = Counter()
@@ -65,12 +67,19 @@ class ZeROOptimizer:
         """
         if self._engine is not None:
             raise UsageError("parameters: expected register_parameters() once, got a second call")
-        engine = ZeroEngine(parameters, self.base, self.config, self._communicator, bridge=self._bridge)
+        engine = ZeroEngine(
+            parameters, self.base, self.config, self._communicator, bridge=self._bridge, name=self._name
+        )
         sharded = tuple(engine.shard(layer) for layer in layers)
         await engine.prepare()
         self._engine = engine
         self._by_name = {parameter.name: parameter for parameter in engine.parameters}
         return sharded
+
+    def close(self) -> None:
+        """Give the name back, for another optimizer; this one takes no more steps."""
+        if self._engine is not None:
+            self._engine.close()
 
     def get_stage(self) -> ZeROStage:
         """Return what is sharded."""

@@ -32,7 +32,8 @@ class HostSynchronizer:
 
     The first rank of each host has ``between``, a synchronizer of these ranks, and tells the others; so a host sends as
     much as one rank would.  Every host counts the same, however many ranks it has.  For ``DiLoCo``: all ranks of a host
-    hold the common point and the momentum, and the first one the residuals, too.
+    hold the common point and the momentum, and the first one the residuals, too.  ``name`` tells apart those that share
+    ``host``, and belongs to one of them as long as it lives.
     """
 
     def __init__(self, host: Communicator, between: Synchronizer | None, *, name: str = "hosts") -> None:
@@ -42,6 +43,7 @@ class HostSynchronizer:
         self._host = host
         self._between = between
         self._name = name
+        host.claim(name, self)
 
     async def synchronize_gradients(self, model_shards: ModelShards) -> StepOutcome:
         """Replace every gradient by its mean over hosts, and return what became of it.
@@ -63,6 +65,10 @@ class HostSynchronizer:
         if not outcome.is_skipped:
             _unpack(packed, gradients)
         return outcome
+
+    def close(self) -> None:
+        """Give the name back, for another synchronizer."""
+        self._host.release(self._name, self)
 
     def state(self) -> dict[str, NDArray[Any]]:
         """Return that of ``between``; empty on ranks that have none."""
