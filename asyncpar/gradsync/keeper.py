@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -25,6 +26,7 @@ from asyncpar.gradsync.strategies import algorithm_of, is_alike
 
 _RESIDUAL = "residual/"
 _CODEC = "codec/"
+_ORDER = "order"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,10 +183,13 @@ class LayoutKeeper:
         self._kept.residuals = {name: _flat_copy(values) for name, values in residuals.items()}
 
     def state(self) -> dict[str, NDArray[Any]]:
-        """Return a copy of residuals and codec state as one mapping."""
+        """Return a copy of residuals, codec state and the observed order of gradients as one mapping."""
         codec = self._kept.codec_state if self._layout is None else self._layout.codec_state()
         residuals = {f"{_RESIDUAL}{name}": values for name, values in self.residuals().items()}
-        return residuals | {f"{_CODEC}{name}": values.copy() for name, values in codec.items()}
+        state: dict[str, NDArray[Any]] = residuals | {f"{_CODEC}{name}": kept.copy() for name, kept in codec.items()}
+        if self.is_observed and self._order is not None:
+            state[_ORDER] = np.frombuffer(msgspec.json.encode(self._order), np.uint8).copy()
+        return state
 
     def restore(self, state: Mapping[str, NDArray[Any]]) -> None:
         """Take back what ``state`` returned."""
@@ -195,8 +200,12 @@ class LayoutKeeper:
                 self._kept.residuals[key.removeprefix(_RESIDUAL)] = _flat_copy(values)
             elif key.startswith(_CODEC):
                 self._kept.codec_state[key.removeprefix(_CODEC)] = _flat_copy(values)
+            elif key == _ORDER:
+                self._order, self.is_observed = _order_of(values), True
             else:
-                raise UsageError(f"state: expected names that begin with {_RESIDUAL} or {_CODEC}, got {key!r}")
+                raise UsageError(
+                    f"state: expected {_ORDER} and names that begin with {_RESIDUAL} or {_CODEC}, got {key!r}"
+                )
 
     # -- inside ------------------------------------------------------------------------------------------------------
 
@@ -263,6 +272,13 @@ def bind_views(layout: Layout, by_name: Parameters) -> None:
         phases.pack(scheme, phases.Packing(parameters=by_name))
         for slot in scheme.bucket.slots:
             phases.bind(by_name[slot.name], slot, scheme.flat)
+
+
+def _order_of(values: NDArray[Any]) -> tuple[str, ...]:
+    try:
+        return msgspec.json.decode(np.asarray(values, np.uint8).tobytes(), type=tuple[str, ...])
+    except msgspec.DecodeError as error:
+        raise UsageError(f"state: expected names as JSON in {_ORDER}, but {error}") from error
 
 
 def _flat_copy(values: NDArray[Any]) -> Values:

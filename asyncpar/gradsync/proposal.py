@@ -10,10 +10,12 @@ from asyncpar.gradsync.keys import Keys
 from asyncpar.gradsync.layout import Layout
 
 
-def propose(groups: SyncGroups, keys: Keys, layout: Layout, *, micro_steps: int, is_observed: bool) -> Agreement:
-    """Return the comparison of a step with what all others with whom this rank reduces are about to do."""
+def propose(
+    groups: SyncGroups, keys: Keys, layout: Layout, *, number: int, micro_steps: int, is_observed: bool
+) -> Agreement:
+    """Return the comparison of a step, which is the ``number``-th, with what all other ranks are about to do."""
     order = "known" if is_observed else "unknown"
-    step = (f"step {keys.steps} of {micro_steps} micro-steps, order of gradients {order}",)
+    step = (f"step {number} of {micro_steps} micro-steps, order of gradients {order}",)
     if groups.is_data_parallel_only:
         digest = digest_of((*step, layout.digest.hex()))
         return _compare(groups, keys, {REPLICAS: (*step, *layout.lines)}, {REPLICAS: digest})

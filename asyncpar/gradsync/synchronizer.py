@@ -83,6 +83,7 @@ class GradientSynchronizer:
         self._is_stepping = False
         self._threads = max(1, (os.cpu_count() or 1) // 2)  # asked once: it takes 0.3 ms
         self._keys = Keys(name)
+        self._drawn_before = 0
         self._name = name
         self._is_closed = False
         communicator.claim(name, self)
@@ -257,16 +258,27 @@ class GradientSynchronizer:
         self._keeper.restore_residuals(residuals)
 
     def state(self) -> dict[str, NDArray[Any]]:
-        """Return a copy of all that error feedback and codecs keep on this rank, float32 vectors by name.
+        """Return a copy of all that error feedback and codecs keep on this rank, vectors by name, for checkpoints.
 
-        For checkpoints; it belongs to parameters, not to buckets, so it survives another plan.
+        It belongs to parameters, not to buckets, so it survives another plan.  The order in which gradients became
+        final, which decides on buckets, is part of it.
         """
         return self._keeper.state()
 
-    def restore(self, state: Mapping[str, NDArray[Any]]) -> None:
-        """Go on with the ``state`` of an earlier run of this rank; to be called on all ranks, before a step."""
+    @property
+    def steps(self) -> int:
+        """The number of the last step, from which codecs draw what is random in it."""
+        return self._keys.steps + self._drawn_before
+
+    def restore(self, state: Mapping[str, NDArray[Any]], *, steps: int | None = None) -> None:
+        """Go on with the ``state`` of an earlier run of this rank; to be called on all ranks, before a step.
+
+        With the ``steps`` of that run, on as many ranks with the same gradients, the next steps give the same bits.
+        """
         self._check_idle("restore")
         self._keeper.restore(state)
+        if steps is not None:
+            self._drawn_before = steps - self._keys.steps
 
     # -- inside ------------------------------------------------------------------------------------------------------
 
@@ -323,7 +335,7 @@ class GradientSynchronizer:
             BucketFlow(
                 scheme,
                 keys=self._keys.bucket(scheme.bucket),
-                place=(self._keys.steps, zlib.crc32(scheme.bucket.shared_name.encode())),
+                place=(self.steps, zlib.crc32(scheme.bucket.shared_name.encode())),
                 settings=settings,
             )
             for scheme in layout.schemes
@@ -332,6 +344,7 @@ class GradientSynchronizer:
             self._groups,
             self._keys,
             layout,
+            number=self.steps,
             micro_steps=settings.packing.micro_steps,
             is_observed=self._keeper.is_observed,
         )

@@ -51,6 +51,8 @@ class Assembly:
     worker: QuietWorker
     memory: MemoryManager
     memory_limit: int
+    reduction: str
+    """How gradients are reduced, in words; equal on all ranks."""
 
     def set_training(self, is_training: bool) -> None:
         """Let layers do what they do in training only, such as dropout, or not."""
@@ -105,6 +107,7 @@ async def assemble(config: HybridConfig, model: ParallelModel, groups: ProcessGr
         worker=worker,
         memory=memory,
         memory_limit=limit,
+        reduction=f"{config.compression}, {config.bucketing}, {config.zero}",
     )
 
 

@@ -8,21 +8,29 @@ from pathlib import Path
 from typing import Any
 
 from asyncpar.checkpoint import Piece, Wanted, load_checkpoint, save_checkpoint
+from asyncpar.checkpoint.rank_state import describe_state, load_rank_state, pieces_of_rank
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.hybrid.assembly import Assembly
 from asyncpar.hybrid.model import ParallelModel
 from asyncpar.nn.parameter import Array
 
-_RUN, _USER = "run", "user"
+_RUN, _USER, _REDUCTION = "run", "user", "reduction"
+_WHAT = "what the reduction of gradients keeps between steps (residuals of compression, order of buckets)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunState:
-    """Numbers of steps and of updates (without skipped steps), and the state of the loss scaler."""
+    """Numbers of steps and of updates (without skipped steps), and the state of the loss scaler.
+
+    ``reduction`` is what the reduction of gradients keeps on this rank, None in a checkpoint of another layout, and
+    ``reductions`` the number of its last step.
+    """
 
     steps: int
     updates: int
     scaler: Mapping[str, float | int]
+    reduction: Mapping[str, Array] | None
+    reductions: int
 
 
 async def save(
@@ -40,14 +48,25 @@ async def save(
         Piece(name=one.parameter, kind=one.kind, slice=one.slice, flat=one.flat, array=one.array)
         for one in assembly.flow.pieces()
     ]
-    run = {"steps": state.steps, "updates": state.updates, "scaler": dict(state.scaler)}
+    reduction = dict(state.reduction or {})
+    pieces += pieces_of_rank(communicator.rank, reduction)
+    run = {
+        "steps": state.steps,
+        "updates": state.updates,
+        "scaler": dict(state.scaler),
+        "reductions": state.reductions,
+    }
     saved = await save_checkpoint(
         folder,
         step=state.steps,
         pieces=pieces,
         model=model.identity,
         communicator=communicator,
-        extra={_RUN: run, _USER: dict(extra or {})},
+        extra={
+            _RUN: run,
+            _USER: dict(extra or {}),
+            _REDUCTION: describe_state(layout_of(assembly), reduction),
+        },
         keep=keep,
     )
     return saved.path
@@ -61,11 +80,31 @@ def describe(assembly: Assembly) -> list[Wanted]:
     ]
 
 
+def layout_of(assembly: Assembly) -> str:
+    """Return what must be equal for ranks to go on with what each has kept of the reduction of gradients."""
+    return f"{assembly.groups.mapping.config.rank_order()}, {assembly.reduction}"
+
+
 async def load(
-    folder: Path, wanted: Sequence[Wanted], model: ParallelModel, *, communicator: Communicator
+    folder: Path, wanted: Sequence[Wanted], model: ParallelModel, assembly: Assembly, *, communicator: Communicator
 ) -> tuple[dict[tuple[str, str], Array], RunState, dict[str, Any]]:
     """Return arrays for what this rank holds, the state of the run, and what the user has saved with it."""
     loaded = await load_checkpoint(folder, wanted, model=model.identity, communicator=communicator)
     run = loaded.extra[_RUN]
+    reduction = await load_rank_state(
+        loaded,
+        [extra.get(_REDUCTION) for extra in loaded.extras],
+        layout=layout_of(assembly),
+        model=model.identity,
+        communicator=communicator,
+        what=_WHAT,
+    )
     arrays = {(one.name, one.kind): array.reshape(-1) for one, array in zip(wanted, loaded.arrays, strict=True)}
-    return arrays, RunState(steps=run["steps"], updates=run["updates"], scaler=run["scaler"]), loaded.extra[_USER]
+    state = RunState(
+        steps=run["steps"],
+        updates=run["updates"],
+        scaler=run["scaler"],
+        reduction=reduction,
+        reductions=run.get("reductions", 0),
+    )
+    return arrays, state, loaded.extra[_USER]

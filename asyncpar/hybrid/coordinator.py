@@ -227,6 +227,8 @@ class ThreeDParallelismCoordinator:
     async def save(self, folder: Path, *, extra: Mapping[str, Any] | None = None, keep: int | None = None) -> Path:
         """Save a checkpoint that coordinators of any other layout can load, and return its folder.
 
+        Residuals of compression and the order of buckets are part of it, for the same layout: there training goes on
+        to the same bits.  In another layout they are dropped, with a warning in the log.
         ``extra`` is saved with it (JSON values, the same on all ranks), and only the ``keep`` latest are left.
         """
         async with self._together(Intent.SAVE):
@@ -244,10 +246,11 @@ class ThreeDParallelismCoordinator:
             pass
         self._has_failed = True
         arrays, state, extra = await checkpointing.load(
-            folder, self._wanted, self.model, communicator=self.groups.world
+            folder, self._wanted, self.model, self._assembly, communicator=self.groups.world
         )
         self._is_torn = True
         await self._assembly.flow.restore(arrays, state.updates, self._runner.attempt)
+        self._assembly.flow.restore_reduction(state.reduction, state.reductions)
         self.steps = state.steps
         self._scaler.restore(state.scaler)
         self._verdict, self._was_taken = None, False
@@ -369,5 +372,9 @@ class ThreeDParallelismCoordinator:
 
     def _state(self) -> checkpointing.RunState:
         return checkpointing.RunState(
-            steps=self.steps, updates=self._assembly.flow.step_count, scaler=self._scaler.state()
+            steps=self.steps,
+            updates=self._assembly.flow.step_count,
+            scaler=self._scaler.state(),
+            reduction=self._assembly.flow.reduction_state(),
+            reductions=self._assembly.flow.reductions,
         )

@@ -67,6 +67,19 @@ class GradientFlow(ABC):
         """Go on from other ``pieces``, by (parameter, kind).  All ranks call it, with a new ``attempt`` each time."""
 
     @abstractmethod
+    def reduction_state(self) -> dict[str, Array]:
+        """Return what the reduction of gradients keeps on this rank between steps, by name."""
+
+    @property
+    @abstractmethod
+    def reductions(self) -> int:
+        """The number of the last reduction, equal on all ranks."""
+
+    @abstractmethod
+    def restore_reduction(self, state: Mapping[str, Array] | None, reductions: int) -> None:
+        """Go on from ``reduction_state`` and ``reductions``, or, where that is None, from nothing."""
+
+    @abstractmethod
     def close(self) -> None:
         """Give back the names by which its collectives meet."""
 

@@ -86,6 +86,16 @@ class ReplicatedFlow(GradientFlow):
                 parameter.stored[...] = self._optimizer.state(parameter.name)[MASTER]
         self._optimizer.step_count = step_count
 
+    def reduction_state(self) -> dict[str, Array]:
+        return self._synchronizer.state()
+
+    @property
+    def reductions(self) -> int:
+        return self._synchronizer.steps
+
+    def restore_reduction(self, state: Mapping[str, Array] | None, reductions: int) -> None:
+        self._synchronizer.restore(state or {}, steps=None if state is None else reductions)
+
     def close(self) -> None:
         self._synchronizer.close()
 

@@ -18,6 +18,8 @@ from asyncpar.nn.parameter import Array, OnGradient
 from asyncpar.zero.engine import ZeroEngine
 from asyncpar.zero.pieces import StatePiece
 
+_ENGINE, _SHARED = "engine/", "shared/"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Shard:
@@ -87,6 +89,21 @@ class ShardedFlow(GradientFlow):
             self._synchronizer.restart(attempt)
         await self._engine.restore(arrays, step_count=step_count, attempt=attempt)
 
+    def reduction_state(self) -> dict[str, Array]:
+        own = {f"{_ENGINE}{name}": values for name, values in self._engine.residuals().items()}
+        shared = {} if self._synchronizer is None else self._synchronizer.state()
+        return own | {f"{_SHARED}{name}": values for name, values in shared.items()}
+
+    @property
+    def reductions(self) -> int:
+        return 0 if self._synchronizer is None else self._synchronizer.steps
+
+    def restore_reduction(self, state: Mapping[str, Array] | None, reductions: int) -> None:
+        known = state or {}
+        self._engine.restore_residuals(_under(_ENGINE, known))
+        if self._synchronizer is not None:
+            self._synchronizer.restore(_under(_SHARED, known), steps=None if state is None else reductions)
+
     def close(self) -> None:
         self._engine.close()
         if self._synchronizer is not None:
@@ -117,3 +134,7 @@ class ShardedFlow(GradientFlow):
             for parameter in self.parameters
             if parameter.placement.replicated is not None or parameter.placement.tied is not None
         ]
+
+
+def _under(prefix: str, state: Mapping[str, Array]) -> dict[str, Array]:
+    return {key.removeprefix(prefix): array for key, array in state.items() if key.startswith(prefix)}

@@ -71,7 +71,6 @@ class PipelineExecutor:
         group = communicator.subgroup(range(communicator.size), name=f"{communicator.name} pipeline")
         assert group is not None, "this rank is in its own group"
         self._group = group  # made before anything can be refused: all ranks must make the same groups
-        communicator.claim(name, self)
         self._communicator, self._name = communicator, name
         self._alarm = StepAlarm(communicator) if alarm is None else alarm
         self._own_alarm = self._alarm if alarm is None else None
@@ -103,6 +102,7 @@ class PipelineExecutor:
         self._attempt = 1
         self._runs = (0, 0)
         self._is_running = False
+        communicator.claim(name, self)
 
     @property
     def has_first_stage(self) -> bool:

@@ -55,6 +55,9 @@ class SlowCommunicator:
     async def all_gather_object(self, value: object, **_: Any) -> list[object]:
         return [value, value]
 
+    def claim(self, name: str, owner: object) -> None:
+        """No other synchronizer is there."""
+
     def algorithms(self, _: str) -> tuple[str, ...]:
         return ()
 

@@ -57,6 +57,7 @@ def make_synchronizer(
     bucketing: GradientBucketingConfig = SMALL_BUCKETS,
     compression: GradientCompressionConfig | None = None,
     strategy: CommunicationStrategy = CommunicationStrategy.ALL_REDUCE,
+    name: str = "gradients",
 ) -> GradientSynchronizer:
     config = ThreeDParallelismConfig(dp_size=node.size, comm_strategy=strategy)
     return GradientSynchronizer(
@@ -65,6 +66,7 @@ def make_synchronizer(
         communicator=node.world,
         bucketing=bucketing,
         compression=compression,
+        name=name,
     )
 
 
@@ -251,7 +253,7 @@ async def test_residuals_belong_to_names_and_survive_new_buckets() -> None:
         await synchronizer.synchronize_gradients(Model(node.rank))
         before = synchronizer.residuals()
         assert list(before) == list(reversed(SHAPES))
-        restored = make_synchronizer(node, bucketing=GradientBucketingConfig(), compression=INT8)
+        restored = make_synchronizer(node, bucketing=GradientBucketingConfig(), compression=INT8, name="restored")
         restored.restore_residuals(before)
         sums = []
         for other in (synchronizer, restored):

@@ -218,6 +218,8 @@ def test_a_pipeline_computes_the_same_with_recomputed_stages(kind: Kind) -> None
         for change in (lambda stage: stage, Recomputed):
             executors, held = make_executors(schedule, ranks, change=change)
             found.append((await run_all(executors, inputs, targets), [gradients_of(stages) for stages in held]))
+            for executor in executors:
+                await executor.close()
         (results, gradients), (others, same) = found
         assert [result.losses for result in results] == [result.losses for result in others]
         if kind in (Kind.GPIPE, Kind.ONE_FORWARD_ONE_BACKWARD):  # halves keep what was recomputed for the second one

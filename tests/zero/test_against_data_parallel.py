@@ -182,3 +182,4 @@ async def test_sums_are_not_averaged_where_that_is_asked_for() -> None:
             for engine in engines:
                 for gradient in engine.reduced().values():
                     assert (gradient == 4.0 / divisor).all()
+                engine.close()

@@ -24,6 +24,8 @@ class Feedback:
     def commit(self) -> None:
         """Make what this step lost the residual of the next."""
         self.residual, self.lost = self.lost, self.residual
+        if self.residual is not None:
+            self.residual[self._bucket.count :] = 0.0  # padding belongs to no parameter
 
     @property
     def nbytes(self) -> int:

@@ -74,6 +74,7 @@ class Owners(Lossy):
 
     def encode(self) -> None:
         """Fill the outgoing rows.  Values that are not finite make rows that say so, for every rank alike."""
+        self.flat[self.bucket.count :] = 0.0  # which decoding may have written to
         try:
             for rank in range(self.size):
                 self._drawn.encode(

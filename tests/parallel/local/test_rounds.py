@@ -171,11 +171,11 @@ async def test_states_of_longer_rounds_are_refused() -> None:
         rounds = LocalSGD(replica.parameters, make_synchronizer(node.world), every=5)
         for _ in range(4):
             await rounds.step()
-        shorter = LocalSGD(replica.parameters, make_synchronizer(node.world), every=3)
+        shorter = LocalSGD(replica.parameters, make_synchronizer(node.world, name="shorter"), every=3)
         with pytest.raises(UsageError, match="state: expected less than 3 steps since the last round, got 4"):
             shorter.restore(rounds.state())
         with pytest.raises(UsageError, match="every: expected 1 step or more, got 0"):
-            LocalSGD(replica.parameters, make_synchronizer(node.world), every=0)
+            LocalSGD(replica.parameters, make_synchronizer(node.world, name="none"), every=0)
 
 
 async def test_a_rank_that_is_not_finite_fails_the_round_everywhere_and_nothing_moves() -> None:

@@ -1,0 +1,93 @@
+"""State that belongs to one rank of one layout, such as what gradient compression has yet to make up for.
+
+It is saved beside the pieces that any layout can load, and comes back only to as many ranks in the same layout.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from asyncpar.checkpoint.load import Loaded, load_checkpoint
+from asyncpar.checkpoint.piece import Piece, Wanted
+from asyncpar.collectives.communicator import Communicator
+from asyncpar.config.slicing import TensorSlice
+
+_KIND: Final = "rank_state"
+_log = logging.getLogger(__name__)
+
+
+def pieces_of_rank(rank: int, state: Mapping[str, NDArray[Any]]) -> list[Piece]:
+    """Return the pieces that hold ``state`` of ``rank``."""
+    return [
+        Piece(
+            name=_name(rank, index),
+            kind=_KIND,
+            slice=TensorSlice.whole((array.size,)),
+            flat=(0, array.size),
+            array=array.reshape(-1),
+        )
+        for index, array in enumerate(state.values())
+    ]
+
+
+def describe_state(layout: str, state: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
+    """Return what to save of ``state`` in this rank's ``extra``.
+
+    ``layout`` says who holds what, equal on all ranks.
+    """
+    return {"layout": layout, "arrays": [[key, array.size, str(array.dtype)] for key, array in state.items()]}
+
+
+async def load_rank_state(
+    loaded: Loaded,
+    described: Sequence[Mapping[str, Any] | None],
+    *,
+    layout: str,
+    model: Mapping[str, Any],
+    communicator: Communicator,
+    what: str,
+) -> dict[str, NDArray[Any]] | None:
+    """Return this rank's state in a checkpoint that was ``loaded``; None where it has none for this ``layout``.
+
+    ``described`` is what ``describe_state`` has returned on each rank that saved; all ranks call this.  State of
+    another layout is dropped, and rank 0 logs a warning that says so, calling it ``what``.
+    """
+    saved = [one for one in described if one is not None]
+    is_same = len(saved) == len(described) == communicator.size and all(one["layout"] == layout for one in saved)
+    if not is_same:
+        if communicator.rank == 0 and any(one["arrays"] for one in saved):
+            _log.warning(
+                "%s: %s was saved by %d ranks (%s) and is dropped on %d ranks (%s)",
+                loaded.path,
+                what,
+                len(described),
+                saved[0]["layout"],
+                communicator.size,
+                layout,
+            )
+        return None
+    if not any(one["arrays"] for one in saved):
+        return {}
+    rank = communicator.rank
+    wanted = [
+        Wanted(
+            name=_name(rank, index),
+            kind=_KIND,
+            slice=TensorSlice.whole((size,)),
+            flat=(0, size),
+            dtype=np.dtype(dtype),
+        )
+        for index, (_, size, dtype) in enumerate(saved[rank]["arrays"])
+    ]
+    again = await load_checkpoint(loaded.path, wanted, model=model, communicator=communicator)
+    keys = [key for key, _, _ in saved[rank]["arrays"]]
+    return dict(zip(keys, again.arrays, strict=True))
+
+
+def _name(rank: int, index: int) -> str:
+    return f"rank {rank}/{index}"
