@@ -11,7 +11,18 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+
+from asyncpar.config.parallel import ProcessGroupIds, RankMapping, ThreeDParallelismConfig
+from asyncpar.errors import UsageError
+from asyncpar.multinode import MultiNodeConfig
+from asyncpar.nn import Initializer, Linear
+from asyncpar.parallel import DataParallel
+from asyncpar.shards import split_sizes
+from asyncpar.tensors import DistributedTensor, ModelParallelConfig, ModelParallelStrategy, TensorPartition
+from asyncpar.zero import ZeROStage, memory_reduction
+from asyncpar.zero.partition import ceil_chunks
 
 CONTRACT: dict[str, Any] = json.loads((Path(__file__).parent / "goldens" / "contract.json").read_text())
 """By module: names, with their members (``name()`` is to be callable), parameters in order, and defaults."""
@@ -76,3 +87,66 @@ def test_defaults_are_those_of_the_contract(module: str, name: str, defaults: Ma
 @pytest.mark.parametrize(("module", "name", "choices"), entries("choices"))
 def test_enumerations_have_all_their_members(module: str, name: str, choices: list[str]) -> None:
     assert [choice for choice in choices if not hasattr(resolve(module, name), choice)] == []
+
+
+# -- values ------------------------------------------------------------------------------------------------------------
+
+CUBE = ThreeDParallelismConfig(dp_size=2, tp_size=2, pp_size=2)
+
+
+@pytest.mark.parametrize(("rank", "place"), [(0, (0, 0, 0)), (3, (0, 1, 1)), (5, (1, 0, 1)), (7, (1, 1, 1))])
+def test_ranks_have_the_places_of_the_contract(rank: int, place: tuple[int, int, int]) -> None:
+    mapping = RankMapping(CUBE, rank)
+    assert (mapping.dp_rank, mapping.tp_rank, mapping.pp_rank) == place
+    assert mapping.from_3d_coords(*place) == RankMapping.from_3d_coords(CUBE, *place) == rank
+
+
+def test_layers_per_stage_and_the_error_of_a_wrong_world() -> None:
+    assert ThreeDParallelismConfig(pp_size=4).stage_layers() == (6, 6, 6, 6)
+    with pytest.raises(UsageError, match="layers"):
+        ThreeDParallelismConfig(pp_size=3, num_layers=25).validate(3)
+    told = r"3D parallelism configuration mismatch: expected 8 devices \(2\*2\*2\), got 4"
+    with pytest.raises(UsageError, match=told):
+        CUBE.validate(4)
+    with pytest.raises(UsageError, match="micro_batch_size"):
+        ThreeDParallelismConfig(micro_batch_size=0)
+
+
+def test_groups_have_the_names_of_the_contract() -> None:
+    ids = ProcessGroupIds(CUBE)
+    names = ids.get_dp_group_id(0, 1), ids.get_tp_group_id(1, 0), ids.get_pp_group_id(1, 1)
+    assert names == ("dp_group_tp0_pp1", "tp_group_dp1_pp0", "pp_group_dp1_tp1")
+
+
+def test_parts_of_tensors_are_those_of_the_contract() -> None:
+    parts = [TensorPartition.of((5,), 0, 4, rank) for rank in range(4)]
+    assert [(part.start_idx, part.end_idx) for part in parts] == [(0, 2), (2, 4), (4, 5), (5, 5)]
+    shard = DistributedTensor.from_global(np.zeros((128, 512)), 0, 4, 0)
+    assert (shard.partition.start_idx, shard.partition.end_idx, shard.local_shape) == (0, 32, (32, 512))
+    with pytest.raises(UsageError, match="Split dimension 3 out of bounds for tensor with 2 dimensions"):
+        TensorPartition.of((2, 2), 3, 2, 0)
+    assert split_sizes(101, 4) == [26, 25, 25, 25]
+
+
+def test_meshes_are_those_of_the_contract() -> None:
+    mesh = ModelParallelConfig(num_devices=4, strategy=ModelParallelStrategy.TENSOR, device_ids=(0, 1, 2, 3)).mesh()
+    places = [(0, 0), (0, 1), (1, 0), (1, 1), (0, 2)]
+    assert [mesh.device_at(place) for place in places] == [0, 1, 2, 3, None]
+
+
+def test_nodes_are_those_of_the_contract() -> None:
+    config = MultiNodeConfig.new(4, 8, 2, 3)
+    assert (config.global_rank, config.world_size, config.is_master) == (19, 32, False)
+    assert MultiNodeConfig.new(3, 4, 1, 2).node_local_ranks() == [4, 5, 6, 7]
+
+
+def test_shares_of_zero_are_those_of_the_contract() -> None:
+    reductions = [memory_reduction(ZeROStage.of(stage), 4) for stage in (1, 2, 3)]
+    assert reductions == pytest.approx([0.25, 0.5, 0.75])
+    assert [stop - start for start, stop in ceil_chunks(7, 3)] == [3, 3, 1]
+    assert ceil_chunks(8, 4) == [(0, 2), (2, 4), (4, 6), (6, 8)]
+
+
+def test_devices_are_needed() -> None:
+    with pytest.raises(UsageError, match="No devices provided"):
+        DataParallel(Linear("layer", 2, 2, initializer=Initializer.from_seed(0)), [])

@@ -188,7 +188,7 @@ async def names_of_trainers(**settings: Any) -> Any:
     """Let ranks meet by the name of their trainers: rank 1 has the default."""
 
     async def main(node: Node) -> Any:
-        node.world.timeout = 0.2
+        node.world.timeout = 1.0
         chosen = settings if node.rank == 0 else {}
         trainer = MultiNodeTrainer(config_of(node.rank, 2, 1), RULE, communicator=node.world, **chosen)
         try:
@@ -240,7 +240,7 @@ async def prefetch(**settings: Any) -> Any:
         may_go_on = threading.Event()
 
         def forward(self, x: Any) -> Any:
-            seen.append(self.may_go_on.wait(0.2))
+            seen.append(self.may_go_on.wait(1.0))
             return super().forward(x)
 
     def make() -> Any:
