@@ -86,6 +86,11 @@ class Communicator(ArrayOperations):
         return self._seat.do("traffic", lambda: self.on_loop.traffic)
 
     @property
+    def may_share_memory(self) -> bool:
+        """May ranks of one host share memory?  Equal on all ranks, also where a host turned out to have none."""
+        return self.on_loop.may_share_memory
+
+    @property
     def bandwidth(self) -> float:
         """Bytes/s that this rank can send here, as measured."""
         return self.on_loop.bandwidth
@@ -122,7 +127,7 @@ class Communicator(ArrayOperations):
         *,
         name: str | None = None,
         key: str | None = None,
-        has_own_timeout: bool = False,
+        has_own_timeout: bool = True,
     ) -> Communicator | None:
         """Return the communicator over ``ranks`` of this group, in that order; None if this rank is not one of them."""
         return self._wrapped(
@@ -141,6 +146,10 @@ class Communicator(ArrayOperations):
     def give_up(self, rank: int, text: str) -> None:
         """End this group on this rank with ``PeerCancelled``: its operations that are not over, and all later calls."""
         self._seat.do("give_up", lambda: self.on_loop.give_up(rank, text))
+
+    def refuse(self, operation: str, error: BaseException, *, key: str | None = None) -> None:
+        """Give a call of ``operation`` its place that is refused with ``error`` before it gets here."""
+        self._seat.do("refuse", lambda: self.on_loop.refuse(operation, error, key=key))
 
     def describe_waits(self) -> list[str]:
         """Say of each operation of this rank that runs how long it has waited, for whom, and what is known of that."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
@@ -25,7 +26,12 @@ class Seat:
         if self.is_closed:
             raise self._refusal(what)
         if timeout is not None:
-            check_timeout(timeout)
+            try:
+                check_timeout(timeout)
+            except UsageError as error:
+                refused = error
+                self.thread.do(lambda: _refuse(make(), refused))
+                raise
         return self.thread.call(make, timeout=timeout, what=what)
 
     def start(self, what: str, make: Callable[[], Coroutine[Any, Any, T]]) -> Pending[T]:
@@ -42,6 +48,12 @@ class Seat:
 
     def _refusal(self, what: str) -> UsageError:
         return UsageError(f"{what}: the node of rank {self.rank} has been closed")
+
+
+def _refuse(call: Coroutine[Any, Any, Any], error: UsageError) -> None:
+    """End ``call``, which has taken its place, with ``error`` on the other ranks."""
+    with contextlib.suppress(UsageError):
+        call.throw(error)
 
 
 def check_timeout(seconds: float) -> None:

@@ -234,7 +234,7 @@ class LoopThread:
 
 def _expire(task: asyncio.Task[Any], pending: Pending[Any], seconds: float) -> None:
     pending.expired_after = seconds
-    task.cancel()
+    task.cancel(TimeoutError(f"its timeout of {seconds:g} s has passed"))
 
 
 def _cancelled(task: asyncio.Task[Any], pending: Pending[Any]) -> Exception:

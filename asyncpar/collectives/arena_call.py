@@ -11,7 +11,8 @@ from typing import Any
 from asyncpar.arena.channel import Turn
 from asyncpar.arena.lineup import Program, Task, Wait
 from asyncpar.collectives.arena_group import ArenaGroup
-from asyncpar.collectives.ending import ended, give_up
+from asyncpar.collectives.causes import reason_of
+from asyncpar.collectives.ending import ended, give_up, thrown
 from asyncpar.collectives.operation import Operation
 from asyncpar.collectives.reduction import Array
 from asyncpar.errors import PeerLost
@@ -85,7 +86,7 @@ class ArenaTask(Task):
             self.future.set_result(None)
 
     def crashed(self, error: BaseException) -> None:
-        self.operation.tell_failure("failed", f"{type(error).__name__}: {error}")
+        self.operation.tell_failure("failed", reason_of(error))
         self.operation.fail(error)
 
     def mismatched(self, place: int) -> None:
@@ -157,8 +158,8 @@ class ArenaCall(Coroutine[Any, Any, Any]):
             raise RuntimeError("cannot reuse already awaited coroutine")
         try:
             check_home_loop(operation.table.loop, operation.name)
-        except BaseException:
-            give_up(operation)
+        except BaseException as error:
+            give_up(operation, error)
             raise
         group = task.group
         try:
@@ -192,7 +193,7 @@ class ArenaCall(Coroutine[Any, Any, Any]):
                 self._running = self.__await__()
             return self._running.throw(*error)
         finally:
-            give_up(self._task.operation)
+            give_up(self._task.operation, thrown(error))
 
     def close(self) -> None:
         try:

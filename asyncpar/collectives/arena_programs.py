@@ -9,6 +9,9 @@ travels in chunks.  Every program says why nobody overwrites what another rank s
   ``exchange``, where all write and read, it has waited for everyone's chunk ``c - 1``, posted after reading ``c - 2``.
 - *In slices* (``arena_slices``): see there.
 
+No program ends before every rank of the group has posted a round of the same operation, also where data goes only one
+way: a rank that calls something else, with another root say, is found by all of them.
+
 Inputs that lie in the heap of the arena (``Node.empty``) are not copied: the others read them where they are.  Then the
 owner waits at the end until everyone has read; and whoever has read makes sure, before it calls its result a result,
 that the owner had not given the memory back in between (``Turn.is_intact``).
@@ -72,8 +75,8 @@ class Flow:
 
     @property
     def chunks(self) -> int:
-        """Chunks that the longest slice makes."""
-        return max(-(-(high - low) // self.chunk) for low, high in self.slices)
+        """Chunks that the longest slice makes, at least one: ranks meet also where there is nothing to show."""
+        return max(1, *(-(-(high - low) // self.chunk) for low, high in self.slices))
 
     def part(self, place: int, chunk: int) -> tuple[int, int]:
         """Return which elements of a writer's input the rank at ``place`` reads in ``chunk``."""
@@ -122,21 +125,25 @@ def exchange(turn: Turn, flow: Flow, source: Array, take: Take) -> Program:
 
 
 def hand_out(turn: Turn, flow: Flow, source: Array, readers: Sequence[int]) -> Program:
-    """This rank alone writes."""
+    """This rank writes, and does not read.  Returns when every rank of the group is in the same operation."""
     chunks = flow.chunks
     if turn.place_in_heap(turn.channel.place) is not None:
         turn.post(chunks)
         yield readers, chunks
-        return
-    for chunk in range(chunks):
-        if chunk >= 2:
-            yield readers, chunk - 1
-        _publish(turn, flow, source, chunk, readers)
-        turn.post(chunk + 1)
+    else:
+        for chunk in range(chunks):
+            if chunk >= 2:
+                yield readers, chunk - 1
+            _publish(turn, flow, source, chunk, readers)
+            turn.post(chunk + 1)
+    yield turn.channel.others, 1
 
 
 def take_in(turn: Turn, flow: Flow, writers: Sequence[int], take: Take) -> Program:
-    """This rank reads, and writes nothing; ``take`` gets pieces in the order of ``writers``."""
+    """This rank reads, and writes nothing; ``take`` gets pieces in the order of ``writers``.
+
+    Returns when every rank of the group is in the same operation.
+    """
     heap: list[int | None] = []
     for chunk in range(flow.chunks):
         yield writers, chunk + 1
@@ -146,6 +153,7 @@ def take_in(turn: Turn, flow: Flow, writers: Sequence[int], take: Take) -> Progr
         shown = [_shown(turn, flow, chunk, writer, where) for writer, where in zip(writers, heap, strict=True)]
         take(chunk * flow.chunk, shown)
         turn.post(chunk + 1)
+    yield turn.channel.others, 1
 
 
 def _publish(turn: Turn, flow: Flow, source: Array, chunk: int, readers: Sequence[int]) -> None:

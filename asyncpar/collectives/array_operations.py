@@ -32,7 +32,11 @@ class ArrayOperations:
         ``op`` is sum, mean, prod, min, max, band, bor or bxor.  The result has the same bits on every rank, and again
         whenever the same values are reduced by the same algorithm.  Needs 8 MiB of memory besides at most.
         """
-        return reductions.all_reduce(self._engine, x, op=op, out=out, algorithm=algorithm, key=key)
+        try:
+            return reductions.all_reduce(self._engine, x, op=op, out=out, algorithm=algorithm, key=key)
+        except Exception as error:
+            self._engine.refuse("all_reduce", error, key)
+            raise
 
     def all_reduce_many(
         self,
@@ -48,7 +52,11 @@ class ArrayOperations:
         shape, layout and dtype, but must not overlap; all ranks pass the same shapes and dtypes in the same order.
         Results are as those of ``all_reduce``, with the same bits on every rank.
         """
-        return coalesced.all_reduce_many(self._engine, arrays, op=op, algorithm=algorithm, key=key)
+        return self._engine.checked(
+            "all_reduce_many",
+            key,
+            lambda: coalesced.all_reduce_many(self._engine, arrays, op=op, algorithm=algorithm, key=key),
+        )
 
     def reduce(
         self,
@@ -61,7 +69,11 @@ class ArrayOperations:
         key: str | None = None,
     ) -> Coroutine[Any, Any, Array | None]:
         """Combine ``x`` of all ranks at ``root``, which gets the result (in ``out``); the others get None."""
-        return reductions.reduce(self._engine, x, op=op, root=root, out=out, algorithm=algorithm, key=key)
+        return self._engine.checked(
+            "reduce",
+            key,
+            lambda: reductions.reduce(self._engine, x, op=op, root=root, out=out, algorithm=algorithm, key=key),
+        )
 
     def reduce_scatter(
         self,
@@ -76,7 +88,11 @@ class ArrayOperations:
 
         Slices have ``ceil(len(x) / size)`` rows; those of the last ranks may be shorter or empty.
         """
-        return reductions.reduce_scatter(self._engine, x, op=op, out=out, algorithm=algorithm, key=key)
+        return self._engine.checked(
+            "reduce_scatter",
+            key,
+            lambda: reductions.reduce_scatter(self._engine, x, op=op, out=out, algorithm=algorithm, key=key),
+        )
 
     # -- collecting and handing out --------------------------------------------------------------------------------
 
@@ -84,13 +100,17 @@ class ArrayOperations:
         self, x: Array, *, out: Array | None = None, algorithm: str | None = None, key: str | None = None
     ) -> Coroutine[Any, Any, Array]:
         """Return ``x`` of all ranks as one array of shape ``(size, *x.shape)``."""
-        return gathers.all_gather(self._engine, x, out=out, algorithm=algorithm, key=key)
+        return self._engine.checked(
+            "all_gather", key, lambda: gathers.all_gather(self._engine, x, out=out, algorithm=algorithm, key=key)
+        )
 
     def all_gather_v(
         self, x: Array, *, out: Array | None = None, algorithm: str | None = None, key: str | None = None
     ) -> Coroutine[Any, Any, Array]:
         """Return ``x`` of all ranks one after another along axis 0, in which they may differ."""
-        return gathers.all_gather_v(self._engine, x, out=out, algorithm=algorithm, key=key)
+        return self._engine.checked(
+            "all_gather_v", key, lambda: gathers.all_gather_v(self._engine, x, out=out, algorithm=algorithm, key=key)
+        )
 
     def gather(
         self,
@@ -102,7 +122,9 @@ class ArrayOperations:
         key: str | None = None,
     ) -> Coroutine[Any, Any, Array | None]:
         """Return ``x`` of all ranks at ``root``, as ``all_gather`` does; the others get None."""
-        return rooted.gather(self._engine, x, root=root, out=out, algorithm=algorithm, key=key)
+        return self._engine.checked(
+            "gather", key, lambda: rooted.gather(self._engine, x, root=root, out=out, algorithm=algorithm, key=key)
+        )
 
     def scatter(
         self,
@@ -117,23 +139,29 @@ class ArrayOperations:
 
         The other ranks pass no ``x``, but ``out``, which says shape and dtype.
         """
-        return rooted.scatter(self._engine, x, root=root, out=out, algorithm=algorithm, key=key)
+        return self._engine.checked(
+            "scatter", key, lambda: rooted.scatter(self._engine, x, root=root, out=out, algorithm=algorithm, key=key)
+        )
 
     def broadcast(
         self, x: Array, *, root: int = 0, algorithm: str | None = None, key: str | None = None
     ) -> Coroutine[Any, Any, Array]:
         """Overwrite ``x`` with that of ``root``, and return it."""
-        return gathers.broadcast(self._engine, x, root=root, algorithm=algorithm, key=key)
+        return self._engine.checked(
+            "broadcast", key, lambda: gathers.broadcast(self._engine, x, root=root, algorithm=algorithm, key=key)
+        )
 
     def barrier(self, *, algorithm: str | None = None, key: str | None = None) -> Coroutine[Any, Any, None]:
         """Wait until all ranks have come here."""
-        return gathers.barrier(self._engine, algorithm=algorithm, key=key)
+        return self._engine.checked("barrier", key, lambda: gathers.barrier(self._engine, algorithm=algorithm, key=key))
 
     def all_to_all(
         self, x: Array, *, out: Array | None = None, algorithm: str | None = None, key: str | None = None
     ) -> Coroutine[Any, Any, Array]:
         """Send ``x[r]`` to each rank ``r`` and return what they sent, entry ``r`` from rank ``r``; shapes as ``x``."""
-        return exchanges.all_to_all(self._engine, x, out=out, algorithm=algorithm, key=key)
+        return self._engine.checked(
+            "all_to_all", key, lambda: exchanges.all_to_all(self._engine, x, out=out, algorithm=algorithm, key=key)
+        )
 
     def all_to_all_v(
         self, x: Array, counts: Sequence[int], *, out: Array | None = None, key: str | None = None
@@ -142,4 +170,6 @@ class ArrayOperations:
 
         Returns the rows received, by rank of their sender, and how many came from each.
         """
-        return exchanges.all_to_all_v(self._engine, x, counts, out=out, key=key)
+        return self._engine.checked(
+            "all_to_all_v", key, lambda: exchanges.all_to_all_v(self._engine, x, counts, out=out, key=key)
+        )

@@ -15,6 +15,7 @@ from asyncpar.collectives.engine import Engine
 from asyncpar.collectives.execute import execute
 from asyncpar.collectives.gathers import prepare_broadcast
 from asyncpar.collectives.layout import AlongBuffer
+from asyncpar.collectives.one_way import from_root
 from asyncpar.collectives.operation import Operation
 from asyncpar.collectives.plan import Plan
 from asyncpar.collectives.workspace import InPlace
@@ -40,7 +41,8 @@ def calibrate(engine: Engine, *, clock: Callable[[], float]) -> Coroutine[Any, A
             if peer is not None and engine.rank in (0, peer):
                 figures[2 * index : 2 * index + 2] = await _measure(engine, operation, peer, index, clock)
         figures[4] = _reduction_speed(clock)
-        await execute(operation, prepare_broadcast(engine, figures, 0, "tree", phase=6).plan, InPlace(figures))
+        plan = prepare_broadcast(engine, figures, 0, "tree", phase=6).plan
+        await from_root(engine, operation, 0, lambda: execute(operation, plan, InPlace(figures)))
         _adopt(engine, figures, has_near=near is not None, has_far=far is not None)
 
     return engine.start("calibrate", describe("calibrate", (), "direct"), None, body)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Coroutine, Iterable, Sequence
-from typing import Any, Self
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from typing import Any, Self, TypeVar
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -27,6 +27,8 @@ from asyncpar.collectives.table import OperationTable
 from asyncpar.errors import PeerCancelled, UsageError
 from asyncpar.transport.links import Links
 
+T = TypeVar("T")
+
 DEFAULT_TIMEOUT = 300.0
 """Seconds that an operation may go without progress."""
 
@@ -44,8 +46,10 @@ class Communicator(ArrayOperations):
 
     Every operation either gives its result on a rank or raises there.  A rank that calls something else is an
     ``OperationMismatch``, one that is gone ``PeerLost``, one that cancels or fails ``PeerCancelled``, one that does
-    not do its part for ``timeout`` seconds ``PeerTimeout``; wrong arguments are ``UsageError`` before anything is sent.
-    After all but ``PeerLost`` the group stays usable.  Cancelling an operation takes effect at once.
+    not do its part for ``timeout`` seconds ``PeerTimeout``.  Wrong arguments are ``UsageError`` where they are passed,
+    at once; such a call takes its place like any other, and is ``PeerCancelled`` on the other ranks, with the reason.
+    An operation gives its result when all ranks call it with the same arguments, also where data goes one way.  After
+    all but ``PeerLost`` the group stays usable.  Cancelling an operation takes effect at once.
 
     ``x`` are numpy arrays of any shape and layout, of any numeric dtype or bool or ``ml_dtypes.bfloat16``.  They must
     not be touched until the operation is over.  ``root``, ``dest`` and ``source`` are ranks of the group.
@@ -131,7 +135,7 @@ class Communicator(ArrayOperations):
     def timeout(self) -> float | None:
         """Seconds that an operation may go without progress before it raises ``PeerTimeout``; None: for ever.
 
-        Sub-groups share it.
+        A group's own: a group that is made from it begins with it.
         """
         return self._engine.group.limits.timeout
 
@@ -203,7 +207,7 @@ class Communicator(ArrayOperations):
         *,
         name: str | None = None,
         key: str | None = None,
-        has_own_timeout: bool = False,
+        has_own_timeout: bool = True,
     ) -> Communicator | None:
         """Return the communicator over ``ranks`` of this group, in that order; None if this rank is not one of them.
 
@@ -211,8 +215,8 @@ class Communicator(ArrayOperations):
         another group.  With ``key`` the ranks that pass equal keys are one group instead, in whatever order and however
         often they ask; who asks again gets the same communicator.  Groups last as long as the world.
 
-        Groups share one ``timeout``; setting it on one sets it on all.  With ``has_own_timeout`` this one, and those
-        made from it, begin with that of this group and have their own.
+        Its ``timeout`` begins with that of this group and is its own; without ``has_own_timeout`` it stays that of this
+        group.
         """
         check_key(key)
         if key is None:
@@ -231,7 +235,9 @@ class Communicator(ArrayOperations):
 
         All ranks of this group call it; those that pass None get None.
         """
-        return subgroups.split(self._engine, color, key, name, Communicator)
+        return self._engine.checked(
+            "split", None, lambda: subgroups.split(self._engine, color, key, name, Communicator)
+        )
 
     def claim(self, name: str, owner: object, *, kind: str | None = None) -> None:
         """Reserve ``name``, from which ``owner`` derives the keys of its operations, until it is released or collected.
@@ -263,6 +269,15 @@ class Communicator(ArrayOperations):
                 operation.fail(PeerCancelled(message, rank=rank, operation=operation.label, cause=text))
         self._engine.leave_arena()
 
+    def refuse(self, operation: str, error: BaseException, *, key: str | None = None) -> None:
+        """Give a call of ``operation`` its place that is refused with ``error`` before it gets here.
+
+        For layers on top that check arguments of their own: the operation ends on the other ranks with
+        ``PeerCancelled``, which says why, and the next calls of all ranks meet.  Calls of this class that are refused
+        do so by themselves.
+        """
+        self._engine.refuse(operation, error, key)
+
     def describe_waits(self) -> list[str]:
         """Say of each operation of this rank that runs how long it has waited, for whom, and what is known of that."""
         now = self._engine.table.now()
@@ -277,33 +292,30 @@ class Communicator(ArrayOperations):
         Messages of one rank with one tag arrive in the order of the calls.  Returns when ``x`` may be reused: for a
         small array at once, for a larger one when it has been received.
         """
-        return self._mailbox.send(check_array(x), self._other(dest, "dest"), check_tag(tag))
+        return self._send(dest, tag, lambda: check_array(x))
 
     def recv(self, source: int | None = None, *, out: Array | None = None, tag: int = 0) -> Coroutine[Any, Any, Array]:
         """Return the next array that ``source`` (None: any rank) sends with ``tag``, in ``out`` if given.
 
         ``out`` must have the shape and dtype that are sent: anything else is an ``OperationMismatch`` on both ranks.
         """
-        return self._mailbox.receive(*self._reception(source, out, tag), convert=_array)
+        return self._receive(source, out, tag, lambda delivery: delivery.array)
 
     def recv_any(self, *, out: Array | None = None, tag: int = 0) -> Coroutine[Any, Any, tuple[int, Array]]:
         """Return the rank that sends the next array with ``tag``, and the array."""
-        return self._mailbox.receive(*self._reception(None, out, tag), convert=lambda got: (got.source, _array(got)))
+        return self._receive(None, out, tag, lambda delivery: (delivery.source, delivery.array))
 
     def send_object(self, value: object, dest: int, *, tag: int = 0) -> Coroutine[Any, Any, None]:
         """Send a value of plain data, dataclasses, msgspec structs and arrays to ``dest``; see ``send``."""
-        content = objects.encoded(value, "value")
-        return self._mailbox.send(content, self._other(dest, "dest"), check_tag(tag), is_object=True)
+        return self._send(dest, tag, lambda: objects.encoded(value, "value"), is_object=True)
 
     def recv_object(self, source: int | None = None, *, tag: int = 0, wanted: Any = Any) -> Coroutine[Any, Any, Any]:
         """Return the next value that ``source`` (None: any rank) sends with ``tag``; it must be of type ``wanted``."""
 
         def convert(delivery: Delivery) -> Any:
-            if not delivery.is_object:
-                raise UsageError("recv_object: expected an object, but an array was sent; use recv")
             return objects.decoded(delivery.array, wanted, "recv_object")
 
-        return self._mailbox.receive(*self._reception(source, None, tag), convert=convert)
+        return self._receive(source, None, tag, convert, is_object=True)
 
     # -- objects ---------------------------------------------------------------------------------------------------
 
@@ -315,25 +327,37 @@ class Communicator(ArrayOperations):
         Values are plain data, dataclasses, msgspec structs and numpy arrays, nested as you like.  ``wanted`` is the
         type to check and make; for ``Any``, dataclasses and structs come as dicts, and tuples as lists.
         """
-        return objects.broadcast_object(self._engine, value, root=root, wanted=wanted, key=key)
+        return self._engine.checked(
+            "broadcast_object",
+            key,
+            lambda: objects.broadcast_object(self._engine, value, root=root, wanted=wanted, key=key),
+        )
 
     def all_gather_object(
         self, value: object, *, key: str | None = None, wanted: Any = Any
     ) -> Coroutine[Any, Any, list[Any]]:
         """Return the values of all ranks, in their order."""
-        return objects.all_gather_object(self._engine, value, wanted=wanted, key=key)
+        return self._engine.checked(
+            "all_gather_object", key, lambda: objects.all_gather_object(self._engine, value, wanted=wanted, key=key)
+        )
 
     def gather_object(
         self, value: object, *, root: int = 0, key: str | None = None, wanted: Any = Any
     ) -> Coroutine[Any, Any, list[Any] | None]:
         """Return the values of all ranks at ``root``; the others get None."""
-        return objects.gather_object(self._engine, value, root=root, wanted=wanted, key=key)
+        return self._engine.checked(
+            "gather_object", key, lambda: objects.gather_object(self._engine, value, root=root, wanted=wanted, key=key)
+        )
 
     def scatter_object(
         self, values: Sequence[object] | None = None, *, root: int = 0, key: str | None = None, wanted: Any = Any
     ) -> Coroutine[Any, Any, Any]:
         """Return ``values[rank]`` of the values that ``root`` passes, one per rank; the others pass None."""
-        return objects.scatter_object(self._engine, values, root=root, wanted=wanted, key=key)
+        return self._engine.checked(
+            "scatter_object",
+            key,
+            lambda: objects.scatter_object(self._engine, values, root=root, wanted=wanted, key=key),
+        )
 
     # -- inside ----------------------------------------------------------------------------------------------------
 
@@ -343,18 +367,36 @@ class Communicator(ArrayOperations):
             raise UsageError(f"{name}: expected another rank than this one, got {rank}")
         return checked
 
-    def _reception(self, source: int | None, out: Array | None, tag: int) -> tuple[int | None, int, Array | None]:
-        if out is not None:
-            out = check_writable(check_array(out, "out"), "out")
+    def _send(
+        self, dest: int, tag: int, content: Callable[[], Array], *, is_object: bool = False
+    ) -> Coroutine[Any, Any, None]:
+        """Send what ``content`` returns; if that is refused, the message takes its place all the same."""
+        to, tag = self._other(dest, "dest"), check_tag(tag)
+        try:
+            return self._mailbox.send(content(), to, tag, is_object=is_object)
+        except Exception as error:
+            self._mailbox.refuse_send(to, tag, error)
+            raise
+
+    def _receive(
+        self,
+        source: int | None,
+        out: Array | None,
+        tag: int,
+        convert: Callable[[Delivery], T],
+        *,
+        is_object: bool = False,
+    ) -> Coroutine[Any, Any, T]:
+        """Receive a message; if ``out`` is refused, the message is taken all the same."""
         if source is None and self.size == 1:
             raise UsageError("source: there is no other rank to receive from in a group of one")
-        return None if source is None else self._other(source, "source"), check_tag(tag), out
-
-
-def _array(delivery: Delivery) -> Array:
-    if delivery.is_object:
-        raise UsageError("recv: expected an array, but an object was sent; use recv_object")
-    return delivery.array
+        of, tag = None if source is None else self._other(source, "source"), check_tag(tag)
+        try:
+            into = None if out is None else check_writable(check_array(out, "out"), "out")
+            return self._mailbox.receive(of, tag, into, convert=convert, is_object=is_object)
+        except Exception as error:
+            self._mailbox.refuse_receive(of, tag, error)
+            raise
 
 
 def _checked_timeout(seconds: float | None) -> float | None:

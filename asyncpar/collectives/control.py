@@ -12,7 +12,7 @@ from asyncpar.errors import ProtocolError
 _TEXT_LIMIT = 4096
 _Text: TypeAlias = Annotated[str, msgspec.Meta(max_length=_TEXT_LIMIT)]
 
-Reason = Literal["cancelled", "failed", "mismatch", "lost", "timeout"]
+Reason = Literal["cancelled", "failed", "refused", "mismatch", "lost", "timeout"]
 
 
 class Abort(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

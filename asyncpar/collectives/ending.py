@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
+from asyncpar.collectives.causes import reason_of
+from asyncpar.collectives.control import Reason
 from asyncpar.collectives.operation import Operation
 from asyncpar.errors import OperationMismatch, PeerLost
 
@@ -16,35 +19,53 @@ def ended(operation: Operation, error: BaseException) -> BaseException:
         operation.discard()
         return operation.failure
     if isinstance(error, asyncio.CancelledError):
-        now = operation.table.now()
+        now, why = operation.table.now(), operation.why_cancelled or reason_of(error)
         message, culprit = operation.describe_wait(now), operation.find_culprit(now)
         error.args = (message,)
         error.add_note(message)
         missing = operation.waits_for() if culprit is None else [culprit.rank]
         error.missing_ranks = missing  # type: ignore[attr-defined]  # for who turns it into PeerTimeout
         if operation.failure is None:
-            operation.tell_failure("cancelled", "")
+            operation.tell_failure("cancelled", why)
     elif isinstance(error, OperationMismatch):
         operation.tell_failure("mismatch", f"{operation.label}: {error}")
     elif isinstance(error, PeerLost):
         operation.tell_failure("lost", error.cause or str(error), lost=error.rank)
         operation.discard()
         return operation.lost(error)
+    elif isinstance(error, GeneratorExit):
+        operation.tell_failure("failed", "GeneratorExit: the call was closed")
     else:
-        operation.tell_failure("failed", f"{type(error).__name__}: {error}")
+        operation.tell_failure("failed", reason_of(error))
     operation.discard()
     return error
 
 
-def give_up(operation: Operation) -> None:
-    """Nobody will await the call.  From any thread."""
+def give_up(operation: Operation, error: BaseException | None = None) -> None:
+    """Nobody will await the call, because of ``error`` perhaps.  From any thread."""
     loop = operation.table.loop
     if not operation.has_started and not operation.is_over and not loop.is_closed():
-        loop.call_soon_threadsafe(_give_up_now, operation)
+        loop.call_soon_threadsafe(_give_up_now, operation, error)
 
 
-def _give_up_now(operation: Operation) -> None:
+def _give_up_now(operation: Operation, error: BaseException | None) -> None:
     """A call was never awaited: its peers must not wait for it."""
-    if not operation.has_started and not operation.is_over:
+    if operation.has_started or operation.is_over:
+        return
+    if error is None:
         operation.tell_failure("failed", "it was called there, but never awaited")
-        operation.discard()
+    else:
+        reason: Reason = "cancelled" if isinstance(error, asyncio.CancelledError) else "failed"
+        operation.tell_failure(reason, f"{reason_of(error)}, before it began")
+    operation.discard()
+
+
+def refuse(operation: Operation, error: BaseException) -> None:
+    """The caller of ``operation`` gets ``error`` instead of a call: it ends on the others, too."""
+    operation.tell_failure("refused", str(error) or type(error).__name__)
+    operation.discard()
+
+
+def thrown(error: tuple[Any, ...]) -> BaseException | None:
+    """Return the exception of the arguments of ``throw``, None if there is only its type."""
+    return next((part for part in error if isinstance(part, BaseException)), None)

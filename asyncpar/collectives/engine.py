@@ -17,7 +17,7 @@ from asyncpar.collectives.arena_group import ArenaGroup
 from asyncpar.collectives.arguments import check_key
 from asyncpar.collectives.call import Call
 from asyncpar.collectives.description import Description, describe, hash64
-from asyncpar.collectives.ending import ended, give_up
+from asyncpar.collectives.ending import ended, give_up, refuse
 from asyncpar.collectives.group import Group
 from asyncpar.collectives.ledger import GroupLedger
 from asyncpar.collectives.operation import Limits, Operation
@@ -28,7 +28,7 @@ from asyncpar.collectives.reduction import Array
 from asyncpar.collectives.statistics import CollectiveStatistics, Tally, Traffic
 from asyncpar.collectives.table import OperationTable
 from asyncpar.errors import PeerLost, UsageError
-from asyncpar.transport.home_loop import check_home_loop
+from asyncpar.transport.home_loop import check_home_loop, is_home_loop
 
 T = TypeVar("T")
 Body = Callable[[Operation], Awaitable[T]]
@@ -58,9 +58,9 @@ class Ticket:
     def __del__(self) -> None:
         self.give_up()
 
-    def give_up(self) -> None:
-        """Nobody will await the call.  From any thread."""
-        give_up(self.operation)
+    def give_up(self, error: BaseException | None = None) -> None:
+        """Nobody will await the call, because of ``error`` perhaps.  From any thread."""
+        give_up(self.operation, error)
 
 
 class Engine:
@@ -182,6 +182,29 @@ class Engine:
         sequence, use = self.ledger.allot_keyed(key, self.group.active)
         return sequence, f'{name} #{use} "{key}"'
 
+    def refuse(self, name: str, error: BaseException, key: str | None = None) -> None:
+        """Give a call its place that raises ``error`` instead: it ends on the other ranks, with the reason.
+
+        Nothing is told of a call whose ``key`` is none.  From any thread.
+        """
+        loop = self.table.loop
+        if not is_home_loop(loop):
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(self.refuse, name, error, key)
+            return
+        if self.group.given_up is not None or key == "" or not isinstance(key, str | None):
+            return
+        reason = f"refused: {error}"
+        refuse(self.open(name, describe(name, (reason,), "none"), key).operation, error)
+
+    def checked(self, name: str, key: str | None, make: Callable[[], Coroutine[Any, Any, T]]) -> Coroutine[Any, Any, T]:
+        """Return the call that ``make`` makes; if that refuses its arguments, the call takes its place all the same."""
+        try:
+            return make()
+        except Exception as error:
+            self.refuse(name, error, key)
+            raise
+
     def start(
         self,
         name: str,
@@ -207,14 +230,14 @@ class Engine:
         coroutine = self._run(ticket, body, gone)
         named: Any = coroutine
         named.__qualname__ = f"Communicator.{ticket.operation.name}"  # what Python names if it is never awaited
-        return Call(coroutine, ticket.give_up, is_alone=self.size == 1)
+        return Call(coroutine, ticket.give_up, ended_by=ticket.give_up, is_alone=self.size == 1)
 
     async def _run(self, ticket: Ticket, body: Body[T], gone: Callable[[], PeerLost | None] | None) -> T:
         operation = ticket.operation
         try:
             check_home_loop(self.table.loop, operation.label)
-        except UsageError:
-            ticket.give_up()
+        except UsageError as error:
+            ticket.give_up(error)
             raise
         try:
             operation.begin(gone() if gone is not None else self.table.lost_member(operation.home))

@@ -26,6 +26,7 @@ from asyncpar.collectives.layout import (
     AlongChunks,
     Slice,
 )
+from asyncpar.collectives.one_way import from_root
 from asyncpar.collectives.operation import Operation
 from asyncpar.collectives.plan import Plan
 from asyncpar.collectives.reduction import Array
@@ -157,7 +158,7 @@ def broadcast(
 
     async def body(operation: Operation) -> Array:
         work = contiguous(array)
-        await execute(operation, prepared.plan, InPlace(work))
+        await from_root(engine, operation, root, lambda: execute(operation, prepared.plan, InPlace(work)))
         if work is not array and engine.rank != root:
             array[...] = work
         return array

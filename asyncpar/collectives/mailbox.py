@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from asyncpar.collectives.description import describe, hash64
+from asyncpar.collectives.ending import refuse
 from asyncpar.collectives.engine import Engine, Ticket
 from asyncpar.collectives.envelope import ENVELOPE_BYTES, Envelope, decode_envelope, encode_envelope
 from asyncpar.collectives.group import Group
@@ -22,7 +23,7 @@ from asyncpar.collectives.ledger import TAG_SHIFT, ChannelLedger
 from asyncpar.collectives.operation import Operation
 from asyncpar.collectives.reduction import Array
 from asyncpar.errors import OperationMismatch, PeerLost, ProtocolError
-from asyncpar.transport.home_loop import check_home_loop
+from asyncpar.transport.home_loop import check_home_loop, is_home_loop
 from asyncpar.transport.lane import fail_future
 from asyncpar.transport.links import LEFT
 
@@ -62,6 +63,8 @@ class _Request:
         self.operation = operation
         self.filled = filled
         self.slot: _Slot | None = None
+        self.refusal: BaseException | None = None
+        """What the caller got instead of a receive, which takes its message all the same."""
 
     def wants(self, source: int, tag: int) -> bool:
         return tag == self.tag and self.source in (None, source)
@@ -108,12 +111,50 @@ class Mailbox:
 
         return self._engine.launch(ticket, body)
 
+    def refuse_send(self, dest: int, tag: int, error: BaseException) -> None:
+        """Give a send its place that raises ``error`` instead: the receive that would have got it ends."""
+        if not self._is_open():
+            return
+        channel = self._channel(self._engine.rank, dest)
+        place = f"to rank {self._engine.ranks[dest]}"
+        operation = self._operation("send", place, tag, channel, channel, _ledger(channel).allot(tag))
+        self._table.enter(operation)
+        refuse(operation, error)
+
+    def _is_open(self) -> bool:
+        return is_home_loop(self._table.loop) and self._engine.group.given_up is None
+
     # -- receiving -------------------------------------------------------------------------------------------------
 
+    def refuse_receive(self, source: int | None, tag: int, error: BaseException) -> None:
+        """Let a receive that raises ``error`` instead take its message: the send of it ends, if it is not over.
+
+        One from any rank has no message of its own, and takes none.
+        """
+        if source is None or not self._is_open():
+            return
+        home = self._channel(source, self._engine.rank)
+        operation = self._operation("recv", f"from rank {self._engine.ranks[source]}", tag, home, None, 0)
+        home.loose.add(operation)
+        request = _Request(source, tag, operation, self._table.loop.create_future())
+        request.refusal = error
+        self._requests.append(request)
+        self._listen(request)
+        self._match()
+
     def receive(
-        self, source: int | None, tag: int, out: Array | None, *, convert: Callable[[Delivery], T]
+        self,
+        source: int | None,
+        tag: int,
+        out: Array | None,
+        *,
+        convert: Callable[[Delivery], T],
+        is_object: bool = False,
     ) -> Coroutine[Any, Any, T]:
-        """Receive the next message of ``source`` (None: of anybody) into ``out``, or into a fresh array."""
+        """Receive the next message of ``source`` (None: of anybody) into ``out``, or into a fresh array.
+
+        ``is_object`` says what it must be.
+        """
         check_home_loop(self._table.loop, "recv")
         self._engine.group.check_open()
         home = self._engine.group if source is None else self._channel(source, self._engine.rank)
@@ -128,6 +169,9 @@ class Mailbox:
         async def body(operation: Operation) -> T:
             slot = await self._matched(request)
             envelope = decode_envelope(slot.envelope)
+            if envelope.is_object != is_object:
+                mine = "an object; use recv" if is_object else "an array; use recv_object"
+                raise self._mismatch(slot, envelope, mine)
             array = self._memory(operation, slot, envelope, out)
             work = array if array.flags.c_contiguous else np.empty(array.shape, array.dtype)
             peer = self._engine.ranks[slot.source]
@@ -159,13 +203,15 @@ class Mailbox:
                     f"{operation.label}: at most {MAX_BYTES} bytes are received without out=, got {envelope.nbytes}"
                 )
             return np.empty(envelope.shape, envelope.dtype)
-        if envelope.is_object or (envelope.dtype, envelope.shape) != (out.dtype, out.shape):
-            mine = Envelope(out.dtype, out.shape, False)
-            raise OperationMismatch(
-                f"rank {self._engine.ranks[slot.source]} sends {envelope} where "
-                f"rank {self._table.links.rank} receives {mine} (tag {slot.tag})"
-            )
+        if (envelope.dtype, envelope.shape) != (out.dtype, out.shape):
+            raise self._mismatch(slot, envelope, str(Envelope(out.dtype, out.shape, False)))
         return out
+
+    def _mismatch(self, slot: _Slot, envelope: Envelope, mine: str) -> OperationMismatch:
+        return OperationMismatch(
+            f"rank {self._engine.ranks[slot.source]} sends {envelope} where "
+            f"rank {self._table.links.rank} receives {mine} (tag {slot.tag})"
+        )
 
     def _gone(self, request: _Request) -> PeerLost | None:
         """Return why nothing can come for ``request``: its source is gone; or one has failed, or all have left."""
@@ -270,7 +316,9 @@ class Mailbox:
         assert incoming.route is not None
         request.operation.bind(incoming.route, incoming.sequence, self._engine.ranks[slot.source])
         request.slot = slot
-        if not request.filled.done():
+        if request.refusal is not None:
+            refuse(request.operation, request.refusal)
+        elif not request.filled.done():
             request.filled.set_result(None)
 
     # -- making operations -----------------------------------------------------------------------------------------

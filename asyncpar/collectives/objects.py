@@ -14,6 +14,7 @@ from asyncpar.collectives.engine import Engine
 from asyncpar.collectives.execute import execute
 from asyncpar.collectives.gathers import check_lengths, exchange_numbers, prepare_broadcast
 from asyncpar.collectives.layout import NOWHERE, AlongChunks, Slice
+from asyncpar.collectives.one_way import from_root
 from asyncpar.collectives.operation import Operation
 from asyncpar.collectives.plan import Plan
 from asyncpar.collectives.reduction import Array
@@ -42,12 +43,19 @@ def broadcast_object(
     content = encoded(value, "value") if engine.rank == root else None
 
     async def body(operation: Operation) -> Any:
-        length = np.array([0 if content is None else content.size], np.int64)
-        lengths = engine.prepared(("length", root), lambda: prepare_broadcast(engine, length, root, "tree"))
-        await execute(operation, lengths.plan, InPlace(length))
-        _checked(length)
-        moving = np.empty(int(length[0]), np.uint8) if content is None else content
-        await execute(operation, prepare_broadcast(engine, moving, root, None, phase=1).plan, InPlace(moving))
+        moving = content
+
+        async def transfer() -> None:
+            nonlocal moving
+            length = np.array([0 if content is None else content.size], np.int64)
+            lengths = engine.prepared(("length", root), lambda: prepare_broadcast(engine, length, root, "tree"))
+            await execute(operation, lengths.plan, InPlace(length))
+            _checked(length)
+            moving = np.empty(int(length[0]), np.uint8) if content is None else content
+            await execute(operation, prepare_broadcast(engine, moving, root, None, phase=1).plan, InPlace(moving))
+
+        await from_root(engine, operation, root, transfer)
+        assert moving is not None
         return value if engine.rank == root else decoded(moving, wanted, operation.label)
 
     return engine.start("broadcast_object", describe("broadcast_object", (f"root={root}",), "auto"), key, body)
@@ -102,19 +110,22 @@ def scatter_object(
 
     async def body(operation: Operation) -> Any:
         lengths = np.array([content.size for content in contents] or [0] * engine.size, np.int64)
-        known = engine.prepared(("lengths", root), lambda: prepare_broadcast(engine, lengths, root, "tree"))
-        await execute(operation, known.plan, InPlace(lengths))
-        longest, length = max(_checked(lengths)), int(lengths[engine.rank])
-        if contents:
-            assert values is not None
-            chunks = _chunks([content.size for content in contents])
-            everything = np.concatenate(contents)
-            await execute(operation, _plan(engine, "scatter", "linear", root, chunks, longest), InPlace(everything))
-            return values[root]
-        mine = np.empty(length, np.uint8)
-        chunks = [Slice(0, 0, length) if rank == engine.rank else NOWHERE for rank in range(engine.size)]
-        await execute(operation, _plan(engine, "scatter", "linear", root, chunks, longest), InPlace(mine))
-        return decoded(mine, wanted, operation.label)
+        moving = np.empty(0, np.uint8)
+
+        async def transfer() -> None:
+            nonlocal moving
+            known = engine.prepared(("lengths", root), lambda: prepare_broadcast(engine, lengths, root, "tree"))
+            await execute(operation, known.plan, InPlace(lengths))
+            longest, length = max(_checked(lengths)), int(lengths[engine.rank])
+            if contents:
+                moving, chunks = np.concatenate(contents), _chunks([content.size for content in contents])
+            else:
+                moving = np.empty(length, np.uint8)
+                chunks = [Slice(0, 0, length) if rank == engine.rank else NOWHERE for rank in range(engine.size)]
+            await execute(operation, _plan(engine, "scatter", "linear", root, chunks, longest), InPlace(moving))
+
+        await from_root(engine, operation, root, transfer)
+        return decoded(moving, wanted, operation.label) if values is None else values[root]
 
     return engine.start("scatter_object", describe("scatter_object", (f"root={root}",), "linear"), key, body)
 

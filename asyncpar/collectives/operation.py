@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+from asyncpar.collectives.causes import Cancellable
 from asyncpar.collectives.control import Abort, Reason, encode_control, shortened
 from asyncpar.collectives.description import Description
 from asyncpar.collectives.inquiry import Answer, Culprit, Inquiry
@@ -19,7 +20,7 @@ from asyncpar.wire.header import FrameKind, Key
 
 @dataclass(slots=True)
 class Limits:
-    """What the user may set while operations run; shared by a communicator's groups."""
+    """What the user may set while operations run."""
 
     timeout: float | None
 
@@ -82,6 +83,7 @@ class Operation:
         "suspects",
         "table",
         "waiter",
+        "why_cancelled",
     )
 
     def __init__(
@@ -105,6 +107,7 @@ class Operation:
         self._label = label
         self.audience = audience
         self.failure: BaseException | None = None
+        self.why_cancelled: str | None = None
         self.has_started = False
         self.is_over = False
         self.started_at = 0.0
@@ -194,11 +197,16 @@ class Operation:
             raise self.failure
         self.waiter = future
         self.awaited = peer
-        await future  # if this raises, the waiter stays until ``discard``, to tell what was waited for
+        await Cancellable(
+            future, self._note_cancel
+        )  # if this raises, the waiter stays until ``discard``, to tell what was waited for
         self.waiter = None
         if self.failure is not None:
             raise self.failure
         self.progress_at = self.table.now()
+
+    def _note_cancel(self, why: str) -> None:
+        self.why_cancelled = why
 
     def refresh(self, now: float) -> None:
         """Note progress that was made without anyone waiting for it."""

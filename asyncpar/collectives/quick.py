@@ -21,7 +21,7 @@ from asyncpar.arena.lineup import Program
 from asyncpar.collectives.arena_call import ArenaCall, ArenaOperation, ArenaTask, MakeProgram
 from asyncpar.collectives.arena_group import ArenaGroup
 from asyncpar.collectives.description import Description
-from asyncpar.collectives.ending import give_up
+from asyncpar.collectives.ending import give_up, thrown
 from asyncpar.collectives.group import Group
 from asyncpar.collectives.ledger import GroupLedger
 from asyncpar.collectives.operation import Operation
@@ -158,7 +158,7 @@ class QuickCall(Coroutine[Any, Any, Array]):
         try:
             return (self._running or self.__await__()).throw(*error)
         finally:
-            self._give_up()
+            self._give_up(thrown(error))
 
     def close(self) -> None:
         try:
@@ -176,8 +176,8 @@ class QuickCall(Coroutine[Any, Any, Array]):
         table, early = engine.table, engine.group.early
         try:
             check_home_loop(table.loop, _NAME)
-        except BaseException:
-            self._give_up()
+        except BaseException as error:
+            self._give_up(error)
             raise
         if len(early) == 1 and sequence in early and table.is_calm(self._plan.lineup) and self._is_over_at_once():
             return self._x
@@ -206,11 +206,11 @@ class QuickCall(Coroutine[Any, Any, Array]):
         task.resume(turn, plan.rest(turn, x), (plan.others, 1))
         return False
 
-    def _give_up(self) -> None:
-        """Nobody will await the call.  From any thread."""
+    def _give_up(self, error: BaseException | None = None) -> None:
+        """Nobody will await the call, because of ``error`` perhaps.  From any thread."""
         loop = self._engine.table.loop
         if not loop.is_closed():
-            loop.call_soon_threadsafe(_give_up_now, self._engine, self._sequence)
+            loop.call_soon_threadsafe(_give_up_now, self._engine, self._sequence, error)
 
 
 def admit(engine: QuickEngine, plan: QuickPlan, sequence: int, x: Array) -> ArenaTask:
@@ -218,12 +218,12 @@ def admit(engine: QuickEngine, plan: QuickPlan, sequence: int, x: Array) -> Aren
     return engine.admit(_NAME, plan.description, sequence, lambda turn: plan.program(turn, x), sends=x.nbytes)
 
 
-def _give_up_now(engine: QuickEngine, sequence: int) -> None:
+def _give_up_now(engine: QuickEngine, sequence: int, error: BaseException | None) -> None:
     if sequence in engine.group.early:
         engine.admit_early()
     operation = engine.group.active.get(sequence)
     if operation is not None:
-        give_up(operation)
+        give_up(operation, error)
 
 
 async def _impossible(operation: Operation) -> Any:

@@ -32,6 +32,7 @@ from asyncpar.collectives.layout import (
     ceil_bounds,
     packed_segment,
 )
+from asyncpar.collectives.one_way import to_root
 from asyncpar.collectives.operation import Operation
 from asyncpar.collectives.plan import Plan
 from asyncpar.collectives.quick import QuickCall, QuickPlan
@@ -124,11 +125,15 @@ def reduce(
         if target is None:
             flat = contiguous(source).reshape(-1)
             partial = _partial(operation, flat, layout) if receives else InPlace(flat)
-            await execute(operation, prepared.plan, partial, reduction.combine)
+            await to_root(
+                engine, operation, root, lambda: execute(operation, prepared.plan, partial, reduction.combine)
+            )
             return None
         target[...] = source
         work = contiguous(target)
-        await execute(operation, prepared.plan, InPlace(work), reduction.combine)
+        await to_root(
+            engine, operation, root, lambda: execute(operation, prepared.plan, InPlace(work), reduction.combine)
+        )
         reduction.finish(work, engine.size)
         if work is not target:
             target[...] = work

@@ -27,6 +27,7 @@ from asyncpar.collectives.layout import (
     Slice,
     packed_segment,
 )
+from asyncpar.collectives.one_way import from_root, to_root
 from asyncpar.collectives.operation import Operation
 from asyncpar.collectives.plan import Plan
 from asyncpar.collectives.reduction import Array
@@ -51,11 +52,11 @@ def gather(
         if target is None:
             flat = contiguous(source).reshape(-1)
             workspace = InPlace(flat) if packed is None else _scratch(operation, flat, None, packed, own, engine.rank)
-            await execute(operation, prepared.plan, workspace)
+            await to_root(engine, operation, root, lambda: execute(operation, prepared.plan, workspace))
             return None
         work = contiguous(target)
         work[root] = source
-        await execute(operation, prepared.plan, InPlace(work))
+        await to_root(engine, operation, root, lambda: execute(operation, prepared.plan, InPlace(work)))
         if work is not target:
             target[...] = work
         return target
@@ -88,13 +89,14 @@ def scatter(
 
     async def body(operation: Operation) -> Array:
         if source is not None:
-            await execute(operation, prepared.plan, InPlace(contiguous(source)))
+            whole = InPlace(contiguous(source))
+            await from_root(engine, operation, root, lambda: execute(operation, prepared.plan, whole))
             target[...] = source[root]
             return target
         work = contiguous(target)
         flat = work.reshape(-1)
         workspace = InPlace(flat) if packed is None else _scratch(operation, None, flat, packed, own, engine.rank)
-        await execute(operation, prepared.plan, workspace)
+        await from_root(engine, operation, root, lambda: execute(operation, prepared.plan, workspace))
         if work is not target:
             target[...] = work
         return target

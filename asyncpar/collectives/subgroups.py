@@ -25,7 +25,7 @@ def subgroup(
     name: str | None,
     key: str | None = None,
     *,
-    has_own_timeout: bool = False,
+    has_own_timeout: bool = True,
 ) -> Engine | None:
     """Return the engine of the group of ``ranks`` (of this group), None if this rank is not one of them.
 
@@ -60,7 +60,7 @@ def split(
         members = sorted((row[2], rank) for rank, row in enumerate(rows) if row[:2] == mine[:2])
         world_ranks = tuple(engine.ranks[rank] for _, rank in members)
         number = hash64("split", engine.group.number, operation.sequence, mine[1])
-        return wrap(_made(engine, world_ranks, number, name, engine.group.limits))
+        return wrap(_made(engine, world_ranks, number, name, Limits(engine.group.limits.timeout)))
 
     return engine.start("split", describe("split", (), "bruck"), None, body)
 

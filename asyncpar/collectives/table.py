@@ -222,11 +222,11 @@ class OperationTable:
         message = operation.describe_wait(now)
         culprit = operation.find_culprit(now) or (Culprit(ranks[0]) if ranks else None)
         if culprit is None:
-            operation.tell_failure("failed", message)
+            operation.tell_failure("failed", f"PeerTimeout: {message}")
             operation.fail(PeerTimeout(message, operation=operation.label, cause="no rank did its part in time"))
             return
         host = self.links.world.members[culprit.rank].host
-        operation.tell_failure("timeout", message, lost=culprit.rank)
+        operation.tell_failure("timeout", f"PeerTimeout: {message}", lost=culprit.rank)
         operation.fail(
             PeerTimeout(message, rank=culprit.rank, host=host, operation=operation.label, cause=culprit.describe())
         )
@@ -348,9 +348,12 @@ def _error_of(operation: Operation, rank: int, abort: Abort) -> AsyncparError:
         return operation.lost(error)
     is_told = abort.reason == "timeout" and abort.rank is not None and 0 <= abort.rank < len(members)
     culprit = abort.rank if is_told and abort.rank is not None and abort.rank != me else rank
-    did = "cancelled it" if abort.reason == "cancelled" else "failed in it"
+    did = {
+        "cancelled": f"rank {rank} cancelled it",
+        "refused": f"the call was refused on rank {rank}",
+    }.get(abort.reason, f"rank {rank} failed in it")
     return PeerCancelled(
-        f"rank {me}: {operation.label}: rank {rank} {did}" + (f": {abort.text}" if abort.text else ""),
+        f"rank {me}: {operation.label}: {did}: {abort.text or 'no reason was given'}",
         rank=culprit,
         host=members[culprit].host,
         operation=operation.label,

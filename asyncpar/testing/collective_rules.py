@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 import numpy as np
 
@@ -168,24 +169,25 @@ class Rules(CommunicatorSuite):
 
     async def test_wrong_arguments_are_refused_before_anything_is_sent(self) -> None:
         async with self.connect(2) as communicators:
-            communicator, x = communicators[0], np.zeros(4)
-            wrong = (
-                lambda: communicator.all_reduce([1.0]),  # type: ignore[arg-type]
-                lambda: communicator.all_reduce(x, "average"),
-                lambda: communicator.all_reduce(x, algorithm="star"),
-                lambda: communicator.all_reduce(np.zeros(4, object)),
-                lambda: communicator.all_reduce(np.zeros(4, int), "mean"),
-                lambda: communicator.all_reduce(x, "bxor"),
-                lambda: communicator.broadcast(x, root=2),
-                lambda: communicator.all_gather(x, out=np.zeros(8)),
-                lambda: communicator.all_to_all(np.zeros((3, 2))),
-                lambda: communicator.send(x, communicator.rank),
+            x = np.zeros(4)
+            wrong: tuple[Callable[[Communicator], object], ...] = (
+                lambda c: c.all_reduce([1.0]),  # type: ignore[arg-type]
+                lambda c: c.all_reduce(x, "average"),
+                lambda c: c.all_reduce(x, algorithm="star"),
+                lambda c: c.all_reduce(np.zeros(4, object)),
+                lambda c: c.all_reduce(np.zeros(4, int), "mean"),
+                lambda c: c.all_reduce(x, "bxor"),
+                lambda c: c.broadcast(x, root=2),
+                lambda c: c.all_gather(x, out=np.zeros(8)),
+                lambda c: c.all_to_all(np.zeros((3, 2))),
+                lambda c: c.send(x, c.rank),
             )
             for call in wrong:
-                try:
-                    call()
-                except UsageError:
-                    continue
-                raise AssertionError("expected a UsageError")
+                for communicator in communicators:
+                    try:
+                        call(communicator)
+                    except UsageError:
+                        continue
+                    raise AssertionError("expected a UsageError")
             for result in await on_all(communicators, lambda c: c.all_reduce(np.ones(4))):
                 np.testing.assert_array_equal(result, 2.0)

@@ -196,13 +196,16 @@ def test_what_is_cancelled_ends_on_the_others(nodes: tuple[Node, ...]) -> None:
 
 
 def test_wrong_calls_are_refused(nodes: tuple[Node, ...]) -> None:
-    comm = nodes[0].world
-    with pytest.raises(UsageError, match="op: expected"):
-        comm.all_reduce(np.ones(1), "median")
-    with pytest.raises(UsageError, match="op: expected"):
-        comm.start.all_reduce(np.ones(1), "median").wait(20)
-    with pytest.raises(UsageError, match="timeout: expected a positive number"):
-        comm.barrier(timeout=0)
+    def work(comm: Communicator) -> float:
+        with pytest.raises(UsageError, match="op: expected"):
+            comm.all_reduce(np.ones(1), "median")
+        with pytest.raises(UsageError, match="op: expected"):
+            comm.start.all_reduce(np.ones(1), "median").wait(20)
+        with pytest.raises(UsageError, match="timeout: expected a positive number"):
+            comm.barrier(timeout=0)
+        return float(comm.all_reduce(np.ones(1), timeout=20)[0])
+
+    assert on_all(nodes, work) == [3.0] * 3
 
 
 def test_different_operations_are_a_mismatch_that_names_both(nodes: tuple[Node, ...]) -> None:

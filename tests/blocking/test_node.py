@@ -263,7 +263,7 @@ def test_ctrl_c_ends_a_wait_and_its_operation_and_leaves_the_node_usable() -> No
         was_interrupted.set()
         assert nodes[0].world.all_reduce(np.ones(1), timeout=20)[0] == 2.0
         other.join(20)
-        assert heard == ["rank 1: all_reduce #1: rank 0 cancelled it", 2.0]
+        assert heard == ["rank 1: all_reduce #1: rank 0 cancelled it: CancelledError", 2.0]
 
 
 def test_ctrl_c_at_any_moment_leaves_the_loop_in_order(thread: LoopThread) -> None:

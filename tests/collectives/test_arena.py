@@ -316,15 +316,17 @@ async def test_a_cancelled_buffer_of_the_arena_never_makes_a_wrong_number() -> N
             await _sum_everywhere(nodes)
 
 
-async def test_a_root_may_be_some_operations_ahead() -> None:
-    async with arena_of(2) as nodes:
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("count", [0, 3, 1_000_000])
+async def test_a_root_is_not_over_before_all_others_have_come(size: int, count: int) -> None:
+    async with arena_of(size) as nodes:
         await _sum_everywhere(nodes)
-        for number in range(2):
-            await asyncio.wait_for(nodes[0].world.broadcast(np.full(3, float(number))), 5)
-        for number in range(2):
-            x = np.zeros(3)
-            await nodes[1].world.broadcast(x)
-            assert (x == number).all()
+        root = asyncio.ensure_future(nodes[0].world.broadcast(np.full(count, 7.0)))
+        others = [asyncio.ensure_future(node.world.broadcast(np.zeros(count))) for node in nodes[1:-1]]
+        await asyncio.sleep(0.05)
+        assert not root.done()
+        for x in await asyncio.gather(root, *others, nodes[-1].world.broadcast(np.zeros(count))):
+            assert (x == 7.0).all()
 
 
 async def test_the_arena_is_refused_where_there_is_none() -> None:

@@ -94,10 +94,14 @@ async def test_overlapping_memory_is_refused(open_ranks: OpenRanks) -> None:
             await ranks.communicators[0].reduce_scatter(x, out=x[:1])
 
 
-async def test_a_refused_call_takes_no_place_in_the_order(open_ranks: OpenRanks) -> None:
+async def test_a_refused_call_takes_its_place_in_the_order(open_ranks: OpenRanks) -> None:
     async with open_ranks(2) as ranks:
+        zero, one = ranks.communicators
+        waiting = asyncio.ensure_future(one.all_reduce(np.zeros(2)))
         with pytest.raises(UsageError):
-            await ranks.communicators[0].all_reduce(np.zeros(2), "total")
+            await zero.all_reduce(np.zeros(2), "total")
+        with pytest.raises(PeerCancelled, match="rank 1: all_reduce #1: the call was refused on rank 0: op: expected"):
+            await waiting
         results = await on_all(ranks, lambda c: c.all_reduce(np.ones(2)))
         assert [float(result[0]) for result in results] == [2.0, 2.0]
 
@@ -294,16 +298,20 @@ async def test_an_all_reduce_needs_little_memory_besides(open_ranks: OpenRanks) 
         assert peak < 2 * (8 << 20)
 
 
-async def test_groups_share_one_timeout_unless_they_ask_for_their_own(open_ranks: OpenRanks) -> None:
+async def test_the_timeout_of_a_group_is_its_own_unless_it_asks_to_share_it(open_ranks: OpenRanks) -> None:
     async with open_ranks(2) as ranks:
         world = ranks.communicators[0]
-        shared, own = world.subgroup((0, 1)), world.subgroup((0, 1), has_own_timeout=True)
+        shared, own = world.subgroup((0, 1), has_own_timeout=False), world.subgroup((0, 1))
         assert shared is not None
         assert own is not None
         inner = own.subgroup((0,))
         assert inner is not None
         before = world.timeout
         own.timeout = 7.0
-        assert (world.timeout, shared.timeout, own.timeout, inner.timeout) == (before, before, 7.0, 7.0)
+        assert (world.timeout, shared.timeout, own.timeout, inner.timeout) == (before, before, 7.0, before)
         world.timeout = 9.0
-        assert (world.timeout, shared.timeout, own.timeout, inner.timeout) == (9.0, 9.0, 7.0, 7.0)
+        assert (world.timeout, shared.timeout, own.timeout, inner.timeout) == (9.0, 9.0, 7.0, before)
+        made = await asyncio.gather(*(communicator.split(0) for communicator in ranks.communicators))
+        assert made[0] is not None
+        made[0].timeout = 4.0
+        assert world.timeout == 9.0

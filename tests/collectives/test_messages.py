@@ -86,10 +86,10 @@ async def test_arrays_and_objects_are_not_mixed_up(open_ranks: OpenRanks) -> Non
     async with open_ranks(2) as ranks:
         zero, one = ranks.communicators
         await zero.send_object("text", 1)
-        with pytest.raises(UsageError, match="an object was sent; use recv_object"):
+        with pytest.raises(UsageError, match="rank 0 sends an object where rank 1 receives an array; use recv_object"):
             await one.recv(0)
         await zero.send(np.zeros(2), 1)
-        with pytest.raises(UsageError, match="an array was sent; use recv"):
+        with pytest.raises(UsageError, match=r"rank 0 sends float64\[2\] where rank 1 receives an object; use recv"):
             await one.recv_object(0)
 
 

@@ -1,0 +1,106 @@
+"""Why an operation was cancelled or failed, in words for other ranks.
+
+Theory of operation.  A task that is cancelled does not learn by whom or why: a deadline, a task group whose other task
+has failed, or somebody who called ``cancel``.  But ``Task.cancel`` cancels what the task waits for at once, so that
+whoever cancels is on the stack at that moment.  ``Cancellable`` stands between a task and the future it waits for, and
+looks.  What it does not recognize it calls a ``CancelledError``, with the message that came with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Callable, Generator
+from contextvars import Context
+from types import CodeType, FrameType
+from typing import Any, Final
+
+_MAX_DEPTH: Final = 60
+
+
+def reason_of(error: BaseException) -> str:
+    """Return type and text of ``error``; of a cancellation whose message is an exception, those of that."""
+    if isinstance(error, asyncio.CancelledError) and error.args and isinstance(error.args[0], BaseException):
+        error = error.args[0]
+    text = str(error)
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+class Cancellable:
+    """Await ``future``; if the task is cancelled meanwhile, ``tell`` gets the reason."""
+
+    __slots__ = ("_asyncio_future_blocking", "_future", "_tell")
+
+    def __init__(self, future: asyncio.Future[None], tell: Callable[[str], None]) -> None:
+        self._future = future
+        self._tell = tell
+        self._asyncio_future_blocking = False
+
+    def __await__(self) -> Generator[Any, Any, None]:
+        if not self._future.done():
+            self._asyncio_future_blocking = True
+            yield self
+        return self._future.result()
+
+    # -- what a task asks of what it waits for ---------------------------------------------------------------------
+
+    def get_loop(self) -> asyncio.AbstractEventLoop:
+        return self._future.get_loop()
+
+    def add_done_callback(self, function: Callable[[Any], object], *, context: Context | None = None) -> None:
+        self._future.add_done_callback(function, context=context)
+
+    def cancel(self, msg: object = None) -> bool:
+        self._tell(_why_cancelled(msg))
+        return self._future.cancel(msg)
+
+
+def _why_cancelled(message: object) -> str:
+    """Say who is cancelling the task right now."""
+    frame: FrameType | None = sys._getframe(2)
+    for _ in range(_MAX_DEPTH):
+        if frame is None:
+            break
+        explain = _EXPLANATIONS.get(frame.f_code)
+        found = None if explain is None else explain(frame)
+        if found is not None:
+            return found
+        frame = frame.f_back
+    return reason_of(asyncio.CancelledError() if message is None else asyncio.CancelledError(message))
+
+
+def _deadline(_: FrameType) -> str | None:
+    return "TimeoutError: its deadline has passed"
+
+
+def _wait_for(frame: FrameType) -> str | None:
+    """Python 3.11 only: later ones use a ``Timeout``."""
+    waiter = frame.f_locals.get("waiter")
+    is_due = isinstance(waiter, asyncio.Future) and waiter.done() and not waiter.cancelled()
+    return _deadline(frame) if is_due else None
+
+
+def _task_group(frame: FrameType) -> str | None:
+    errors = getattr(frame.f_locals.get("self"), "_errors", None)
+    return f"CancelledError: another task of its group has failed: {reason_of(errors[0])}" if errors else None
+
+
+def _interrupt(_: FrameType) -> str | None:
+    return "KeyboardInterrupt"
+
+
+def _code_of(owner: object, name: str) -> CodeType | None:
+    return getattr(getattr(owner, name, None), "__code__", None)
+
+
+_EXPLANATIONS: Final = {
+    code: explain
+    for code, explain in (
+        (_code_of(asyncio.Timeout, "_on_timeout"), _deadline),
+        (_code_of(asyncio, "wait_for"), _wait_for),
+        (_code_of(asyncio.TaskGroup, "_abort"), _task_group),
+        (_code_of(asyncio.Runner, "_on_sigint"), _interrupt),
+    )
+    if code is not None
+}
+"""What functions of asyncio that cancel tasks have to say."""

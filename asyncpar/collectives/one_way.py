@@ -1,0 +1,63 @@
+"""Operations whose data goes one way, from a root or to it, and that end only when every rank is known to be in them.
+
+Theory of operation.  Where data goes one way, a rank that only sends would be over before the others have come, and
+would never hear that one of them calls something else: with two roots, each would take its own data for everyone's.  So
+messages without payload, which carry the fingerprint of the operation as all do, go the other way: *up* a binomial tree
+to the root before data comes down, or *down* again when data has come up.  A message comes from a rank only when
+everybody behind it has come, so who gets it knows of all of them; and who calls something else is found by a neighbour,
+which tells everyone.  Two ranks have only each other to know of: there nobody waits before data moves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from asyncpar.collectives.description import describe
+from asyncpar.collectives.engine import Engine, Prepared
+from asyncpar.collectives.execute import execute
+from asyncpar.collectives.layout import AlongBuffer
+from asyncpar.collectives.operation import Operation
+from asyncpar.collectives.plan import Plan
+from asyncpar.collectives.workspace import InPlace
+
+_PHASE: Final = 7
+"""After those of the data: calibration has most."""
+
+Transfer = Callable[[], Awaitable[None]]
+
+
+async def from_root(engine: Engine, operation: Operation, root: int, transfer: Transfer) -> None:
+    """Run ``transfer``, in which data goes from ``root`` to the others; all ranks are in ``operation`` then."""
+    if engine.size == 2 and engine.rank == root:
+        await transfer()
+        await _pass_nothing(engine, operation, root, "reduce")
+        return
+    await _pass_nothing(engine, operation, root, "reduce")
+    await transfer()
+
+
+async def to_root(engine: Engine, operation: Operation, root: int, transfer: Transfer) -> None:
+    """Run ``transfer``, in which data goes from the others to ``root``; all ranks are in ``operation`` then."""
+    if engine.size == 2 and engine.rank == root:
+        await _pass_nothing(engine, operation, root, "broadcast")
+        await transfer()
+        return
+    await transfer()
+    await _pass_nothing(engine, operation, root, "broadcast")
+
+
+async def _pass_nothing(engine: Engine, operation: Operation, root: int, way: str) -> None:
+    """Send and receive what ``way`` does in a tree, without payload."""
+    if engine.size > 1:
+        prepared = engine.prepared(("nothing", way, root), lambda: _prepare(engine, root, way))
+        await execute(operation, prepared.plan, InPlace())
+
+
+def _prepare(engine: Engine, root: int, way: str) -> Prepared:
+    nothing = AlongBuffer(count=0, chunks=1, itemsize=1)
+    schedule = engine.schedule(way, "tree", root)
+    return Prepared(
+        description=describe("nothing", (), "tree"),
+        plan=Plan(schedule, nothing, rank=engine.rank, ranks=engine.ranks, phase=_PHASE),
+    )
