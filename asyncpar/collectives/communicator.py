@@ -324,8 +324,10 @@ class Communicator(ArrayOperations):
     ) -> Coroutine[Any, Any, Any]:
         """Return the ``value`` that ``root`` passes.
 
-        Values are plain data, dataclasses, msgspec structs and numpy arrays, nested as you like.  ``wanted`` is the
-        type to check and make; for ``Any``, dataclasses and structs come as dicts, and tuples as lists.
+        Values are plain data, dataclasses, msgspec structs and numpy arrays, nested as you like; tuples, sets, dates,
+        ``Decimal``, ``UUID`` and the like keep their types.  ``wanted`` is the type to check and make; for ``Any``,
+        dataclasses and structs come as dicts, and members of enumerations, named tuples and other types of your own
+        are a ``UsageError`` that names them.
         """
         return self._engine.checked(
             "broadcast_object",

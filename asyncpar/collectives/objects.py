@@ -26,9 +26,12 @@ MAX_BYTES = 1 << 30
 """Most bytes of objects that a rank receives in one operation."""
 
 
-def encoded(value: object, what: str) -> Array:
-    """Return ``value`` as bytes.  Raises ``UsageError`` naming the type that cannot be sent."""
-    return np.frombuffer(encode_payload(value, what=what), np.uint8)
+def encoded(value: object, what: str, wanted: Any = None) -> Array:
+    """Return ``value`` as bytes.  Raises ``UsageError`` naming the type that cannot be sent.
+
+    ``wanted`` is the type that receivers make of it: for ``Any``, what needs a declared type is refused here.
+    """
+    return np.frombuffer(encode_payload(value, what=what, declares=wanted is not Any), np.uint8)
 
 
 def decoded(content: Array, wanted: Any, what: str) -> Any:
@@ -40,7 +43,7 @@ def broadcast_object(
     engine: Engine, value: object, *, root: int, wanted: Any, key: str | None
 ) -> Coroutine[Any, Any, Any]:
     root = check_rank(root, engine.size)
-    content = encoded(value, "value") if engine.rank == root else None
+    content = encoded(value, "value", wanted) if engine.rank == root else None
 
     async def body(operation: Operation) -> Any:
         moving = content
@@ -62,7 +65,7 @@ def broadcast_object(
 
 
 def all_gather_object(engine: Engine, value: object, *, wanted: Any, key: str | None) -> Coroutine[Any, Any, list[Any]]:
-    content = encoded(value, "value")
+    content = encoded(value, "value", wanted)
 
     async def body(operation: Operation) -> list[Any]:
         lengths = _checked((await exchange_numbers(engine, operation, [content.size]))[:, 0])
@@ -83,7 +86,7 @@ def gather_object(
     engine: Engine, value: object, *, root: int, wanted: Any, key: str | None
 ) -> Coroutine[Any, Any, list[Any] | None]:
     root = check_rank(root, engine.size)
-    content = encoded(value, "value")
+    content = encoded(value, "value", wanted)
 
     async def body(operation: Operation) -> list[Any] | None:
         lengths = _checked((await exchange_numbers(engine, operation, [content.size]))[:, 0])
@@ -106,7 +109,7 @@ def scatter_object(
     engine: Engine, values: Sequence[object] | None, *, root: int, wanted: Any, key: str | None
 ) -> Coroutine[Any, Any, Any]:
     root = check_rank(root, engine.size)
-    contents = _encoded_values(engine, values, root)
+    contents = _encoded_values(engine, values, root, wanted)
 
     async def body(operation: Operation) -> Any:
         lengths = np.array([content.size for content in contents] or [0] * engine.size, np.int64)
@@ -130,7 +133,7 @@ def scatter_object(
     return engine.start("scatter_object", describe("scatter_object", (f"root={root}",), "linear"), key, body)
 
 
-def _encoded_values(engine: Engine, values: Sequence[object] | None, root: int) -> list[Array]:
+def _encoded_values(engine: Engine, values: Sequence[object] | None, root: int, wanted: Any) -> list[Array]:
     if engine.rank != root:
         if values is not None:
             raise UsageError(f"values: expected None on rank {engine.rank} of the group, as only root {root} has them")
@@ -139,7 +142,7 @@ def _encoded_values(engine: Engine, values: Sequence[object] | None, root: int) 
         raise UsageError(
             f"values: expected a sequence of {engine.size} values, one per rank, got {type(values).__name__}"
         )
-    return [encoded(value, f"values[{rank}]") for rank, value in enumerate(values)]
+    return [encoded(value, f"values[{rank}]", wanted) for rank, value in enumerate(values)]
 
 
 def _checked(lengths: Array) -> list[int]:

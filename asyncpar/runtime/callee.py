@@ -110,7 +110,8 @@ class Callee(Answers):
         encoder = PayloadEncoder(extension=self._extension, limit=MAX_MESSAGE_BYTES)
         what = f"the result of {delivery.endpoint}()"
         try:
-            payload = encoder.finish(message.Reply(delivery.call, cast(msgspec.Raw, value)), what=what)
+            reply = message.Reply(delivery.call, cast(msgspec.Raw, encoder.typed(value, what=what)))
+            payload = encoder.finish(reply, what=what)
         except UsageError as error:
             self._post.say(delivery.sender, describe_unsendable(delivery.call, self._refusal(value, what) or error))
         else:

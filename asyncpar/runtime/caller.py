@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Generator
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 
@@ -95,12 +95,14 @@ class Caller:
         """Send a call, or queue it.  ``end`` must be called with what this returns."""
         self._check_open(ref, endpoint)
         call = self.new_call()
-        encoded, named = cast(list[msgspec.Raw], arguments), cast(dict[str, msgspec.Raw], keywords)
-        envelope = message.Call(call, ref.name, endpoint, encoded, named, time_left(), wants_stream)
         encoder = PayloadEncoder(extension=self._extension, limit=MAX_MESSAGE_BYTES)
         finish = encoder.finish if wants_stream or ref.rank == self._rank else encoder.finish_lent
+        what = f"the call of {endpoint}"
         try:
-            parcel = Parcel(finish(envelope, what=f"the call of {endpoint}"))
+            encoded: list[msgspec.Raw] = [encoder.typed(argument, what=what) for argument in arguments]
+            named = keywords and {name: encoder.typed(argument, what=what) for name, argument in keywords.items()}
+            envelope = message.Call(call, ref.name, endpoint, encoded, named, time_left(), wants_stream)
+            parcel = Parcel(finish(envelope, what=what))
         except UsageError as error:
             raise (self._refusal(endpoint, arguments, keywords) or error) from None
         origin, loop = CURRENT.get(), asyncio.get_running_loop()

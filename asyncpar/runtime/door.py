@@ -67,7 +67,7 @@ class Door(actors_pb2_grpc.ActorsServicer):
         async with _answering(context), asyncio.timeout(context.time_remaining()):
             system = self._find_system()
             request = _read(system, call)
-            result = await system.ask(request.ref, request.endpoint, request.arguments, request.keywords)
+            result = await system.ask(request.ref, request.endpoint, request.arguments, request.keywords, as_plain=True)
             return _make_result(call, result, "the result")
         raise AssertionError("unreachable: errors end the call")
 
@@ -82,7 +82,7 @@ class Door(actors_pb2_grpc.ActorsServicer):
         async with _answering(context), asyncio.timeout(context.time_remaining()):
             system = self._find_system()
             request = _read(system, call)
-            items = system.stream(request.ref, request.endpoint, request.arguments, request.keywords)
+            items = system.stream(request.ref, request.endpoint, request.arguments, request.keywords, as_plain=True)
             try:
                 async for item in items:
                     await context.write(_make_result(call, item, "an item"))

@@ -120,7 +120,8 @@ class ActorRef(Generic[A]):
     ``await ref.add(3)`` asks, ``ref.add.tell(3)`` tells, ``async for item in ref.items.stream(3)`` streams.  Where
     ``actor_class`` is known, type checkers see a reference as an instance of that class, wrong calls are refused
     before they are sent, and results come typed.  Where it is None, only the name is known: endpoint names are
-    checked by the actor's rank alone, and results come untyped (dataclasses as dicts).
+    checked by the actor's rank alone, and results come untyped: dataclasses as dicts, while members of enumerations
+    and other types of an application's own are refused by name.
     """
 
     __slots__ = ("_messenger", "actor_class", "class_name", "name", "rank")

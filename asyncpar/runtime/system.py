@@ -85,6 +85,7 @@ class ActorSystem(Messenger):
             household=self._household,
         )
         self._untyped = PayloadDecoder[Any](Any, extension=self._extension)
+        self._plain = PayloadDecoder[Any](Any, extension=self._extension, as_plain=True)
         self._text = PayloadDecoder[Any](str)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._is_open = False
@@ -257,12 +258,19 @@ class ActorSystem(Messenger):
     # -- references' side (Messenger) ----------------------------------------------------------------------------------
 
     def ask(
-        self, ref: ActorRef[Any], endpoint: str, arguments: tuple[Any, ...], keywords: dict[str, Any]
+        self,
+        ref: ActorRef[Any],
+        endpoint: str,
+        arguments: tuple[Any, ...],
+        keywords: dict[str, Any],
+        *,
+        as_plain: bool = False,
     ) -> Coroutine[Any, Any, Any]:
+        """As a reference does; ``as_plain``: a result of no declared type comes as plain data, for other languages."""
         spec = self._check_call(ref, endpoint, arguments, keywords)
         if ref.rank == self.rank:
             self._check_not_itself(ref, endpoint)
-        result = self._untyped if spec is None else spec.result
+        result = self._result(spec, as_plain=as_plain)
         if (spec is None or spec.has_streams) and find_stream(arguments, keywords) is not None:
             work = self._streams.ask(ref, endpoint, arguments, keywords, result)
         else:
@@ -282,12 +290,24 @@ class ActorSystem(Messenger):
             raise
 
     def stream(
-        self, ref: ActorRef[Any], endpoint: str, arguments: tuple[Any, ...], keywords: dict[str, Any]
+        self,
+        ref: ActorRef[Any],
+        endpoint: str,
+        arguments: tuple[Any, ...],
+        keywords: dict[str, Any],
+        *,
+        as_plain: bool = False,
     ) -> AsyncGenerator[Any, None]:
+        """As a reference does; see ``ask`` for ``as_plain``."""
         spec = self._check_call(ref, endpoint, arguments, keywords, wants_stream=True)
         if ref.rank == self.rank:
             self._check_not_itself(ref, endpoint)
-        return self._streams.stream(ref, endpoint, arguments, keywords, self._untyped if spec is None else spec.result)
+        return self._streams.stream(ref, endpoint, arguments, keywords, self._result(spec, as_plain=as_plain))
+
+    def _result(self, spec: EndpointSpec | None, *, as_plain: bool) -> PayloadDecoder[Any]:
+        if spec is not None:
+            return spec.result
+        return self._plain if as_plain else self._untyped
 
     # -- links' side ---------------------------------------------------------------------------------------------------
 

@@ -11,7 +11,8 @@ Theory of operation.  A payload is, little endian:
 
 An array stands in the envelope as an extension of type 1, its description (see ``array``).  The attachments hold the
 elements in C order, little endian, each array at a multiple of 64.  So an array is copied once on its way out, and on
-its way in it is a view on the memory that was received.
+its way in it is a view on the memory that was received.  A value of a type that msgpack does not have is an extension
+of type 2 (see ``typed_values``).
 
 Nothing that arrives is trusted: dtypes come from a closed table, every array must lie inside the attachments, and what
 is built from plain data stays within a constant factor of the bytes that came.  There is no pickle and no code.
@@ -22,7 +23,7 @@ from __future__ import annotations
 import struct
 import traceback
 from abc import ABC, abstractmethod
-from typing import Any, Final, Generic, TypeVar, get_origin, overload
+from typing import Any, Final, Generic, NoReturn, TypeVar, get_origin, overload
 
 import msgspec
 import numpy as np
@@ -41,6 +42,17 @@ from asyncpar.wire.array import (
     write_array,
 )
 from asyncpar.wire.segments import Payload, Segments
+from asyncpar.wire.typed_values import (
+    DECLARED,
+    CannotKeep,
+    find_declared,
+    has_any,
+    keep_types,
+    mark_declared,
+    restore,
+    restore_declared,
+    sequence_in,
+)
 
 T = TypeVar("T")
 
@@ -54,6 +66,9 @@ LEAST_LENT: Final = 32 * 1024
 
 _HEADER = struct.Struct("<B3xI")
 _ARRAY_EXTENSION: Final = 1
+_TYPED_EXTENSION: Final = 2
+_EXTENSION_CODE_AT: Final = {0xC7: 2, 0xC8: 3, 0xC9: 5} | dict.fromkeys(range(0xD4, 0xD9), 1)
+"""First bytes of msgpack extensions, and where their codes stand."""
 _MAX_ENVELOPE: Final = 2**32 - 1
 
 
@@ -77,10 +92,15 @@ class Extension(ABC):
 
 
 class PayloadEncoder:
-    """Builds one payload.  ``part`` encodes values that stand inside the envelope; ``finish`` makes the payload."""
+    """Builds one payload.  ``part`` encodes values that stand inside the envelope; ``finish`` makes the payload.
 
-    def __init__(self, *, extension: Extension | None = None, limit: int | None = None) -> None:
+    ``declares``: do receivers declare types?  Otherwise values that only they could make anew, such as members of
+    enumerations, are refused.
+    """
+
+    def __init__(self, *, extension: Extension | None = None, limit: int | None = None, declares: bool = True) -> None:
         self._extension = extension
+        self._declares = declares
         self._limit = limit
         self._arrays: list[tuple[int, AnyArray]] = []
         self._attached = 0
@@ -91,11 +111,27 @@ class PayloadEncoder:
 
         Raises ``UsageError`` naming ``what`` and the type that cannot be sent.
         """
-        return msgspec.Raw(self._encode(value, what))
+        return msgspec.Raw(self._encode(self.typed(value, what=what), what))
+
+    def typed(self, value: object, *, what: str) -> Any:
+        """Return what stands for ``value`` in the envelope given to ``finish``, so that it arrives with its type.
+
+        Raises ``UsageError`` like ``part``.
+        """
+        self._what = what
+        try:
+            return keep_types(value, self._wrap)
+        except CannotKeep as error:
+            raise UsageError(f"{what}: {error}") from None
+        except UsageError:
+            raise
+        except Exception as error:  # also what user code raises that is asked for an attribute
+            raise _cannot_send(value, what, error) from error
 
     def finish(self, envelope: object, *, what: str) -> memoryview:
         """Return the payload: contiguous bytes that nobody else holds, arrays copied exactly once.
 
+        ``envelope`` is a message of parts, or made by ``typed``: types that msgpack does not have are lost in others.
         Raises ``UsageError`` like ``part``, and if the payload is larger than the limit.
         """
         return self._copied(self._front(envelope, what))
@@ -156,8 +192,15 @@ class PayloadEncoder:
         except UsageError:
             raise
         except Exception as error:  # also what user code raises that is asked for an attribute
-            text = f"{what}: a value of type {type_name(type(value))} cannot be sent: {_say(error)}"
-            raise UsageError(text) from error
+            raise _cannot_send(value, what, error) from error
+
+    def _wrap(self, code: int, content: Any) -> Ext:
+        if code == DECLARED and not self._declares:
+            raise CannotKeep(
+                f"a value of type {content[0]} cannot be sent where no type is declared, it would become plain data; "
+                "declare the type, or send plain data"
+            )
+        return Ext(_TYPED_EXTENSION, msgspec.msgpack.encode([code, content], enc_hook=self._lower))
 
     def _lower(self, value: object) -> object:
         """Turn what msgpack does not know into what it knows."""
@@ -192,15 +235,30 @@ class PayloadDecoder(Generic[T]):
     """Decodes payloads, or parts of them, to values of one type.  Make it once per type; not for several threads.
 
     Arrays are views on the payload, writable if it is, and keep it alive.  Where the type is ``Any``, dataclasses and
-    structs come as dicts, and tuples and sets as lists.
+    structs come as dicts, and what needs a declared type (members of enumerations, named tuples, kinds of lists and
+    dicts of an application) is refused by name; with ``as_plain`` it comes as the plain value that it holds.
 
     Raises ``UsageError`` if the type is none that can be checked.
     """
 
-    def __init__(self, type: Any = Any, *, extension: Extension | None = None) -> None:  # noqa: A002
+    def __init__(
+        self,
+        type: Any = Any,  # noqa: A002
+        *,
+        extension: Extension | None = None,
+        as_plain: bool = False,
+    ) -> None:
         self._extension = extension
         self._payload: Buffer = b""
-        self._is_any = type is Any
+        self._type = type
+        self._is_any = type in (Any, object)
+        self._is_sequence = (get_origin(type) or type) in (tuple, list, set, frozenset)
+        self._declared = _as_plain if as_plain else _refuse_declared
+        self._holds_any: bool | None = None
+        """Has ``type`` places for values of any type?  Looked for when it matters."""
+        self._typed_values = 0
+        """How many have been decoded."""
+        self._untyped = msgspec.msgpack.Decoder[Any](Any, ext_hook=self._lift)
         try:
             self._decoder = msgspec.msgpack.Decoder[Any](type, ext_hook=self._lift, dec_hook=self._convert)
         except (TypeError, ValueError) as error:
@@ -225,9 +283,11 @@ class PayloadDecoder(Generic[T]):
     def _run(self, encoded: memoryview | msgspec.Raw, payload: Buffer, what: object) -> T:
         self._payload = payload
         try:
-            value: T = self._decoder.decode(encoded)
+            value: T = self._decoder.decode(encoded) if self._is_any else self._decode_typed(encoded)
         except ProtocolError as error:
             raise ProtocolError(f"{what}: {error}") from error
+        except UsageError as error:
+            raise UsageError(f"{what}: {error}") from error
         except msgspec.ValidationError as error:
             if self._is_any:
                 raise ProtocolError(f"{what}: {error}") from error
@@ -240,9 +300,49 @@ class PayloadDecoder(Generic[T]):
             self._payload = b""
         return value
 
+    def _decode_typed(self, encoded: memoryview | msgspec.Raw) -> Any:
+        """Decode by the type directly, or, where the types of values and of places differ in form, in two steps."""
+        failure: msgspec.ValidationError | None = None
+        content = _typed_content(encoded)
+        if content is None or self._is_sequence:
+            try:
+                return self._decoder.decode(encoded if content is None else sequence_in(content) or encoded)
+            except msgspec.ValidationError as error:
+                failure = error
+        before, declared = self._typed_values, self._declared
+        self._declared = self._mark_declared
+        try:
+            value = self._untyped.decode(encoded)
+        except ProtocolError as error:
+            raise (failure or error) from None
+        finally:
+            self._declared = declared
+        if self._typed_values == before and failure is not None:
+            raise failure
+        value = msgspec.convert(value, self._type, dec_hook=self._convert)
+        if self._holds_any and (left := find_declared(value)) is not None:
+            declared(left.declared_name, left)
+        return value
+
+    def _mark_declared(self, name: str, value: object) -> object:
+        """Return a plain value that will be converted; known again, if it may be at a place without a type."""
+        if self._holds_any is None:
+            self._holds_any = has_any(self._type)
+        return mark_declared(name, value) if self._holds_any else value
+
+    def _lift_typed(self, content: memoryview) -> object:
+        self._typed_values += 1
+        decoded = self._untyped.decode(content)
+        if not isinstance(decoded, list) or len(decoded) != 2 or type(decoded[0]) is not int:
+            raise ProtocolError("payload: a value with a type is a code and a content")
+        code, inner = decoded
+        return self._declared(*restore_declared(inner)) if code == DECLARED else restore(code, inner)
+
     def _lift(self, code: int, content: memoryview) -> object:
         if code == _ARRAY_EXTENSION:
             return view_array(content, self._payload, _align(_HEADER.size + _envelope_length(self._payload)))
+        if code == _TYPED_EXTENSION:
+            return self._lift_typed(content)
         if self._extension is None or code < FIRST_EXTENSION:
             raise ProtocolError(f"payload: extension type {code} is not known here")
         return self._extension.decode(code, content)
@@ -262,15 +362,17 @@ class PayloadDecoder(Generic[T]):
         raise TypeError(f"Expected `{type_name(wanted)}`, got `{type_name(type(value))}`")
 
 
-def encode_payload(value: object, *, what: str) -> memoryview:
-    """Return ``value`` as the bytes of one message.
+def encode_payload(value: object, *, what: str, declares: bool = True) -> memoryview:
+    """Return ``value`` as the bytes of one message; see ``PayloadEncoder`` for ``declares``.
 
     It may hold plain data, dataclasses, ``msgspec.Struct`` and numpy arrays (any layout; they arrive in C order),
-    nested as you like.  Numpy scalars become Python numbers.
+    nested as you like.  Tuples, sets, dates, ``Decimal``, ``UUID`` and the like keep their types.  Numpy scalars become
+    Python numbers.
 
     Raises ``UsageError`` naming ``what`` and the type that cannot be sent.
     """
-    return PayloadEncoder().finish(value, what=what)
+    encoder = PayloadEncoder(declares=declares)
+    return encoder.finish(encoder.typed(value, what=what), what=what)
 
 
 @overload
@@ -287,6 +389,26 @@ def decode_payload(buffer: Buffer, type: Any = Any, *, what: str = "payload") ->
     return PayloadDecoder[Any](type).decode(buffer, what=what)
 
 
+def _typed_content(encoded: memoryview | msgspec.Raw) -> memoryview | None:
+    """Return the content of a value that itself, not only in parts, is of a type that msgpack does not have."""
+    content = memoryview(encoded)
+    at = _EXTENSION_CODE_AT.get(content[0]) if content else None
+    if at is None or at >= len(content) or content[at] != _TYPED_EXTENSION:
+        return None
+    return content[at + 1 :]
+
+
+def _refuse_declared(name: str, _value: object) -> NoReturn:
+    raise UsageError(
+        f"a value of type {name} cannot be received where no type is declared, it would become plain data; "
+        "declare the type, or send plain data"
+    )
+
+
+def _as_plain(_name: str, value: object) -> object:
+    return value
+
+
 def _convert_number(kind: Any, value: float) -> object:
     """Return a number as the scalar ``kind``; one that is too large for a float is infinite there."""
     try:
@@ -294,6 +416,10 @@ def _convert_number(kind: Any, value: float) -> object:
             return kind(value)
     except (ValueError, OverflowError) as error:
         raise TypeError(f"Expected `{type_name(kind)}`, got {value}: {error}") from error
+
+
+def _cannot_send(value: object, what: str, error: Exception) -> UsageError:
+    return UsageError(f"{what}: a value of type {type_name(type(value))} cannot be sent: {_say(error)}")
 
 
 def _say(error: Exception) -> str:

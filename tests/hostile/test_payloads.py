@@ -143,7 +143,9 @@ DEEP = {
     "maps": b"\x81\xa1a" * 100_000 + b"\xc0",
     "long lists": b"\xdd\x00\x00\x00\x01" * 100_000 + b"\xc0",
     "lists in an argument": b"\x93\x01\x07\x91" + b"\x91" * 100_000 + b"\xc0",
-    "lists in a call": b"\x96\x01\x07\xa1a\xa1e\x91" + b"\x91" * 100_000 + b"\xc0\x80",
+    "lists in a call": b"\x96\x01\x07\xa1a\xa1e\x91"
+    + b"\x91" * 1_000_000
+    + b"\xc0\x80",  # the stack of 3.14 bears 100,000
 }
 HUGE = {
     "list": b"\xdd\xff\xff\xff\xff",

@@ -112,9 +112,9 @@ class Signatures(Actor):
 @pytest.mark.parametrize(
     ("args", "kwargs", "expected"),
     [
-        ((1,), {"c": 2}, [1, "b", [], 2.0, False, {}]),
-        ((1, "x", 3, 4), {"c": 2.5, "d": True, "e": "f"}, [1, "x", [3, 4], 2.5, True, {"e": "f"}]),
-        ((1,), {"b": "y", "c": 1, "a": "other a"}, [1, "y", [], 1.0, False, {"a": "other a"}]),
+        ((1,), {"c": 2}, [1, "b", (), 2.0, False, {}]),
+        ((1, "x", 3, 4), {"c": 2.5, "d": True, "e": "f"}, [1, "x", (3, 4), 2.5, True, {"e": "f"}]),
+        ((1,), {"b": "y", "c": 1, "a": "other a"}, [1, "y", (), 1.0, False, {"a": "other a"}]),
     ],
 )
 async def test_every_kind_of_parameter_is_bound(open_ranks: Any, args: Any, kwargs: Any, expected: Any) -> None:
