@@ -1,6 +1,7 @@
 """The node: one rank in a running loop."""
 
 import asyncio
+import gc
 import signal
 import subprocess
 import sys
@@ -115,6 +116,50 @@ async def test_a_call_from_another_thread_or_loop_is_refused(call: str) -> None:
         with pytest.raises(ap.UsageError, match="got a thread without a running loop"):
             await asyncio.to_thread(in_a_thread)
         await asyncio.gather(here.world.barrier(), there.world.barrier())
+
+
+CALLS: dict[str, Callable[[ap.Communicator, int], Coroutine[Any, Any, Any]]] = {
+    "all_reduce": lambda comm, size: comm.all_reduce(np.ones(size)),
+    "all_reduce by name": lambda comm, size: comm.all_reduce(np.ones(size), key="name"),
+    "all_reduce mean": lambda comm, size: comm.all_reduce(np.ones(size), op="mean"),
+    "all_reduce_many": lambda comm, size: comm.all_reduce_many([np.ones(size), np.ones(1)]),
+    "reduce": lambda comm, size: comm.reduce(np.ones(size)),
+    "reduce_scatter": lambda comm, size: comm.reduce_scatter(np.ones(size)),
+    "all_gather": lambda comm, size: comm.all_gather(np.ones(size)),
+    "all_gather_v": lambda comm, size: comm.all_gather_v(np.ones(size)),
+    "gather": lambda comm, size: comm.gather(np.ones(size)),
+    "scatter": lambda comm, size: comm.scatter(np.ones((2, size)) if comm.rank == 0 else None),
+    "all_to_all": lambda comm, size: comm.all_to_all(np.ones((2, size))),
+    "broadcast": lambda comm, size: comm.broadcast(np.ones(size)),
+    "barrier": lambda comm, size: comm.barrier(),
+    "send": lambda comm, size: comm.send(np.ones(size), 1),
+    "recv": lambda comm, size: comm.recv(1),
+    "send_object": lambda comm, size: comm.send_object([1] * size, 1),
+    "broadcast_object": lambda comm, size: comm.broadcast_object([1] * size),
+    "all_gather_object": lambda comm, size: comm.all_gather_object([1] * size),
+    "gather_object": lambda comm, size: comm.gather_object([1] * size),
+}
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp", "inproc"])
+async def test_a_call_in_another_thread_is_a_usage_error_and_nothing_else(
+    transport: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ignored: list[object] = []
+    async with ap.testing.local_world(2, transport=transport) as (here, there):
+        for _ in range(4):  # then small ones take the quick way
+            await asyncio.gather(here.world.all_reduce(np.ones(1)), there.world.all_reduce(np.ones(1)))
+        monkeypatch.setattr(sys, "unraisablehook", lambda event: ignored.append(event.exc_value))
+        for name, call in CALLS.items():
+            for size in (1, 1 << 15):
+                with pytest.raises(ap.UsageError, match="expected on the event loop of its node"):
+                    called = await asyncio.to_thread(call, here.world, size)
+                    called.close()
+                assert not ignored, (name, size)
+        gc.collect()
+        assert not ignored
+        results = await asyncio.gather(here.world.all_reduce(np.ones(2)), there.world.all_reduce(np.ones(2)))
+        assert [float(result[1]) for result in results] == [2.0, 2.0]
 
 
 async def test_an_operation_is_awaited_on_the_loop_it_was_called_on() -> None:

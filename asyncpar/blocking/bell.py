@@ -25,11 +25,14 @@ from asyncpar.blocking.visited_loop import Awaited, VisitedLoop
 class _Waker:
     """The file by which a thread that polls is woken."""
 
+    event = -1
+
     def __init__(self) -> None:
         self.event = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
 
     def __del__(self) -> None:
-        os.close(self.event)
+        if self.event >= 0:  # otherwise there was none to be had
+            os.close(self.event)
 
 
 class _Wakers(threading.local):

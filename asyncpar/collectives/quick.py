@@ -167,6 +167,8 @@ class QuickCall(Coroutine[Any, Any, Array]):
             self._give_up()
 
     def __del__(self) -> None:
+        if not hasattr(self, "_running"):
+            return  # the constructor refused the call
         if self._running is None:
             warnings.warn(f"coroutine '{self.__qualname__}' was never awaited", RuntimeWarning, stacklevel=2)
             self._give_up()

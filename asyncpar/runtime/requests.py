@@ -72,13 +72,15 @@ class Requests:
             task.cancel()
 
     async def end_actor(self, name: str, *, is_kill: bool) -> None:
-        """End an actor of this rank and return when it has ended.
+        """End an actor of this rank and return when it has ended.  To kill one that has ended is nothing to do.
 
         Raises ``UsageError`` if there is none, and what its ``on_stop`` raised.
         """
         cell = self._roster.cells.get(name)
         if cell is None:
             gone = self._roster.epitaph(name)
+            if is_kill and gone:
+                return
             raise UsageError(
                 f"ref: there is no actor {name!r} on rank {self._rank}" + (f" any more: {gone}" if gone else "")
             )

@@ -200,7 +200,8 @@ class ActorSystem(Messenger):
     async def kill(self, ref: ActorRef[Any] | Actor) -> None:
         """Kill an actor, here or elsewhere: what it does is cancelled, what waits is refused, ``on_stop`` is not run.
 
-        Its children are killed, too.  A plain ``def`` endpoint cannot be interrupted: its end is waited for.
+        Its children are killed, too.  A plain ``def`` endpoint cannot be interrupted: its end is waited for.  For an
+        actor that has ended nothing happens; ``UsageError`` if there never was one.
         """
         await self._end(as_reference(ref), is_kill=True)
 

@@ -148,6 +148,18 @@ async def test_what_on_stop_raises_reaches_whoever_stopped_the_actor(open_ranks:
             await ranks.systems[0].stop(ref)
 
 
+async def test_to_kill_an_actor_that_has_ended_does_nothing(open_ranks: Any, home: int) -> None:
+    async with open_ranks(2) as ranks:
+        killed = await ranks.systems[0].spawn_on(home, Difficult, ("fine",), name="killed")
+        await asyncio.gather(*(system.kill(killed) for system in ranks.systems for _ in range(3)))
+        await ranks.systems[0].kill(killed)
+        stopped = await ranks.systems[0].spawn_on(home, Difficult, ("fine",), name="stopped")
+        await ranks.systems[0].stop(stopped)
+        await ranks.systems[0].kill(stopped)
+        with pytest.raises(UsageError, match="there is no actor 'nobody'"):
+            await ranks.systems[0].kill(ranks.systems[0].ref("nobody", rank=home))
+
+
 async def test_ranks_out_of_range_are_refused(open_ranks: Any) -> None:
     async with open_ranks(2) as ranks:
         with pytest.raises(UsageError, match=r"rank: expected 0..1, got 2"):
