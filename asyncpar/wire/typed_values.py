@@ -85,7 +85,7 @@ def restore(code: int, content: Any) -> object:
 
 def sequence_in(encoded: memoryview) -> memoryview | None:
     """Return the list, encoded, of which the encoded value with a type is made; None if that is no such value."""
-    return encoded[2:] if encoded[:1] == b"\x92" and encoded[1:2] in _SEQUENCES else None
+    return encoded[2:] if bytes(encoded[:2]) in _SEQUENCES else None
 
 
 class Declared:
@@ -285,7 +285,8 @@ _TYPES: Final[dict[type, tuple[int, Callable[[Any], object], Callable[[Any], obj
 
 _CODES: Final = {kind: code for kind, (code, _, _) in _TYPES.items()}
 _RESTORE: Final = {code: make for code, _, make in _TYPES.values()}
-_SEQUENCES: Final = tuple(bytes([_CODES[kind]]) for kind in (tuple, set, frozenset))
+_SEQUENCES: Final = frozenset(bytes([0x92, _CODES[kind]]) for kind in (tuple, set, frozenset))
+"""How those begin in msgpack: lists of two, of which the first is the code."""
 
 
 def _lower_known(code: int, lower: Callable[[Any], object]) -> Callable[[Any, Wrap], object]:
