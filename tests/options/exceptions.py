@@ -60,13 +60,6 @@ NOT_CONFIGURED: dict[str, str] = {
 EXCEPTIONS: dict[Option, str] = {
     Option("asyncpar.zero.ZeROOptimizer", "bridge"): "It says through what a compute thread waits, not what for.",
     Option("asyncpar.zero.ZeroEngine", "bridge"): "It says through what a compute thread waits, not what for.",
-    Option("asyncpar.zero.ZeroEngine", "name"): "Engines that share a communicator are told apart by it.",
     Option("asyncpar.zero.ZeroEngine", "row_sums"): "Multi-node training hands its own sums in; its tests count them.",
-    Option("asyncpar.parallel.local.HostSynchronizer", "name"): (
-        "Synchronizers that share a communicator are told apart by it."
-    ),
-    Option("asyncpar.gradsync.GradientSynchronizer", "name"): (
-        "Synchronizers that share a communicator are told apart by it; their own tests begin them in any order."
-    ),
 }
 """Single options."""
