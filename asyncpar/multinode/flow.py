@@ -60,6 +60,19 @@ class StepFlow(ABC):
     async def restore(self, arrays: Mapping[tuple[str, str], Array], *, step_count: int) -> None:
         """Go on from the ``pieces`` of a checkpoint, flat, by (parameter, kind); all ranks call it."""
 
+    @abstractmethod
+    def reduction_state(self) -> dict[str, Array]:
+        """Return what the reduction of gradients keeps on this rank between steps, by name."""
+
+    @property
+    @abstractmethod
+    def reductions(self) -> int:
+        """The number of the last reduction, equal on all ranks."""
+
+    @abstractmethod
+    def restore_reduction(self, state: Mapping[str, Array] | None, reductions: int) -> None:
+        """Go on from ``reduction_state`` and ``reductions``, or, where that is None, from nothing."""
+
     @property
     @abstractmethod
     def compression(self) -> CompressionInfo:

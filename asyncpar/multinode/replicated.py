@@ -133,6 +133,16 @@ class ReplicatedFlow(StepFlow):
                 parameter.value = master
         self._optimizer.step_count = step_count
 
+    def reduction_state(self) -> dict[str, Array]:
+        return self._synchronizer.state()
+
+    @property
+    def reductions(self) -> int:
+        return self._synchronizer.steps
+
+    def restore_reduction(self, state: Mapping[str, Array] | None, reductions: int) -> None:
+        self._synchronizer.restore(state or {}, steps=None if state is None else reductions)
+
     @property
     def compression(self) -> CompressionInfo:
         return self._traffic.info

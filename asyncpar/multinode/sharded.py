@@ -140,6 +140,16 @@ class ShardedFlow(StepFlow):
         await self._engine.restore(arrays, step_count=step_count)
         self._is_broken = False
 
+    def reduction_state(self) -> dict[str, Array]:
+        return dict(self._engine.residuals())
+
+    @property
+    def reductions(self) -> int:
+        return self._engine.step_count
+
+    def restore_reduction(self, state: Mapping[str, Array] | None, reductions: int) -> None:  # noqa: ARG002
+        self._engine.restore_residuals(state or {})
+
     @property
     def compression(self) -> CompressionInfo:
         return self._traffic.info

@@ -22,11 +22,12 @@ class Phase(Enum):
 
 @dataclass(slots=True, kw_only=True)
 class Registered:
-    """What there is once parameters are known."""
+    """What there is once parameters are known.  ``reduction`` says how gradients are reduced, and by whom."""
 
     parameters: tuple[Parameter, ...]
     intake: GradientIntake
     flow: StepFlow
+    reduction: str
     phase: Phase = Phase.GATHERING
 
     def check(self, phase: Phase, what: str) -> None:

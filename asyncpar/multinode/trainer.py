@@ -197,8 +197,9 @@ class MultiNodeTrainer:
     ) -> Path:
         """Save all that decides what comes next, with ``extra``, and return the checkpoint's folder.
 
-        Between steps; all ranks share ``folder``.  See ``asyncpar.checkpoint.save_checkpoint``.  What compression still
-        owes is not in it.
+        Between steps; all ranks share ``folder``.  See ``asyncpar.checkpoint.save_checkpoint``.  Residuals of
+        compression and the order of buckets are part of it, for the same configuration: there training goes on to the
+        same bits.  With another one they are dropped, with a warning in the log.
         """
         known = self._known("save_checkpoint")
         known.check_between_steps("save_checkpoint")
@@ -297,7 +298,9 @@ class MultiNodeTrainer:
             layers = await sharded.prepare(layers)
         else:
             flow = ReplicatedFlow(chosen, self._rule, config, groups, name=self._name)
-        self._registered = Registered(parameters=chosen, intake=GradientIntake(chosen), flow=flow)
+        self._registered = Registered(
+            parameters=chosen, intake=GradientIntake(chosen), flow=flow, reduction=", ".join(config.describe())
+        )
         return tuple(layers)
 
     def _open(self, what: str) -> NodeGroups:

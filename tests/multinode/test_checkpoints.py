@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -105,3 +107,40 @@ async def test_a_checkpoint_of_another_model_is_refused_on_every_rank(tmp_path: 
                 await trainer.load_checkpoint(tmp_path)
 
         assert all(isinstance(error, CheckpointError) for error in await on_all_failing([0, 1], main))
+
+
+async def two_more_steps(member: Member) -> None:
+    for step in (3, 4):
+        await member.step(step)
+
+
+@pytest.mark.parametrize("nodes", [(2, 2), (3, 1)])
+@pytest.mark.parametrize("stage", [NONE, STAGE1, STAGE2])
+async def test_residuals_are_saved_so_that_the_same_layout_goes_on_to_the_same_bits(
+    stage: ZeROStage, nodes: tuple[int, int], tmp_path: Path
+) -> None:
+    settings: dict[str, Any] = {"stage": stage, "gradient_compression": True, "dtype": "float32"}
+    async with members(*nodes, **settings) as ranks:
+        await on_all(ranks, lambda member: member.train(3))
+        await on_all(ranks, lambda member: member.trainer.save_checkpoint(tmp_path))
+        await on_all(ranks, two_more_steps)
+        expected = ranks[0].model.values()
+    async with members(*nodes, **settings) as ranks:
+        await on_all(ranks, lambda member: member.trainer.load_checkpoint(tmp_path))
+        await on_all(ranks, two_more_steps)
+        for member in ranks:
+            for name, value in member.model.values().items():
+                np.testing.assert_array_equal(value, expected[name])
+
+
+async def test_another_layout_drops_residuals_and_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async with members(2, 2, stage=STAGE1, gradient_compression=True, dtype="float32") as ranks:
+        await on_all(ranks, lambda member: member.train(2))
+        await on_all(ranks, lambda member: member.trainer.save_checkpoint(tmp_path))
+    with caplog.at_level(logging.WARNING, "asyncpar.checkpoint"):
+        async with members(2, 1, stage=STAGE1, gradient_compression=True, dtype="float32") as ranks:
+            await on_all(ranks, lambda member: member.trainer.load_checkpoint(tmp_path))
+            await on_all(ranks, lambda member: member.step(2))
+    (text,) = [record.getMessage() for record in caplog.records if "is dropped" in record.getMessage()]
+    assert "residuals" in text
+    assert "devices_per_node 2" in text
