@@ -161,7 +161,10 @@ class LoopWatch:
 
     def _report(self, since: float, sleeper: Sleeper) -> None:
         """Tell of a stall, and of its end when it has come."""
-        what, stack = sleeper.show(self._describe)
+        try:
+            what, stack = sleeper.show(self._describe)
+        except Exception as error:  # noqa: BLE001  # whatever a stack in motion may show: the stall is to be told of
+            what, stack = "some code", f"  (its stack cannot be shown: {error!r})"
         seconds = sleeper.time() - since
         if self._news.is_set():
             return  # it went on while we looked: what we saw is not what blocked it
@@ -238,7 +241,13 @@ class Sleeper:
             return "a thread that has ended", ""
         task = asyncio.current_task(self._loop)
         what = describe(frame) or ("a callback" if task is None else f"task {task.get_name()!r}")
-        frames = [(each, line) for each, line in traceback.walk_stack(frame) if each.f_code not in self._own]
-        while len(frames) > 1 and frames[-1][0].f_code.co_filename.startswith(_PACKAGE):
+        frames = [each for each, _ in traceback.walk_stack(frame) if each.f_code not in self._own]
+        while len(frames) > 1 and frames[-1].f_code.co_filename.startswith(_PACKAGE):
             frames.pop()  # how asyncpar came to call the program's code
-        return what, "".join(traceback.StackSummary.extract(reversed(frames)).format()).rstrip()
+        return what, format_frames(frames)
+
+
+def format_frames(frames: list[FrameType]) -> str:
+    """Return the formatted stack that ``frames`` are, innermost first.  Frames of other threads may have no line."""
+    lines = [(frame, frame.f_lineno or frame.f_code.co_firstlineno) for frame in reversed(frames)]
+    return "".join(traceback.StackSummary.extract(lines).format()).rstrip()

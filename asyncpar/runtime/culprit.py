@@ -6,7 +6,9 @@ through ``Cell`` and ``Handler``, whose variables say what is being handled.
 
 from __future__ import annotations
 
+import os
 import traceback
+from pathlib import Path
 from types import FrameType
 from typing import Final
 
@@ -15,10 +17,21 @@ from asyncpar.runtime.cell import Cell
 from asyncpar.runtime.delivery import Delivery
 
 _OWN_FILES: Final = frozenset({cell.__file__, handler.__file__})
+_PACKAGE: Final = str(Path(__file__).parents[1]) + os.sep
 
 
 def describe_culprit(frame: FrameType) -> str | None:
-    """Return whose code runs at ``frame``, which may belong to another thread; None if it is no actor's."""
+    """Return whose code runs at ``frame``, which may belong to another thread; None if it is no actor's.
+
+    Where it is asyncpar's own, as when a large result is copied, that is said, and for which actor.
+    """
+    user = _describe_actor(frame)
+    if user is None or not frame.f_code.co_filename.startswith(_PACKAGE):
+        return user
+    return f"asyncpar itself ({Path(frame.f_code.co_filename).stem}.{frame.f_code.co_name}) for {user}"
+
+
+def _describe_actor(frame: FrameType) -> str | None:
     for each, _ in traceback.walk_stack(frame):
         if each.f_code.co_filename not in _OWN_FILES:
             continue

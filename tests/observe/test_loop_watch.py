@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import uvloop
 
 from asyncpar.errors import UsageError
-from asyncpar.observe.loop_watch import Blocked, LoopWatch, Sleeper, check_blocked_after
+from asyncpar.observe.loop_watch import Blocked, LoopWatch, Sleeper, check_blocked_after, format_frames
 
 LIMIT = 30.0
 LOOPS: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {
@@ -214,3 +216,35 @@ def test_a_loop_that_someone_else_runs_anew_is_known_when_it_sleeps() -> None:
 
         assert loop.run_until_complete(look(sleeper.learn))
         assert clean_up()
+
+
+def test_frames_without_a_line_number_are_shown() -> None:
+    frame = sys._getframe()
+    lineless: Any = SimpleNamespace(
+        f_code=frame.f_code, f_lineno=None, f_globals=frame.f_globals, f_locals={}, f_back=None, f_lasti=-1
+    )
+    shown = format_frames([lineless, frame])
+    assert shown.count("test_frames_without_a_line_number_are_shown") >= 2
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_a_stall_whose_code_cannot_be_shown_is_reported_all_the_same(loop: str) -> None:
+    def fail(frame: object) -> str:
+        raise TypeError("no line")
+
+    async def main() -> None:
+        watch, reports = LoopWatch(rank=3, blocked_after=0.1, describe=fail), Reports()
+        watch.subscribe(reports)
+        watch.start()
+        try:
+            for count in (1, 3):
+                await a_turn()
+                reports.wait(count)
+                await a_turn()
+                await asyncio.sleep(0.1)
+        finally:
+            watch.stop()
+        assert [blocked.what for blocked in reports.seen] == ["some code"] * 4
+        assert "its stack cannot be shown: TypeError('no line')" in str(reports.seen[0])
+
+    run(loop, main)

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import asyncpar as ap
 from asyncpar.observe.loop_watch import Blocked
+from asyncpar.runtime import culprit
 from asyncpar.runtime.actor import Actor
 
 LIMIT = 30.0
@@ -149,3 +152,15 @@ async def test_the_watch_can_be_turned_off(off: float | None) -> None:
 async def test_a_limit_that_is_none_is_refused() -> None:
     with pytest.raises(ap.UsageError, match="blocked_after: expected up to 3600 seconds"):
         await ap.Node.start(blocked_after=-1)
+
+
+def test_asyncpar_is_blamed_for_its_own_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As when a very large result is copied: then the endpoint is over, and it is not its fault."""
+    here = sys._getframe()
+    monkeypatch.setattr(culprit, "_describe_actor", lambda frame: "actor 'giver', endpoint give")
+    assert culprit.describe_culprit(here) == "actor 'giver', endpoint give"
+    monkeypatch.setattr(culprit, "_PACKAGE", str(Path(__file__).parent))
+    said = "asyncpar itself (test_blocked.test_asyncpar_is_blamed_for_its_own_code) for actor 'giver', endpoint give"
+    assert culprit.describe_culprit(here) == said
+    monkeypatch.setattr(culprit, "_describe_actor", lambda frame: None)
+    assert culprit.describe_culprit(here) is None

@@ -25,6 +25,7 @@ import torch.distributed as dist
 
 from asyncpar.blocking.thread import background
 from asyncpar.errors import PeerTimeout, UsageError
+from asyncpar.observe.loop_watch import format_frames
 from asyncpar.torch.backend_name import NAME
 from asyncpar.torch.threads.in_process import InProcess, in_process_world
 from asyncpar.torch.threads.worlds import ThreadWorlds, thread_worlds
@@ -186,7 +187,9 @@ def _end(run: _Run, threads: list[threading.Thread], grace: float) -> dict[int, 
 def _place_of(thread: threading.Thread) -> str:
     """Return what ``thread`` is doing."""
     frame = sys._current_frames().get(thread.ident or 0)
-    return "ended just now" if frame is None else "".join(traceback.format_stack(frame))
+    return (
+        "ended just now" if frame is None else format_frames([each for each, _ in traceback.walk_stack(frame)]) + "\n"
+    )
 
 
 def _raise_failure(run: _Run, late: dict[int, str]) -> None:
