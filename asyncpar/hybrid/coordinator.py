@@ -198,8 +198,9 @@ class ThreeDParallelismCoordinator:
         Between steps; all ranks call it.  Of a ``ThreeDParallelismConfig`` the other settings stay.  All may change
         but where parameters and states lie: sizes and order of the axes, layers of stages, the stage of ZeRO, states
         that the rule has not had.  That, what does not fit model or world, and what ranks say differently, is a
-        ``UsageError`` on every rank, with nothing changed.  For a while memory holds both; residuals of compression
-        start from zero, and gradients that no ``optimizer_step`` has used are dropped.
+        ``UsageError`` on every rank, with nothing changed.  For a while memory holds both.  Gradients that no
+        ``optimizer_step`` has used are dropped, and so are residuals of compression where gradients are reduced in
+        another way than before.
         """
         if isinstance(config, ThreeDParallelismConfig):
             config = replace(self.config, parallelism=config)
@@ -212,7 +213,10 @@ class ThreeDParallelismCoordinator:
         try:
             flow = other._assembly.flow
             arrays = await carry_over(self.pieces(), flow.pieces(), apart)
-            await flow.restore(arrays, self._assembly.flow.step_count, other._runner.attempt)
+            mine = self._assembly.flow
+            await flow.restore(arrays, mine.step_count, other._runner.attempt)
+            if checkpointing.layout_of(self._assembly) == checkpointing.layout_of(other._assembly):
+                flow.restore_reduction(mine.reduction_state(), mine.reductions)
         except BaseException:
             await other.close()
             raise

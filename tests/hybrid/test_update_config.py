@@ -11,7 +11,7 @@ import pytest
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.config.parallel import CommunicationStrategy, MemoryOptimizationStrategy, PipelineScheduleType
 from asyncpar.errors import UsageError
-from asyncpar.gradsync import GradientBucketingConfig
+from asyncpar.gradsync import GradientBucketingConfig, GradientCompressionConfig
 from asyncpar.hybrid import HybridConfig, ThreeDParallelismCoordinator, TransformerModel
 from asyncpar.nn.optimizers import SGD, AdamW
 from asyncpar.zero.config import ZeROConfig, ZeROStage
@@ -138,3 +138,23 @@ async def test_configurations_that_differ_or_do_not_fit_are_refused_on_all_ranks
             await train_step(one, TINY, 0, rows=ROWS)
 
     await on_ranks(2, main)
+
+
+@pytest.mark.parametrize("stage", [ZeROStage.NONE, ZeROStage.STAGE2])
+async def test_residuals_go_over_where_gradients_are_reduced_as_before(stage: ZeROStage) -> None:
+    model = replace(TINY, dtype="float32")
+    compression = GradientCompressionConfig(codec="int8" if stage is ZeROStage.NONE else None)
+    zero = ZeROConfig(stage=stage, gradient_compression=stage is not ZeROStage.NONE)
+    first = make_config(2, compression=compression, zero=zero)
+
+    async def train(world: Communicator, *, updates: bool) -> list[float]:
+        losses = []
+        async with await ThreeDParallelismCoordinator.create(first, TransformerModel(config=model), world) as one:
+            for step in range(4):
+                if updates and step == 2:
+                    await one.update_config(replace(first, clip_norm=1e9))
+                losses.append((await train_step(one, model, step, rows=ROWS)).loss)
+        return losses
+
+    expected = await on_ranks(2, lambda world: train(world, updates=False))
+    assert await on_ranks(2, lambda world: train(world, updates=True)) == expected
