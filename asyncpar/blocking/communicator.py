@@ -143,6 +143,17 @@ class Communicator(ArrayOperations):
         """Return the communicator over the ranks that pass the same ``color``, ordered by ``key``, then by rank."""
         return self._wrapped(self._seat.wait("split", lambda: self.on_loop.split(color, key, name=name), timeout))
 
+    def claim(self, name: str, owner: object, *, kind: str | None = None) -> None:
+        """Reserve ``name``, from which ``owner`` derives the keys of its operations, until it is released or collected.
+
+        Raises ``UsageError`` while another object has it.
+        """
+        self._seat.do("claim", lambda: self.on_loop.claim(name, owner, kind=kind))
+
+    def release(self, name: str, owner: object) -> None:
+        """Give back a name that ``owner`` has claimed; does nothing if it has not."""
+        self._seat.do("release", lambda: self.on_loop.release(name, owner))
+
     def give_up(self, rank: int, text: str) -> None:
         """End this group on this rank with ``PeerCancelled``: its operations that are not over, and all later calls."""
         self._seat.do("give_up", lambda: self.on_loop.give_up(rank, text))

@@ -216,6 +216,16 @@ def test_different_operations_are_a_mismatch_that_names_both(nodes: tuple[Node, 
     on_all(nodes, work)
 
 
+def test_no_two_objects_have_one_name(nodes: tuple[Node, ...]) -> None:
+    comm, first, second = nodes[0].world, Pending, Cancelled
+    comm.claim("trainer", first, kind="trainer")
+    with pytest.raises(UsageError, match="trainer"):
+        comm.claim("trainer", second)
+    comm.release("trainer", first)
+    comm.claim("trainer", second)
+    comm.release("trainer", second)
+
+
 def test_a_communicator_tells_about_its_group(nodes: tuple[Node, ...]) -> None:
     comm = nodes[1].world
     assert (comm.rank, comm.size, comm.ranks, comm.local_rank) == (1, 3, (0, 1, 2), 1)
