@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from asyncpar.arena.limits import core_quota, usable_cores
 from asyncpar.arena.settings import ArenaSettings
 from asyncpar.config.environment import LaunchEnvironment
-from asyncpar.config.transport import parse_connections
+from asyncpar.config.transport import parse_checksums, parse_connections
 from asyncpar.config.world import Member, World, world_of_one
 from asyncpar.errors import UsageError
 from asyncpar.membership.alone import serve_alone
@@ -30,6 +30,7 @@ PIN = "ASYNCPAR_ALGORITHM"
 """The variable that pins algorithms."""
 
 _CONNECTIONS = "ASYNCPAR_CONNECTIONS"
+_CHECKSUMS = "ASYNCPAR_CHECKSUMS"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,6 +183,7 @@ async def serve_links(
         bind=bind,
         processors=processors,
         connections=parse_connections(os.environ.get(_CONNECTIONS)),
+        checks_payloads=parse_checksums(os.environ.get(_CHECKSUMS)),
     )
     connector.register(server)
     if door is not None:

@@ -86,6 +86,13 @@ class PeerLost(PeerError):  # noqa: N818
     """A rank is gone: its connection closed or it stopped answering."""
 
 
+class LinkDamaged(PeerLost):
+    """Bytes from ``rank`` did not arrive as they were sent, so the link is closed.  What they were for has no result.
+
+    ``cause`` names both ranks with their hosts, the lane, and what was wrong.
+    """
+
+
 class PeerTimeout(PeerError, TimeoutError):  # noqa: N818
     """A rank did not do its part in time; the message says who is missing and where it was last heard of."""
 

@@ -331,7 +331,7 @@ class Operation:
             host = self.table.links.world.members[culprit.rank].host
             cause = f"{culprit.describe()}; then rank {error.rank} left"
             error = PeerLost(f"rank {culprit.rank} on {host}: {cause}", rank=culprit.rank, host=host, cause=cause)
-        return PeerLost(
+        return type(error)(
             f"rank {self.table.links.rank}: {self.label}: {error}",
             rank=error.rank,
             host=error.host,

@@ -16,8 +16,9 @@ from asyncpar.collectives.inquiry import SILENT_AFTER, Answer, Culprit, Inquiry
 from asyncpar.collectives.ledger import GroupLedger
 from asyncpar.collectives.operation import Home, Operation
 from asyncpar.collectives.staging import StagingPool
-from asyncpar.errors import AsyncparError, OperationMismatch, PeerCancelled, PeerLost, PeerTimeout
+from asyncpar.errors import AsyncparError, LinkDamaged, OperationMismatch, PeerCancelled, PeerLost, PeerTimeout
 from asyncpar.transport.links import LEFT, Links
+from asyncpar.transport.protection import DAMAGED
 from asyncpar.wire.header import FrameHeader, FrameKind, Key
 
 PROBE_AFTER: Final = 1.0
@@ -344,7 +345,8 @@ def _error_of(operation: Operation, rank: int, abort: Abort) -> AsyncparError:
     if abort.reason == "lost" and abort.rank is not None and 0 <= abort.rank < len(members):
         host = members[abort.rank].host
         cause = f"{abort.text} (reported by rank {rank})"
-        error = PeerLost(f"rank {abort.rank} on {host} is lost: {cause}", rank=abort.rank, host=host, cause=cause)
+        kind = LinkDamaged if DAMAGED in cause else PeerLost
+        error = kind(f"rank {abort.rank} on {host} is lost: {cause}", rank=abort.rank, host=host, cause=cause)
         return operation.lost(error)
     is_told = abort.reason == "timeout" and abort.rank is not None and 0 <= abort.rank < len(members)
     culprit = abort.rank if is_told and abort.rank is not None and abort.rank != me else rank

@@ -39,3 +39,13 @@ def parse_transport(name: str | None, *, known: tuple[str, ...] = TRANSPORTS) ->
     if name not in known:
         raise UsageError(f"transport: expected one of {', '.join(known)}, got {name!r}")
     return name
+
+
+def parse_checksums(text: str | None) -> bool:
+    """Return whether payloads that leave the host have checksums: unless the setting says ``off``.
+
+    Raises ``UsageError`` for anything but ``on`` and ``off``.
+    """
+    if text not in {None, "", "on", "off"}:
+        raise UsageError(f"ASYNCPAR_CHECKSUMS: expected on or off, got {text!r}")
+    return text != "off"

@@ -23,6 +23,7 @@ from asyncpar.transport.handshaking import PEER_SECONDS, Medium, Porter
 from asyncpar.transport.lane import Lane
 from asyncpar.transport.links import Links
 from asyncpar.transport.machine import Accept, Answer, Defer, Negotiator, Proposal, Reason, Refuse
+from asyncpar.transport.protection import Protection
 from asyncpar.transport.refusals import Refusals
 from asyncpar.transport.stream import StreamLane
 from asyncpar.transport.tcp_connect import TCP, TcpListener
@@ -45,11 +46,14 @@ _REASONS = {reason: getattr(_Reply.Refused, reason.name) for reason in Reason}
 class Acceptor(link_pb2_grpc.LinkServicer):
     """The servicer of the links of one node, and the listeners for the kinds of ``lanes`` that have one.
 
-    Once it was started, ``lanes`` are those that work.
+    Once it was started, ``lanes`` are those that work.  ``is_encrypted``: the server that it serves at speaks TLS.
     """
 
-    def __init__(self, *, secret: bytes, bind: str, lanes: tuple[str, ...], vigil: Vigil) -> None:
+    def __init__(
+        self, *, secret: bytes, bind: str, lanes: tuple[str, ...], vigil: Vigil, is_encrypted: bool = False
+    ) -> None:
         self._secret = secret
+        self._is_encrypted = is_encrypted
         self._vigil = vigil
         self.lanes = lanes
         self._refusals = Refusals()
@@ -146,6 +150,7 @@ class Acceptor(link_pb2_grpc.LinkServicer):
             listener=request.to_rank,
             lanes=tuple(request.lanes),
             connections=max(1, request.connections),
+            checks_payloads=request.checks_payloads,
         )
         return self._encode(self._answer(proposal))
 
@@ -160,7 +165,7 @@ class Acceptor(link_pb2_grpc.LinkServicer):
         except (AuthenticationError, StreamEnded, TimeoutError) as error:
             self._refused(error)
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, "")
-        lane = GrpcLane(stream)
+        lane = GrpcLane(stream, Protection(handshake, may_damage=not self._is_encrypted))
         self._gather(handshake.terms, lane)
         await lane.run()
 
@@ -196,6 +201,7 @@ class Acceptor(link_pb2_grpc.LinkServicer):
                 name = "" if self._unix is None else self._unix.name
                 accepted = _Reply.Accepted(lanes=lanes, tcp_port=port, token=terms.token, unix_name=name)
                 accepted.connections = terms.connections
+                accepted.checks_payloads = terms.checks_payloads
                 return _Reply(accepted=accepted)
             case Defer():
                 return _Reply(deferred=_Reply.Deferred())

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import Protocol
 
+from asyncpar.errors import PeerLost
 from asyncpar.transport.lane import Lane, LaneEvents
 from asyncpar.transport.queue import QueuedSending
 from asyncpar.wire.header import FrameHeader
@@ -41,3 +42,10 @@ class Connection(Lane):
     @abstractmethod
     def resume(self) -> None:
         """Go on after ``hold``; otherwise do nothing."""
+
+    @abstractmethod
+    def leave(self, error: PeerLost) -> None:
+        """Close without waiting for it: pending sends end with ``error``, what was sent goes out, for a second at most.
+
+        All lent memory is given back before this returns, and no event follows.  Idempotent.
+        """

@@ -23,6 +23,7 @@ from asyncpar.transport.grpc_lane import GrpcLane
 from asyncpar.transport.grpc_stream import StreamEnded, call_frames, shake_hands
 from asyncpar.transport.handshaking import PEER_SECONDS
 from asyncpar.transport.lane import Lane
+from asyncpar.transport.protection import Protection
 from asyncpar.transport.rpc import Credentials, join_address, open_channel, split_address
 from asyncpar.transport.striped import StripedLane
 from asyncpar.transport.tcp_connect import dial_tcp
@@ -106,7 +107,8 @@ class LaneDialer:
             if not is_done:
                 stream.cancel()
                 await channel.close(None)
-        lane = GrpcLane(stream)
+        is_encrypted = self._credentials is not None and self._credentials.certificates is not None
+        lane = GrpcLane(stream, Protection(handshake, may_damage=not is_encrypted))
         self._carry(lane, channel)
         return lane
 

@@ -1,8 +1,9 @@
 """The gRPC lane: one bidirectional stream of raw bytes, for wherever only HTTP/2 gets through.
 
-Frames are packed into chunks of up to 512 KiB; frames that wait together travel together.  Each chunk begins with a
-u32: how many chunks the sender of this one has consumed since it last said so.  A side never has more than ``WINDOW``
-chunks out that the other has not consumed, so whatever gRPC buffers on the way is bounded.
+Frames are packed into chunks of up to 512 KiB; frames that wait together travel together.  Each chunk begins with two
+u32: how many chunks the sender of this one has consumed since it last said so, and the CRC-32 of that and of how many
+chunks went before.  A side never has more than ``WINDOW`` chunks out that the other has not consumed, so whatever gRPC
+buffers on the way is bounded.
 
 Whoever closes says so in a last chunk and then waits for the other side to end the stream: if a server simply returned,
 a client that is writing would get an error, and gRPC would keep what has arrived but is not read from it.
@@ -12,13 +13,16 @@ from __future__ import annotations
 
 import asyncio
 import struct
+from zlib import crc32
 
 from asyncpar.errors import PeerLost, ProtocolError
 from asyncpar.transport.connection import Connection, PartEvents
 from asyncpar.transport.grpc_stream import ByteStream, StreamEnded
 from asyncpar.transport.lane import MAX_FRAME_BYTES, LaneEvents
+from asyncpar.transport.protection import DAMAGED, Protection
 from asyncpar.transport.queue import QueuedSending, SendQueue
-from asyncpar.wire.header import HEADER_BYTES, FrameHeader, encode_header
+from asyncpar.wire.header import FrameHeader, encode_header
+from asyncpar.wire.integrity import SEALED_BYTES, TAIL_BYTES, FrameDamaged
 from asyncpar.wire.reader import FrameReader
 from asyncpar.wire.segments import Payload
 
@@ -29,18 +33,30 @@ WINDOW = 16
 """Most chunks of one direction that are under way."""
 
 FLUSH_SECONDS = 1.0
-_CONSUMED = struct.Struct("<I")
-_LAST_CHUNK = _CONSUMED.pack(0xFFFFFFFF)
+_PREFIX = struct.Struct("<II")
+_NUMBERED = struct.Struct("<IQ")
+_LAST_CHUNK = 0xFFFF_FFFF
+"""What the last chunk of a side says it has consumed."""
+
+
+def encode_prefix(consumed: int, number: int) -> bytes:
+    """Return what chunk ``number`` begins with."""
+    return _PREFIX.pack(consumed, crc32(_NUMBERED.pack(consumed, number)))
 
 
 class GrpcLane(Connection):
-    """A lane over a stream whose handshake is complete.  Whoever makes it awaits ``run``, which carries the frames."""
+    """A lane over a stream whose handshake is complete.  Whoever makes it awaits ``run``, which carries the frames.
+
+    ``protection`` is that of the connection.
+    """
 
     kind = "grpc"
 
-    def __init__(self, stream: ByteStream) -> None:
+    def __init__(self, stream: ByteStream, protection: Protection) -> None:
         self._stream = stream
-        self._queue = SendQueue()
+        self._protection = protection
+        self._sealer = protection.sealer
+        self._queue = SendQueue(self._sealer)
         self._writer = self._queue.writer
         self._reader: FrameReader | None = None
         self._events: LaneEvents | None = None
@@ -53,6 +69,7 @@ class GrpcLane(Connection):
         self._is_closing = False
         self._credit = WINDOW
         self._owed = 0
+        self._chunks_sent = self._chunks_received = 0
         self._bytes_sent = self._bytes_received = 0
 
     # -- Lane, Connection --------------------------------------------------------------------------------------------
@@ -66,16 +83,20 @@ class GrpcLane(Connection):
         return self._bytes_received
 
     def start(self, events: LaneEvents) -> None:
-        self._start(events, FrameReader(events, max_length=MAX_FRAME_BYTES))
+        self._start(events, FrameReader(events, max_length=MAX_FRAME_BYTES, verifier=self._protection.verifier))
 
     def start_part(self, part: PartEvents) -> None:
-        self._start(part, FrameReader(part, max_length=MAX_FRAME_BYTES, share=part.share, ended=part.ended))
+        verifier = self._protection.verifier
+        reader = FrameReader(part, max_length=MAX_FRAME_BYTES, share=part.share, ended=part.ended, verifier=verifier)
+        self._start(part, reader)
 
     def send(self, header: FrameHeader, payload: Payload) -> QueuedSending | None:
-        if self._ended.done():
+        if self._ended.done() or self._is_closing:
             return None
-        self._bytes_sent += HEADER_BYTES + len(payload)
-        sending = self._queue.push(header, encode_header(header), payload)
+        head = self._sealer.seal(encode_header(header))
+        checksum = self._sealer.begin_payload(head, len(payload))
+        self._bytes_sent += SEALED_BYTES + len(payload) + (0 if checksum is None else TAIL_BYTES)
+        sending = self._queue.push(header, head, payload, checksum=checksum)
         self._work.set()
         if self._queue.is_overfull:
             self._lose("the peer does not read: too many small frames wait for it")
@@ -96,7 +117,7 @@ class GrpcLane(Connection):
         try:
             is_free = self._reader.resume()
         except ProtocolError as error:
-            self._lose(f"protocol error: {error}")
+            self._refuse(error)
         else:
             if is_free:
                 self._free.set()
@@ -106,15 +127,17 @@ class GrpcLane(Connection):
             self._end(str(error))
             self._queue.fail(error)
 
+    def leave(self, error: PeerLost) -> None:
+        if self._ended.done() or self._is_closing:
+            return
+        self._queue.release_all(error)
+        self._finish()
+        asyncio.get_running_loop().call_later(FLUSH_SECONDS, self.abort, error)
+
     async def close(self) -> None:
         if self._ended.done() or self._is_closing:
             return
-        self._is_closing = True
-        self._events = None
-        if self._reader is not None:
-            self._reader.stop()
-        self._started.set()
-        self._work.set()
+        self._finish()
         try:
             await asyncio.wait({self._ended}, timeout=FLUSH_SECONDS)
         finally:
@@ -139,16 +162,19 @@ class GrpcLane(Connection):
         await self._started.wait()
         try:
             while not self._ended.done():
-                content = left = self._open_chunk(await self._stream.read())
-                while left and self._reader is not None:
-                    await self._free.wait()
-                    left = self._reader.feed(left)
-                self._return_credit(len(content))
+                try:
+                    content = left = self._open_chunk(await self._stream.read())
+                    while left and self._reader is not None:
+                        await self._free.wait()
+                        left = self._reader.feed(left)
+                except ProtocolError as error:
+                    if not self._is_closing:  # else nothing that comes matters any more
+                        self._refuse(error)
+                else:
+                    self._return_credit(len(content))
         except StreamEnded as error:
             is_cut = self._reader is not None and not self._reader.is_between_frames
             self._lose(f"{error} in the middle of a frame" if is_cut else str(error))
-        except ProtocolError as error:
-            self._lose(f"protocol error: {error}")
 
     async def _write_all(self) -> None:
         try:
@@ -158,7 +184,7 @@ class GrpcLane(Connection):
                 while chunk := self._next_chunk():
                     await self._stream.write(chunk)
                 if self._is_closing and not self._writer:
-                    await self._stream.write(_LAST_CHUNK)
+                    await self._stream.write(encode_prefix(_LAST_CHUNK, self._chunks_sent))
                     return
         except StreamEnded as error:
             self._lose(str(error))
@@ -175,17 +201,22 @@ class GrpcLane(Connection):
 
     def _open_chunk(self, chunk: bytes) -> memoryview:
         """Take the credit out of one chunk of the peer and return the rest, bytes of frames."""
-        if not _CONSUMED.size <= len(chunk) <= _CONSUMED.size + CHUNK_BYTES:
-            raise ProtocolError(f"chunk: expected 4 to {_CONSUMED.size + CHUNK_BYTES} bytes, got {len(chunk)}")
-        if chunk == _LAST_CHUNK:
+        if not _PREFIX.size <= len(chunk) <= _PREFIX.size + CHUNK_BYTES:
+            raise ProtocolError(
+                f"chunk: expected {_PREFIX.size} to {_PREFIX.size + CHUNK_BYTES} bytes, got {len(chunk)}"
+            )
+        returned = _PREFIX.unpack_from(chunk)[0]
+        if chunk[: _PREFIX.size] != encode_prefix(returned, self._chunks_received):
+            raise FrameDamaged(f"chunk {self._chunks_received}: the checksum of its beginning is wrong")
+        self._chunks_received += 1
+        if returned == _LAST_CHUNK:
             raise StreamEnded("the peer closed the stream")
-        returned = _CONSUMED.unpack_from(chunk)[0]
         if returned:
             self._credit += returned
             if self._credit > WINDOW:
                 raise ProtocolError(f"chunks: the peer consumed {self._credit - WINDOW} more than were sent")
             self._work.set()
-        return memoryview(chunk)[_CONSUMED.size :]
+        return memoryview(chunk)[_PREFIX.size :]
 
     def _return_credit(self, length: int) -> None:
         """A chunk with ``length`` bytes of frames is through; give credit back in lumps."""
@@ -201,12 +232,33 @@ class GrpcLane(Connection):
             segments = self._writer.segments(CHUNK_BYTES)
         if not segments and self._owed < WINDOW // 2:
             return b""
-        chunk = b"".join([_CONSUMED.pack(self._owed), *segments])
+        chunk = b"".join([encode_prefix(self._owed, self._chunks_sent), *segments])
+        self._chunks_sent += 1
         self._owed = 0
         if segments:
             self._credit -= 1
-            self._writer.advance(len(chunk) - _CONSUMED.size)
+            self._writer.advance(len(chunk) - _PREFIX.size)
         return chunk
+
+    def _finish(self) -> None:
+        """Take nothing more, send what waits, and say that this was all."""
+        self._is_closing = True
+        self._events = None
+        if self._reader is not None:
+            self._reader.stop()
+        self._free.set()
+        self._started.set()
+        self._work.set()
+
+    def _refuse(self, error: ProtocolError) -> None:
+        """The bytes that came are not what a peer of ours sends: tell both ends, and end."""
+        place = self._protection.describe(self.kind)
+        cause = f"{DAMAGED} over {place}: {error}" if isinstance(error, FrameDamaged) else f"protocol error: {error}"
+        events, self._events = self._events, None
+        if events is None:
+            self._lose(cause)
+        else:
+            self.leave(events.lost(cause))  # the owner says to the peer why, over this lane
 
     def _lose(self, cause: str) -> None:
         """The channel ended; tell the owner once."""

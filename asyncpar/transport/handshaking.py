@@ -12,6 +12,7 @@ from typing import cast
 
 from asyncpar.errors import AuthenticationError, PeerLost
 from asyncpar.transport.crowd import Crowd
+from asyncpar.transport.protection import Protection
 from asyncpar.transport.sockets import Pulse
 from asyncpar.transport.stream import StreamLane
 from asyncpar.transport.vigil import Vigil
@@ -39,12 +40,13 @@ class Medium:
     """What connections of one kind of lane have of their own.
 
     ``prepare`` sets a fresh socket up, and raises ``OSError`` if the peer at its other end is none of ours; ``watch``
-    returns what tells that the peer is dead where the socket does not.
+    returns what tells that the peer is dead where the socket does not.  ``may_damage``: bytes may change on the way.
     """
 
     kind: str
     prepare: Callable[[socket.socket], None]
     watch: Callable[[socket.socket], Pulse] | None = None
+    may_damage: bool = True
 
 
 def _ignore(_: HandshakeProtocol) -> None: ...
@@ -166,7 +168,10 @@ class HandshakeProtocol(asyncio.BufferedProtocol):
     def _make_lane(self, transport: asyncio.Transport, duplicate: socket.socket) -> StreamLane:
         watch = self._medium.watch
         pulse = None if watch is None else watch(duplicate)
-        return StreamLane(transport, duplicate, kind=self._medium.kind, vigil=self._vigil, pulse=pulse)
+        protection = Protection(self.handshake, may_damage=self._medium.may_damage)
+        return StreamLane(
+            transport, duplicate, kind=self._medium.kind, vigil=self._vigil, protection=protection, pulse=pulse
+        )
 
     def _say(self, message: bytes) -> None:
         """Send on our own descriptor, as the lane does, whose first frame might overtake what a transport buffers."""

@@ -10,9 +10,10 @@ from types import TracebackType
 from typing import Protocol, Self
 
 from asyncpar.config.world import World
-from asyncpar.errors import AsyncparError, PeerLost, UsageError
+from asyncpar.errors import AsyncparError, LinkDamaged, PeerLost, UsageError
 from asyncpar.transport.lane import Lane, Sending
 from asyncpar.transport.link import Link
+from asyncpar.transport.protection import DAMAGED
 from asyncpar.transport.recycling import MemoryPool
 from asyncpar.transport.shared import SharedMemory
 from asyncpar.wire.header import FrameHeader, FrameKind, Key
@@ -296,7 +297,7 @@ class Links:
             generation=self.world.generation,
             referee=_LinkReferee(self, rank),
             on_control=self._on_control,
-            on_lost=self.report_lost,
+            on_lost=self._lane_lost,
             on_message=lambda payload, release: self.on_message(rank, payload, release),
             max_message_bytes=MAX_MESSAGE_BYTES,
             message_budget=MESSAGE_BUDGET,
@@ -334,13 +335,20 @@ class Links:
             by = "" if "(reported by" in cause else f" (reported by rank {rank})"
             self.report_lost(lost, cause + by)
 
+    def _lane_lost(self, rank: int, cause: str) -> PeerLost:
+        """The lane to ``rank`` has ended."""
+        sender, receiver = self.world.members[rank], self.world.members[self.rank]
+        place = f"{DAMAGED} from rank {rank} on {sender.host} to rank {self.rank} on {receiver.host}"
+        return self.report_lost(rank, cause.replace(DAMAGED, place, 1))
+
     def _give_up(self, rank: int, error: PeerLost) -> None:
         self._mark_lost(rank, error)
         self.operations.peer_lost(rank, error)
 
     def _lost_error(self, rank: int, cause: str) -> PeerLost:
         host = self.world.members[rank].host
-        return PeerLost(f"rank {rank} on {host} is lost: {cause}", rank=rank, host=host, cause=cause)
+        kind = LinkDamaged if DAMAGED in cause else PeerLost
+        return kind(f"rank {rank} on {host} is lost: {cause}", rank=rank, host=host, cause=cause)
 
     def _mark_lost(self, rank: int, error: PeerLost) -> None:
         self.lost[rank] = error

@@ -33,6 +33,7 @@ class Proposal:
     listener: int
     lanes: tuple[str, ...]
     connections: int = 1
+    checks_payloads: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +65,7 @@ class Negotiator:
 
     ``lanes`` are the kinds it can use, best first; those that stay inside a host only with the ranks in ``near``, and
     with the others only those in ``far`` (None: all).
-    A TCP or gRPC lane takes as many ``connections`` as both sides want.
+    A TCP or gRPC lane takes as many ``connections`` as both sides want, and checks payloads if one side wants that.
     """
 
     def __init__(
@@ -78,7 +79,9 @@ class Negotiator:
         near: frozenset[int] = frozenset(),
         connections: int = 1,
         far: tuple[str, ...] | None = None,
+        checks_payloads: bool = True,
     ) -> None:
+        self._checks_payloads = checks_payloads
         self._far = tuple(lane for lane in (lanes if far is None else far) if lane not in HOST_TRANSPORTS)
         self._job = job
         self._generation = generation
@@ -100,6 +103,7 @@ class Negotiator:
             listener=rank,
             lanes=self.lanes_to(rank),
             connections=self._connections,
+            checks_payloads=self._checks_payloads,
         )
 
     def lanes_to(self, rank: int) -> tuple[str, ...]:
@@ -128,6 +132,7 @@ class Negotiator:
             listener=self._rank,
             token=token,
             connections=max(1, min(proposal.connections, self._connections)),
+            checks_payloads=proposal.checks_payloads or self._checks_payloads,
         )
         self._accepted[dialer] = terms
         return Accept(terms, self._common(proposal))

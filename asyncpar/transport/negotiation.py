@@ -60,6 +60,7 @@ class GrpcConnector(Connector):
     is known.  Calls of ranks that were quicker are kept waiting.  ``await stop()`` comes after the links are closed.
     ``processors`` says how many this process may use: if it is enough for all ranks of the host, lanes over sockets
     stay awake for answers.  ``connections`` is how many a TCP or gRPC lane takes, if the other side wants as many.
+    ``checks_payloads`` False leaves out the checksums of payloads that leave the host, if the other side agrees.
     """
 
     def __init__(
@@ -70,7 +71,10 @@ class GrpcConnector(Connector):
         bind: str = "127.0.0.1",
         processors: float = 0.0,
         connections: int = 1,
+        checks_payloads: bool = True,
     ) -> None:
+        self._checks_payloads = checks_payloads
+        self._is_encrypted = credentials is not None and credentials.certificates is not None
         self._is_pinned = parse_transport(transport) is not None
         self._lanes = _usable(parse_transport(transport))
         self._connections = connections
@@ -79,7 +83,9 @@ class GrpcConnector(Connector):
         self._credentials = credentials
         self._secret = b"" if credentials is None else credentials.secret
         self._metadata = () if credentials is None else credentials.metadata()
-        self._acceptor = Acceptor(secret=self._secret, bind=bind, lanes=self._lanes, vigil=self._vigil)
+        self._acceptor = Acceptor(
+            secret=self._secret, bind=bind, lanes=self._lanes, vigil=self._vigil, is_encrypted=self._is_encrypted
+        )
         self._tasks = asyncio.TaskGroup()
         self._carriers: set[asyncio.Task[None]] = set()
         self._has_started = False
@@ -115,6 +121,7 @@ class GrpcConnector(Connector):
             near=frozenset(near),
             connections=self._connections,
             far=self._far_lanes(),
+            checks_payloads=self._checks_payloads,
         )
         self._acceptor.join(links, negotiator)
 
@@ -153,8 +160,7 @@ class GrpcConnector(Connector):
         Where the job has certificates, what leaves a host is encrypted: only the gRPC lane is.  A pinned lane is the
         user's decision.
         """
-        is_encrypted = self._credentials is not None and self._credentials.certificates is not None
-        return ("grpc",) if is_encrypted and not self._is_pinned else self._lanes
+        return ("grpc",) if self._is_encrypted and not self._is_pinned else self._lanes
 
     # -- dialing -----------------------------------------------------------------------------------------------------
 
@@ -192,6 +198,7 @@ class GrpcConnector(Connector):
             to_rank=rank,
             lanes=proposal.lanes,
             connections=proposal.connections,
+            checks_payloads=proposal.checks_payloads,
         )
         stub = link_pb2_grpc.LinkStub(channel)  # type: ignore[no-untyped-call]  # generated
         loop = asyncio.get_running_loop()
@@ -222,6 +229,7 @@ class GrpcConnector(Connector):
             listener=rank,
             token=accepted.token,
             connections=max(1, min(accepted.connections, proposal.connections)),
+            checks_payloads=accepted.checks_payloads or proposal.checks_payloads,
         )
         return await self._dialer.connect(address, terms, kinds=kinds, accepted=accepted)
 

@@ -6,7 +6,8 @@ import asyncio
 
 from asyncpar.errors import PeerLost
 from asyncpar.transport.lane import LENT_KINDS, Sending, fail_future
-from asyncpar.wire.header import FrameHeader
+from asyncpar.wire.header import VOID, FrameHeader, encode_header
+from asyncpar.wire.integrity import FrameSealer, PayloadChecksum
 from asyncpar.wire.segments import Payload
 from asyncpar.wire.writer import FrameWriter, OutgoingFrame
 
@@ -53,6 +54,12 @@ class QueuedSending(Sending):
         self.done.cancel()
         return goes_out
 
+    def give_back(self, error: PeerLost) -> None:
+        """Give the memory back like ``release``, and end with ``error``."""
+        if self._frame is not None:
+            self._writer.release(self._frame)
+        fail_future(self.done, error)
+
     def keep(self) -> None:
         """Give the memory back before this returns, like ``release``, but let the frame go out in any case."""
         if self._frame is not None:
@@ -61,10 +68,11 @@ class QueuedSending(Sending):
 
 
 class SendQueue:
-    """Frames that the channel could not take at once."""
+    """Frames that the channel could not take at once.  ``sealer`` has sealed them (None: they are not)."""
 
-    def __init__(self) -> None:
+    def __init__(self, sealer: FrameSealer | None = None) -> None:
         self.writer = FrameWriter()
+        self._sealer = sealer
         self._loop = asyncio.get_running_loop()
         self._sendings: set[QueuedSending] = set()
         self._owned = 0
@@ -74,15 +82,30 @@ class SendQueue:
         """Has the peer stopped reading, so that copied frames pile up?"""
         return self._owned > OWNED_LIMIT
 
-    def push(self, header: FrameHeader, head: bytes, payload: Payload, *, taken: int = 0) -> QueuedSending | None:
+    def push(
+        self,
+        header: FrameHeader,
+        head: bytes,
+        payload: Payload,
+        *,
+        taken: int = 0,
+        checksum: PayloadChecksum | None = None,
+    ) -> QueuedSending | None:
         """Queue one frame of which the channel already took ``taken`` bytes, under the rules of ``Lane.send``."""
         if header.kind not in LENT_KINDS:
-            self.push_owned(head + bytes(payload), taken=taken)
+            tail = b""
+            if checksum is not None:
+                checksum.cover(payload, len(payload))
+                tail = checksum.tail()
+            self.push_owned(head + bytes(payload) + tail, taken=taken)
             return None
         sending = QueuedSending(self.writer, self._loop.create_future())
         self._sendings.add(sending)
         sending.done.add_done_callback(lambda _: self._sendings.discard(sending))
-        sending.hold(self.writer.push(head, payload, taken=taken, written=sending.written))
+        sealer = self._sealer
+        void = None if sealer is None else lambda: sealer.seal_instead(memoryview(head), encode_header(VOID))
+        frame = self.writer.push(head, payload, taken=taken, written=sending.written, checksum=checksum, void=void)
+        sending.hold(frame)
         return sending
 
     def push_owned(self, frames: bytes | bytearray, *, taken: int = 0) -> None:
@@ -96,6 +119,11 @@ class SendQueue:
         self.writer.clear()
         for sending in self._sendings:
             fail_future(sending.done, error)
+
+    def release_all(self, error: PeerLost) -> None:
+        """Give all payloads back: pending sends end with ``error``; what has begun goes out from a copy."""
+        for sending in list(self._sendings):
+            sending.give_back(error)
 
     def _disown(self, size: int) -> None:
         self._owned -= size

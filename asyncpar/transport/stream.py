@@ -17,11 +17,13 @@ from collections.abc import Sequence
 from asyncpar.errors import PeerLost, ProtocolError
 from asyncpar.transport.connection import Connection, PartEvents
 from asyncpar.transport.lane import LENT_KINDS, MAX_FRAME_BYTES, LaneEvents
+from asyncpar.transport.protection import DAMAGED, Protection
 from asyncpar.transport.queue import QueuedSending, SendQueue
 from asyncpar.transport.sockets import PULSE_SECONDS, Pulse
 from asyncpar.transport.turn_gatherer import TurnGatherer
 from asyncpar.transport.vigil import Vigil
-from asyncpar.wire.header import HEADER_BYTES, MESSAGE_GROUP, FrameHeader, FrameKind, encode_header
+from asyncpar.wire.header import MESSAGE_GROUP, FrameHeader, FrameKind, encode_header
+from asyncpar.wire.integrity import SEALED_BYTES, TAIL_BYTES, FrameDamaged, PayloadChecksum
 from asyncpar.wire.reader import FrameReader
 from asyncpar.wire.segments import Payload, views_of
 from asyncpar.wire.sink import WholeSink
@@ -44,7 +46,7 @@ class StreamLane(Connection, asyncio.BufferedProtocol):
     Make it in a protocol callback of ``transport``, whose reading must be paused; it becomes the protocol.
     ``duplicate`` is a non-blocking duplicate of the transport's socket, which the lane owns from now on.  ``pulse``
     tells a dead peer where the socket does not; None for a Unix socket, which always does.  ``vigil`` may keep the
-    loop awake for what answers a small frame.
+    loop awake for what answers a small frame.  ``protection`` is that of the connection.
     """
 
     def __init__(
@@ -54,15 +56,18 @@ class StreamLane(Connection, asyncio.BufferedProtocol):
         *,
         kind: str,
         vigil: Vigil,
+        protection: Protection,
         pulse: Pulse | None = None,
     ) -> None:
         self.kind = kind
+        self._protection = protection
+        self._sealer = protection.sealer
         self._bytes_sent = self._bytes_received = 0
         self._loop = asyncio.get_running_loop()
         self._transport = transport
         self._socket = duplicate
         self._descriptor = self._socket.fileno()
-        self._queue = SendQueue()
+        self._queue = SendQueue(self._sealer)
         self._writer = self._queue.writer
         self._is_watching = False
         self._gatherer = TurnGatherer(self._send_gathered)
@@ -70,6 +75,7 @@ class StreamLane(Connection, asyncio.BufferedProtocol):
         self._events: LaneEvents | None = None
         self._discard: memoryview | None = None
         self._is_open = True
+        self._is_leaving = False
         self._broken: str | None = None
         self._flushed: asyncio.Future[None] | None = None
         self._gone: asyncio.Future[None] = self._loop.create_future()
@@ -90,19 +96,23 @@ class StreamLane(Connection, asyncio.BufferedProtocol):
 
     def start(self, events: LaneEvents) -> None:
         accept = events.accept if isinstance(events, WholeSink) else None
-        self._start(events, FrameReader(events, max_length=MAX_FRAME_BYTES, accept=accept))
+        verifier = self._protection.verifier
+        self._start(events, FrameReader(events, max_length=MAX_FRAME_BYTES, accept=accept, verifier=verifier))
 
     def start_part(self, part: PartEvents) -> None:
-        self._start(part, FrameReader(part, max_length=MAX_FRAME_BYTES, share=part.share, ended=part.ended))
+        verifier = self._protection.verifier
+        reader = FrameReader(part, max_length=MAX_FRAME_BYTES, share=part.share, ended=part.ended, verifier=verifier)
+        self._start(part, reader)
 
     def send(self, header: FrameHeader, payload: Payload) -> QueuedSending | None:
-        if not self._is_open or (self._broken is not None and header.kind not in LENT_KINDS):
+        if not self._is_open or self._is_leaving or (self._broken is not None and header.kind not in LENT_KINDS):
             return None
-        head = encode_header(header)
-        size = HEADER_BYTES + len(payload)
+        head = self._sealer.seal(encode_header(header))
+        checksum = self._sealer.begin_payload(head, len(payload))
+        size = SEALED_BYTES + len(payload) + (0 if checksum is None else TAIL_BYTES)
         self._bytes_sent += size
         may_wait = header.group == MESSAGE_GROUP and header.kind is FrameKind.EAGER
-        if may_wait and not self._writer and self._broken is None and self._gatherer.add(head, payload):
+        if may_wait and not self._writer and self._broken is None and self._gatherer.add(head, payload, checksum):
             return None
         if self._gatherer.waiting:
             self._gatherer.flush()
@@ -110,11 +120,10 @@ class StreamLane(Connection, asyncio.BufferedProtocol):
         if not self._writer and self._broken is None:
             if size <= SMALL_BYTES:
                 self._vigil.expect()  # before the call, in which the peer may run already
-            first = payload if size <= WRITE_BYTES else payload[:WRITE_BYTES]
-            written = self._write([head, *views_of(first)[:MAX_SEGMENTS]])
+            written = self._write(_first_segments(head, payload, checksum))
             if written == size:
                 return None
-        sending = self._queue.push(header, head, payload, taken=written)
+        sending = self._queue.push(header, head, payload, taken=written, checksum=checksum)
         self._await_room()
         return sending
 
@@ -133,7 +142,7 @@ class StreamLane(Connection, asyncio.BufferedProtocol):
         try:
             is_free = self._reader.resume()
         except ProtocolError as error:
-            self._lose(f"protocol error: {error}")
+            self._refuse(error)
         else:
             if is_free and self._is_open:
                 self._transport.resume_reading()
@@ -142,6 +151,22 @@ class StreamLane(Connection, asyncio.BufferedProtocol):
         if self._is_open:
             self._shut(error)
             self._transport.abort()
+
+    def leave(self, error: PeerLost) -> None:
+        if not self._is_open or self._is_leaving:
+            return
+        self._is_leaving = True
+        self._events = None
+        if self._reader is not None:
+            self._reader.stop()
+        self._reader = None
+        self._transport.resume_reading()
+        self._gatherer.flush()
+        self._queue.release_all(error)
+        self._stop_timer()
+        self._timer = self._loop.call_later(FLUSH_SECONDS, self.abort, error)
+        if not self._writer and self._broken is None:
+            self._finish_writing()
 
     async def close(self) -> None:
         if not self._is_open or self._flushed is not None:
@@ -181,7 +206,7 @@ class StreamLane(Connection, asyncio.BufferedProtocol):
         try:
             reader.advance(nbytes)
         except ProtocolError as error:
-            self._lose(f"protocol error: {error}")
+            self._refuse(error)
         if nbytes <= SMALL_BYTES:
             self._vigil.expect()
 
@@ -241,6 +266,8 @@ class StreamLane(Connection, asyncio.BufferedProtocol):
             self._stop_watching()
             if self._flushed is not None and not self._flushed.done():
                 self._flushed.set_result(None)
+            if self._is_leaving:
+                self._finish_writing()
 
     def _break(self, cause: str) -> None:
         """Nothing more can be written; what has already arrived is still read before the loss is told."""
@@ -249,8 +276,9 @@ class StreamLane(Connection, asyncio.BufferedProtocol):
             self._stop_watching()
             if self._flushed is not None and not self._flushed.done():
                 self._flushed.set_result(None)
-            self._stop_timer()
-            self._timer = self._loop.call_later(FLUSH_SECONDS, self._lose, cause)
+            if not self._is_leaving:
+                self._stop_timer()
+                self._timer = self._loop.call_later(FLUSH_SECONDS, self._lose, cause)
 
     def _finish_writing(self) -> None:
         """Half-close, and read on until the peer closes: closing over unread bytes would reset what is in flight."""
@@ -266,6 +294,16 @@ class StreamLane(Connection, asyncio.BufferedProtocol):
             self._lose("the peer's host does not answer")
         elif self._is_open:
             self._timer = self._loop.call_later(PULSE_SECONDS, self._check_pulse)
+
+    def _refuse(self, error: ProtocolError) -> None:
+        """The bytes that came are not what a peer of ours sends: tell both ends, and end."""
+        place = self._protection.describe(self.kind)
+        cause = f"{DAMAGED} over {place}: {error}" if isinstance(error, FrameDamaged) else f"protocol error: {error}"
+        events, self._events = self._events, None
+        if events is None:
+            self._lose(cause)
+        else:
+            self.leave(events.lost(cause))  # the owner says to the peer why, over this lane
 
     def _lose(self, cause: str) -> None:
         """The channel ended; tell the owner once."""
@@ -304,6 +342,19 @@ class StreamLane(Connection, asyncio.BufferedProtocol):
         if self._is_watching:
             self._is_watching = False
             self._loop.remove_writer(self._descriptor)
+
+
+def _first_segments(
+    head: bytes, payload: Payload, checksum: PayloadChecksum | None
+) -> list[bytes | bytearray | memoryview]:
+    """Return what goes with the first system call: all of a frame, unless it is large or in very many pieces."""
+    first = payload if len(payload) <= WRITE_BYTES else payload[:WRITE_BYTES]
+    views = views_of(first)[:MAX_SEGMENTS]
+    if checksum is None:
+        return [head, *views]
+    count = sum(map(len, views))
+    checksum.cover(payload, count)
+    return [head, *views, checksum.tail()] if count == len(payload) else [head, *views]
 
 
 def _describe(error: Exception) -> str:

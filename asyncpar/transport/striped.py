@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from asyncpar.errors import PeerLost, ProtocolError
 from asyncpar.transport.connection import Connection
 from asyncpar.transport.lane import Lane, LaneEvents, Sending, fail_future
+from asyncpar.transport.protection import DAMAGED
 from asyncpar.transport.queue import QueuedSending
 from asyncpar.wire.header import FrameHeader, FrameKind
 from asyncpar.wire.segments import Payload
@@ -191,11 +192,12 @@ class StripedLane(Lane):
             self._first.resume()
 
     def part_lost(self, cause: str) -> PeerLost:
-        """A connection ended; so does the lane."""
+        """A connection ended; so does the lane, after damage when the peer has been told."""
         if self._end is None:
             events, self._events = self._events, None
             self._end = PeerLost(cause, cause=cause)  # what follows may ask for it
-            self._shut(self._end if events is None else events.lost(cause))
+            error = self._end if events is None else events.lost(cause)
+            self._shut(error, gently=cause.startswith(DAMAGED))
         return self._end
 
     # -- inside ------------------------------------------------------------------------------------------------------
@@ -213,12 +215,15 @@ class StripedLane(Lane):
         for connection in self.connections[1:count]:
             connection.resume()
 
-    def _shut(self, error: PeerLost) -> None:
+    def _shut(self, error: PeerLost, *, gently: bool = False) -> None:
         self._end = error
         self._events = None
         self._arrival = None
         for connection in self.connections:
-            connection.abort(error)
+            if gently:
+                connection.leave(error)
+            else:
+                connection.abort(error)
         for sending in list(self._sendings):
             sending.lose(error)
 

@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Final
 
+from asyncpar.wire.integrity import PayloadChecksum
 from asyncpar.wire.segments import Payload, views_of
 
 GATHERED_BYTES: Final = 1500
@@ -27,7 +28,7 @@ class TurnGatherer:
         self._loop = asyncio.get_running_loop()
         self._is_within = False
 
-    def add(self, head: bytes, payload: Payload) -> bool:
+    def add(self, head: bytes, payload: Payload, checksum: PayloadChecksum | None = None) -> bool:
         """Take a copy of a message along; False if it is the turn's first, or large, and must be sent by itself."""
         if not self._is_within:
             self._is_within = True
@@ -38,6 +39,9 @@ class TurnGatherer:
         self.waiting += head
         for view in views_of(payload):
             self.waiting += view
+        if checksum is not None:
+            checksum.cover(payload, len(payload))
+            self.waiting += checksum.tail()
         if len(self.waiting) > GATHERED_BYTES:
             self.flush()
         return True

@@ -42,7 +42,7 @@ def _prepare(sock: socket.socket) -> None:
     tune_unix(sock)
 
 
-UNIX = Medium(kind="shm", prepare=_prepare)
+UNIX = Medium(kind="shm", prepare=_prepare, may_damage=False)
 
 
 class UnixListener:

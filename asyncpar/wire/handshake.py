@@ -21,15 +21,16 @@ import hmac
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from zlib import crc32
 
 from asyncpar.errors import AuthenticationError
 
 MAGIC = b"apLK"
-VERSION = 2
+VERSION = 3
 NONCE_BYTES = 32
 TOKEN_BYTES = 16
 _MAC_BYTES = hashlib.sha256().digest_size
-_TERMS = struct.Struct("<4sBBBx16sIII16s")
+_TERMS = struct.Struct("<4sBBBB16sIII16s")
 _CONNECTION_AT = 5
 _MOST_CONNECTIONS = 255
 _HELLO_BYTES = _TERMS.size + NONCE_BYTES + _MAC_BYTES
@@ -47,6 +48,8 @@ class LinkTerms:
     token: bytes
     connection: int = 0
     connections: int = 1
+    checks_payloads: bool = True
+    """Do payloads have checksums on lanes that leave the host in the clear?"""
 
     def __post_init__(self) -> None:
         assert len(self.token) == TOKEN_BYTES, f"a link token has {TOKEN_BYTES} bytes, got {len(self.token)}"
@@ -62,12 +65,18 @@ class LinkTerms:
             VERSION,
             self.connection,
             self.connections,
+            self.checks_payloads,
             job,
             self.generation,
             self.dialer,
             self.listener,
             self.token,
         )
+
+
+def seed_of(terms: LinkTerms, sender: int) -> int:
+    """Return what checksums of the frames that rank ``sender`` sends over this connection start from."""
+    return crc32(terms.encode() + struct.pack("<I", sender))
 
 
 class _Awaited(enum.Enum):
@@ -119,6 +128,11 @@ class Handshake:
     def is_complete(self) -> bool:
         """Have both sides proved themselves, as far as this side can tell?"""
         return self._awaited is None
+
+    @property
+    def is_dialer(self) -> bool:
+        """Did this side open the connection?"""
+        return self._find_terms is None
 
     @property
     def is_trusted(self) -> bool:
@@ -220,8 +234,8 @@ _WRONG_SECRET = "the peer could not prove that it holds the secret of this job"
 
 
 def _describe(encoded: bytes) -> str:
-    _, _, connection, connections, job, generation, dialer, listener, _ = _TERMS.unpack(encoded)
+    _, _, connection, connections, checks, job, generation, dialer, listener, _ = _TERMS.unpack(encoded)
     return (
         f"job {job.hex()[:8]}, generation {generation}, rank {dialer} dialing rank {listener}, "
-        f"connection {connection} of {connections}"
+        f"connection {connection} of {connections}, {'with' if checks else 'no'} checksums of payloads"
     )

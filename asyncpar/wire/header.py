@@ -63,6 +63,8 @@ class FrameKind(enum.IntEnum):
     """The next bytes of a granted message are in the sender's shared memory; the payload is the u64 offset."""
     FREED = 13
     """The receiver has read the chunk at that offset; the payload is the u64 offset."""
+    VOID = 14
+    """In place of a frame that was taken back before it began; it has that frame's number (see ``integrity``)."""
 
 
 class Key(NamedTuple):
@@ -87,6 +89,9 @@ class FrameHeader(NamedTuple):
     @property
     def key(self) -> Key:
         return Key(self.group, self.sequence, self.tag)
+
+
+VOID = FrameHeader(FrameKind.VOID, 0, 0, 0, 0, 0, 0)
 
 
 def encode_header(header: FrameHeader) -> bytes:

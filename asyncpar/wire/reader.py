@@ -8,6 +8,8 @@ area, which is all the memory that the reader ever owns.
 
 A sink that is not ready holds the reader (``hold``): then what has been read stays in the staging area until
 ``resume``, and whoever reads from the channel must stop doing so meanwhile.
+
+Checksums (see ``integrity``) are taken of what has just arrived, and a frame whose payload is damaged never lands.
 """
 
 from __future__ import annotations
@@ -16,7 +18,8 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from asyncpar.errors import ProtocolError
-from asyncpar.wire.header import HEADER_BYTES, FrameHeader, decode_header
+from asyncpar.wire.header import HEADER_BYTES, FrameHeader, FrameKind, decode_header
+from asyncpar.wire.integrity import SEAL_BYTES, FrameVerifier
 from asyncpar.wire.sink import FrameSink
 
 T = TypeVar("T")
@@ -36,7 +39,7 @@ class FrameReader:
 
     ``accept`` is offered small frames that are there as a whole (see ``WholeSink``).
     ``share`` says how many bytes of a payload come over this channel (default: all); ``ended`` is called behind every
-    frame, also a dropped one.
+    frame, also a dropped one.  ``verifier`` checks frames that are sealed (default: they are not).
     """
 
     def __init__(
@@ -47,17 +50,22 @@ class FrameReader:
         share: Callable[[FrameHeader], int] | None = None,
         ended: Callable[[FrameHeader], None] | None = None,
         accept: Callable[[FrameHeader, memoryview], bool] | None = None,
+        verifier: FrameVerifier | None = None,
     ) -> None:
         self._sink = sink
         self._max_length = max_length
         self._share = share
         self._ended = ended
         self._accept = accept
+        self._verifier = verifier
+        self._head_bytes = HEADER_BYTES if verifier is None else HEADER_BYTES + SEAL_BYTES
         self._staging = memoryview(bytearray(STAGING_BYTES))
         self._staged = 0
         self._header: FrameHeader | None = None
         self._target: memoryview | None = None
         self._missing = 0
+        self._tail = 0
+        """How many bytes follow the payload of the frame that is arriving."""
         self._is_direct = False
         self._is_stopped = False
         self.is_held = False
@@ -80,9 +88,7 @@ class FrameReader:
         if self._is_stopped:
             return
         if self._is_direct:
-            self._missing -= count
-            if self._missing == 0:
-                self._guarded(self._end_frame)
+            self._guarded(lambda: self._landed_directly(count))
             return
         end = self._staged + count
         self._staged = 0
@@ -131,17 +137,29 @@ class FrameReader:
             self.stop()
             raise
 
+    def _landed_directly(self, count: int) -> None:
+        """``count`` bytes of the payload are where the sink wanted them."""
+        if self._tail and self._verifier is not None and self._target is not None:
+            start = len(self._target) - self._missing
+            self._verifier.add(self._target[start : start + count])
+        self._missing -= count
+        if self._missing == 0 and not self._tail:
+            self._end_frame()
+
     def _feed(self, view: memoryview) -> memoryview:
         if self._staged:
-            taken = min(HEADER_BYTES - self._staged, len(view))
+            wanted = self._head_bytes if self._header is None else self._tail
+            taken = min(wanted - self._staged, len(view))
             self._staging[self._staged : self._staged + taken] = view[:taken]
             self._staged += taken
             view = view[taken:]
-            if self._staged < HEADER_BYTES:
+            if self._staged < wanted:
                 return view
             self._staged = 0
-            if not self._begin_frame(decode_header(self._staging, max_length=self._max_length)):
-                self._staged = HEADER_BYTES
+            if self._header is not None:
+                self._take_tail(self._staging, 0)
+            elif not self._begin_frame(self._decode(self._staging, 0)):
+                self._staged = wanted
                 return view
         rest = view[self._parse(view) :]
         if not self.is_held:
@@ -157,7 +175,7 @@ class FrameReader:
         self._staging[: self._staged] = bytes(self._staging[taken:end])
 
     def _parse(self, view: memoryview) -> int:
-        """Take as much of ``view`` as can be taken now: all but the beginning of a header, unless the reader is held.
+        """Take as much of ``view`` as can be taken now: all but the beginning of a header or of a tail, unless held.
 
         Return how much that was.
         """
@@ -165,22 +183,52 @@ class FrameReader:
         while position < end and not self.is_held:
             if self._is_stopped:
                 return end
-            if self._header is not None:
+            if self._header is not None and self._missing:
                 position += self._take(view, position)
-            elif end - position < HEADER_BYTES:
+            elif end - position < (self._head_bytes if self._header is None else self._tail):
                 break
+            elif self._header is not None:
+                self._take_tail(view, position)
+                position += self._tail
             else:
-                header = decode_header(view, max_length=self._max_length, offset=position)
-                start = position + HEADER_BYTES
-                stop = start + header.length
-                if self._accept is not None and stop <= end and self._accept(header, view[start:stop]):
-                    position = stop
-                elif self._begin_frame(header):
-                    position = start
+                position = self._parse_frame(view, position)
         return position
+
+    def _parse_frame(self, view: memoryview, position: int) -> int:
+        """Take the header at ``position`` of ``view``, and the frame with it if it can be had whole.
+
+        Return where to go on, which is ``position`` itself if the reader is held now.
+        """
+        header = self._decode(view, position)
+        start = position + self._head_bytes
+        stop = start + header.length
+        tail = 0 if self._verifier is None else self._verifier.tail_bytes(header.length)
+        if self._accept is not None and header.kind is not FrameKind.STRIPED and stop + tail <= len(view):
+            if tail and self._verifier is not None:
+                self._verifier.add(view[start:stop])
+                self._verifier.check_payload(view, stop)
+            if self._accept(header, view[start:stop]):
+                self._count_frame()
+                return stop + tail
+            if tail:
+                self._decode(view, position)  # begins the checksum of the payload again
+        return start if self._begin_frame(header) else position
+
+    def _decode(self, view: memoryview, position: int) -> FrameHeader:
+        """Return the header at ``position`` of ``view``, checked."""
+        if self._verifier is not None:
+            self._verifier.check_header(view, position)
+        return decode_header(view, max_length=self._max_length, offset=position)
+
+    def _count_frame(self) -> None:
+        if self._verifier is not None:
+            self._verifier.next_frame()
 
     def _begin_frame(self, header: FrameHeader) -> bool:
         """Take a header; False if its frame must wait."""
+        if header.kind is FrameKind.VOID and header.length == 0:
+            self._count_frame()
+            return True
         target = self._sink.lend(header)
         if self._is_stopped:
             return True
@@ -188,9 +236,11 @@ class FrameReader:
             return False
         length = header.length if self._share is None else self._share(header)
         assert target is None or len(target) == length, f"{len(target)} bytes were lent for {header}"
+        self._count_frame()
         self._header = header
         self._target = target
         self._missing = length
+        self._tail = 0 if self._verifier is None else self._verifier.tail_bytes(length)
         if length == 0:
             self._end_frame()
         return True
@@ -200,11 +250,20 @@ class FrameReader:
         taken = min(self._missing, len(view) - position)
         if self._target is not None:
             start = len(self._target) - self._missing
-            self._target[start : start + taken] = view[position : position + taken]
+            piece = view[position : position + taken]
+            if self._tail and self._verifier is not None:
+                self._verifier.add(piece)
+            self._target[start : start + taken] = piece
         self._missing -= taken
-        if self._missing == 0:
+        if self._missing == 0 and not self._tail:
             self._end_frame()
         return taken
+
+    def _take_tail(self, view: memoryview, position: int) -> None:
+        """Compare the checksum at ``position`` of ``view``, unless the payload was dropped, and end the frame."""
+        if self._verifier is not None and self._target is not None:
+            self._verifier.check_payload(view, position)
+        self._end_frame()
 
     def _end_frame(self) -> None:
         header, self._header = self._header, None

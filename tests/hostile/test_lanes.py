@@ -5,26 +5,34 @@ from __future__ import annotations
 import asyncio
 import os
 import random
-import struct
 
 import pytest
 
 from asyncpar.errors import PeerLost, ProtocolError
 from asyncpar.testing.lanes import RecordingEvents
 from asyncpar.transport.connection import Connection, PartEvents
-from asyncpar.transport.grpc_lane import CHUNK_BYTES, GrpcLane
+from asyncpar.transport.grpc_lane import CHUNK_BYTES, GrpcLane, encode_prefix
 from asyncpar.transport.grpc_stream import ByteStream, StreamEnded
 from asyncpar.transport.lane import MAX_FRAME_BYTES, LaneEvents
 from asyncpar.transport.striped import StripedLane
 from asyncpar.wire.header import HEADER_BYTES, FrameHeader, FrameKind, Key, encode_header
+from asyncpar.wire.integrity import SEALED_BYTES, TAIL_BYTES
 from asyncpar.wire.reader import FrameReader
 from asyncpar.wire.stripes import STRIPE_BYTES
 from tests.hostile.inputs import bit_flips, mutated, truncations
 from tests.hostile.victim import frame
-from tests.transport.pairs import open_tcp_pair
+from tests.transport.pairs import open_tcp_pair, protections
 
 FRAME = frame(FrameKind.EAGER, Key(7, 1, 0))
-CHUNK = struct.pack("<I", 0) + FRAME
+
+
+def sealed(content: bytes, *, last: int = HEADER_BYTES) -> bytes:
+    """Return the frame ``content`` as the first one that the dialer of ``protections`` sends, unchecked payload."""
+    return protections(may_damage=False)[0].sealer.seal(content[:last]) + content[last:]
+
+
+SEALED = sealed(FRAME)
+CHUNK = encode_prefix(0, 0) + SEALED
 _OVER = PeerLost("the test is over", cause="the test is over")
 
 
@@ -55,7 +63,7 @@ class ScriptedStream(ByteStream):
 async def carry(*messages: bytes) -> RecordingEvents:
     """Return what the owner of a gRPC lane is told when these chunks come."""
     events = RecordingEvents(lend_for=lend_little)
-    lane = GrpcLane(ScriptedStream(*messages))
+    lane = GrpcLane(ScriptedStream(*messages), protections(may_damage=False)[1])
     lane.start(events)
     await lane.run()
     assert len(events.losses) == 1
@@ -68,51 +76,47 @@ async def test_a_chunk_that_is_cut_anywhere_ends_the_lane_without_a_frame() -> N
         events = await carry(cut)
         assert events.frames == []
         assert (
-            events.losses[0].startswith("protocol error: chunk: expected 4 to") or "the peer closed" in events.losses[0]
+            events.losses[0].startswith("protocol error: chunk: expected 8 to") or "the peer closed" in events.losses[0]
         )
-        assert ("in the middle of a frame" in events.losses[0]) == (len(cut) > 4)
+        assert ("in the middle of a frame" in events.losses[0]) == (len(cut) > 8)
 
 
-async def test_a_chunk_with_any_bit_changed_is_a_frame_or_the_end_of_the_lane() -> None:
-    causes = set()
-    for changed in bit_flips(CHUNK):
-        events = await carry(changed, CHUNK)
-        assert len(events.frames) <= 2
-        causes.add(events.losses[0].split(":")[0])
-    assert causes == {
-        "protocol error",
-        "the peer closed the stream",
-        "the peer closed the stream in the middle of a frame",
-    }
+async def test_a_chunk_with_any_bit_of_its_headers_changed_is_the_end_of_the_lane() -> None:
+    for changed in bit_flips(CHUNK, last=8 + SEALED_BYTES):
+        events = await carry(changed)
+        assert events.frames == []
+        assert events.losses[0].startswith("damaged bytes came over the grpc lane: ")
 
 
 @pytest.mark.parametrize("returned", [1, 2**31, 2**32 - 2])
 async def test_credit_that_was_never_spent_ends_the_lane(returned: int) -> None:
-    events = await carry(struct.pack("<I", returned))
+    events = await carry(encode_prefix(returned, 0))
     assert events.losses == [f"protocol error: chunks: the peer consumed {returned} more than were sent"]
 
 
 async def test_a_chunk_that_is_too_long_ends_the_lane() -> None:
-    events = await carry(bytes(CHUNK_BYTES + 5))
+    events = await carry(bytes(CHUNK_BYTES + 9))
     assert events.losses[0].startswith("protocol error: chunk: expected")
 
 
 # -- the stream lane -------------------------------------------------------------------------------------------------
 
 
-async def test_a_changed_header_on_a_socket_is_a_frame_or_the_end_of_the_lane() -> None:
-    lost = 0
-    for changed in bit_flips(FRAME, last=HEADER_BYTES):
+async def test_a_frame_on_a_socket_with_any_bit_changed_is_the_end_of_the_lane() -> None:
+    for place in range(0, 8 * (SEALED_BYTES + 48 + TAIL_BYTES), 5):
         async with open_tcp_pair() as (one, other):
             events = RecordingEvents(lend_for=lend_little)
             other.start(events)
+            head = one._sealer.seal(FRAME[:HEADER_BYTES])
+            checksum = one._sealer.begin_payload(head, 48)
+            assert checksum is not None
+            checksum.cover(memoryview(FRAME)[HEADER_BYTES:], 48)
+            changed = bytearray(head + FRAME[HEADER_BYTES:] + checksum.tail())
+            changed[place // 8] ^= 1 << place % 8
             os.write(one._descriptor, changed)
-            one.abort(_OVER)
             await events.until_lost()
-            assert len(events.losses) == 1
-            lost += events.losses[0].startswith("protocol error: frame ")
-            assert len(events.frames) <= 1
-    assert lost >= 24 + 20, "magic, version, and lengths beyond all"
+            assert events.losses[0].startswith("damaged bytes came over the tcp lane: frame 0: the checksum of its ")
+            assert events.frames == []
 
 
 # -- the striped lane ------------------------------------------------------------------------------------------------
@@ -160,6 +164,9 @@ class FedConnection(Connection):
         if self._reader is not None:
             self._reader.stop()
         self._reader = self._part = None
+
+    def leave(self, error: PeerLost) -> None:
+        self.abort(error)
 
     async def close(self) -> None:
         self.abort(_OVER)

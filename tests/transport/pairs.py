@@ -13,17 +13,32 @@ from asyncpar.errors import PeerLost
 from asyncpar.transport.grpc_lane import GrpcLane
 from asyncpar.transport.grpc_stream import FRAMES_METHOD, SERVICE, Context, ServerStream, call_frames
 from asyncpar.transport.handshaking import Medium, Porter
+from asyncpar.transport.protection import Protection
 from asyncpar.transport.rpc import RpcServer, open_channel
 from asyncpar.transport.stream import StreamLane
 from asyncpar.transport.striped import StripedLane
 from asyncpar.transport.tcp_connect import TCP, TcpListener, dial_tcp
 from asyncpar.transport.unix_connect import UNIX, UnixListener, dial_unix
 from asyncpar.transport.vigil import Vigil
-from asyncpar.wire.handshake import LinkTerms
+from asyncpar.wire.handshake import NONCE_BYTES, Handshake, LinkTerms
 
 SECRET = b"s" * 32
 TERMS = LinkTerms(job="job", generation=3, dialer=1, listener=0, token=b"t" * 16)
 _OVER = PeerLost("the test is over", cause="the test is over")
+
+
+def protections(terms: LinkTerms = TERMS, *, may_damage: bool = True) -> tuple[Protection, Protection]:
+    """Return the protections of dialer and listener, as after the handshake for ``terms``."""
+    dialer = Handshake.dial(terms, secret=SECRET, nonce=bytes(NONCE_BYTES))
+    listener = Handshake.listen(lambda _: terms, secret=SECRET, nonce=bytes(NONCE_BYTES))
+    challenge = _tell(listener, dialer.opening)
+    _tell(listener, _tell(dialer, challenge))
+    return Protection(dialer, may_damage=may_damage), Protection(listener, may_damage=may_damage)
+
+
+def _tell(side: Handshake, message: bytes) -> bytes:
+    side.buffer()[:] = message
+    return side.advance(len(message))
 
 
 def _accepting(medium: Medium) -> tuple[Porter, asyncio.Future[StreamLane]]:
@@ -91,9 +106,10 @@ async def open_unix_pair() -> AsyncIterator[tuple[StreamLane, StreamLane]]:
 async def open_grpc_pair() -> AsyncIterator[tuple[GrpcLane, GrpcLane, RpcServer]]:
     """Yield caller, callee and the callee's server."""
     accepted: asyncio.Future[GrpcLane] = asyncio.get_running_loop().create_future()
+    dialer, listener = protections()
 
     async def frames(_: object, context: Context) -> None:
-        lane = GrpcLane(ServerStream(context))
+        lane = GrpcLane(ServerStream(context), listener)
         accepted.set_result(lane)
         await lane.run()
 
@@ -103,7 +119,7 @@ async def open_grpc_pair() -> AsyncIterator[tuple[GrpcLane, GrpcLane, RpcServer]
     await server.start()
     async with asyncio.TaskGroup() as tasks:
         channel = open_channel(server.address, None)
-        one = GrpcLane(call_frames(channel, ()))
+        one = GrpcLane(call_frames(channel, ()), dialer)
         tasks.create_task(one.run())
         try:
             other = await accepted

@@ -10,9 +10,11 @@ import pytest
 
 from asyncpar.errors import PeerLost
 from asyncpar.testing.lanes import RecordingEvents, frame
-from asyncpar.transport.grpc_lane import CHUNK_BYTES, WINDOW, GrpcLane
+from asyncpar.transport.grpc_lane import CHUNK_BYTES, WINDOW, GrpcLane, encode_prefix
 from asyncpar.transport.grpc_stream import ByteStream, StreamEnded
-from asyncpar.wire.header import HEADER_BYTES, FrameKind, encode_header
+from asyncpar.wire.header import FrameKind, encode_header
+from asyncpar.wire.integrity import SEALED_BYTES
+from tests.transport.pairs import protections
 
 
 class PlayedStream(ByteStream):
@@ -39,7 +41,7 @@ class PlayedStream(ByteStream):
 @asynccontextmanager
 async def running() -> AsyncIterator[tuple[GrpcLane, PlayedStream, RecordingEvents]]:
     stream, events = PlayedStream(), RecordingEvents()
-    lane = GrpcLane(stream)
+    lane = GrpcLane(stream, protections(may_damage=False)[0])
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(lane.run())
         lane.start(events)
@@ -53,8 +55,12 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
-def credit(count: int) -> bytes:
-    return count.to_bytes(4, "little")
+def credit(count: int, number: int = 0) -> bytes:
+    """Return what chunk ``number`` begins with."""
+    return encode_prefix(count, number)
+
+
+LAST_CHUNK = credit(0xFFFFFFFF)
 
 
 class CancelledStream(PlayedStream):
@@ -65,7 +71,7 @@ class CancelledStream(PlayedStream):
 
 
 async def test_a_stream_that_was_cancelled_under_the_lane_loses_it() -> None:
-    lane, events = GrpcLane(CancelledStream()), RecordingEvents()
+    lane, events = GrpcLane(CancelledStream(), protections()[0]), RecordingEvents()
     lane.start(events)
     async with asyncio.timeout(5):
         await lane.run()
@@ -77,7 +83,7 @@ async def test_frames_that_wait_together_travel_in_one_chunk() -> None:
         for tag in range(20):
             lane.send(*frame(tag, b"abc", kind=FrameKind.EAGER))
         await settle()
-        assert [len(chunk) for chunk in stream.written] == [4 + 20 * (HEADER_BYTES + 3)]
+        assert [len(chunk) for chunk in stream.written] == [8 + 20 * (SEALED_BYTES + 3)]
 
 
 async def test_no_more_chunks_are_under_way_than_the_window_allows() -> None:
@@ -86,36 +92,38 @@ async def test_no_more_chunks_are_under_way_than_the_window_allows() -> None:
         assert sending is not None
         await settle()
         assert len(stream.written) == WINDOW
-        assert all(len(chunk) == 4 + CHUNK_BYTES for chunk in stream.written)
+        assert all(len(chunk) == 8 + CHUNK_BYTES for chunk in stream.written)
         stream.incoming.put_nowait(credit(3))
         await settle()
         assert len(stream.written) == WINDOW + 3
-        for _ in range(2):
-            stream.incoming.put_nowait(credit(WINDOW - 2))
+        for number in (1, 2):
+            stream.incoming.put_nowait(credit(WINDOW - 2, number))
             await settle()
         assert sending.done.done()
 
 
 async def test_consumed_chunks_are_given_back_even_if_there_is_nothing_to_send() -> None:
     async with running() as (_, stream, events):
+        sealer = protections(may_damage=False)[1].sealer
         for tag in range(WINDOW):
             header, payload = frame(tag, b"abc")
-            stream.incoming.put_nowait(credit(0) + encode_header(header) + payload)
+            stream.incoming.put_nowait(credit(0, tag) + sealer.seal(encode_header(header)) + payload)
         await events.until_tag(WINDOW - 1)
         await settle()
         assert sum(int.from_bytes(chunk[:4], "little") for chunk in stream.written) == WINDOW
-        assert all(len(chunk) == 4 for chunk in stream.written)
+        assert all(len(chunk) == 8 for chunk in stream.written)
 
 
 @pytest.mark.parametrize(
     ("chunk", "cause"),
     [
-        (b"", "protocol error: chunk: expected 4 to"),
-        (b"abc", "protocol error: chunk: expected 4 to"),
-        (bytes(5 + CHUNK_BYTES), "protocol error: chunk: expected 4 to"),
+        (b"", "protocol error: chunk: expected 8 to"),
+        (b"abc", "protocol error: chunk: expected 8 to"),
+        (bytes(9 + CHUNK_BYTES), "protocol error: chunk: expected 8 to"),
         (credit(1), "protocol error: chunks: the peer consumed 1 more than were sent"),
-        (credit(0) + bytes(HEADER_BYTES), "protocol error: frame magic"),
-        (b"\xff\xff\xff\xff", "the peer closed the stream"),
+        (credit(0, 1), "damaged bytes came over the grpc lane: chunk 0: the checksum of its beginning is wrong"),
+        (credit(0) + bytes(SEALED_BYTES), "damaged bytes came over the grpc lane: frame 0: the checksum of its header"),
+        (LAST_CHUNK, "the peer closed the stream"),
         (None, "the peer closed the stream"),
     ],
 )
@@ -129,7 +137,7 @@ async def test_chunks_that_end_the_lane(chunk: bytes | None, cause: str) -> None
 async def test_a_stream_that_ends_in_mid_frame_says_so() -> None:
     async with running() as (_, stream, events):
         header, payload = frame(0, b"abcdef")
-        stream.incoming.put_nowait(credit(0) + encode_header(header) + payload[:3])
+        stream.incoming.put_nowait(credit(0) + protections()[1].sealer.seal(encode_header(header)) + payload[:3])
         stream.incoming.put_nowait(None)
         await events.until_lost()
         assert events.losses == ["the peer closed the stream in the middle of a frame"]
@@ -142,6 +150,6 @@ async def test_closing_sends_all_frames_and_then_the_last_chunk() -> None:
         await settle()
         stream.incoming.put_nowait(None)
         await closing
-        assert [len(chunk) for chunk in stream.written] == [4 + HEADER_BYTES + 3, 4]
-        assert stream.written[-1] == b"\xff\xff\xff\xff"
+        assert [len(chunk) for chunk in stream.written] == [8 + SEALED_BYTES + 3, 8]
+        assert stream.written[-1] == credit(0xFFFFFFFF, 1)
         assert events.losses == []

@@ -13,7 +13,8 @@ from asyncpar.transport.lane import Lane
 from asyncpar.transport.link import Link
 from asyncpar.transport.stream import StreamLane
 from asyncpar.transport.striped import StripedLane
-from asyncpar.wire.header import HEADER_BYTES, FrameHeader, FrameKind, encode_header
+from asyncpar.wire.header import FrameHeader, FrameKind, encode_header
+from asyncpar.wire.integrity import SEALED_BYTES, TAIL_BYTES
 from asyncpar.wire.stripes import STRIPE_BYTES
 from tests.transport.conversation import Judge
 from tests.transport.pairs import open_striped_pair, open_tcp_pair
@@ -41,13 +42,13 @@ async def test_a_large_payload_travels_over_all_connections_and_a_small_one_over
         sending = one.send(*frame(0, pattern(STRIPED)))
         await events.until_tag(0)
         await finished(sending)
-        part = STRIPE_BYTES + HEADER_BYTES
+        part = STRIPE_BYTES + SEALED_BYTES + TAIL_BYTES
         assert [connection.bytes_sent for connection in one.connections] == [part] * 3
         assert events.frames == [(frame(0, pattern(STRIPED))[0], pattern(STRIPED))]
         await finished(one.send(*frame(1, pattern(2 * STRIPE_BYTES - 1))))
         await events.until_tag(1)
         assert [connection.bytes_sent for connection in one.connections[1:]] == [part] * 2
-        assert one.bytes_sent == other.bytes_received == 3 * part + 2 * STRIPE_BYTES - 1 + HEADER_BYTES
+        assert one.bytes_sent == other.bytes_received == 3 * part + 2 * STRIPE_BYTES - 1 + SEALED_BYTES + TAIL_BYTES
 
 
 async def test_a_payload_that_is_large_enough_for_some_connections_travels_over_these() -> None:
@@ -60,7 +61,7 @@ async def test_a_payload_that_is_large_enough_for_some_connections_travels_over_
             await finished(one.send(*frame(tag, pattern(parts * STRIPE_BYTES, tag))))
             await events.until_tag(tag)
             more = [connection.bytes_sent - before for connection, before in zip(one.connections, sent, strict=True)]
-            assert more == [STRIPE_BYTES + HEADER_BYTES] * parts + [0] * (4 - parts)
+            assert more == [STRIPE_BYTES + SEALED_BYTES + TAIL_BYTES] * parts + [0] * (4 - parts)
             assert events.frames[-1][1] == pattern(parts * STRIPE_BYTES, tag)
 
 
@@ -111,7 +112,7 @@ async def test_a_payload_that_begins_on_one_connection_only_goes_out_from_a_copy
         buffer = bytearray(pattern(2 * STRIPE_BYTES, 1))
         sending = one.send(*frame(1, buffer))
         assert sending is not None
-        assert one.connections[1].bytes_sent == STRIPE_BYTES + HEADER_BYTES
+        assert one.connections[1].bytes_sent == STRIPE_BYTES + SEALED_BYTES + TAIL_BYTES
         assert not streams(one)[1]._writer
         assert sending.release() is True
         assert sending.done.cancelled()
@@ -212,7 +213,8 @@ async def test_parts_that_do_not_fit_end_the_lane(index: int, header: FrameHeade
         other.start(there)
         if index == 2:
             one._first.send(striped_header(0), memoryview(bytes(STRIPE_BYTES)))
-        streams(one)[index]._socket.send(encode_header(header))
+        sender = streams(one)[index]
+        sender._socket.send(sender._sealer.seal(encode_header(header)))
         await there.until_lost()
         assert cause in there.losses[0]
         await here.until_lost()
@@ -240,7 +242,7 @@ async def test_a_peer_cannot_send_parts_over_a_single_connection() -> None:
         link.attach(other)
         here = RecordingEvents()
         one.start(here)
-        one._socket.send(encode_header(striped_header(0)))
+        one._socket.send(one._sealer.seal(encode_header(striped_header(0))))
         await here.until_lost()
         assert losses == ["protocol error: a payload came in parts over a single connection"]
 

@@ -22,6 +22,7 @@ from asyncpar.transport.tcp_connect import TCP, TcpListener, dial_tcp
 from asyncpar.transport.vigil import Vigil
 from asyncpar.wire.handshake import Handshake
 from asyncpar.wire.header import FrameKind
+from asyncpar.wire.integrity import SEALED_BYTES, TAIL_BYTES
 from tests.transport.pairs import SECRET, TERMS, open_tcp_pair
 
 
@@ -177,7 +178,7 @@ async def test_small_frames_leave_without_a_turn_of_the_loop() -> None:
         assert raw.fileno() >= 0
         peeked = socket.socket(fileno=socket.dup(raw.fileno()))
         with peeked:
-            assert peeked.recv(100, socket.MSG_PEEK)[-3:] == b"abc"
+            assert peeked.recv(100, socket.MSG_PEEK)[SEALED_BYTES:-TAIL_BYTES] == b"abc"
 
 
 async def test_a_connection_cut_in_mid_frame_says_so() -> None:
@@ -203,7 +204,7 @@ async def test_garbage_on_the_wire_ends_the_lane() -> None:
         one._socket.send(b"garbage" * 10)
         await there.until_lost()
         await here.until_lost()
-        assert there.losses == ["protocol error: frame magic: expected b'ap', got b'ga'"]
+        assert there.losses == ["damaged bytes came over the tcp lane: frame 0: the checksum of its header is wrong"]
 
 
 async def test_a_peer_that_never_reads_small_frames_is_given_up() -> None:

@@ -8,36 +8,40 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class OpenRequest(_message.Message):
-    __slots__ = ("job", "generation", "from_rank", "to_rank", "lanes", "connections")
+    __slots__ = ("job", "generation", "from_rank", "to_rank", "lanes", "connections", "checks_payloads")
     JOB_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     FROM_RANK_FIELD_NUMBER: _ClassVar[int]
     TO_RANK_FIELD_NUMBER: _ClassVar[int]
     LANES_FIELD_NUMBER: _ClassVar[int]
     CONNECTIONS_FIELD_NUMBER: _ClassVar[int]
+    CHECKS_PAYLOADS_FIELD_NUMBER: _ClassVar[int]
     job: str
     generation: int
     from_rank: int
     to_rank: int
     lanes: _containers.RepeatedScalarFieldContainer[str]
     connections: int
-    def __init__(self, job: _Optional[str] = ..., generation: _Optional[int] = ..., from_rank: _Optional[int] = ..., to_rank: _Optional[int] = ..., lanes: _Optional[_Iterable[str]] = ..., connections: _Optional[int] = ...) -> None: ...
+    checks_payloads: bool
+    def __init__(self, job: _Optional[str] = ..., generation: _Optional[int] = ..., from_rank: _Optional[int] = ..., to_rank: _Optional[int] = ..., lanes: _Optional[_Iterable[str]] = ..., connections: _Optional[int] = ..., checks_payloads: _Optional[bool] = ...) -> None: ...
 
 class OpenReply(_message.Message):
     __slots__ = ("accepted", "deferred", "not_ready", "refused")
     class Accepted(_message.Message):
-        __slots__ = ("lanes", "tcp_port", "token", "unix_name", "connections")
+        __slots__ = ("lanes", "tcp_port", "token", "unix_name", "connections", "checks_payloads")
         LANES_FIELD_NUMBER: _ClassVar[int]
         TCP_PORT_FIELD_NUMBER: _ClassVar[int]
         TOKEN_FIELD_NUMBER: _ClassVar[int]
         UNIX_NAME_FIELD_NUMBER: _ClassVar[int]
         CONNECTIONS_FIELD_NUMBER: _ClassVar[int]
+        CHECKS_PAYLOADS_FIELD_NUMBER: _ClassVar[int]
         lanes: _containers.RepeatedScalarFieldContainer[str]
         tcp_port: int
         token: bytes
         unix_name: str
         connections: int
-        def __init__(self, lanes: _Optional[_Iterable[str]] = ..., tcp_port: _Optional[int] = ..., token: _Optional[bytes] = ..., unix_name: _Optional[str] = ..., connections: _Optional[int] = ...) -> None: ...
+        checks_payloads: bool
+        def __init__(self, lanes: _Optional[_Iterable[str]] = ..., tcp_port: _Optional[int] = ..., token: _Optional[bytes] = ..., unix_name: _Optional[str] = ..., connections: _Optional[int] = ..., checks_payloads: _Optional[bool] = ...) -> None: ...
     class Deferred(_message.Message):
         __slots__ = ()
         def __init__(self) -> None: ...

@@ -30,9 +30,9 @@ class LinkStub:
 
     The service also has the method /asyncpar.v1.Link/Frames, a bidirectional stream whose messages are raw bytes and
     therefore cannot be declared here: the handshake of the TCP lane (HELLO, CHALLENGE, PROOF: one message each), then
-    chunks.  A chunk is a little-endian u32 (how many chunks of the other side its receiver has consumed since it last
-    said so) and up to 512 KiB of frames.  A chunk of four bytes 0xff is the last one of its sender: the other side ends the
-    call.
+    chunks.  A chunk is a little-endian u32 (how many chunks of the other side its sender has consumed since it last said
+    so), the CRC-32 of that u32 and of a u64 (how many chunks its sender sent before), and up to 512 KiB of frames.  A chunk
+    whose first u32 is 0xffffffff is the last one of its sender: the other side ends the call.
     """
 
     def __init__(self, channel):
@@ -53,9 +53,9 @@ class LinkServicer:
 
     The service also has the method /asyncpar.v1.Link/Frames, a bidirectional stream whose messages are raw bytes and
     therefore cannot be declared here: the handshake of the TCP lane (HELLO, CHALLENGE, PROOF: one message each), then
-    chunks.  A chunk is a little-endian u32 (how many chunks of the other side its receiver has consumed since it last
-    said so) and up to 512 KiB of frames.  A chunk of four bytes 0xff is the last one of its sender: the other side ends the
-    call.
+    chunks.  A chunk is a little-endian u32 (how many chunks of the other side its sender has consumed since it last said
+    so), the CRC-32 of that u32 and of a u64 (how many chunks its sender sent before), and up to 512 KiB of frames.  A chunk
+    whose first u32 is 0xffffffff is the last one of its sender: the other side ends the call.
     """
 
     def Open(self, request, context):
@@ -85,9 +85,9 @@ class Link:
 
     The service also has the method /asyncpar.v1.Link/Frames, a bidirectional stream whose messages are raw bytes and
     therefore cannot be declared here: the handshake of the TCP lane (HELLO, CHALLENGE, PROOF: one message each), then
-    chunks.  A chunk is a little-endian u32 (how many chunks of the other side its receiver has consumed since it last
-    said so) and up to 512 KiB of frames.  A chunk of four bytes 0xff is the last one of its sender: the other side ends the
-    call.
+    chunks.  A chunk is a little-endian u32 (how many chunks of the other side its sender has consumed since it last said
+    so), the CRC-32 of that u32 and of a u64 (how many chunks its sender sent before), and up to 512 KiB of frames.  A chunk
+    whose first u32 is 0xffffffff is the last one of its sender: the other side ends the call.
     """
 
     @staticmethod
