@@ -124,7 +124,7 @@ def _read(output: str) -> dict[str, Figure]:
 def measure_speed(megabits: int, arguments: argparse.Namespace, *, has_peers: bool) -> Speed:
     """Run all rounds at one speed."""
     speed = Speed(megabits=megabits, size=arguments.size)
-    with wire(megabits * 1_000_000) as ends, _secret_file() as secret:
+    with wire(megabits * 1_000_000) as ends, secret_file() as secret:
         for _ in range(arguments.rounds):
             figures = measure_theirs(ends, arguments) if has_peers else {}
             speed.rounds.append(measure_ours(ends, arguments, secret) | figures)
@@ -137,7 +137,7 @@ def _tell(lines: Sequence[str]) -> None:
 
 
 @contextmanager
-def _secret_file() -> Iterator[Path]:
+def secret_file() -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="asyncpar-bench-") as directory:
         path = Path(directory) / "secret"
         path.touch(mode=0o600)
