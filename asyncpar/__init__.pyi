@@ -18,6 +18,9 @@ from .errors import (
     LaunchError as LaunchError,
 )
 from .errors import (
+    LinkDamaged as LinkDamaged,
+)
+from .errors import (
     MailboxFull as MailboxFull,
 )
 from .errors import (

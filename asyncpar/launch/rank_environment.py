@@ -7,7 +7,16 @@ from collections.abc import Mapping
 from asyncpar.config.environment import LaunchEnvironment
 
 _OURS = "ASYNCPAR_"
-_SETTINGS = frozenset({"ASYNCPAR_ALGORITHM", "ASYNCPAR_ARENA_BYTES", "ASYNCPAR_ARENA_WAIT", "ASYNCPAR_CONNECTIONS"})
+_SETTINGS = frozenset(
+    {
+        "ASYNCPAR_ALGORITHM",
+        "ASYNCPAR_ARENA_BYTES",
+        "ASYNCPAR_ARENA_WAIT",
+        "ASYNCPAR_CHECKSUMS",
+        "ASYNCPAR_CONNECTIONS",
+        "ASYNCPAR_LINK_TIMEOUT",
+    }
+)
 """Variables of ours that people set for the ranks."""
 
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")

@@ -6,6 +6,7 @@ from asyncpar.config.transport import (
     IN_PROCESS_TRANSPORTS,
     MOST_CONNECTIONS,
     TRANSPORTS,
+    parse_checksums,
     parse_connections,
     parse_transport,
 )
@@ -39,3 +40,13 @@ def test_a_link_takes_as_many_connections_as_are_set(text: str | None, count: in
 def test_other_numbers_of_connections_are_refused(text: str) -> None:
     with pytest.raises(UsageError, match=r"ASYNCPAR_CONNECTIONS: expected 1\.\.16, got"):
         parse_connections(text)
+
+
+@pytest.mark.parametrize(("text", "expected"), [(None, True), ("", True), ("on", True), ("off", False)])
+def test_checksums_are_on_unless_they_are_switched_off(text: str | None, expected: bool) -> None:
+    assert parse_checksums(text) is expected
+
+
+def test_another_word_for_checksums_is_refused() -> None:
+    with pytest.raises(UsageError, match="ASYNCPAR_CHECKSUMS: expected on or off, got 'no'"):
+        parse_checksums("no")

@@ -161,3 +161,14 @@ def test_what_does_not_fit_is_refused_and_says_why(change: dict[str, object], re
 
 def test_a_rank_that_is_lost_is_refused_with_the_cause() -> None:
     assert ask(negotiator(0), negotiator(1).propose(0), lost="it crashed") == Refuse(Reason.LOST, "it crashed")
+
+
+@pytest.mark.parametrize(("one", "other"), [(True, True), (True, False), (False, True), (False, False)])
+def test_payloads_are_checked_unless_both_sides_want_none(one: bool, other: bool) -> None:
+    sides = [
+        Negotiator(job="job", generation=1, rank=rank, size=2, lanes=("tcp",), checks_payloads=wish)
+        for rank, wish in enumerate((one, other))
+    ]
+    answer = sides[1].answer(sides[0].propose(1), token=b"t" * 16, is_up=False, lost=None)
+    assert isinstance(answer, Accept)
+    assert answer.terms.checks_payloads is (one or other)
