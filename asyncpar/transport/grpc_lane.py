@@ -19,9 +19,10 @@ from asyncpar.errors import PeerLost, ProtocolError
 from asyncpar.transport.connection import Connection, PartEvents
 from asyncpar.transport.grpc_stream import ByteStream, StreamEnded
 from asyncpar.transport.lane import MAX_FRAME_BYTES, LaneEvents
-from asyncpar.transport.protection import DAMAGED, Protection
+from asyncpar.transport.positions import TICK_SECONDS, Positions
+from asyncpar.transport.protection import Protection
 from asyncpar.transport.queue import QueuedSending, SendQueue
-from asyncpar.wire.header import FrameHeader, encode_header
+from asyncpar.wire.header import POSITION, FrameHeader, encode_header
 from asyncpar.wire.integrity import SEALED_BYTES, TAIL_BYTES, FrameDamaged
 from asyncpar.wire.reader import FrameReader
 from asyncpar.wire.segments import Payload
@@ -33,6 +34,10 @@ WINDOW = 16
 """Most chunks of one direction that are under way."""
 
 FLUSH_SECONDS = 1.0
+
+_PATIENCE_SECONDS = 10.0
+"""How long a chunk may be on its way; see ``positions``.  Here nobody can tell what has left this host."""
+
 _PREFIX = struct.Struct("<II")
 _NUMBERED = struct.Struct("<IQ")
 _LAST_CHUNK = 0xFFFF_FFFF
@@ -70,7 +75,9 @@ class GrpcLane(Connection):
         self._credit = WINDOW
         self._owed = 0
         self._chunks_sent = self._chunks_received = 0
-        self._bytes_sent = self._bytes_received = 0
+        self._bytes_sent = self._bytes_received = self._bytes_written = 0
+        self._positions = Positions(patience=_PATIENCE_SECONDS)
+        self._timer: asyncio.TimerHandle | None = None
 
     # -- Lane, Connection --------------------------------------------------------------------------------------------
 
@@ -83,11 +90,25 @@ class GrpcLane(Connection):
         return self._bytes_received
 
     def start(self, events: LaneEvents) -> None:
-        self._start(events, FrameReader(events, max_length=MAX_FRAME_BYTES, verifier=self._protection.verifier))
+        self._start(
+            events,
+            FrameReader(
+                events,
+                max_length=MAX_FRAME_BYTES,
+                verifier=self._protection.verifier,
+                on_position=self._heard_position,
+            ),
+        )
 
     def start_part(self, part: PartEvents) -> None:
-        verifier = self._protection.verifier
-        reader = FrameReader(part, max_length=MAX_FRAME_BYTES, share=part.share, ended=part.ended, verifier=verifier)
+        reader = FrameReader(
+            part,
+            max_length=MAX_FRAME_BYTES,
+            share=part.share,
+            ended=part.ended,
+            verifier=self._protection.verifier,
+            on_position=self._heard_position,
+        )
         self._start(part, reader)
 
     def send(self, header: FrameHeader, payload: Payload) -> QueuedSending | None:
@@ -198,6 +219,8 @@ class GrpcLane(Connection):
         self._events = events
         self._reader = reader
         self._started.set()
+        if self._protection.may_damage:
+            self._timer = asyncio.get_running_loop().call_later(TICK_SECONDS, self._tick)
 
     def _open_chunk(self, chunk: bytes) -> memoryview:
         """Take the credit out of one chunk of the peer and return the rest, bytes of frames."""
@@ -237,6 +260,7 @@ class GrpcLane(Connection):
         self._owed = 0
         if segments:
             self._credit -= 1
+            self._bytes_written += len(chunk) - _PREFIX.size
             self._writer.advance(len(chunk) - _PREFIX.size)
         return chunk
 
@@ -250,10 +274,32 @@ class GrpcLane(Connection):
         self._started.set()
         self._work.set()
 
+    def _tick(self) -> None:
+        """Once a second: see whether all bytes come."""
+        if self._ended.done() or self._is_closing or self._reader is None:
+            return
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(TICK_SECONDS, self._tick)
+        self._positions.mark(loop.time(), self._bytes_written)
+        if (
+            self._positions.tick(
+                loop.time(),
+                sent=self._bytes_sent,
+                received=self._bytes_received,
+                is_in_frame=not self._reader.is_between_frames,
+                is_reading=not self._reader.is_held,
+            )
+            and not self._writer
+        ):
+            self._queue.push_owned(self._sealer.seal(encode_header(POSITION._replace(sequence=self._bytes_received))))
+            self._work.set()
+
+    def _heard_position(self, position: int) -> None:
+        self._positions.heard(asyncio.get_running_loop().time(), position)
+
     def _refuse(self, error: ProtocolError) -> None:
         """The bytes that came are not what a peer of ours sends: tell both ends, and end."""
-        place = self._protection.describe(self.kind)
-        cause = f"{DAMAGED} over {place}: {error}" if isinstance(error, FrameDamaged) else f"protocol error: {error}"
+        cause = self._protection.describe(error, self.kind)
         events, self._events = self._events, None
         if events is None:
             self._lose(cause)
@@ -270,6 +316,8 @@ class GrpcLane(Connection):
 
     def _end(self, cause: str) -> None:
         self._end_cause = cause
+        if self._timer is not None:
+            self._timer.cancel()
         self._events = None
         if self._reader is not None:
             self._reader.stop()

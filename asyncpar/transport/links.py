@@ -337,8 +337,8 @@ class Links:
 
     def _lane_lost(self, rank: int, cause: str) -> PeerLost:
         """The lane to ``rank`` has ended."""
-        sender, receiver = self.world.members[rank], self.world.members[self.rank]
-        place = f"{DAMAGED} from rank {rank} on {sender.host} to rank {self.rank} on {receiver.host}"
+        here, there = self.world.members[self.rank].host, self.world.members[rank].host
+        place = f"{DAMAGED} between rank {self.rank} on {here} and rank {rank} on {there}"
         return self.report_lost(rank, cause.replace(DAMAGED, place, 1))
 
     def _give_up(self, rank: int, error: PeerLost) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from asyncpar.errors import ProtocolError
 from asyncpar.wire.handshake import Handshake, seed_of
-from asyncpar.wire.integrity import FrameSealer, FrameVerifier
+from asyncpar.wire.integrity import FrameDamaged, FrameSealer, FrameVerifier
 
-DAMAGED = "damaged bytes came"
+DAMAGED = "damaged link"
 """How the cause of a loss begins that damage on the way has brought about."""
 
 
@@ -19,11 +20,15 @@ class Protection:
         terms = handshake.terms
         own, peer = (terms.dialer, terms.listener) if handshake.is_dialer else (terms.listener, terms.dialer)
         checks = terms.checks_payloads and may_damage
+        self.may_damage = may_damage
         self._terms = terms
         self.sealer = FrameSealer(seed_of(terms, own), checks_payloads=checks)
         self.verifier = FrameVerifier(seed_of(terms, peer), checks_payloads=checks)
 
-    def describe(self, kind: str) -> str:
-        """Return what people call the connection, a lane of ``kind`` or one of several of it."""
+    def describe(self, error: ProtocolError, kind: str) -> str:
+        """Return the cause of the loss that ``error`` is on this connection, a lane of ``kind`` or one of several."""
+        if not isinstance(error, FrameDamaged):
+            return f"protocol error: {error}"
         count = self._terms.connections
-        return f"the {kind} lane" + ("" if count == 1 else f", connection {self._terms.connection + 1} of {count}")
+        which = "" if count == 1 else f", connection {self._terms.connection + 1} of {count}"
+        return f"{DAMAGED}: {kind} lane{which}: {error}"

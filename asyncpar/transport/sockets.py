@@ -13,6 +13,7 @@ import logging
 import os
 import socket
 import struct
+import sys
 from collections.abc import Callable
 
 KEEPALIVE_OPTIONS = (("TCP_KEEPIDLE", 1), ("TCP_KEEPINTVL", 1), ("TCP_KEEPCNT", 3))
@@ -21,6 +22,11 @@ KEEPALIVE_OPTIONS = (("TCP_KEEPIDLE", 1), ("TCP_KEEPINTVL", 1), ("TCP_KEEPCNT", 
 PULSE_SECONDS = 1.0
 SILENCE_SECONDS = 3.5
 
+if sys.platform == "linux":
+    import fcntl
+    import termios
+
+_OUTGOING = struct.Struct("i")
 _log = logging.getLogger(__name__)
 
 _TCP_INFO_BYTES = 60
@@ -91,6 +97,14 @@ def read_tcp_info(sock: socket.socket) -> bytes:
         return sock.getsockopt(socket.IPPROTO_TCP, option, _TCP_INFO_BYTES)
     except OSError:
         return b""
+
+
+def count_unacknowledged(sock: socket.socket) -> int:
+    """Return how many bytes of ``sock`` the peer's kernel has not acknowledged (Linux); 0 where that is not known."""
+    if sys.platform != "linux":
+        return 0
+    answer = fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, bytes(_OUTGOING.size))  # for sockets it is SIOCOUTQ
+    return int(_OUTGOING.unpack(answer)[0])
 
 
 class Pulse:

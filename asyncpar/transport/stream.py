@@ -17,13 +17,14 @@ from collections.abc import Sequence
 from asyncpar.errors import PeerLost, ProtocolError
 from asyncpar.transport.connection import Connection, PartEvents
 from asyncpar.transport.lane import LENT_KINDS, MAX_FRAME_BYTES, LaneEvents
-from asyncpar.transport.protection import DAMAGED, Protection
+from asyncpar.transport.positions import TICK_SECONDS, Positions
+from asyncpar.transport.protection import Protection
 from asyncpar.transport.queue import QueuedSending, SendQueue
-from asyncpar.transport.sockets import PULSE_SECONDS, Pulse
+from asyncpar.transport.sockets import Pulse, count_unacknowledged
 from asyncpar.transport.turn_gatherer import TurnGatherer
 from asyncpar.transport.vigil import Vigil
-from asyncpar.wire.header import MESSAGE_GROUP, FrameHeader, FrameKind, encode_header
-from asyncpar.wire.integrity import SEALED_BYTES, TAIL_BYTES, FrameDamaged, PayloadChecksum
+from asyncpar.wire.header import MESSAGE_GROUP, POSITION, FrameHeader, FrameKind, encode_header
+from asyncpar.wire.integrity import SEALED_BYTES, TAIL_BYTES, PayloadChecksum
 from asyncpar.wire.reader import FrameReader
 from asyncpar.wire.segments import Payload, views_of
 from asyncpar.wire.sink import WholeSink
@@ -38,6 +39,9 @@ MAX_SEGMENTS = 256
 """Most pieces per system call, which takes 1024."""
 
 FLUSH_SECONDS = 1.0
+
+_PATIENCE_SECONDS = 2.0
+"""How long bytes may be on their way between the two hosts' kernels; see ``positions``."""
 
 
 class StreamLane(Connection, asyncio.BufferedProtocol):
@@ -81,7 +85,9 @@ class StreamLane(Connection, asyncio.BufferedProtocol):
         self._gone: asyncio.Future[None] = self._loop.create_future()
         self._vigil = vigil
         self._pulse = pulse
-        self._timer = None if pulse is None else self._loop.call_later(PULSE_SECONDS, self._check_pulse)
+        self._timer = self._loop.call_later(TICK_SECONDS, self._tick) if protection.may_damage else None
+        self._positions = Positions(patience=_PATIENCE_SECONDS)
+        self._bytes_written = 0
         transport.set_protocol(self)
 
     # -- Lane, Connection --------------------------------------------------------------------------------------------
@@ -96,12 +102,26 @@ class StreamLane(Connection, asyncio.BufferedProtocol):
 
     def start(self, events: LaneEvents) -> None:
         accept = events.accept if isinstance(events, WholeSink) else None
-        verifier = self._protection.verifier
-        self._start(events, FrameReader(events, max_length=MAX_FRAME_BYTES, accept=accept, verifier=verifier))
+        self._start(
+            events,
+            FrameReader(
+                events,
+                max_length=MAX_FRAME_BYTES,
+                accept=accept,
+                verifier=self._protection.verifier,
+                on_position=self._heard_position,
+            ),
+        )
 
     def start_part(self, part: PartEvents) -> None:
-        verifier = self._protection.verifier
-        reader = FrameReader(part, max_length=MAX_FRAME_BYTES, share=part.share, ended=part.ended, verifier=verifier)
+        reader = FrameReader(
+            part,
+            max_length=MAX_FRAME_BYTES,
+            share=part.share,
+            ended=part.ended,
+            verifier=self._protection.verifier,
+            on_position=self._heard_position,
+        )
         self._start(part, reader)
 
     def send(self, header: FrameHeader, payload: Payload) -> QueuedSending | None:
@@ -234,12 +254,14 @@ class StreamLane(Connection, asyncio.BufferedProtocol):
     def _write(self, segments: Sequence[bytes | bytearray | memoryview]) -> int:
         """Hand bytes to the kernel and return how many it took."""
         try:
-            return os.writev(self._descriptor, segments)
+            written = os.writev(self._descriptor, segments)
         except (BlockingIOError, InterruptedError):
             return 0
         except OSError as error:
             self._break(f"the connection broke: {_describe(error)}")
             return 0
+        self._bytes_written += written
+        return written
 
     def _send_gathered(self, frames: bytearray) -> None:
         if not self._is_open or self._broken is not None:
@@ -289,16 +311,44 @@ class StreamLane(Connection, asyncio.BufferedProtocol):
         self._reader = None
         self._transport.resume_reading()
 
-    def _check_pulse(self) -> None:
+    def _tick(self) -> None:
+        """Once a second: see whether the peer's host lives, and whether all bytes come."""
+        if not self._is_open or self._is_leaving:
+            return
         if self._pulse is not None and self._pulse.is_silent():
             self._lose("the peer's host does not answer")
-        elif self._is_open:
-            self._timer = self._loop.call_later(PULSE_SECONDS, self._check_pulse)
+            return
+        self._timer = self._loop.call_later(TICK_SECONDS, self._tick)
+        reader, now = self._reader, self._loop.time()
+        if count_unacknowledged(self._socket) == 0:
+            self._positions.mark(now, self._bytes_written)
+        is_in_frame = reader is not None and not reader.is_between_frames
+        is_reading = reader is not None and not reader.is_held
+        if self._positions.tick(
+            now,
+            sent=self._bytes_sent,
+            received=self._bytes_received,
+            is_in_frame=is_in_frame,
+            is_reading=is_reading,
+        ):
+            self._tell_position()
+
+    def _tell_position(self) -> None:
+        """Say how many bytes have come, unless other frames wait to go out, which say that we are here, too."""
+        if self._writer or self._broken is not None or self._gatherer.waiting:
+            return
+        head = self._sealer.seal(encode_header(POSITION._replace(sequence=self._bytes_received)))
+        written = self._write([head])
+        if written < len(head):
+            self._queue.push_owned(head, taken=written)
+            self._await_room()
+
+    def _heard_position(self, position: int) -> None:
+        self._positions.heard(self._loop.time(), position)
 
     def _refuse(self, error: ProtocolError) -> None:
         """The bytes that came are not what a peer of ours sends: tell both ends, and end."""
-        place = self._protection.describe(self.kind)
-        cause = f"{DAMAGED} over {place}: {error}" if isinstance(error, FrameDamaged) else f"protocol error: {error}"
+        cause = self._protection.describe(error, self.kind)
         events, self._events = self._events, None
         if events is None:
             self._lose(cause)

@@ -65,6 +65,8 @@ class FrameKind(enum.IntEnum):
     """The receiver has read the chunk at that offset; the payload is the u64 offset."""
     VOID = 14
     """In place of a frame that was taken back before it began; it has that frame's number (see ``integrity``)."""
+    POSITION = 15
+    """How many bytes have come over the connection (in ``sequence``); see ``transport.positions``."""
 
 
 class Key(NamedTuple):
@@ -92,6 +94,7 @@ class FrameHeader(NamedTuple):
 
 
 VOID = FrameHeader(FrameKind.VOID, 0, 0, 0, 0, 0, 0)
+POSITION = FrameHeader(FrameKind.POSITION, 0, 0, 0, 0, 0, 0)
 
 
 def encode_header(header: FrameHeader) -> bytes:

@@ -30,6 +30,8 @@ STAGING_BYTES = 64 * 1024
 DIRECT_BYTES = 8 * 1024
 """When at least this much of a payload is missing, it is read straight into the sink's memory."""
 
+_OF_THE_CONNECTION = frozenset({FrameKind.VOID, FrameKind.POSITION})
+
 
 class FrameReader:
     """Cut a stream of bytes into frames for ``sink``.  Sans-I/O; not re-entrant.
@@ -40,6 +42,7 @@ class FrameReader:
     ``accept`` is offered small frames that are there as a whole (see ``WholeSink``).
     ``share`` says how many bytes of a payload come over this channel (default: all); ``ended`` is called behind every
     frame, also a dropped one.  ``verifier`` checks frames that are sealed (default: they are not).
+    ``on_position`` is told what POSITION frames say.
     """
 
     def __init__(
@@ -51,6 +54,7 @@ class FrameReader:
         ended: Callable[[FrameHeader], None] | None = None,
         accept: Callable[[FrameHeader, memoryview], bool] | None = None,
         verifier: FrameVerifier | None = None,
+        on_position: Callable[[int], None] | None = None,
     ) -> None:
         self._sink = sink
         self._max_length = max_length
@@ -58,6 +62,7 @@ class FrameReader:
         self._ended = ended
         self._accept = accept
         self._verifier = verifier
+        self._on_position = on_position
         self._head_bytes = HEADER_BYTES if verifier is None else HEADER_BYTES + SEAL_BYTES
         self._staging = memoryview(bytearray(STAGING_BYTES))
         self._staged = 0
@@ -226,8 +231,10 @@ class FrameReader:
 
     def _begin_frame(self, header: FrameHeader) -> bool:
         """Take a header; False if its frame must wait."""
-        if header.kind is FrameKind.VOID and header.length == 0:
+        if header.length == 0 and header.kind in _OF_THE_CONNECTION:
             self._count_frame()
+            if header.kind is FrameKind.POSITION and self._on_position is not None:
+                self._on_position(header.sequence)
             return True
         target = self._sink.lend(header)
         if self._is_stopped:

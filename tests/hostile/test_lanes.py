@@ -85,7 +85,7 @@ async def test_a_chunk_with_any_bit_of_its_headers_changed_is_the_end_of_the_lan
     for changed in bit_flips(CHUNK, last=8 + SEALED_BYTES):
         events = await carry(changed)
         assert events.frames == []
-        assert events.losses[0].startswith("damaged bytes came over the grpc lane: ")
+        assert events.losses[0].startswith("damaged link: grpc lane: ")
 
 
 @pytest.mark.parametrize("returned", [1, 2**31, 2**32 - 2])
@@ -115,7 +115,7 @@ async def test_a_frame_on_a_socket_with_any_bit_changed_is_the_end_of_the_lane()
             changed[place // 8] ^= 1 << place % 8
             os.write(one._descriptor, changed)
             await events.until_lost()
-            assert events.losses[0].startswith("damaged bytes came over the tcp lane: frame 0: the checksum of its ")
+            assert events.losses[0].startswith("damaged link: tcp lane: frame 0: the checksum of its ")
             assert events.frames == []
 
 

@@ -204,7 +204,7 @@ async def test_garbage_on_the_wire_ends_the_lane() -> None:
         one._socket.send(b"garbage" * 10)
         await there.until_lost()
         await here.until_lost()
-        assert there.losses == ["damaged bytes came over the tcp lane: frame 0: the checksum of its header is wrong"]
+        assert there.losses == ["damaged link: tcp lane: frame 0: the checksum of its header is wrong"]
 
 
 async def test_a_peer_that_never_reads_small_frames_is_given_up() -> None:
