@@ -70,6 +70,7 @@ class HostedOperation(Operation):
         return [group.ranks[place] for place in dict.fromkeys(places)]
 
     def refresh(self, now: float) -> None:
+        super().refresh(now)
         seen = [(task.sequence, task.wait) for task in self.tasks]
         if seen != self._seen:
             self._seen = seen

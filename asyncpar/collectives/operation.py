@@ -61,6 +61,7 @@ class Operation:
 
     __slots__ = (
         "_label",
+        "_outstanding",
         "audience",
         "awaited",
         "description",
@@ -71,6 +72,7 @@ class Operation:
         "is_over",
         "messages_sent",
         "name",
+        "payload_posted",
         "payload_sent",
         "posts",
         "progress_at",
@@ -122,6 +124,9 @@ class Operation:
         self.stand_in: Operation | None = None
         """In whose name a receive asks around that does not know its message yet."""
         self.payload_sent = 0
+        self.payload_posted = 0
+        self._outstanding: dict[object, int] = {}
+        """Bytes of messages that were under way at the last look."""
         self.messages_sent = 0
         self.steps = 0
 
@@ -158,6 +163,7 @@ class Operation:
     def post(self, peer: int, tag: int, buffer: memoryview) -> asyncio.Future[None] | None:
         """Receive into ``buffer``; None if the payload is already there."""
         assert self.route is not None
+        self.payload_posted += len(buffer)
         key = Key(self.route.number, self.sequence, tag)
         future = self.table.links.post(peer, key, self.description.fingerprint, buffer)
         if future is not None:
@@ -209,7 +215,10 @@ class Operation:
         self.why_cancelled = why
 
     def refresh(self, now: float) -> None:
-        """Note progress that was made without anyone waiting for it."""
+        """Note progress that was made without anyone waiting for it: bytes of messages that are not complete."""
+        before, self._outstanding = self._outstanding, self._missing() | self._unsent()
+        if any(left < before.get(message, 0) for message, left in self._outstanding.items()):
+            self.progress_at = now
 
     def suspect(self, rank: int) -> None:
         """``rank`` calls something else: ask it what, once."""
@@ -319,7 +328,32 @@ class Operation:
         behind = ""
         if culprit is not None and culprit.rank != ranks[0]:
             behind = f"; behind it is rank {culprit.rank}: {culprit.describe()}"
-        return f"{me} waited {waited} for rank {ranks[0]} ({known}){behind}"
+        return f"{me} waited {waited} for rank {ranks[0]} ({known}{self._describe_flow(now)}){behind}"
+
+    def _describe_flow(self, now: float) -> str:
+        """Say how many bytes have moved, if any were to."""
+        if not self.posts and not self.sendings:
+            return ""
+        due, sent = self.payload_posted, self.payload_sent
+        came, went = due - sum(self._missing().values()), sent - sum(self._unsent().values())
+        seconds = max(now - self.started_at, 1e-3)
+        rate = (came + went) / seconds / 1e6
+        return f"; {came} of {due} bytes came and {went} of {sent} went in {seconds:.1f} s, {rate:.3g} MB/s"
+
+    def _missing(self) -> dict[object, int]:
+        """Return how many bytes of each posted message have not come."""
+        if self.route is None:
+            return {}
+        number, links = self.route.number, self.table.links
+        return {
+            (peer, tag): links.missing_bytes(peer, Key(number, self.sequence, tag))
+            for (peer, tag), future in self.posts.items()
+            if not future.done()
+        }
+
+    def _unsent(self) -> dict[object, int]:
+        """Return how many bytes of each message that was sent have not left."""
+        return {sending: sending.waiting_bytes for sending in self.sendings}
 
     def lost(self, error: PeerLost) -> PeerLost:
         """Return ``error`` with this operation named.

@@ -40,6 +40,12 @@ class DeferredSending(Sending):
             if not self.done.done():
                 self.done.set_result(None)
 
+    @property
+    def waiting_bytes(self) -> int:
+        if self._has_gone:
+            return 0
+        return len(self.payload) if self._inner is None else self._inner.waiting_bytes
+
     def release(self) -> bool:
         goes_out = self._has_gone if self._inner is None else self._inner.release()
         self._is_dropped = True
@@ -66,6 +72,10 @@ class MessageSending(Sending):
         self._inner = inner
         self._taken_back: Callable[[], None] | None = taken_back
         self.done = inner.done
+
+    @property
+    def waiting_bytes(self) -> int:
+        return self._inner.waiting_bytes
 
     def release(self) -> bool:
         goes_out = self._inner.release()

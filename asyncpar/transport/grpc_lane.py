@@ -89,6 +89,10 @@ class GrpcLane(Connection):
     def bytes_received(self) -> int:
         return self._bytes_received
 
+    @property
+    def missing_bytes(self) -> int:
+        return 0 if self._reader is None else self._reader.missing_bytes
+
     def start(self, events: LaneEvents) -> None:
         self._start(
             events,

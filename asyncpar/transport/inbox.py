@@ -88,6 +88,15 @@ class Inbox:
         """Bytes of payloads that nobody has asked for yet."""
         return self._held
 
+    def due_bytes(self, key: Key) -> int:
+        """Return how many bytes are expected for ``key``; 0 if nothing is posted for it."""
+        receive = self._posted.get(key)
+        return 0 if receive is None else len(receive.buffer)
+
+    def is_arriving(self, key: Key) -> bool:
+        """Is the payload for ``key`` arriving right now?"""
+        return self._landing is not None and self._landing.header.key == key
+
     def take_early(self, key: Key, fingerprint: int, buffer: memoryview) -> bool:
         """Copy the payload for ``key`` into ``buffer`` if it is already here; True if it was.
 

@@ -25,6 +25,11 @@ class Sending(ABC):
 
     done: asyncio.Future[None]
 
+    @property
+    def waiting_bytes(self) -> int:
+        """Bytes that the channel has not taken, as far as that is known here."""
+        return 0
+
     @abstractmethod
     def release(self) -> bool:
         """Give the memory back before this returns; ``done`` is cancelled.
@@ -67,6 +72,11 @@ class Lane(ABC):
     @abstractmethod
     def bytes_received(self) -> int:
         """Bytes of frames, headers included, taken from the channel."""
+
+    @property
+    def missing_bytes(self) -> int:
+        """Bytes of the payload that is arriving which have not come; 0 where payloads come whole."""
+        return 0
 
     @abstractmethod
     def start(self, events: LaneEvents) -> None:

@@ -123,6 +123,12 @@ class Link:
         self._inbox.post(key, fingerprint, buffer, waiter)
         return waiter
 
+    def missing_bytes(self, key: Key) -> int:
+        """Return how many bytes of what is posted for ``key`` have not come."""
+        if self._lane is not None and self._inbox.is_arriving(key):
+            return self._lane.missing_bytes
+        return self._inbox.due_bytes(key)
+
     def withdraw(self, key: Key) -> None:
         """Take back a posted receive: its memory is not written any more once this returns."""
         if self._inbox.withdraw(key) and self._lane is not None:

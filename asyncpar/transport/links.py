@@ -146,6 +146,10 @@ class Links:
         """See ``Link.post``."""
         return self.link(source).post(key, fingerprint, buffer)
 
+    def missing_bytes(self, source: int, key: Key) -> int:
+        """See ``Link.missing_bytes``."""
+        return self.link(source).missing_bytes(key)
+
     def withdraw(self, source: int, key: Key) -> None:
         """See ``Link.withdraw``."""
         self.link(source).withdraw(key)

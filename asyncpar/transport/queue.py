@@ -38,6 +38,10 @@ class QueuedSending(Sending):
             self.done.set_result(None)
 
     @property
+    def waiting_bytes(self) -> int:
+        return 0 if self._frame is None else len(self._frame)
+
+    @property
     def is_through(self) -> bool:
         """Has the channel taken all of it?"""
         return self.done.done() and not self.done.cancelled() and self.done.exception() is None

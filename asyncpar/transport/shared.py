@@ -70,6 +70,10 @@ class SharedSending(Sending):
         self._is_dropped = False
 
     @property
+    def waiting_bytes(self) -> int:
+        return len(self.left)
+
+    @property
     def is_dropped(self) -> bool:
         """Was it taken back before it had begun?"""
         return self._is_dropped

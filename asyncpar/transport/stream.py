@@ -100,6 +100,10 @@ class StreamLane(Connection, asyncio.BufferedProtocol):
     def bytes_received(self) -> int:
         return self._bytes_received
 
+    @property
+    def missing_bytes(self) -> int:
+        return 0 if self._reader is None else self._reader.missing_bytes
+
     def start(self, events: LaneEvents) -> None:
         accept = events.accept if isinstance(events, WholeSink) else None
         self._start(

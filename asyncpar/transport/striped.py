@@ -40,6 +40,10 @@ class StripedSending(Sending):
         for part in waiting:
             part.done.add_done_callback(self._part_ended)
 
+    @property
+    def waiting_bytes(self) -> int:
+        return sum(part.waiting_bytes for part in self._parts if part is not None)
+
     def release(self) -> bool:
         self.done.cancel()
         if self._is_lost:
@@ -102,6 +106,17 @@ class StripedLane(Lane):
     @property
     def bytes_received(self) -> int:
         return sum(connection.bytes_received for connection in self.connections)
+
+    @property
+    def missing_bytes(self) -> int:
+        arrival = self._arrival
+        if arrival is None:
+            return self._first.missing_bytes
+        parts = [stripe(arrival.header.length, arrival.parts, index) for index in range(arrival.parts)]
+        return sum(
+            stop - start if index in arrival.not_begun else self.connections[index].missing_bytes
+            for index, (start, stop) in enumerate(parts)
+        )
 
     def start(self, events: LaneEvents) -> None:
         self._events = events

@@ -80,6 +80,11 @@ class FrameReader:
         """Has every frame that began also ended?  A stream that ends elsewhere was cut."""
         return self._header is None and self._staged == 0
 
+    @property
+    def missing_bytes(self) -> int:
+        """Bytes of the payload that is arriving which have not come; 0 between frames."""
+        return 0 if self._header is None else self._missing
+
     def buffer(self) -> memoryview:
         """Return where the next bytes must land; never empty.  Valid until ``advance`` or ``divert``."""
         self._is_direct = self._target is not None and self._missing >= DIRECT_BYTES and not self._is_stopped
