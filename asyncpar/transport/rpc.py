@@ -46,7 +46,7 @@ _KEEPALIVE = (
     ("grpc.keepalive_timeout_ms", 3_000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
-    ("grpc.http2.ping_timeout_ms", 3_000),
+    ("grpc.http2.ping_timeout_ms", 20_000),
 )
 _SERVER_OPTIONS = (
     *_KEEPALIVE,

@@ -125,21 +125,27 @@ async def try_fault(lane: str, connections: int, seed: int, forwarded: dict[int,
             each.arm(fault, dice.randrange(3))
         began = time.monotonic()
         run = exchange_messages if job == "messages" else reduce
-        async with asyncio.timeout(60):
-            outcomes = await asyncio.gather(*(run(rank.links, length) for rank in ranks))
+        try:
+            async with asyncio.timeout(40):
+                outcomes = await asyncio.gather(*(run(rank.links, length) for rank in ranks))
+        except TimeoutError:
+            outcomes = ["hang"]
         seconds = time.monotonic() - began
         struck = any(each.has_struck for each in proxies)
-    return judge(outcomes, struck=struck, context=f"seed {seed}, {job}, {fault}"), seconds
+    return judge(outcomes, struck=struck) + f" (seed {seed}, {job}, {fault}, {outcomes})", seconds
 
 
-def judge(outcomes: list[str | Exception], *, struck: bool, context: str) -> str:
-    """Return what came of a trial.  No result is wrong, and none but a typed error came without a fault."""
-    assert "wrong" not in outcomes, f"{context}: a wrong result"
+def judge(outcomes: list[str | Exception], *, struck: bool) -> str:
+    """Return what came of a trial, in a word."""
+    for bad in ("wrong", "hang"):
+        if bad in outcomes:
+            return bad
     errors = [outcome for outcome in outcomes if isinstance(outcome, Exception)]
-    assert struck or not errors, f"{context}: {errors} without a fault"
+    if errors and not struck:
+        return "groundless"
     if any(isinstance(error, LinkDamaged) for error in errors):
         return "damaged"
-    return "lost" if errors else "right" if struck else "not struck"
+    return "lost" if errors else "right" if struck else "untouched"
 
 
 @pytest.mark.timeout(3600 if TRIALS else 60)
@@ -156,16 +162,21 @@ async def test_faults_on_a_lane_end_in_the_right_result_or_a_typed_error(
     gate = asyncio.Semaphore(_AT_ONCE)
     seen: Counter[str] = Counter()
     slowest: list[tuple[float, int]] = []
+    bad: list[str] = []
 
     async def trial(seed: int) -> None:
         async with gate:
             outcome, seconds = await try_fault(lane, connections, seed, forwarded)
-            seen[outcome] += 1
+            word = outcome.partition(" (")[0]
+            seen[word] += 1
             slowest.append((seconds, seed))
+            if word in {"wrong", "hang", "groundless"}:
+                bad.append(outcome)
 
     async with asyncio.TaskGroup() as tasks:
         for seed in range(TRIALS or sample):
             tasks.create_task(trial(seed))
     print(f"\n{name}: {dict(seen)}, slowest {sorted(slowest)[-3:]}")
+    assert bad == []
     assert seen["damaged"] > 0
     assert max(slowest)[0] <= _LIMIT[lane] * (1 if not TRIALS else 2)
