@@ -299,7 +299,7 @@ class GrpcLane(Connection):
             self._work.set()
 
     def _heard_position(self, position: int) -> None:
-        self._positions.heard(asyncio.get_running_loop().time(), position)
+        self._positions.heard(asyncio.get_running_loop().time(), position, written=self._bytes_written)
 
     def _refuse(self, error: ProtocolError) -> None:
         """The bytes that came are not what a peer of ours sends: tell both ends, and end."""

@@ -2,13 +2,15 @@
 
 Theory of operation.  A frame that is lost, or of which bytes are lost, is found by the frames behind it, whose numbers
 or checksums do not fit.  If none follow, both ends would wait.  So after traffic, and while a frame is incomplete, each
-end says in POSITION frames, which have numbers like all others, how many bytes it has read.  If it says less, and the
-same again for ``patience`` seconds, than what had left this host as long ago, the difference is lost.  An end says
-nothing while its loop is late or it does not read: it may not have seen what is there.
+end says in POSITION frames, which have numbers like all others, how many bytes it has read.  If that is less than what
+left this host ``patience`` seconds ago, and for as long the difference has not become less, the difference is lost.
+While much is being sent this is not judged: what is lost is then found by what comes in its place.  An end says nothing
+while its loop is late or it does not read: it may not have seen what is there.
 """
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from typing import Final
 
@@ -18,6 +20,8 @@ TICK_SECONDS: Final = 1.0
 
 _LATE_SECONDS: Final = 0.5
 _MOST_MARKS: Final = 64
+_BUSY_BYTES: Final = 65_536
+"""Whoever sends more since the difference was least is busy."""
 
 
 class Positions:
@@ -26,8 +30,11 @@ class Positions:
     def __init__(self, *, patience: float) -> None:
         self._patience = patience
         self._marks: deque[tuple[float, int]] = deque()
-        self._position = -1
-        self._said_since = 0.0
+        self._marked = 0
+        self._backlog = math.inf
+        """The least difference, since there is one, between what was written and what the peer says has come."""
+        self._written = 0
+        self._since = 0.0
         self._heard = 0
         self._traffic = (0, 0)
         self._last_tick: float | None = None
@@ -35,8 +42,8 @@ class Positions:
 
     def mark(self, now: float, written: int) -> None:
         """``written`` bytes have left this host by ``now``."""
-        is_new = written > (self._marks[-1][1] if self._marks else max(self._position, 0))
-        if is_new and len(self._marks) < _MOST_MARKS:
+        if written > self._marked and len(self._marks) < _MOST_MARKS:
+            self._marked = written
             self._marks.append((now, written))
 
     def tick(self, now: float, *, sent: int, received: int, is_in_frame: bool, is_reading: bool) -> bool:
@@ -55,12 +62,14 @@ class Positions:
         self._left = max(0, self._left - 1)
         return True
 
-    def heard(self, now: float, position: int) -> None:
-        """The peer says that ``position`` bytes have come.  Raises ``FrameDamaged`` if others are lost."""
+    def heard(self, now: float, position: int, *, written: int) -> None:
+        """The peer says that ``position`` of ``written`` bytes have come.  Raises ``FrameDamaged`` if some are lost."""
         self._heard += 1
-        if position != self._position:
-            self._position, self._said_since = position, now
         while self._marks and self._marks[0][1] <= position:
             self._marks.popleft()
-        if self._marks and min(now - self._marks[0][0], now - self._said_since) >= self._patience:
+        backlog = written - position
+        is_busy = written - self._written > _BUSY_BYTES
+        if not self._marks or backlog < self._backlog or is_busy:
+            self._backlog, self._written, self._since = backlog if self._marks else math.inf, written, now
+        elif min(now - self._marks[0][0], now - self._since) >= self._patience:
             raise FrameDamaged(f"of {self._marks[0][1]} bytes that were sent only {position} have come")

@@ -348,7 +348,7 @@ class StreamLane(Connection, asyncio.BufferedProtocol):
             self._await_room()
 
     def _heard_position(self, position: int) -> None:
-        self._positions.heard(self._loop.time(), position)
+        self._positions.heard(self._loop.time(), position, written=self._bytes_written)
 
     def _refuse(self, error: ProtocolError) -> None:
         """The bytes that came are not what a peer of ours sends: tell both ends, and end."""
