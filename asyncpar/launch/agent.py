@@ -94,7 +94,9 @@ class _Agent:
             on_broken_output=lambda cause: self._feed(OutputBroken(cause)),
         )
         credentials = Credentials(secret.secret, None if job.certificates is None else job.certificates.agent)
-        self._attendance = Attendance(coordinator, credentials, timeout=options.timeout, take=self._feed)
+        self._attendance = Attendance(
+            coordinator, credentials, timeout=options.timeout, take=self._feed, reconnect=options.reconnect
+        )
 
     async def run(self) -> Outcome:
         """Attend, obey, and return the outcome."""
@@ -106,12 +108,11 @@ class _Agent:
             self._loop.add_signal_handler(number, self._feed, Signalled(number))
         try:
             async with self._tasks as tasks:
-                own = [
-                    tasks.create_task(self._display.run()),
-                    tasks.create_task(self._watch_reaper()),
-                    tasks.create_task(self._attendance.run(hello)),
-                ]
+                attending = tasks.create_task(self._attendance.run(hello))
+                own = [attending, *map(tasks.create_task, (self._display.run(), self._watch_reaper()))]
                 outcome = await self._outcome
+                if self._attendance.has_finished:  # it lets the coordinator know
+                    await asyncio.wait({attending}, timeout=_FAREWELL_PATIENCE / 3)
                 if self._talking:  # unless nobody listens
                     await asyncio.wait(self._talking, timeout=_FAREWELL_PATIENCE / 3)
                 for task in (*own, *self._talking, *self._crews):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Callable
 
 import grpc
@@ -15,55 +16,95 @@ from asyncpar.errors import AuthenticationError
 from asyncpar.launch import agent_events
 from asyncpar.launch.messages import decode_command, encode_hello
 from asyncpar.launch.plan import Hello
+from asyncpar.launch.session import Session
 from asyncpar.security.identity import COORDINATOR
 from asyncpar.transport.rpc import Credentials, open_channel
 from asyncpar.transport.tls_probe import check_tls
 
 _RETRY_SECONDS = 0.1
+_NAME_BYTES = 16
+_FINAL = frozenset({grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNIMPLEMENTED})
 EventTaker = Callable[[agent_events.Event], None]
 
 
 class Attendance:
-    """Attends at the coordinator at ``address``; what it says becomes events for ``take``."""
+    """Attends at the coordinator at ``address``; what it says becomes events for ``take``.
 
-    def __init__(self, address: str, credentials: Credentials, *, timeout: float, take: EventTaker) -> None:
+    A connection that breaks is made again, for ``reconnect`` seconds; nothing that was told is lost or comes twice.
+    """
+
+    def __init__(
+        self, address: str, credentials: Credentials, *, timeout: float, take: EventTaker, reconnect: float = 5.0
+    ) -> None:
         self._address = address
         self._credentials = credentials
         self._timeout = timeout
+        self._reconnect = reconnect
         self._take = take
-        self._outbox: asyncio.Queue[pb.AgentEvent] = asyncio.Queue()
+        self._name = os.urandom(_NAME_BYTES)
+        self._session: Session[pb.AgentEvent] = Session()
+        self._outbox: asyncio.Queue[pb.AgentEvent | None] = asyncio.Queue()
+        self._is_known = self._is_connected = False
+        self.has_finished = False
+        """Has the coordinator told the outcome?  Then ``run`` ends in a moment."""
 
     def tell(self, message: pb.AgentEvent) -> None:
         """Send ``message``, in order, after the greeting."""
-        self._outbox.put_nowait(message)
+        self._outbox.put_nowait(self._session.send(message))
 
     async def run(self, hello: Hello) -> None:
         """Attend until the coordinator goes away, which becomes ``CoordinatorLost``; also if it never was there."""
-        try:
-            await self._attend(hello)
-        except grpc.aio.AioRpcError as error:
-            self._take(agent_events.CoordinatorLost(self._explain(error)))
-        except AuthenticationError as error:
-            self._take(agent_events.CoordinatorLost(str(error)))
-        except TimeoutError:
-            self._take(
-                agent_events.CoordinatorLost(
-                    f"no coordinator answered at {self._address} for {self._timeout:g} s; is the agent of the first "
-                    "host (--node-rank 0) running there, with the same --rdzv-endpoint?"
-                )
-            )
-        else:
-            self._take(agent_events.CoordinatorLost(f"the coordinator at {self._address} ended without a word"))
+        loop = asyncio.get_running_loop()
+        broken_at, cause = loop.time(), ""
+        while True:
+            left = self._timeout if not cause else broken_at + self._reconnect - loop.time()
+            was_known, self._is_connected = self._is_known, False
+            trouble, may_help = await self._try(hello, max(left, 0.0))
+            if self.has_finished:
+                return
+            if self._is_connected or not cause:
+                broken_at, cause = loop.time(), trouble
+            if not may_help or loop.time() >= broken_at + self._reconnect:
+                again = f"; it did not come back within {self._reconnect:g} s (--reconnect-within)" if was_known else ""
+                self._take(agent_events.CoordinatorLost((cause if may_help else trouble) + again))
+                return
+            await asyncio.sleep(_RETRY_SECONDS)
 
-    async def _attend(self, hello: Hello) -> None:
+    async def _try(self, hello: Hello, seconds: float) -> tuple[str, bool]:
+        """Attend over one connection; return what ended it, and whether another one may help."""
+        try:
+            await self._attend(hello, seconds)
+        except grpc.aio.AioRpcError as error:
+            return self._explain(error), error.code() not in _FINAL
+        except AuthenticationError as error:
+            return str(error), False
+        except TimeoutError:
+            return (
+                f"no coordinator answered at {self._address} for {self._timeout:g} s; is the agent of the first host "
+                "(--node-rank 0) running there, with the same --rdzv-endpoint?",
+                self._is_known,
+            )
+        return f"the coordinator at {self._address} ended without a word", True
+
+    async def _attend(self, hello: Hello, seconds: float) -> None:
         async with open_channel(self._address, self._credentials, peer=COORDINATOR) as channel:
             stub = membership_pb2_grpc.CoordinatorStub(channel)  # type: ignore[no-untyped-call]  # generated
-            async with asyncio.timeout(self._timeout):
+            async with asyncio.timeout(seconds):
                 await self._knock(channel)
                 commands = aiter(stub.Attend(self._messages(hello), wait_for_ready=True))
-                await anext(commands)  # the welcome
+                welcome = await anext(commands)
+            if self._session.received and not welcome.welcome.resumed:
+                raise AuthenticationError(f"the coordinator at {self._address} is another one than before")
+            self._is_known = self._is_connected = True
+            self._session.take(welcome)
             async for command in commands:
+                if not self._session.take(command):
+                    continue
                 event = decode_command(command)
+                if isinstance(event, agent_events.Finished):
+                    self.has_finished = True
+                    self._outbox.put_nowait(pb.AgentEvent())  # acknowledges it
+                    self._outbox.put_nowait(None)
                 if event is not None:
                     self._take(event)
 
@@ -86,9 +127,18 @@ class Attendance:
             await asyncio.sleep(_RETRY_SECONDS)
 
     async def _messages(self, hello: Hello) -> AsyncIterator[pb.AgentEvent]:
-        yield encode_hello(hello)
-        while True:
-            yield await self._outbox.get()
+        """Yield the greeting, what the coordinator may not have received, and what comes, until the outcome is told."""
+        outbox: asyncio.Queue[pb.AgentEvent | None] = asyncio.Queue()
+        for waiting in self._session.unacknowledged:
+            outbox.put_nowait(waiting)
+        self._outbox = outbox
+        greeting = encode_hello(hello)
+        greeting.hello.session = self._name
+        greeting.received = self._session.received
+        yield greeting
+        while (message := await outbox.get()) is not None:
+            message.received = self._session.received
+            yield message
 
     def _explain(self, error: grpc.aio.AioRpcError) -> str:
         if error.code() == grpc.StatusCode.UNAUTHENTICATED:

@@ -58,6 +58,7 @@ main.add_command(plan)
 )
 @option("--max-restarts", metavar="N", default="0", help="Start all ranks again after a failure, N times.  [0]")
 @option("--grace-period", metavar="SECONDS", default="10", help="From asking ranks to end until SIGKILL.  [10]")
+@option("--reconnect-within", metavar="SECONDS", default="5", help="How long hosts may lose each other's agents.  [5]")
 @option("--silent-after", metavar="SECONDS", default="30", help="End when a rank is stopped or hung; or off.  [30]")
 @option("--log-dir", metavar="DIR", default=None, help="Log files: DIR/attempt_N/RANK/stdout.log, stderr.log.")
 @option("--redirects", "-r", metavar="STREAMS", default="0", help="To files only: 1 stdout, 2 stderr, 3 both.")
@@ -111,6 +112,7 @@ def _options(program: str, arguments: tuple[str, ...], given: dict[str, Any]) ->
         timeout=_timeout(given),
         max_restarts=parse_count("--max-restarts", given["max_restarts"]),
         grace=parse_seconds("--grace-period", given["grace_period"]),
+        reconnect=parse_seconds("--reconnect-within", given["reconnect_within"]),
         silent_after=parse_silent_after(given["silent_after"]),
         log_dir=given["log_dir"],
         redirects=parse_streams("--redirects", given["redirects"]),

@@ -59,6 +59,7 @@ class JobSettings:
     timeout: float = 300.0
     grace: float = 10.0
     silent_after: float | None = 30.0
+    reconnect: float = 5.0
 
 
 class CoordinatorMachine:
@@ -236,7 +237,8 @@ class CoordinatorMachine:
         lost = f"was lost with the agent on {hello.host} ({cause})"
         for local_rank in range(hello.nproc):
             rank = offset + local_rank
-            if rank in self._running and self._phase == Phase.RUNNING:
+            explains = self._phase == Phase.RUNNING or all(failure.is_peer_error for failure in self._failures)
+            if rank in self._running and explains and self._forced is None:
                 self._failures.append(
                     Failure(
                         rank=rank,

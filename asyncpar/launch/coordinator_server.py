@@ -82,6 +82,7 @@ class CoordinatorServer:
             timeout=options.timeout,
             grace=options.grace,
             silent_after=options.silent_after,
+            reconnect=options.reconnect,
         )
 
     def _begin_generation(self) -> tuple[str, int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import os
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from typing import Any
@@ -31,7 +32,7 @@ from asyncpar.launch.coordinator_events import (
     Stop,
     Tick,
 )
-from asyncpar.launch.coordinator_machine import CoordinatorMachine, JobSettings
+from asyncpar.launch.coordinator_machine import CoordinatorMachine, JobSettings, Phase
 from asyncpar.launch.messages import (
     decode_failure,
     decode_hello,
@@ -42,6 +43,7 @@ from asyncpar.launch.messages import (
     encode_stop,
 )
 from asyncpar.launch.plan import Assignment, Outcome
+from asyncpar.launch.session import Session
 from asyncpar.membership.service import RendezvousService
 from asyncpar.security.identity import agent_role
 from asyncpar.transport.tls import check_caller
@@ -62,7 +64,9 @@ class CoordinatorService(membership_pb2_grpc.CoordinatorServicer):
         self._begin_generation = begin_generation
         self._master = ("", 0)
         self._agents = itertools.count()
-        self._outboxes: dict[int, asyncio.Queue[pb.AgentCommand | None]] = {}
+        self._reconnect = settings.reconnect
+        self._attendants: dict[bytes, _Attendant] = {}
+        self._by_agent: dict[int, _Attendant] = {}
         self._hosts: dict[int, str] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._is_empty = asyncio.Event()
@@ -78,62 +82,100 @@ class CoordinatorService(membership_pb2_grpc.CoordinatorServicer):
 
     def close(self) -> None:
         """Decide nothing more."""
-        if self._timer is not None:
-            self._timer.cancel()
+        timers = [attendant.timer for attendant in self._attendants.values()]
+        for timer in (self._timer, *timers):
+            if timer is not None:
+                timer.cancel()
 
     async def Attend(  # noqa: N802  # the name in the proto
         self,
         request_iterator: AsyncIterator[pb.AgentEvent],
         context: grpc.aio.ServicerContext[Any, Any],
     ) -> None:
-        """Serve one agent until it is told to finish or goes away; gRPC cancels this when its connection breaks."""
-        agent = next(self._agents)
-        outbox: asyncio.Queue[pb.AgentCommand | None] = asyncio.Queue()
-        self._outboxes[agent] = outbox
-        self._is_empty.clear()
+        """Serve one connection of an agent; gRPC cancels this when it breaks.
+
+        The agent stays one for ``reconnect`` seconds after that, and goes on where it was if it comes back.
+        """
+        requests = aiter(request_iterator)
+        greeting = await anext(requests, None)
+        if greeting is None or not greeting.HasField("hello"):
+            return
+        try:
+            check_caller(context, greeting.hello.job, agent_role(greeting.hello.node_rank))
+        except AuthenticationError as error:
+            _log.warning("an agent was refused: %s", error)
+            await context.write(pb.AgentCommand(welcome=pb.Welcome()))
+            refusal = encode_finish(Outcome(1, f"the coordinator refused this agent: {error}"))
+            refusal.number = 1
+            await context.write(refusal)
+            return
+        attendant, is_new = self._find(greeting)
+        outbox = attendant.connect(greeting)
         cause = "its connection closed"
         try:
-            await context.write(pb.AgentCommand(welcome=pb.Welcome()))
+            welcome = pb.AgentCommand(welcome=pb.Welcome(resumed=not is_new), received=attendant.session.received)
+            await context.write(welcome)
+            if is_new:
+                self._hosts[attendant.agent] = greeting.hello.host
+                self._feed(AgentArrived(attendant.agent, decode_hello(greeting.hello)))
             async with asyncio.TaskGroup() as tasks:
-                listening = tasks.create_task(self._listen(agent, request_iterator, outbox, context))
+                listening = tasks.create_task(self._listen(attendant, requests, outbox))
                 while (command := await outbox.get()) is not None:
+                    command.received = attendant.session.received
                     await context.write(command)
-                    if command.HasField("finish"):
-                        break
                 listening.cancel()
         except* grpc.aio.BaseError as errors:
             cause = f"its connection broke: {errors.exceptions[0]}"
         finally:
-            del self._outboxes[agent]
-            if not self._outboxes:
-                self._is_empty.set()
-            self._feed(AgentLost(agent, cause))
+            if attendant.outbox is outbox:
+                self._away(attendant, cause)
+
+    def _find(self, greeting: pb.AgentEvent) -> tuple[_Attendant, bool]:
+        """Return the agent that ``greeting`` is of, and whether it is a new one."""
+        name = greeting.hello.session
+        known = self._attendants.get(name)
+        if known is not None and known.node_rank == greeting.hello.node_rank:
+            return known, False
+        attendant = _Attendant(next(self._agents), name or os.urandom(16), greeting.hello.node_rank)
+        self._attendants[attendant.name] = attendant
+        self._by_agent[attendant.agent] = attendant
+        self._is_empty.clear()
+        return attendant, True
+
+    def _away(self, attendant: _Attendant, cause: str) -> None:
+        """The connection of an agent has ended: it is gone if all is said, or does not come back in time."""
+        attendant.outbox = None
+        is_through = attendant.is_told and not attendant.session.unacknowledged
+        if is_through or self._reconnect <= 0.0 or self._machine.phase == Phase.FORMING:
+            self._lose(attendant, cause)
+            return
+        cause += f", and it did not come back within {self._reconnect:g} s"
+        attendant.timer = asyncio.get_running_loop().call_later(self._reconnect, self._lose, attendant, cause)
+
+    def _lose(self, attendant: _Attendant, cause: str) -> None:
+        self._attendants.pop(attendant.name, None)
+        self._by_agent.pop(attendant.agent, None)
+        if not self._attendants:
+            self._is_empty.set()
+        self._feed(AgentLost(attendant.agent, cause))
 
     async def _listen(
         self,
-        agent: int,
+        attendant: _Attendant,
         requests: AsyncIterator[pb.AgentEvent],
         outbox: asyncio.Queue[pb.AgentCommand | None],
-        context: grpc.aio.ServicerContext[Any, Any],
     ) -> None:
         async for request in requests:
-            if request.HasField("hello"):
-                try:
-                    check_caller(context, request.hello.job, agent_role(request.hello.node_rank))
-                except AuthenticationError as error:
-                    _log.warning("an agent was refused: %s", error)
-                    outbox.put_nowait(encode_finish(Outcome(1, f"the coordinator refused this agent: {error}")))
-                    return
-            event = self._event(agent, request)
-            if event is not None:
-                self._feed(event)
+            if attendant.outbox is not outbox:
+                return  # there is a newer connection
+            if attendant.session.take(request):
+                event = self._event(attendant.agent, request)
+                if event is not None:
+                    self._feed(event)
         outbox.put_nowait(None)
 
     def _event(self, agent: int, request: pb.AgentEvent) -> Event | None:
         match request.WhichOneof("event"):
-            case "hello":
-                self._hosts[agent] = request.hello.host
-                return AgentArrived(agent, decode_hello(request.hello))
             case "rank_ended":
                 now = asyncio.get_running_loop().time()
                 ended = request.rank_ended
@@ -180,6 +222,39 @@ class CoordinatorService(membership_pb2_grpc.CoordinatorServicer):
         return replace(assignment, master_addr=self._master[0], master_port=self._master[1])
 
     def _send(self, agent: int, message: pb.AgentCommand) -> None:
-        outbox = self._outboxes.get(agent)
-        if outbox is not None:
-            outbox.put_nowait(message)
+        attendant = self._by_agent.get(agent)
+        if attendant is not None:
+            attendant.is_told = attendant.is_told or message.HasField("finish")
+            attendant.send(message)
+
+
+class _Attendant:
+    """One agent, over all its connections; ``is_told`` says that it was sent the outcome."""
+
+    def __init__(self, agent: int, name: bytes, node_rank: int) -> None:
+        self.agent = agent
+        self.name = name
+        self.node_rank = node_rank
+        self.session: Session[pb.AgentCommand] = Session()
+        self.outbox: asyncio.Queue[pb.AgentCommand | None] | None = None
+        self.timer: asyncio.TimerHandle | None = None
+        self.is_told = False
+
+    def connect(self, greeting: pb.AgentEvent) -> asyncio.Queue[pb.AgentCommand | None]:
+        """A connection begins, in place of any other; return what is to be sent over it."""
+        if self.timer is not None:
+            self.timer.cancel()
+            self.timer = None
+        if self.outbox is not None:
+            self.outbox.put_nowait(None)
+        self.session.take(greeting)
+        self.outbox = asyncio.Queue()
+        for command in self.session.unacknowledged:
+            self.outbox.put_nowait(command)
+        return self.outbox
+
+    def send(self, message: pb.AgentCommand) -> None:
+        """Send ``message`` now, or when the agent is back."""
+        self.session.send(message)
+        if self.outbox is not None:
+            self.outbox.put_nowait(message)

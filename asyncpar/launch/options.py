@@ -67,6 +67,7 @@ class LaunchOptions:
     max_restarts: int = 0
     grace: float = 10.0
     silent_after: float | None = 30.0
+    reconnect: float = 5.0
     log_dir: str | None = None
     redirects: StreamChoice = StreamChoice()
     tee: StreamChoice = StreamChoice()
@@ -90,6 +91,7 @@ class LaunchOptions:
             raise UsageError(f"--max-restarts: expected at least 0, got {self.max_restarts}")
         _check_seconds("--rdzv-timeout", self.timeout, least=0.001)
         _check_seconds("--grace-period", self.grace, least=0.0)
+        _check_seconds("--reconnect-within", self.reconnect, least=0.0)
         if self.silent_after is not None:
             _check_seconds("--silent-after", self.silent_after, least=1.0)
         if self.transport is not None and self.transport not in TRANSPORTS:

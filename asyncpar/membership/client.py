@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 from dataclasses import dataclass
 
 import grpc
@@ -63,12 +64,12 @@ async def join_world(rendezvous: str, credentials: Credentials | None, request: 
     """
     loop = asyncio.get_running_loop()
     deadline = loop.time() + request.timeout
-    trouble = "no answer"
+    trouble, session = "no answer", secrets.token_hex(16)
     async with open_channel(rendezvous, credentials, peer=COORDINATOR) as channel:
         stub = membership_pb2_grpc.RendezvousStub(channel)  # type: ignore[no-untyped-call]  # generated
         while (left := deadline - loop.time()) > 0.0:
             try:
-                reply = await stub.Join(_message(request, left), timeout=left + _ANSWER_MARGIN)
+                reply = await stub.Join(_message(request, left, session), timeout=left + _ANSWER_MARGIN)
             except grpc.aio.AioRpcError as error:
                 trouble = _may_retry(error, rendezvous)
                 await check_tls(rendezvous, credentials, COORDINATOR)
@@ -95,7 +96,7 @@ def _may_retry(error: grpc.aio.AioRpcError, rendezvous: str) -> str:
     raise LaunchError(f"the rendezvous at {rendezvous} failed: {code.name}: {details}") from error
 
 
-def _message(request: JoinRequest, left: float) -> pb.JoinRequest:
+def _message(request: JoinRequest, left: float, session: str) -> pb.JoinRequest:
     member = request.member
     return pb.JoinRequest(
         job=request.job,
@@ -110,6 +111,7 @@ def _message(request: JoinRequest, left: float) -> pb.JoinRequest:
         ),
         settings=request.settings,
         timeout_seconds=left,
+        session=session,
     )
 
 

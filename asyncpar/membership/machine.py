@@ -26,7 +26,8 @@ class RefusalKind(StrEnum):
 class Join:
     """A rank asks for the world of ``generation`` and waits until ``deadline``.
 
-    ``settings`` must be equal on all ranks: it is compared and quoted, never parsed.
+    ``settings`` must be equal on all ranks: it is compared and quoted, never parsed.  ``session`` is the same when a
+    rank asks again because its connection broke; empty: it does not tell.
     """
 
     seat: int
@@ -36,6 +37,7 @@ class Join:
     member: Member
     settings: str
     deadline: float
+    session: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +159,9 @@ class RendezvousMachine:
             return [Refuse(join.seat, trouble) if trouble is not None else self._rejoin(join, self._world)]
         if self._failed is not None:
             return [Refuse(join.seat, self._failed)]
+        stale = [seat for seat, other in self._waiting.items() if join.session and other.session == join.session]
+        for seat in stale:  # its connection broke, and it asks again
+            del self._waiting[seat]
         trouble = trouble or self._clash(join)
         self._waiting[join.seat] = join
         if trouble is not None:

@@ -132,6 +132,7 @@ def _join_event(request: pb.JoinRequest, *, seat: int, now: float) -> Join:
         ),
         settings=request.settings,
         deadline=now + bounded,
+        session=request.session,
     )
 
 

@@ -28,6 +28,7 @@ def join(
     settings: str = "",
     deadline: float = 30.0,
     address: str | None = None,
+    session: str = "",
 ) -> Join:
     member = Member(rank=rank, host="here", address=address or f"here:{4000 + rank}")
     return Join(
@@ -38,6 +39,7 @@ def join(
         member=member,
         settings=settings,
         deadline=deadline,
+        session=session,
     )
 
 
@@ -203,3 +205,22 @@ def test_closing_refuses_all() -> None:
     rendezvous.handle(join(0, 0), now=0.0)
     assert kinds(rendezvous.handle(Close("the job ended"), now=1.0)) == {0: RefusalKind.CLOSED}
     assert kinds(rendezvous.handle(join(1, 1), now=1.0)) == {1: RefusalKind.CLOSED}
+
+
+def test_a_rank_that_asks_again_because_its_connection_broke_is_no_second_one() -> None:
+    rendezvous = machine(2)
+    assert rendezvous.handle(join(0, 0, size=2, session="a"), now=0.0) == []
+    assert rendezvous.handle(join(1, 0, size=2, session="a"), now=1.0) == []
+    assert rendezvous.handle(Leave(0), now=1.1) == []
+    welcomes = rendezvous.handle(join(2, 1, size=2, session="b"), now=2.0)
+    assert [command.seat for command in welcomes] == [1, 2]
+    assert all(isinstance(command, Welcome) for command in welcomes)
+    assert kinds(machine(2).handle(join(0, 0, size=2, session="a"), now=0.0)) == {}
+
+
+def test_another_process_with_the_same_rank_is_a_second_one() -> None:
+    rendezvous = machine(2)
+    assert rendezvous.handle(join(0, 0, size=2, session="a"), now=0.0) == []
+    assert kinds(rendezvous.handle(join(1, 0, size=2, session="b"), now=1.0)) == dict.fromkeys(
+        (0, 1), RefusalKind.USAGE
+    )

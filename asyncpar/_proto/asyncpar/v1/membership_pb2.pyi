@@ -22,20 +22,22 @@ class Member(_message.Message):
     def __init__(self, rank: _Optional[int] = ..., host: _Optional[str] = ..., host_id: _Optional[str] = ..., local_rank: _Optional[int] = ..., address: _Optional[str] = ...) -> None: ...
 
 class JoinRequest(_message.Message):
-    __slots__ = ("job", "generation", "world_size", "member", "settings", "timeout_seconds")
+    __slots__ = ("job", "generation", "world_size", "member", "settings", "timeout_seconds", "session")
     JOB_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     WORLD_SIZE_FIELD_NUMBER: _ClassVar[int]
     MEMBER_FIELD_NUMBER: _ClassVar[int]
     SETTINGS_FIELD_NUMBER: _ClassVar[int]
     TIMEOUT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    SESSION_FIELD_NUMBER: _ClassVar[int]
     job: str
     generation: int
     world_size: int
     member: Member
     settings: str
     timeout_seconds: float
-    def __init__(self, job: _Optional[str] = ..., generation: _Optional[int] = ..., world_size: _Optional[int] = ..., member: _Optional[_Union[Member, _Mapping]] = ..., settings: _Optional[str] = ..., timeout_seconds: _Optional[float] = ...) -> None: ...
+    session: str
+    def __init__(self, job: _Optional[str] = ..., generation: _Optional[int] = ..., world_size: _Optional[int] = ..., member: _Optional[_Union[Member, _Mapping]] = ..., settings: _Optional[str] = ..., timeout_seconds: _Optional[float] = ..., session: _Optional[str] = ...) -> None: ...
 
 class JoinReply(_message.Message):
     __slots__ = ("world", "refusal")
