@@ -3,12 +3,47 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any
 
 from asyncpar.collectives.causes import reason_of
 from asyncpar.collectives.control import Reason
 from asyncpar.collectives.operation import Operation
-from asyncpar.errors import OperationMismatch, PeerLost
+from asyncpar.errors import OperationMismatch, PeerError, PeerLost
+
+
+@dataclass(slots=True)
+class Why:
+    """Why the operations of a block are cancelled: ``text``, and the ``rank`` of the world whose fault it is."""
+
+    text: str = ""
+    rank: int | None = None
+
+    def take(self, error: BaseException) -> None:
+        """Operations that are cancelled from now on are because of ``error``."""
+        if self.text or isinstance(error, asyncio.CancelledError | GeneratorExit | BaseExceptionGroup):
+            return
+        if isinstance(error, PeerError):
+            self.text, self.rank = error.cause or str(error), error.rank
+        else:
+            self.text = f"{type(error).__name__}: {error}"
+
+
+_WHY: ContextVar[Why | None] = ContextVar("why operations are cancelled", default=None)
+
+
+@contextmanager
+def telling_why() -> Iterator[Why]:
+    """Tell other ranks what ``Why`` has taken, when operations of the block or of its tasks are cancelled."""
+    why, before = Why(), _WHY.get()
+    _WHY.set(why)
+    try:
+        yield why
+    finally:
+        _WHY.set(before)  # and not reset: a generator may be closed in another context
 
 
 def ended(operation: Operation, error: BaseException) -> BaseException:
@@ -26,7 +61,11 @@ def ended(operation: Operation, error: BaseException) -> BaseException:
         missing = operation.waits_for() if culprit is None else [culprit.rank]
         error.missing_ranks = missing  # type: ignore[attr-defined]  # for who turns it into PeerTimeout
         if operation.failure is None:
-            operation.tell_failure("cancelled", why)
+            told = _WHY.get()
+            if told is not None and told.text:
+                operation.tell_failure("failed", told.text, lost=told.rank)
+            else:
+                operation.tell_failure("cancelled", why)
     elif isinstance(error, OperationMismatch):
         operation.tell_failure("mismatch", f"{operation.label}: {error}")
     elif isinstance(error, PeerLost):

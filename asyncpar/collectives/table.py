@@ -348,12 +348,12 @@ def _error_of(operation: Operation, rank: int, abort: Abort) -> AsyncparError:
         kind = LinkDamaged if DAMAGED in cause else PeerLost
         error = kind(f"rank {abort.rank} on {host} is lost: {cause}", rank=abort.rank, host=host, cause=cause)
         return operation.lost(error)
-    is_told = abort.reason == "timeout" and abort.rank is not None and 0 <= abort.rank < len(members)
+    is_told = abort.reason in ("timeout", "failed") and abort.rank is not None and 0 <= abort.rank < len(members)
     culprit = abort.rank if is_told and abort.rank is not None and abort.rank != me else rank
     did = {
         "cancelled": f"rank {rank} cancelled it",
         "refused": f"the call was refused on rank {rank}",
-    }.get(abort.reason, f"rank {rank} failed in it")
+    }.get(abort.reason, f"rank {culprit if abort.reason == 'failed' else rank} failed in it")
     return PeerCancelled(
         f"rank {me}: {operation.label}: {did}: {abort.text or 'no reason was given'}",
         rank=culprit,

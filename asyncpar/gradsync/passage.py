@@ -47,7 +47,7 @@ class Passage:
         self._observed: list[str] = []
         self._findings = Findings({}, [])
         everyone, replicas = groups.everyone, groups.replicas
-        self._ending = Ending(everyone, key=keys.ending)
+        self._ending = Ending(everyone, key=keys.ending, rare=keys.rare)
         self._all_findings = Obligation(
             lambda: everyone.all_gather_object(self._findings, key=f"{keys.rare}/findings", wanted=Findings)
         )
@@ -80,9 +80,9 @@ class Passage:
             self.order = await self._order.run()
         return outcome
 
-    async def give_up(self) -> None:
-        """Tell all ranks that wait, or will wait, for this one.  Waits for nobody."""
-        await self._ending.give_up()
+    async def give_up(self, reason: str) -> None:
+        """Tell all ranks that wait, or will wait, for this one, that it fails for ``reason``.  Waits for nobody."""
+        await self._ending.give_up(reason)
         for obligation in list(self._obligations()):
             await obligation.give_up()
         for flow in self.flows:
@@ -102,13 +102,16 @@ class Passage:
 class Ending:
     """The last exchange of a step, over all ranks: nobody writes gradients before everybody can.
 
-    A rank that gives up says so, because others may have all that they need from it.
+    A rank that gives up says so, because others may have all that they need from it; they ask it why by a name that
+    begins with ``rare``, and hear it also if it aborts that.
     """
 
-    def __init__(self, everyone: Communicator, *, key: Name) -> None:
+    def __init__(self, everyone: Communicator, *, key: Name, rare: str) -> None:
         self._everyone = everyone
         self._flag = np.zeros(1, np.uint8)
         self._exchange = Obligation(lambda: everyone.all_gather(self._flag, key=str(key)))
+        self._reason = ""
+        self._why = Obligation(lambda: everyone.all_gather_object(self._reason, key=f"{rare}/why", wanted=str))
 
     async def run(self, *, has_lost: bool) -> bool:
         """Return whether some rank ``has_lost`` the mean of a bucket.  Raises ``PeerCancelled`` if one gave up."""
@@ -118,14 +121,17 @@ class Ending:
         flags = (await self._exchange.run()).reshape(-1).tolist()
         if _GIVEN_UP in flags:
             rank = self._everyone.ranks[flags.index(_GIVEN_UP)]
-            raise PeerCancelled(f"rank {rank} gave up the step", rank=rank)
+            text = next(filter(None, await self._why.run()), "it was cancelled")
+            raise PeerCancelled(f"rank {rank} gave up the step: {text}", rank=rank, cause=text)
         return _LOST in flags
 
-    async def give_up(self) -> None:
+    async def give_up(self, reason: str) -> None:
         """Tell the others, unless they know how this rank is.  Waits for nobody."""
+        self._reason = reason
         if self._everyone.size > 1:
             self._flag[0] = _GIVEN_UP
             await self._exchange.give_up()
+            await self._why.give_up()
 
 
 @contextmanager

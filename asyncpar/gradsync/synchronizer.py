@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from asyncpar.codecs import Values
 from asyncpar.collectives.communicator import Communicator
+from asyncpar.collectives.ending import telling_why
 from asyncpar.collectives.offload import off_loop
 from asyncpar.collectives.task_group import CleanTaskGroup
 from asyncpar.config.parallel import RankMapping, ThreeDParallelismConfig
@@ -142,21 +143,27 @@ class GradientSynchronizer:
             step = SyncStep(layout.plan, overlap=self._bucketing.overlap_communication)
             before = SyncTraffic.read(layout.communicators)
             passage = self._make_passage(layout, by_name)
-            try:
-                with first_error():
-                    async with CleanTaskGroup() as tasks:
-                        passage.begin(step, tasks)
-                        yield step
-                        step.finish()
-                await passage.end(step)
-            except Disagreement:
-                step.close()
-                self._keeper.start_over()
-                raise
-            except BaseException:
-                step.close()
-                await passage.give_up()
-                raise
+            with telling_why() as why:
+                try:
+                    with first_error():
+                        async with CleanTaskGroup() as tasks:
+                            passage.begin(step, tasks)
+                            try:
+                                yield step
+                            except BaseException as error:
+                                why.take(error)  # before the group cancels what is under way
+                                raise
+                            step.finish()
+                    await passage.end(step)
+                except Disagreement:
+                    step.close()
+                    self._keeper.start_over()
+                    raise
+                except BaseException as error:
+                    why.take(error)
+                    step.close()
+                    await passage.give_up(why.text)
+                    raise
             if not self._skips(step.outcome):
                 step.record.count(SyncTraffic.read(layout.communicators) - before, least_bytes=layout.least_bytes)
                 await self._commit(step, passage, by_name)

@@ -358,8 +358,10 @@ class ThreeDParallelismCoordinator:
 
     def _conclude(self, verdict: Verdict, began: float) -> StepResult:
         if not verdict.is_finite and not self._runner.skips:
+            culprits = self._assembly.flow.culprits
             raise NonFiniteValue(
                 f"gradients: expected a finite global norm at step {self.steps}, got another; parameters are unchanged"
+                + (f"; {culprits}" if culprits else "")
             )
         seconds = asyncio.get_running_loop().time() - began
         self.monitor.record(self._runner.measure(self.steps - 1, seconds, verdict.tokens))

@@ -42,6 +42,11 @@ class GradientFlow(ABC):
     def squared_norm(self, without: Collection[str]) -> float:
         """Return the square of the norm of this rank's reduced gradients but those ``without``; may be not finite."""
 
+    @property
+    def culprits(self) -> str:
+        """Which ranks had which gradients not finite in the last step, in words; empty where that is not known."""
+        return ""
+
     @abstractmethod
     def scale(self, factor: float) -> None:
         """Multiply the gradients by ``factor``, in the step."""

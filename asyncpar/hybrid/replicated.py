@@ -32,7 +32,7 @@ class ReplicatedFlow(GradientFlow):
         self._optimizer = Optimizer(self.parameters, rule)
         self._synchronizer = synchronizer
         self._replicas = replicas
-        self._is_skipped = False
+        self._is_skipped, self._culprits = False, ""
 
     @property
     def step_count(self) -> int:
@@ -45,11 +45,15 @@ class ReplicatedFlow(GradientFlow):
     async def reducing(self) -> AsyncIterator[OnGradient]:
         async with self._synchronizer.step(self.parameters) as step:
             yield step.ready
-        self._is_skipped = step.outcome.is_skipped
+        self._is_skipped, self._culprits = step.outcome.is_skipped, step.outcome.text
 
     def squared_norm(self, without: Collection[str]) -> float:
         """The sum is that of as many parts as there are replicas: what it comes to when each owns a part."""
         return math.inf if self._is_skipped else self._optimizer.squared_norm(without=without, parts=self._replicas)
+
+    @property
+    def culprits(self) -> str:
+        return self._culprits
 
     def scale(self, factor: float) -> None:
         self._optimizer.scale(factor)

@@ -30,6 +30,7 @@ SECONDS_PER_BUCKET = 1.0
 @dataclass(frozen=True)
 class NoTraffic:
     operations: tuple[()] = ()
+    payload_bytes = 0
 
 
 class SlowCommunicator:

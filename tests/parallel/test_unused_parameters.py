@@ -52,6 +52,25 @@ def expected_gradients(size: int, seed: int) -> dict[str, Array]:
     return total
 
 
+@pytest.mark.parametrize("delays", [True, False])
+async def test_other_ranks_name_who_left_out_which_parameter_and_the_remedy(delays: bool) -> None:
+    async def main(node: Node) -> None:
+        model = Branches(*NAMES)
+        if node.rank == 1:
+            model.chosen = chosen_by(1)
+        async with open_replica(node, model, config=DDPConfig(delay_all_reduce=delays)) as ddp:
+            await train_step(ddp, *make_batch(2))
+
+    async with local_world(3) as nodes:
+        errors = await on_all_failing(nodes, main)
+    assert isinstance(errors[1], UsageError)
+    for error in (errors[0], errors[2]):
+        assert isinstance(error, PeerCancelled), repr(error)
+        assert error.rank == 1
+        assert "rank 1" in str(error)
+        assert "none of here, nowhere; allow it with DDPConfig(find_unused_parameters=True)" in str(error)
+
+
 @pytest.mark.parametrize("config", FINDING.values(), ids=FINDING.keys())
 @pytest.mark.parametrize("size", [1, 3])
 async def test_unused_here_counts_as_zero_and_unused_everywhere_is_left_alone(size: int, config: DDPConfig) -> None:
