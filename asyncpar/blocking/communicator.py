@@ -158,6 +158,10 @@ class Communicator(ArrayOperations):
         """End this group on this rank with ``PeerCancelled``: its operations that are not over, and all later calls."""
         self._seat.do("give_up", lambda: self.on_loop.give_up(rank, text))
 
+    def close(self) -> None:
+        """End this group on this rank and give back its memory; its operations raise ``UsageError`` then."""
+        self._seat.do("close", self.on_loop.close)
+
     def refuse(self, operation: str, error: BaseException, *, key: str | None = None) -> None:
         """Give a call of ``operation`` its place that is refused with ``error`` before it gets here."""
         self._seat.do("refuse", lambda: self.on_loop.refuse(operation, error, key=key))

@@ -23,7 +23,7 @@ from asyncpar.collectives.pin import parse_pin
 from asyncpar.collectives.policy import Policy
 from asyncpar.collectives.reduction import Array
 from asyncpar.collectives.statistics import Traffic
-from asyncpar.collectives.table import OperationTable
+from asyncpar.collectives.table import CLOSED, OperationTable
 from asyncpar.errors import PeerCancelled, UsageError
 from asyncpar.transport.links import Links
 
@@ -59,6 +59,7 @@ class Communicator(ArrayOperations):
         super().__init__(engine)
         self._mailbox = Mailbox(engine)
         self._keyed: dict[tuple[tuple[int, ...], str], Communicator | None] = {}
+        self._is_world = False
 
     @classmethod
     def world(
@@ -92,7 +93,9 @@ class Communicator(ArrayOperations):
             policy=policy,
             limits=limits,
         )
-        return cls(engine)
+        world = cls(engine)
+        world._is_world = True
+        return world
 
     # -- who -------------------------------------------------------------------------------------------------------
 
@@ -213,7 +216,8 @@ class Communicator(ArrayOperations):
 
         Nothing is sent.  Its members must ask for the same ranks in the same order, and as often: every call makes
         another group.  With ``key`` the ranks that pass equal keys are one group instead, in whatever order and however
-        often they ask; who asks again gets the same communicator.  Groups last as long as the world.
+        often they ask; who asks again gets the same communicator.  Groups last until they are closed, or are without
+        ``key`` and nobody has them any more.
 
         Its ``timeout`` begins with that of this group and is its own; without ``has_own_timeout`` it stays that of this
         group.
@@ -268,6 +272,27 @@ class Communicator(ArrayOperations):
                 operation.tell_failure("timeout", text, lost=rank)
                 operation.fail(PeerCancelled(message, rank=rank, operation=operation.label, cause=text))
         self._engine.leave_arena()
+
+    def close(self) -> None:
+        """End this group on this rank and give back its memory, also that in the arena; idempotent.
+
+        Operations of it that are not over, and all later calls, raise ``UsageError``; on the other ranks operations
+        that wait for this one are ``PeerCancelled``.  Groups made from it stay.  A group without ``key`` that nobody
+        has any more, nor a call of it, is closed by itself.  The world ends with its node, and cannot be closed.
+        """
+        if self._is_world:
+            raise UsageError("close: the world is closed with its node")
+        group = self._engine.group
+        if group.is_closed:
+            return
+        group.is_closed = True
+        group.given_up = self._engine.table.links.rank, "it was closed here"
+        for operation in [*group.pending(), *self._mailbox.pending()]:
+            if operation.failure is None:
+                operation.tell_failure("failed", CLOSED)
+                operation.fail(UsageError(f"{operation.label}: group {group.name} was closed on this rank"))
+        group.channels[:] = self._mailbox.close()
+        self._engine.close()
 
     def refuse(self, operation: str, error: BaseException, *, key: str | None = None) -> None:
         """Give a call of ``operation`` its place that is refused with ``error`` before it gets here.

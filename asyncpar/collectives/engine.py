@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Coroutine, Hashable, Sequence
 from dataclasses import dataclass, replace
@@ -78,7 +79,7 @@ class Engine:
         self.rank = ranks.index(table.links.rank)
         self.ledger = GroupLedger()
         self.group = Group(
-            number=number, name=name, ranks=ranks, ledger=self.ledger, limits=limits, admit_early=self.admit_early
+            number=number, name=name, ranks=ranks, ledger=self.ledger, limits=limits, admit_early=_weakly(self)
         )
         self.quick: dict[Hashable, QuickPlan] = {}
         """By reduce operation, dtype and shape: how small all-reduces are done."""
@@ -94,6 +95,8 @@ class Engine:
                 table.arena, number=hash64("keyed", number), name=name, ranks=ranks, place=self.rank, are_keyed=True
             )
         table.add(self.group)
+        collected = weakref.finalize(self, _let_go, table, self.group, (self.arena, self._keyed_arena))
+        collected.atexit = False
 
     # -- preparing ---------------------------------------------------------------------------------------------------
 
@@ -148,9 +151,12 @@ class Engine:
     def leave_arena(self) -> None:
         """All operations have failed, and there will be no more: give back what the arena has for this group."""
         self.forget_prepared()
-        for group in (self.arena, self._keyed_arena):
-            if group is not None:
-                group.close()
+        _close_arenas((self.arena, self._keyed_arena))
+
+    def close(self) -> None:
+        """All operations have failed, and there will be no more: give back everything."""
+        self.leave_arena()
+        self.table.drop(self.group)
 
     # -- running -------------------------------------------------------------------------------------------------------
 
@@ -365,6 +371,37 @@ class Engine:
             tally.snapshot(operation, algorithm) for (operation, algorithm), tally in sorted(self._tallies.items())
         ]
         return Traffic(operations=tuple(entries))
+
+
+def _weakly(engine: Engine) -> Callable[[], None]:
+    """Return what calls ``admit_early`` and does not keep ``engine`` alive: while a call is under way, that does."""
+    reference = weakref.ref(engine)
+
+    def admit_early() -> None:
+        found = reference()
+        if found is not None:
+            found.admit_early()
+
+    return admit_early
+
+
+def _let_go(table: OperationTable, group: Group, arenas: Sequence[ArenaGroup | None]) -> None:
+    """Nobody has the group any more, nor a call of it: close it, soon.  From any thread, in the middle of anything."""
+    if not (group.is_closed or table.loop.is_closed()):
+        table.loop.call_soon_threadsafe(_let_go_now, table, group, arenas)
+
+
+def _let_go_now(table: OperationTable, group: Group, arenas: Sequence[ArenaGroup | None]) -> None:
+    if not table.links.is_closing:
+        group.is_closed = True
+        _close_arenas(arenas)
+        table.drop(group)
+
+
+def _close_arenas(arenas: Sequence[ArenaGroup | None]) -> None:
+    for arena in arenas:
+        if arena is not None:
+            arena.close()
 
 
 def describe_array(

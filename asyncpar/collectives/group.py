@@ -9,7 +9,7 @@ from typing import Any
 from asyncpar.collectives.description import Description
 from asyncpar.collectives.ledger import Ledger
 from asyncpar.collectives.operation import Limits, Operation
-from asyncpar.errors import PeerCancelled
+from asyncpar.errors import PeerCancelled, UsageError
 
 _REMEMBERED = 256
 
@@ -41,13 +41,19 @@ class Group:
         self.loose: set[Operation] = set()
         self.given_up: tuple[int, str] | None = None
         """Which rank of the world is the cause, and why, if there are to be no more operations."""
+        self.is_closed = False
+        """Was it given up by its own rank, with ``close``, or dropped?"""
+        self.channels: list[int] = []
+        """The numbers under which its messages between two ranks go."""
         self.early: dict[int, Any] = {}
         """Calls that are no operations yet, by number: see ``quick``."""
         self._admit_early = admit_early
         self.history: OrderedDict[int, Description] = OrderedDict()
 
     def check_open(self) -> None:
-        """Raise ``PeerCancelled`` if the group was given up."""
+        """Raise ``PeerCancelled`` if the group was given up, ``UsageError`` if it was closed here."""
+        if self.is_closed:
+            raise UsageError(f"group {self.name}: it was closed on this rank; make another one")
         if self.given_up is not None:
             rank, text = self.given_up
             raise PeerCancelled(f"group {self.name} was given up, because {text}", rank=rank, cause=text)

@@ -89,6 +89,12 @@ class Mailbox:
         for pair in self._pairs():
             self._channel(*pair).given_up = self._engine.group.given_up
 
+    def close(self) -> list[int]:
+        """There will be no more messages, sent or received; return under which numbers others wait for them."""
+        self._slots.clear()
+        self._requests.clear()
+        return [self._number(*pair) for pair in self._pairs()]
+
     # -- sending ---------------------------------------------------------------------------------------------------
 
     def send(self, x: Array, dest: int, tag: int, *, is_object: bool = False) -> Coroutine[Any, Any, None]:
@@ -332,6 +338,7 @@ class Mailbox:
             group = self._engine.group
             channel = Group(number=number, name=group.name, ranks=ranks, ledger=ChannelLedger(), limits=group.limits)
             self._table.add(channel)
+            group.channels.append(number)
         return channel
 
     def _pairs(self) -> list[tuple[int, int]]:

@@ -25,6 +25,9 @@ PROBE_AFTER: Final = 1.0
 """Seconds without progress after which an operation asks the ranks it waits for where they are; then again."""
 
 _REMEMBERED_ABORTS = 4096
+_REMEMBERED_CLOSED = 4096
+
+CLOSED: Final = "the group was closed there"
 
 
 def _ask_after(timeout: float | None) -> float:
@@ -44,6 +47,7 @@ class OperationTable:
         self.claims = NameClaims()
         self._groups: dict[int, Group] = {}
         self._aborted: OrderedDict[tuple[int, int], tuple[int, Abort]] = OrderedDict()
+        self._closed: OrderedDict[int, None] = OrderedDict()
         self._askers: dict[tuple[int, Key], tuple[float, Status]] = {}
         """Who has asked about which operation: when, and what it was told."""
         self._timer: asyncio.TimerHandle | None = None
@@ -53,6 +57,17 @@ class OperationTable:
         """Take ``group`` in; its number must be new."""
         assert group.number not in self._groups, f"group {group.number:#x} exists already"
         self._groups[group.number] = group
+
+    def drop(self, group: Group) -> None:
+        """Forget ``group``, which this rank has closed, and all that belongs to it; its number must not come again."""
+        for number in (group.number, *group.channels):
+            known = self._groups.pop(number, None)
+            for operation in [] if known is None else [*known.active.values(), *known.loose]:
+                operation.discard()
+            self._closed[number] = None
+            self.links.forget(number)
+        while len(self._closed) > _REMEMBERED_CLOSED:
+            self._closed.popitem(last=False)
 
     def find(self, number: int) -> Group | None:
         """Return the group with this number on the wire."""
@@ -87,7 +102,7 @@ class OperationTable:
 
     def is_stale(self, group: int, sequence: int) -> bool:
         known = self._groups.get(group)
-        return known is not None and known.is_stale(sequence)
+        return known.is_stale(sequence) if known is not None else group in self._closed
 
     def frame_mismatch(self, rank: int, header: FrameHeader) -> None:
         operation = self._operation(header.group, header.sequence)
@@ -141,7 +156,7 @@ class OperationTable:
         elif group is not None and group.is_stale(key.sequence):
             if abort.operation is not None and not abort.is_answer:
                 self._answer_for_past(rank, key, group, abort.operation)
-        elif abort.operation is None:
+        elif abort.operation is None and key.group not in self._closed:
             self._aborted[key.group, key.sequence] = (rank, abort)
             if len(self._aborted) > _REMEMBERED_ABORTS:
                 self._aborted.popitem(last=False)
@@ -304,6 +319,9 @@ class OperationTable:
                 abort = Abort("timeout", shortened(f"the group was given up there, because {why}"), rank=culprit)
                 self.links.control(rank, FrameKind.ABORT, key, encode_control(abort))
                 return
+        elif key.group in self._closed:
+            self.links.control(rank, FrameKind.ABORT, key, encode_control(Abort("failed", CLOSED)))
+            return
         status = self._status(key, rank)
         self._askers[rank, key] = (self.now(), status)
         self.links.control(rank, FrameKind.STATUS, key, encode_control(status))

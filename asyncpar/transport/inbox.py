@@ -134,12 +134,13 @@ class Inbox:
             self._return_credit(landing.header.length)
         return True
 
-    def forget(self, group: int, sequence: int) -> None:
+    def forget(self, group: int, sequence: int | None = None) -> None:
         """Drop what has arrived early for an operation that is over."""
-        for key in [key for key in self._early if key[:2] == (group, sequence)]:
+        over = (group,) if sequence is None else (group, sequence)
+        for key in [key for key in self._early if key[: len(over)] == over]:
             self._consume(len(self._early.pop(key).buffer))
         if self._requested:
-            self._requested = {key for key in self._requested if key[:2] != (group, sequence)}
+            self._requested = {key for key in self._requested if key[: len(over)] != over}
 
     def lend(self, header: FrameHeader) -> memoryview | None:
         """Say where the payload of an EAGER or BULK frame must land; None drops it."""

@@ -181,11 +181,12 @@ class Link:
             return
         self._lane.send(self._header(kind, key, 0, len(payload)), memoryview(payload))
 
-    def forget(self, group: int, sequence: int) -> None:
+    def forget(self, group: int, sequence: int | None = None) -> None:
         """Drop every trace of an operation that is over."""
         self._inbox.forget(group, sequence)
         self._outbox.forget(group, sequence)
-        for key in [key for key in self._waiting if key[:2] == (group, sequence)]:
+        over = (group,) if sequence is None else (group, sequence)
+        for key in [key for key in self._waiting if key[: len(over)] == over]:
             self._waiting.pop(key).release()
 
     def fail(self, error: PeerLost) -> None:

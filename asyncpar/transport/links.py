@@ -166,8 +166,8 @@ class Links:
         """Send a control frame; opens the link if need be, dropped if ``to`` is lost."""
         self.link(to).control(kind, key, payload)
 
-    def forget(self, group: int, sequence: int) -> None:
-        """Drop every trace of an operation that is over, on all links."""
+    def forget(self, group: int, sequence: int | None = None) -> None:
+        """Drop every trace of an operation that is over, or of a whole group, on all links."""
         for link in self._links.values():
             link.forget(group, sequence)
 

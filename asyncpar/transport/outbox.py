@@ -70,9 +70,10 @@ class Outbox:
             raise ProtocolError(f"more than {MAX_PENDING} grants wait for a send")
         self._grants[header.key] = (header.fingerprint, length)
 
-    def forget(self, group: int, sequence: int) -> None:
+    def forget(self, group: int, sequence: int | None = None) -> None:
         """Drop the grants of an operation that is over."""
-        for key in [key for key in self._grants if key[:2] == (group, sequence)]:
+        over = (group,) if sequence is None else (group, sequence)
+        for key in [key for key in self._grants if key[: len(over)] == over]:
             del self._grants[key]
 
     def grant_fingerprint(self, key: Key) -> int | None:

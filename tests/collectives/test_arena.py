@@ -193,8 +193,10 @@ async def test_a_rank_that_does_not_come_is_named_when_time_is_up() -> None:
 async def test_more_groups_than_fit_go_by_messages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ASYNCPAR_ARENA_BYTES", "256K")
     async with arena_of(2) as nodes:
+        kept = []  # groups that nobody has any more give their memory back
         for number in range(12):
             groups = [node.world.subgroup([0, 1], name=f"group {number}") for node in nodes]
+            kept += groups
             arrays = [np.full(50_000, node.rank + 1.0) for node in nodes]
             await asyncio.gather(
                 *(group.all_reduce(x) for group, x in zip(groups, arrays, strict=True) if group is not None)

@@ -1,0 +1,101 @@
+"""Groups that are closed, or that nobody has any more, give back their memory, and who waits for them is told."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import tracemalloc
+
+import numpy as np
+import pytest
+
+from asyncpar.collectives.communicator import Communicator
+from asyncpar.errors import PeerCancelled, UsageError
+from asyncpar.testing import local_world
+from tests.collectives.conftest import OpenRanks
+
+IS_WHOLE = bool(os.environ.get("ASYNCPAR_TEST_ALL"))
+SMALL = 400 << 10
+"""Bytes; 2,000 groups took 16 MB of a world that forgot none."""
+
+
+def _made(world: Communicator, ranks: tuple[int, ...] = (0, 1)) -> Communicator:
+    group = world.subgroup(ranks)
+    assert group is not None
+    return group
+
+
+async def test_operations_of_a_closed_group_end_here_and_on_the_others(open_ranks: OpenRanks) -> None:
+    async with open_ranks(2) as ranks:
+        groups = [_made(world) for world in ranks.communicators]
+        zero, one = (asyncio.ensure_future(groups[0].all_reduce(np.ones(3))) for _ in range(2))
+        other = asyncio.ensure_future(groups[1].recv(0))
+        await asyncio.sleep(0.01)
+        groups[0].close()
+        groups[0].close()
+        for pending in (zero, one):
+            with pytest.raises(UsageError, match="was closed on this rank"):
+                await pending
+        with pytest.raises(UsageError, match="it was closed on this rank; make another one"):
+            await groups[0].barrier()
+        calls = [groups[1].all_reduce(np.ones(3)), groups[1].all_reduce(np.ones(3)), groups[1].barrier(), other]
+        for outcome in await asyncio.gather(*calls, return_exceptions=True):
+            assert isinstance(outcome, PeerCancelled)
+            assert "rank 0 failed in it: the group was closed there" in str(outcome)
+        groups[1].close()
+        sums = await asyncio.gather(*(world.all_reduce(np.ones(1)) for world in ranks.communicators))
+        assert [float(x[0]) for x in sums] == [2.0, 2.0]
+
+
+async def test_the_world_is_closed_with_its_node_only(open_ranks: OpenRanks) -> None:
+    async with open_ranks(1) as ranks:
+        with pytest.raises(UsageError, match="the world is closed with its node"):
+            ranks.communicators[0].close()
+
+
+async def test_a_group_lives_while_a_call_of_it_does(open_ranks: OpenRanks) -> None:
+    async with open_ranks(2) as ranks:
+
+        async def run(world: Communicator) -> float:
+            call = _made(world).all_reduce(np.ones(1))
+            gc.collect()
+            await asyncio.sleep(0.01 * world.rank)
+            return float((await call)[0])
+
+        assert await asyncio.gather(*(run(world) for world in ranks.communicators)) == [2.0, 2.0]
+
+
+@pytest.mark.parametrize("closes", [True, False])
+@pytest.mark.parametrize(("transport", "count"), [("inproc", 2000 if IS_WHOLE else 500), ("shm", 300)])
+async def test_memory_stays_the_same_over_many_groups(transport: str, count: int, closes: bool) -> None:
+    async def use(world: Communicator, rounds: int) -> None:
+        for _ in range(rounds):
+            group = _made(world)
+            await group.all_reduce(np.ones(3))
+            if closes:
+                group.close()
+            del group
+            await asyncio.sleep(0)
+
+    async def settled() -> tuple[int, list[int]]:
+        await asyncio.sleep(0.01)
+        gc.collect()
+        await asyncio.sleep(0.01)
+        return tracemalloc.get_traced_memory()[0], [len(node.world._engine.table._groups) for node in nodes]
+
+    async with local_world(2, transport=transport) as nodes, asyncio.timeout(50):
+        await asyncio.gather(*(use(node.world, 200) for node in nodes))
+        tracemalloc.start()
+        try:
+            before, groups = await settled()
+            await asyncio.gather(*(use(node.world, count) for node in nodes))
+            after, groups_then = await settled()
+        finally:
+            tracemalloc.stop()
+        assert groups_then == groups
+        assert after - before < SMALL + 160 * 2 * count  # numbers of closed groups, of which 4096 are kept
+        if transport == "shm":
+            groups_now = [_made(node.world) for node in nodes]
+            await asyncio.gather(*(group.all_reduce(np.ones(3), algorithm="arena") for group in groups_now))
+            assert all(group._engine.arena is not None and group._engine.arena.is_open for group in groups_now)
