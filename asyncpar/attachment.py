@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from asyncpar.arena.limits import core_quota, usable_cores
 from asyncpar.arena.settings import ArenaSettings
 from asyncpar.config.environment import LaunchEnvironment
-from asyncpar.config.transport import parse_checksums, parse_connections
+from asyncpar.config.transport import parse_checksums, parse_connections, parse_link_timeout
 from asyncpar.config.world import Member, World, world_of_one
 from asyncpar.errors import UsageError
 from asyncpar.membership.alone import serve_alone
@@ -31,6 +31,7 @@ PIN = "ASYNCPAR_ALGORITHM"
 
 _CONNECTIONS = "ASYNCPAR_CONNECTIONS"
 _CHECKSUMS = "ASYNCPAR_CHECKSUMS"
+_LINK_TIMEOUT = "ASYNCPAR_LINK_TIMEOUT"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,7 +176,8 @@ async def serve_links(
     host, port = serving.place(bind=bind)
     if host != bind:
         raise UsageError(f"serve: in a launched job expected the address that the launcher chose, {bind}, got {host}")
-    server = serving.open_server(credentials, bind=bind, port=port)
+    link_timeout = parse_link_timeout(os.environ.get(_LINK_TIMEOUT))
+    server = serving.open_server(credentials, bind=bind, port=port, link_timeout=link_timeout)
     processors = min(len(usable_cores()), core_quota())
     connector = GrpcConnector(
         credentials=credentials,
@@ -183,6 +185,7 @@ async def serve_links(
         bind=bind,
         processors=processors,
         connections=parse_connections(os.environ.get(_CONNECTIONS)),
+        link_timeout=link_timeout,
         checks_payloads=parse_checksums(os.environ.get(_CHECKSUMS)),
     )
     connector.register(server)

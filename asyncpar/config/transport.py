@@ -41,6 +41,22 @@ def parse_transport(name: str | None, *, known: tuple[str, ...] = TRANSPORTS) ->
     return name
 
 
+LINK_SECONDS = 5.0
+"""How long nothing may come from a peer's host before the peer is lost, on every kind of lane between hosts."""
+
+
+def parse_link_timeout(text: str | None) -> float:
+    """Return for how many seconds nothing may come from a peer's host: what the setting says, 5 without it.
+
+    Raises ``UsageError`` for anything but a whole number from 2 to 120.
+    """
+    if not text:
+        return LINK_SECONDS
+    if not (text.isascii() and text.isdecimal() and 2 <= int(text) <= 120):
+        raise UsageError(f"ASYNCPAR_LINK_TIMEOUT: expected 2..120 seconds, got {text!r}")
+    return float(text)
+
+
 def parse_checksums(text: str | None) -> bool:
     """Return whether payloads that leave the host have checksums: unless the setting says ``off``.
 

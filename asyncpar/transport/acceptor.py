@@ -13,6 +13,7 @@ import grpc
 import grpc.aio
 
 from asyncpar._proto.asyncpar.v1 import link_pb2, link_pb2_grpc
+from asyncpar.config.transport import LINK_SECONDS
 from asyncpar.errors import AuthenticationError, PeerLost, UsageError
 from asyncpar.security.identity import rank_role
 from asyncpar.transport.connection import Connection
@@ -26,7 +27,7 @@ from asyncpar.transport.machine import Accept, Answer, Defer, Negotiator, Propos
 from asyncpar.transport.protection import Protection
 from asyncpar.transport.refusals import Refusals
 from asyncpar.transport.stream import StreamLane
-from asyncpar.transport.tcp_connect import TCP, TcpListener
+from asyncpar.transport.tcp_connect import TCP, TcpListener, tcp_medium
 from asyncpar.transport.tls import check_caller
 from asyncpar.transport.unix_connect import UNIX, UnixListener
 from asyncpar.transport.vigil import Vigil
@@ -50,7 +51,14 @@ class Acceptor(link_pb2_grpc.LinkServicer):
     """
 
     def __init__(
-        self, *, secret: bytes, bind: str, lanes: tuple[str, ...], vigil: Vigil, is_encrypted: bool = False
+        self,
+        *,
+        secret: bytes,
+        bind: str,
+        lanes: tuple[str, ...],
+        vigil: Vigil,
+        is_encrypted: bool = False,
+        link_timeout: float = LINK_SECONDS,
     ) -> None:
         self._secret = secret
         self._is_encrypted = is_encrypted
@@ -58,7 +66,9 @@ class Acceptor(link_pb2_grpc.LinkServicer):
         self.lanes = lanes
         self._refusals = Refusals()
         self._gathering = Gathering()
-        self._tcp = TcpListener(self._porter(TCP, self._gather), bind=bind) if TCP.kind in lanes else None
+        self._tcp = (
+            TcpListener(self._porter(tcp_medium(link_timeout), self._gather), bind=bind) if TCP.kind in lanes else None
+        )
         self._unix = UnixListener(self._porter(UNIX, self._adopt)) if UNIX.kind in lanes else None
         self._links: Links | None = None
         self._negotiator: Negotiator | None = None

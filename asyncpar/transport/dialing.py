@@ -16,6 +16,7 @@ from typing import Any
 import grpc.aio
 
 from asyncpar._proto.asyncpar.v1 import link_pb2
+from asyncpar.config.transport import LINK_SECONDS
 from asyncpar.errors import PeerLost
 from asyncpar.security.identity import rank_role
 from asyncpar.transport.connection import Connection
@@ -26,7 +27,7 @@ from asyncpar.transport.lane import Lane
 from asyncpar.transport.protection import Protection
 from asyncpar.transport.rpc import Credentials, join_address, open_channel, split_address
 from asyncpar.transport.striped import StripedLane
-from asyncpar.transport.tcp_connect import dial_tcp
+from asyncpar.transport.tcp_connect import dial_tcp, tcp_medium
 from asyncpar.transport.unix_connect import dial_unix
 from asyncpar.transport.vigil import Vigil
 from asyncpar.wire.handshake import NONCE_BYTES, Handshake, LinkTerms
@@ -42,9 +43,16 @@ class LaneDialer:
     """
 
     def __init__(
-        self, *, credentials: Credentials | None, vigil: Vigil, carry: Callable[[GrpcLane, grpc.aio.Channel], None]
+        self,
+        *,
+        credentials: Credentials | None,
+        vigil: Vigil,
+        carry: Callable[[GrpcLane, grpc.aio.Channel], None],
+        link_timeout: float = LINK_SECONDS,
     ) -> None:
         self._carry = carry
+        self._link_timeout = link_timeout
+        self._tcp = tcp_medium(link_timeout)
         self._credentials = credentials
         self._secret = b"" if credentials is None else credentials.secret
         self._vigil = vigil
@@ -83,7 +91,8 @@ class LaneDialer:
                 host, _ = split_address(address)
                 port = accepted.tcp_port
                 return await _dial_all(
-                    terms, lambda terms: dial_tcp(host, port, terms, secret=self._secret, vigil=self._vigil)
+                    terms,
+                    lambda terms: dial_tcp(host, port, terms, secret=self._secret, vigil=self._vigil, medium=self._tcp),
                 )
         return await _dial_all(terms, lambda terms: self._dial_stream(address, terms))
 
@@ -92,7 +101,13 @@ class LaneDialer:
 
         The token goes with the call, because interceptors slow streams down.
         """
-        channel = open_channel(address, self._credentials, peer=rank_role(terms.listener), adds_token=False)
+        channel = open_channel(
+            address,
+            self._credentials,
+            peer=rank_role(terms.listener),
+            adds_token=False,
+            link_timeout=self._link_timeout,
+        )
         stream = call_frames(channel, self._metadata)
         handshake = Handshake.dial(terms, secret=self._secret, nonce=os.urandom(NONCE_BYTES))
         is_done = False

@@ -18,7 +18,7 @@ import grpc
 import grpc.aio
 
 from asyncpar._proto.asyncpar.v1 import link_pb2, link_pb2_grpc
-from asyncpar.config.transport import HOST_TRANSPORTS, TRANSPORTS, parse_transport
+from asyncpar.config.transport import HOST_TRANSPORTS, LINK_SECONDS, TRANSPORTS, parse_transport
 from asyncpar.config.world import World
 from asyncpar.errors import AsyncparError, AuthenticationError, PeerLost, StaleGeneration, UsageError
 from asyncpar.security.identity import rank_role
@@ -72,6 +72,7 @@ class GrpcConnector(Connector):
         processors: float = 0.0,
         connections: int = 1,
         checks_payloads: bool = True,
+        link_timeout: float = LINK_SECONDS,
     ) -> None:
         self._checks_payloads = checks_payloads
         self._is_encrypted = credentials is not None and credentials.certificates is not None
@@ -84,12 +85,19 @@ class GrpcConnector(Connector):
         self._secret = b"" if credentials is None else credentials.secret
         self._metadata = () if credentials is None else credentials.metadata()
         self._acceptor = Acceptor(
-            secret=self._secret, bind=bind, lanes=self._lanes, vigil=self._vigil, is_encrypted=self._is_encrypted
+            secret=self._secret,
+            bind=bind,
+            lanes=self._lanes,
+            vigil=self._vigil,
+            is_encrypted=self._is_encrypted,
+            link_timeout=link_timeout,
         )
         self._tasks = asyncio.TaskGroup()
         self._carriers: set[asyncio.Task[None]] = set()
         self._has_started = False
-        self._dialer = LaneDialer(credentials=credentials, vigil=self._vigil, carry=self._carry)
+        self._dialer = LaneDialer(
+            credentials=credentials, vigil=self._vigil, carry=self._carry, link_timeout=link_timeout
+        )
 
     def register(self, server: RpcServer) -> None:
         """Add the services that accept links to ``server``, which must not be started yet."""

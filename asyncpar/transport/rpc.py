@@ -21,6 +21,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as health  # type: ignore[attr-defined]  # absent from the stubs
 
 from asyncpar.config.secret import SECRET_BYTES, Secret, SecretText
+from asyncpar.config.transport import LINK_SECONDS
 from asyncpar.errors import UsageError
 from asyncpar.security.certificates import Certificates
 from asyncpar.security.identity import Identity, Role
@@ -42,8 +43,7 @@ else:
 _TOKEN_KEY = "asyncpar-token"
 
 _KEEPALIVE = (
-    ("grpc.keepalive_time_ms", 2_000),
-    ("grpc.keepalive_timeout_ms", 3_000),
+    ("grpc.keepalive_time_ms", 1_000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.http2.ping_timeout_ms", 20_000),
@@ -67,6 +67,14 @@ _CHANNEL_OPTIONS = (
     ("grpc.min_reconnect_backoff_ms", 5_000),  # the deadline of one attempt, in fact
     ("grpc.max_reconnect_backoff_ms", 500),
 )
+
+
+def _silence(link_timeout: float) -> tuple[str, int]:
+    """Return the option that ends a connection over which nothing has come for ``link_timeout`` seconds.
+
+    A ping goes out after one second without anything.
+    """
+    return ("grpc.keepalive_timeout_ms", round((link_timeout - 1.0) * 1000))
 
 
 class Credentials:
@@ -189,6 +197,7 @@ class RpcServer:
         bind: str = "127.0.0.1",
         port: int = 0,
         public: Collection[str] = (),
+        link_timeout: float = LINK_SECONDS,
     ) -> None:
         if credentials is None and not is_loopback(bind):
             raise UsageError(
@@ -197,7 +206,7 @@ class RpcServer:
             )
         self.credentials = credentials
         interceptors = [] if credentials is None else [_RequireToken(credentials, public, self._accept)]
-        options = [*_SERVER_OPTIONS, *server_limits(descriptor_limit())]
+        options = [*_SERVER_OPTIONS, _silence(link_timeout), *server_limits(descriptor_limit())]
         self.server = grpc.aio.server(interceptors=interceptors, options=options)
         self.bind = bind
         self.port = port
@@ -248,7 +257,12 @@ class RpcServer:
 
 
 def open_channel(
-    address: str, credentials: Credentials | None, *, peer: Role | None = None, adds_token: bool = True
+    address: str,
+    credentials: Credentials | None,
+    *,
+    peer: Role | None = None,
+    adds_token: bool = True,
+    link_timeout: float = LINK_SECONDS,
 ) -> grpc.aio.Channel:
     """Return a channel to ``address`` whose every call carries the token of ``credentials``.
 
@@ -257,10 +271,12 @@ def open_channel(
     interceptors = [] if credentials is None or not adds_token else _client_interceptors(credentials)
     certificates = None if credentials is None else credentials.certificates
     if certificates is None:
-        return grpc.aio.insecure_channel(address, options=list(_CHANNEL_OPTIONS), interceptors=interceptors)
+        return grpc.aio.insecure_channel(
+            address, options=[*_CHANNEL_OPTIONS, _silence(link_timeout)], interceptors=interceptors
+        )
     assert peer is not None, "with certificates, a channel leads to somebody in particular"
     name = Identity(certificates.identity.job, peer).dns_name
-    options = [*_CHANNEL_OPTIONS, ("grpc.ssl_target_name_override", name)]
+    options = [*_CHANNEL_OPTIONS, _silence(link_timeout), ("grpc.ssl_target_name_override", name)]
     return grpc.aio.secure_channel(
         address, channel_credentials(certificates), options=options, interceptors=interceptors
     )

@@ -12,6 +12,7 @@ from typing import Any, Final, NoReturn
 import grpc
 import grpc.aio
 
+from asyncpar.config.transport import LINK_SECONDS
 from asyncpar.errors import UsageError
 from asyncpar.transport.rpc import Credentials, RpcServer, split_address
 
@@ -53,9 +54,11 @@ class Serving:
         """Return the host and the port to bind; without a wish ``bind``, and any port."""
         return (bind, 0) if self.address is None else self._split(self.address)
 
-    def open_server(self, credentials: Credentials, *, bind: str, port: int = 0) -> RpcServer:
+    def open_server(
+        self, credentials: Credentials, *, bind: str, port: int = 0, link_timeout: float = LINK_SECONDS
+    ) -> RpcServer:
         """Return a server, not started yet, that lets anyone call the public services."""
-        return RpcServer(credentials, bind=bind, port=port, public=self.public)
+        return RpcServer(credentials, bind=bind, port=port, public=self.public, link_timeout=link_timeout)
 
     def register(self, server: RpcServer) -> None:
         """Add the program's services.  Our own must be there before: who comes first is served.

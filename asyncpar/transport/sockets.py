@@ -16,11 +16,12 @@ import struct
 import sys
 from collections.abc import Callable
 
-KEEPALIVE_OPTIONS = (("TCP_KEEPIDLE", 1), ("TCP_KEEPINTVL", 1), ("TCP_KEEPCNT", 3))
-"""One second idle, then a probe per second: the third in a row without an answer ends the connection."""
+from asyncpar.config.transport import LINK_SECONDS
+
+KEEPALIVE_OPTIONS = (("TCP_KEEPIDLE", 1), ("TCP_KEEPINTVL", 1))
+"""One second idle, then a probe per second, until the link's timeout is over."""
 
 PULSE_SECONDS = 1.0
-SILENCE_SECONDS = 3.5
 
 if sys.platform == "linux":
     import fcntl
@@ -55,14 +56,14 @@ def lengthen_queue(server: asyncio.Server) -> None:
             duplicate.listen(BACKLOG)
 
 
-def tune_tcp(sock: socket.socket) -> None:
-    """Send small frames at once, and notice a dead peer of an idle connection within 4 seconds.
+def tune_tcp(sock: socket.socket, link_timeout: float = LINK_SECONDS) -> None:
+    """Send small frames at once, and notice a dead peer of an idle connection within ``link_timeout`` seconds.
 
     Buffer sizes are left to the kernel, which grows them as needed; fixing them would switch that off.
     """
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in KEEPALIVE_OPTIONS:
+    for name, value in (*KEEPALIVE_OPTIONS, ("TCP_KEEPCNT", max(1, round(link_timeout) - 1))):
         option = getattr(socket, name, None)
         if option is not None:
             sock.setsockopt(socket.IPPROTO_TCP, option, value)
@@ -111,10 +112,11 @@ class Pulse:
     """Decide whether the peer's host is dead; ask once every ``PULSE_SECONDS``.
 
     ``is_silent`` is true once the kernel has been repeating itself (retransmissions, probes of a closed window) at two
-    checks in a row, and no acknowledgement came for ``SILENCE_SECONDS`` before the second.
+    checks in a row, and no acknowledgement came for ``link_timeout`` less half a second before the second.
     """
 
-    def __init__(self, read: Callable[[], bytes]) -> None:
+    def __init__(self, read: Callable[[], bytes], link_timeout: float = LINK_SECONDS) -> None:
+        self._seconds = link_timeout - PULSE_SECONDS / 2
         self._read = read
         self._was_asking = False
 
@@ -127,4 +129,4 @@ class Pulse:
         silent_for = _LAST_ACK.unpack_from(state)[0] / 1000
         is_asking = retransmits + probes > 0
         was_asking, self._was_asking = self._was_asking, is_asking
-        return was_asking and is_asking and silent_for >= SILENCE_SECONDS
+        return was_asking and is_asking and silent_for >= self._seconds

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 
+from asyncpar.config.transport import LINK_SECONDS
 from asyncpar.errors import UsageError
 from asyncpar.transport.handshaking import (
     PEER_SECONDS,
@@ -24,7 +25,17 @@ TRIES = 5
 
 PAUSE_SECONDS = 0.01
 
-TCP = Medium(kind="tcp", prepare=tune_tcp, watch=lambda sock: Pulse(lambda: read_tcp_info(sock)))
+
+def tcp_medium(link_timeout: float = LINK_SECONDS) -> Medium:
+    """Return what TCP connections have of their own; a peer from which nothing comes for ``link_timeout`` s is lost."""
+    return Medium(
+        kind="tcp",
+        prepare=lambda sock: tune_tcp(sock, link_timeout),
+        watch=lambda sock: Pulse(lambda: read_tcp_info(sock), link_timeout),
+    )
+
+
+TCP = tcp_medium()
 
 
 class TcpListener:
@@ -54,7 +65,9 @@ class TcpListener:
         self._porter.turn_away()
 
 
-async def dial_tcp(host: str, port: int, terms: LinkTerms, *, secret: bytes, vigil: Vigil) -> StreamLane:
+async def dial_tcp(
+    host: str, port: int, terms: LinkTerms, *, secret: bytes, vigil: Vigil, medium: Medium = TCP
+) -> StreamLane:
     """Connect to the listener of ``terms.listener`` and return the lane, which is not started yet.
 
     Raises ``OSError`` (``TimeoutError`` included) when there is no connection, ``AuthenticationError`` when the
@@ -62,17 +75,19 @@ async def dial_tcp(host: str, port: int, terms: LinkTerms, *, secret: bytes, vig
     """
     for tried in range(1, TRIES):
         try:
-            return await _dial_once(host, port, terms, secret=secret, vigil=vigil)
+            return await _dial_once(host, port, terms, secret=secret, vigil=vigil, medium=medium)
         except TurnedAwayError:
             await asyncio.sleep(tried * PAUSE_SECONDS)
-    return await _dial_once(host, port, terms, secret=secret, vigil=vigil)
+    return await _dial_once(host, port, terms, secret=secret, vigil=vigil, medium=medium)
 
 
-async def _dial_once(host: str, port: int, terms: LinkTerms, *, secret: bytes, vigil: Vigil) -> StreamLane:
+async def _dial_once(
+    host: str, port: int, terms: LinkTerms, *, secret: bytes, vigil: Vigil, medium: Medium
+) -> StreamLane:
     loop = asyncio.get_running_loop()
     handshake = Handshake.dial(terms, secret=secret, nonce=os.urandom(NONCE_BYTES))
     async with asyncio.timeout(STRANGER_SECONDS):
         _, protocol = await loop.create_connection(
-            lambda: HandshakeProtocol(handshake, TCP, vigil, seconds=PEER_SECONDS), host, port
+            lambda: HandshakeProtocol(handshake, medium, vigil, seconds=PEER_SECONDS), host, port
         )
     return await protocol.finished()

@@ -8,6 +8,7 @@ from asyncpar.config.transport import (
     TRANSPORTS,
     parse_checksums,
     parse_connections,
+    parse_link_timeout,
     parse_transport,
 )
 from asyncpar.errors import UsageError
@@ -50,3 +51,10 @@ def test_checksums_are_on_unless_they_are_switched_off(text: str | None, expecte
 def test_another_word_for_checksums_is_refused() -> None:
     with pytest.raises(UsageError, match="ASYNCPAR_CHECKSUMS: expected on or off, got 'no'"):
         parse_checksums("no")
+
+
+def test_the_link_timeout_is_five_seconds_or_what_the_setting_says() -> None:
+    assert [parse_link_timeout(text) for text in (None, "", "2", "120")] == [5.0, 5.0, 2.0, 120.0]
+    for text in ("1", "121", "2.5", "soon"):
+        with pytest.raises(UsageError, match=r"ASYNCPAR_LINK_TIMEOUT: expected 2\.\.120 seconds, got"):
+            parse_link_timeout(text)

@@ -13,6 +13,7 @@ from asyncpar.config.world import Member
 from asyncpar.errors import PeerLost, StaleGeneration, UsageError
 from asyncpar.transport import acceptor, dialing, negotiation
 from asyncpar.transport.grpc_stream import StreamEnded, call_frames, shake_hands
+from asyncpar.transport.handshaking import Medium
 from asyncpar.transport.inbox import EAGER_LIMIT, EAGER_WINDOW
 from asyncpar.transport.links import Links
 from asyncpar.transport.negotiation import GrpcConnector
@@ -212,7 +213,9 @@ async def test_another_secret_is_refused() -> None:
 async def test_the_grpc_stream_stands_in_when_tcp_does_not_get_through(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def blocked(host: str, port: int, terms: object, *, secret: bytes, vigil: object) -> StreamLane:
+    async def blocked(
+        host: str, port: int, terms: object, *, secret: bytes, vigil: object, medium: object
+    ) -> StreamLane:
         raise ConnectionRefusedError(111, "Connection refused")
 
     monkeypatch.setattr(dialing, "dial_tcp", blocked)
@@ -316,7 +319,9 @@ async def test_where_unix_sockets_cannot_be_opened_tcp_is_used_unless_they_are_p
 
 
 async def test_a_pinned_tcp_lane_that_does_not_get_through_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def blocked(host: str, port: int, terms: object, *, secret: bytes, vigil: object) -> StreamLane:
+    async def blocked(
+        host: str, port: int, terms: object, *, secret: bytes, vigil: object, medium: object
+    ) -> StreamLane:
         raise TimeoutError
 
     monkeypatch.setattr(dialing, "dial_tcp", blocked)
@@ -458,10 +463,12 @@ async def test_dials_of_several_connections_from_both_sides_at_once_always_make_
 
 
 async def test_the_grpc_stream_stands_in_when_not_all_connections_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def all_but_one(host: str, port: int, terms: LinkTerms, *, secret: bytes, vigil: Vigil) -> StreamLane:
+    async def all_but_one(
+        host: str, port: int, terms: LinkTerms, *, secret: bytes, vigil: Vigil, medium: Medium
+    ) -> StreamLane:
         if terms.connection == 2:
             raise ConnectionRefusedError(111, "Connection refused")
-        return await dial_tcp(host, port, terms, secret=secret, vigil=vigil)
+        return await dial_tcp(host, port, terms, secret=secret, vigil=vigil, medium=medium)
 
     monkeypatch.setattr(dialing, "dial_tcp", all_but_one)
     async with open_world(None, None, hosts="ab", connections=(3, 3)) as (one, other):

@@ -249,10 +249,10 @@ def tcp_info(*, retransmits: int = 0, probes: int = 0, silent_milliseconds: int 
     ("states", "verdicts"),
     [
         ([tcp_info(silent_milliseconds=60_000)] * 3, [False, False, False]),  # idle: keepalive watches
-        ([tcp_info(retransmits=2, silent_milliseconds=3500)] * 2, [False, True]),
-        ([tcp_info(probes=1, silent_milliseconds=3500)] * 2, [False, True]),
+        ([tcp_info(retransmits=2, silent_milliseconds=4500)] * 2, [False, True]),
+        ([tcp_info(probes=1, silent_milliseconds=4500)] * 2, [False, True]),
         ([tcp_info(probes=1, silent_milliseconds=1000)] * 3, [False, False, False]),  # a closed window, answered
-        ([tcp_info(retransmits=1, silent_milliseconds=4000), tcp_info()] * 2, [False, False, False, False]),
+        ([tcp_info(retransmits=1, silent_milliseconds=5000), tcp_info()] * 2, [False, False, False, False]),
         ([b""] * 3, [False, False, False]),  # no such thing on this platform
     ],
 )
@@ -262,6 +262,11 @@ def test_a_peer_is_dead_when_the_kernel_keeps_asking_and_hears_nothing(
     remaining = iter(states)
     pulse = Pulse(lambda: next(remaining))
     assert [pulse.is_silent() for _ in verdicts] == verdicts
+
+
+def test_the_limit_of_silence_can_be_chosen() -> None:
+    pulse = Pulse(lambda: tcp_info(retransmits=2, silent_milliseconds=20_000), 30.0)
+    assert [pulse.is_silent(), pulse.is_silent()] == [False, False]
 
 
 async def test_a_lane_lost_while_it_is_flushed_is_closed_at_once() -> None:
