@@ -126,7 +126,7 @@ def test_a_declared_type_is_made(value: object, kind: Any) -> None:
         (Spot(1, 2), tuple[int, int], (1, 2)),
         (Spot(1, 2), list[float], [1.0, 2.0]),
     ],
-    ids=str,
+    ids=lambda value: "memoryview" if isinstance(value, memoryview) else str(value),
 )
 def test_a_declaration_decides_over_the_type_that_was_sent(value: object, kind: Any, result: object) -> None:
     assert same(roundtrip(value, kind), result)
