@@ -62,6 +62,7 @@ class Acceptor(link_pb2_grpc.LinkServicer):
     ) -> None:
         self._secret = secret
         self._is_encrypted = is_encrypted
+        self._link_timeout = link_timeout
         self._vigil = vigil
         self.lanes = lanes
         self._refusals = Refusals()
@@ -175,7 +176,8 @@ class Acceptor(link_pb2_grpc.LinkServicer):
         except (AuthenticationError, StreamEnded, TimeoutError) as error:
             self._refused(error)
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, "")
-        lane = GrpcLane(stream, Protection(handshake, may_damage=not self._is_encrypted))
+        protection = Protection(handshake, may_damage=not self._is_encrypted)
+        lane = GrpcLane(stream, protection, link_timeout=self._link_timeout)
         self._gather(handshake.terms, lane)
         await lane.run()
 

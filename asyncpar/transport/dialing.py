@@ -123,7 +123,8 @@ class LaneDialer:
                 stream.cancel()
                 await channel.close(None)
         is_encrypted = self._credentials is not None and self._credentials.certificates is not None
-        lane = GrpcLane(stream, Protection(handshake, may_damage=not is_encrypted))
+        protection = Protection(handshake, may_damage=not is_encrypted)
+        lane = GrpcLane(stream, protection, link_timeout=self._link_timeout)
         self._carry(lane, channel)
         return lane
 

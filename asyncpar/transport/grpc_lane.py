@@ -3,7 +3,12 @@
 Frames are packed into chunks of up to 512 KiB; frames that wait together travel together.  Each chunk begins with two
 u32: how many chunks the sender of this one has consumed since it last said so, and the CRC-32 of that and of how many
 chunks went before.  A side never has more than ``WINDOW`` chunks out that the other has not consumed, so whatever gRPC
-buffers on the way is bounded.
+buffers on the way is bounded.  A chunk of nothing but this beginning takes no room in the window.
+
+Where nothing else protects the bytes, each side sends such a chunk once a second, as long as it reads and its loop is
+in time: the bytes of all chunks that it has not consumed although they were written long ago are lost.  A damaged
+length of a message, for one, makes gRPC wait for its end for ever, and swallow all that follows.  These chunks do not
+wait for the window, because what would open it again may be what is lost.
 
 Whoever closes says so in a last chunk and then waits for the other side to end the stream: if a server simply returned,
 a client that is writing would get an error, and gRPC would keep what has arrived but is not read from it.
@@ -13,8 +18,10 @@ from __future__ import annotations
 
 import asyncio
 import struct
+from collections import deque
 from zlib import crc32
 
+from asyncpar.config.transport import LINK_SECONDS
 from asyncpar.errors import PeerLost, ProtocolError
 from asyncpar.transport.connection import Connection, PartEvents
 from asyncpar.transport.grpc_stream import ByteStream, StreamEnded
@@ -22,7 +29,7 @@ from asyncpar.transport.lane import MAX_FRAME_BYTES, LaneEvents
 from asyncpar.transport.positions import TICK_SECONDS, Positions
 from asyncpar.transport.protection import Protection
 from asyncpar.transport.queue import QueuedSending, SendQueue
-from asyncpar.wire.header import POSITION, FrameHeader, encode_header
+from asyncpar.wire.header import FrameHeader, encode_header
 from asyncpar.wire.integrity import SEALED_BYTES, TAIL_BYTES, FrameDamaged
 from asyncpar.wire.reader import FrameReader
 from asyncpar.wire.segments import Payload
@@ -35,8 +42,8 @@ WINDOW = 16
 
 FLUSH_SECONDS = 1.0
 
-_PATIENCE_SECONDS = 10.0
-"""How long a chunk may be on its way; see ``positions``.  Here nobody can tell what has left this host."""
+_CHUNK_SECONDS = 4.0
+"""How much longer than an empty chunk a full one may be on its way: only its end is seen.  See ``positions``."""
 
 _PREFIX = struct.Struct("<II")
 _NUMBERED = struct.Struct("<IQ")
@@ -52,12 +59,13 @@ def encode_prefix(consumed: int, number: int) -> bytes:
 class GrpcLane(Connection):
     """A lane over a stream whose handshake is complete.  Whoever makes it awaits ``run``, which carries the frames.
 
-    ``protection`` is that of the connection.
+    ``protection`` is that of the connection.  ``link_timeout`` is for how many seconds nothing may come of what the
+    peer says it has not got, and for large chunks a little more.
     """
 
     kind = "grpc"
 
-    def __init__(self, stream: ByteStream, protection: Protection) -> None:
+    def __init__(self, stream: ByteStream, protection: Protection, *, link_timeout: float = LINK_SECONDS) -> None:
         self._stream = stream
         self._protection = protection
         self._sealer = protection.sealer
@@ -72,11 +80,13 @@ class GrpcLane(Connection):
         self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._end_cause = ""
         self._is_closing = False
-        self._credit = WINDOW
+        self._under_way: deque[int] = deque()
+        """How many bytes were written up to the end of each chunk that takes room in the window."""
         self._owed = 0
+        self._owes_position = False
         self._chunks_sent = self._chunks_received = 0
-        self._bytes_sent = self._bytes_received = self._bytes_written = 0
-        self._positions = Positions(patience=_PATIENCE_SECONDS)
+        self._bytes_sent = self._bytes_received = self._bytes_written = self._bytes_consumed = 0
+        self._positions = Positions(patience=link_timeout, piece_bytes=CHUNK_BYTES, piece_seconds=_CHUNK_SECONDS)
         self._timer: asyncio.TimerHandle | None = None
 
     # -- Lane, Connection --------------------------------------------------------------------------------------------
@@ -100,7 +110,6 @@ class GrpcLane(Connection):
                 events,
                 max_length=MAX_FRAME_BYTES,
                 verifier=self._protection.verifier,
-                on_position=self._heard_position,
             ),
         )
 
@@ -111,7 +120,6 @@ class GrpcLane(Connection):
             share=part.share,
             ended=part.ended,
             verifier=self._protection.verifier,
-            on_position=self._heard_position,
         )
         self._start(part, reader)
 
@@ -239,10 +247,13 @@ class GrpcLane(Connection):
         if returned == _LAST_CHUNK:
             raise StreamEnded("the peer closed the stream")
         if returned:
-            self._credit += returned
-            if self._credit > WINDOW:
-                raise ProtocolError(f"chunks: the peer consumed {self._credit - WINDOW} more than were sent")
+            if returned > len(self._under_way):
+                raise ProtocolError(f"chunks: the peer consumed {returned - len(self._under_way)} more than were sent")
+            for _ in range(returned):
+                self._bytes_consumed = self._under_way.popleft()
             self._work.set()
+        if len(chunk) == _PREFIX.size:
+            self._positions.heard(asyncio.get_running_loop().time(), self._bytes_consumed, written=self._bytes_written)
         return memoryview(chunk)[_PREFIX.size :]
 
     def _return_credit(self, length: int) -> None:
@@ -253,18 +264,20 @@ class GrpcLane(Connection):
             self._work.set()
 
     def _next_chunk(self) -> bytes:
-        """Return what to write now: frames if there are any and credit allows, or credit; empty for nothing."""
+        """Return what to write now: frames if there are any and the window allows, or credit; empty for nothing."""
         segments: list[memoryview] = []
-        if self._credit > 0:
+        if len(self._under_way) < WINDOW:
             segments = self._writer.segments(CHUNK_BYTES)
-        if not segments and self._owed < WINDOW // 2:
-            return b""
+        if not segments:
+            if self._owed < WINDOW // 2 and not self._owes_position:
+                return b""
+            self._owes_position = False
         chunk = b"".join([encode_prefix(self._owed, self._chunks_sent), *segments])
         self._chunks_sent += 1
         self._owed = 0
         if segments:
-            self._credit -= 1
             self._bytes_written += len(chunk) - _PREFIX.size
+            self._under_way.append(self._bytes_written)
             self._writer.advance(len(chunk) - _PREFIX.size)
         return chunk
 
@@ -285,21 +298,15 @@ class GrpcLane(Connection):
         loop = asyncio.get_running_loop()
         self._timer = loop.call_later(TICK_SECONDS, self._tick)
         self._positions.mark(loop.time(), self._bytes_written)
-        if (
-            self._positions.tick(
-                loop.time(),
-                sent=self._bytes_sent,
-                received=self._bytes_received,
-                is_in_frame=not self._reader.is_between_frames,
-                is_reading=not self._reader.is_held,
-            )
-            and not self._writer
-        ):
-            self._queue.push_owned(self._sealer.seal(encode_header(POSITION._replace(sequence=self._bytes_received))))
+        self._owes_position = self._positions.tick(
+            loop.time(),
+            sent=self._bytes_sent,
+            received=self._bytes_received,
+            is_in_frame=True,  # what gRPC has of a chunk is not seen, so it may always be in one
+            is_reading=not self._reader.is_held,
+        )
+        if self._owes_position:
             self._work.set()
-
-    def _heard_position(self, position: int) -> None:
-        self._positions.heard(asyncio.get_running_loop().time(), position, written=self._bytes_written)
 
     def _refuse(self, error: ProtocolError) -> None:
         """The bytes that came are not what a peer of ours sends: tell both ends, and end."""

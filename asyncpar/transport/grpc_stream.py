@@ -41,14 +41,17 @@ class ByteStream(ABC):
 
 
 class ClientStream(ByteStream):
-    """The end of the side that called."""
+    """The end of the side that called.
+
+    gRPC keeps the connection of a closed channel for as long as there is a call of it, so ``cancel`` lets go of it.
+    """
 
     def __init__(self, call: Call) -> None:
-        self._call = call
+        self._open: Call | None = call
 
     async def read(self) -> bytes:
         try:
-            message = await self._call.read()
+            message = await self._call().read()
         except _BROKEN as error:
             raise StreamEnded(_describe(error)) from error
         if isinstance(message, bytes):
@@ -57,12 +60,19 @@ class ClientStream(ByteStream):
 
     async def write(self, message: bytes) -> None:
         try:
-            await self._call.write(message)
+            await self._call().write(message)
         except _BROKEN as error:
             raise StreamEnded(_describe(error)) from error
 
     def cancel(self) -> None:
-        self._call.cancel()
+        call, self._open = self._open, None
+        if call is not None:
+            call.cancel()
+
+    def _call(self) -> Call:
+        if self._open is None:
+            raise StreamEnded("the stream was cancelled")
+        return self._open
 
 
 class ServerStream(ByteStream):

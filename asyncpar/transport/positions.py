@@ -25,10 +25,16 @@ _BUSY_BYTES: Final = 65_536
 
 
 class Positions:
-    """Decide, for one connection.  Sans-I/O; call ``tick`` every ``TICK_SECONDS``."""
+    """Decide, for one connection.  Sans-I/O; call ``tick`` every ``TICK_SECONDS``.
 
-    def __init__(self, *, patience: float) -> None:
+    Where bytes come in pieces that count only when they are complete, ``piece_bytes`` is the size of the largest and
+    ``piece_seconds`` what such a piece may take beyond ``patience``, a smaller one in proportion.
+    """
+
+    def __init__(self, *, patience: float, piece_bytes: int = 1, piece_seconds: float = 0.0) -> None:
         self._patience = patience
+        self._piece_bytes = piece_bytes
+        self._piece_seconds = piece_seconds
         self._marks: deque[tuple[float, int]] = deque()
         self._marked = 0
         self._backlog = math.inf
@@ -71,5 +77,8 @@ class Positions:
         is_busy = written - self._written > _BUSY_BYTES
         if not self._marks or backlog < self._backlog or is_busy:
             self._backlog, self._written, self._since = backlog if self._marks else math.inf, written, now
-        elif min(now - self._marks[0][0], now - self._since) >= self._patience:
+        elif min(now - self._marks[0][0], now - self._since) >= self._patience_with(backlog):
             raise FrameDamaged(f"of {self._marks[0][1]} bytes that were sent only {position} have come")
+
+    def _patience_with(self, backlog: int) -> float:
+        return self._patience + self._piece_seconds * min(1.0, backlog / self._piece_bytes)

@@ -46,7 +46,6 @@ _KEEPALIVE = (
     ("grpc.keepalive_time_ms", 1_000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
-    ("grpc.http2.ping_timeout_ms", 20_000),
 )
 _SERVER_OPTIONS = (
     *_KEEPALIVE,
@@ -69,12 +68,17 @@ _CHANNEL_OPTIONS = (
 )
 
 
-def _silence(link_timeout: float) -> tuple[str, int]:
-    """Return the option that ends a connection over which nothing has come for ``link_timeout`` seconds.
+def _silence(link_timeout: float) -> tuple[tuple[str, int], tuple[str, int]]:
+    """Return the options that end a connection over which nothing has come for ``link_timeout`` seconds.
 
-    A ping goes out after one second without anything.
+    A ping goes out after one second without anything.  The first option bounds how long the kernel waits for an
+    acknowledgement.  Where a middleman acknowledges, only the second counts in gRPC 1.85: how long the answer to a ping
+    takes.  That is twice the limit, because on a slow link much data may be under way before it.
     """
-    return ("grpc.keepalive_timeout_ms", round((link_timeout - 1.0) * 1000))
+    return (
+        ("grpc.keepalive_timeout_ms", round((link_timeout - 1.0) * 1000)),
+        ("grpc.http2.ping_timeout_ms", round(2 * link_timeout * 1000)),
+    )
 
 
 class Credentials:
@@ -206,7 +210,7 @@ class RpcServer:
             )
         self.credentials = credentials
         interceptors = [] if credentials is None else [_RequireToken(credentials, public, self._accept)]
-        options = [*_SERVER_OPTIONS, _silence(link_timeout), *server_limits(descriptor_limit())]
+        options = [*_SERVER_OPTIONS, *_silence(link_timeout), *server_limits(descriptor_limit())]
         self.server = grpc.aio.server(interceptors=interceptors, options=options)
         self.bind = bind
         self.port = port
@@ -272,11 +276,11 @@ def open_channel(
     certificates = None if credentials is None else credentials.certificates
     if certificates is None:
         return grpc.aio.insecure_channel(
-            address, options=[*_CHANNEL_OPTIONS, _silence(link_timeout)], interceptors=interceptors
+            address, options=[*_CHANNEL_OPTIONS, *_silence(link_timeout)], interceptors=interceptors
         )
     assert peer is not None, "with certificates, a channel leads to somebody in particular"
     name = Identity(certificates.identity.job, peer).dns_name
-    options = [*_CHANNEL_OPTIONS, _silence(link_timeout), ("grpc.ssl_target_name_override", name)]
+    options = [*_CHANNEL_OPTIONS, *_silence(link_timeout), ("grpc.ssl_target_name_override", name)]
     return grpc.aio.secure_channel(
         address, channel_credentials(certificates), options=options, interceptors=interceptors
     )

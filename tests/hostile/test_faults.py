@@ -34,8 +34,11 @@ LANES = {"tcp": ("tcp", 1, 20), "tcp striped": ("tcp", 3, 12), "grpc": ("grpc", 
 
 JOBS = {"small": 16, "medium": 12_000, "large": 400_000, "messages": 3_000}
 _AT_ONCE = 6
-_LIMIT = {"tcp": 8.0, "grpc": 25.0}
-"""Seconds that a trial may take: silence is noticed within 4 s on TCP, within 20 s on gRPC."""
+_LIMIT = {"tcp": 8.0, "grpc": 16.0}
+"""Seconds that a trial may take: silence is noticed within 4 s on TCP, within 12 s on gRPC."""
+
+HUNG = {"grpc": (289, 0)}
+"""More seeds for the sample: a message whose length was damaged swallowed all that followed, and silence."""
 
 
 async def reduce(links: Links, length: int, rounds: int = 3) -> str | Exception:
@@ -174,7 +177,7 @@ async def test_faults_on_a_lane_end_in_the_right_result_or_a_typed_error(
                 bad.append(outcome)
 
     async with asyncio.TaskGroup() as tasks:
-        for seed in range(TRIALS or sample):
+        for seed in dict.fromkeys([*HUNG.get(name, ()), *range(TRIALS or sample)]):
             tasks.create_task(trial(seed))
     print(f"\n{name}: {dict(seen)}, slowest {sorted(slowest)[-3:]}")
     assert bad == []

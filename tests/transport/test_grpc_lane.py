@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
 
 from asyncpar.errors import PeerLost
+from asyncpar.testing import run_virtual
 from asyncpar.testing.lanes import RecordingEvents, frame
 from asyncpar.transport.grpc_lane import CHUNK_BYTES, WINDOW, GrpcLane, encode_prefix
 from asyncpar.transport.grpc_stream import ByteStream, StreamEnded
@@ -39,9 +41,9 @@ class PlayedStream(ByteStream):
 
 
 @asynccontextmanager
-async def running() -> AsyncIterator[tuple[GrpcLane, PlayedStream, RecordingEvents]]:
+async def running(*, may_damage: bool = False) -> AsyncIterator[tuple[GrpcLane, PlayedStream, RecordingEvents]]:
     stream, events = PlayedStream(), RecordingEvents()
-    lane = GrpcLane(stream, protections(may_damage=False)[0])
+    lane = GrpcLane(stream, protections(may_damage=may_damage)[0])
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(lane.run())
         lane.start(events)
@@ -153,3 +155,63 @@ async def test_closing_sends_all_frames_and_then_the_last_chunk() -> None:
         assert [len(chunk) for chunk in stream.written] == [8 + SEALED_BYTES + 3, 8]
         assert stream.written[-1] == credit(0xFFFFFFFF, 1)
         assert events.losses == []
+
+
+async def tell_positions(stream: PlayedStream, seconds: int) -> None:
+    """Be a peer that says once a second what it has consumed: nothing more."""
+    for number in range(seconds):
+        stream.incoming.put_nowait(credit(0, number))
+        await asyncio.sleep(1.0)
+
+
+@pytest.mark.parametrize(("length", "chunks", "limit"), [(100, 1, 8), (3 * WINDOW * CHUNK_BYTES, WINDOW, 12)])
+def test_chunks_that_the_peer_does_not_get_lose_the_lane_even_if_the_window_is_full(
+    length: int, chunks: int, limit: int
+) -> None:
+    async def scenario() -> None:
+        async with running(may_damage=True) as (lane, stream, events):
+            lane.send(*frame(0, bytes(length)))
+            await tell_positions(stream, limit)
+            cause = r"damaged link: grpc lane: of \d+ bytes that were sent only 0 have come"
+            assert [bool(re.match(cause, loss)) for loss in events.losses] == [True]
+            assert sum(len(chunk) > 8 for chunk in stream.written) == chunks
+
+    run_virtual(scenario())
+
+
+@pytest.mark.parametrize("length", [100, 3 * WINDOW * CHUNK_BYTES])
+def test_each_side_says_once_a_second_what_it_has_consumed_even_if_the_window_is_full(length: int) -> None:
+    async def scenario() -> None:
+        async with running(may_damage=True) as (lane, stream, events):
+            lane.send(*frame(0, bytes(length)))
+            await settle()
+            before = len(stream.written)
+            await asyncio.sleep(5.5)
+            assert [len(chunk) for chunk in stream.written[before:]] == [8] * 5
+            assert events.losses == []  # a peer whose loop is busy says nothing
+
+    run_virtual(scenario())
+
+
+def test_a_side_that_holds_its_reader_says_nothing() -> None:
+    async def scenario() -> None:
+        async with running(may_damage=True) as (lane, stream, _):
+            lane.hold()
+            await asyncio.sleep(5.5)
+            assert stream.written == []
+
+    run_virtual(scenario())
+
+
+def test_chunks_that_come_slowly_keep_the_lane() -> None:
+    async def scenario() -> None:
+        async with running(may_damage=True) as (lane, stream, events):
+            lane.send(*frame(0, bytes(WINDOW * CHUNK_BYTES - SEALED_BYTES - 4)))
+            await settle()
+            for second in range(8 * WINDOW):
+                stream.incoming.put_nowait(credit(int(second % 8 == 7), second))
+                await asyncio.sleep(1.0)
+            assert events.losses == []
+            assert sum(len(chunk) > 8 for chunk in stream.written) == WINDOW
+
+    run_virtual(scenario())

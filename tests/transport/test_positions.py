@@ -88,3 +88,13 @@ def test_what_is_remembered_is_bounded() -> None:
     for second in range(1_000):
         positions.mark(float(second), second)
     assert len(positions._marks) <= 64
+
+
+def test_a_piece_that_counts_only_when_it_is_complete_may_take_longer() -> None:
+    for backlog, patience in ((10, 2.04), (1_000, 6.0), (50_000, 6.0)):
+        positions = Positions(patience=2.0, piece_bytes=1_000, piece_seconds=4.0)
+        positions.mark(0.0, backlog)
+        positions.heard(0.0, 0, written=backlog)
+        positions.heard(patience - 0.01, 0, written=backlog)
+        with pytest.raises(FrameDamaged):
+            positions.heard(patience, 0, written=backlog)
