@@ -63,8 +63,10 @@ class AtOnce:
         """One wait for all sections."""
         channel = self._channel
         slots = self._slots[turn.parity]
-        for flats, views in zip(bundle.flats, slots, strict=True):
-            pack(flats, views[channel.place])
+        for flats, views, reduction in zip(bundle.flats, slots, self._reductions, strict=True):
+            own = views[channel.place]
+            pack(flats, own)
+            reduction.load(own, own, channel.size)
         turn.post(1)
         yield channel.others, 1
         for flats, views, result, cuts, reduction in zip(
@@ -171,8 +173,10 @@ class InChunks:
         """Pack the slices that others combine into this rank's slot."""
         chunk = self._chunks[index]
         flats, published = bundle.flats[chunk.section], self._views(index, parity).published
+        reduction = self._reductions[chunk.section]
         for other in self._channel.others:
             pack(chunk.slices[other].pieces(flats), published[other])
+            reduction.load(published[other], published[other], self._channel.size)
 
     def _combine(self, index: int, parity: int, bundle: Bundle) -> None:
         """Combine this rank's slice of all ranks, in their order."""
@@ -180,6 +184,7 @@ class InChunks:
         views, reduction = self._views(index, parity), self._reductions[chunk.section]
         own = self._scratch.take(chunk.sizes[place], self._sections[chunk.section].dtype)
         pack(chunk.slices[place].pieces(bundle.flats[chunk.section]), own)
+        reduction.load(own, own, self._channel.size)
         operands = [own if at == place else operand for at, operand in enumerate(views.operands)]
         result = views.published[place]  # whose place in the slot nobody reads before it is combined
         reduction.combine(operands[0], operands[1], result)

@@ -35,10 +35,12 @@ def all_reduce(source: Array, target: Array, reduction: Reduction) -> MakeProgra
         if is_at_once(source.nbytes, turn.channel):
             work = target if target.flags.c_contiguous else contiguous(target)
             flat = contiguous(source).reshape(-1)
+            if reduction.scales:
+                reduction.load(source, work, size)
+                flat = work.reshape(-1)
             yield from programs.combine_all(turn, flat, work.reshape(-1), reduction.combine, finish)
         else:
-            if target is not source:
-                target[...] = source
+            reduction.load(source, target, size)
             work = contiguous(target)
             most = CHUNK_BYTES // source.itemsize
             yield from reduce_slices(turn, work.reshape(-1), most, reduction.combine, finish)

@@ -30,7 +30,9 @@ class ArrayOperations:
         """Combine ``x`` of all ranks, in place (or into ``out``), and return it.
 
         ``op`` is sum, mean, prod, min, max, band, bor or bxor.  The result has the same bits on every rank, and again
-        whenever the same values are reduced by the same algorithm.  Needs 8 MiB of memory besides at most.
+        whenever the same values are reduced by the same algorithm.  A mean is the sum, divided at the end; in float16,
+        which may not hold the sum, each rank's part is divided first (values below 6e-5 lose digits by that).  Needs
+        8 MiB of memory besides at most.
         """
         try:
             return reductions.all_reduce(self._engine, x, op=op, out=out, algorithm=algorithm, key=key)

@@ -22,7 +22,7 @@ from asyncpar.collectives.hosted import HostedOperation
 from asyncpar.collectives.layout import AlongBuffer, packed_segment
 from asyncpar.collectives.operation import Operation
 from asyncpar.collectives.plan import Plan
-from asyncpar.collectives.reduction import Array, Reduction, reduction_for
+from asyncpar.collectives.reduction import Array, Reduction, collective_reduction, reduction_for
 from asyncpar.collectives.staging import Scratch, StagingPool
 
 _NAME: Final = "all_reduce_many"
@@ -104,6 +104,7 @@ class _Packed:
         start, stop = self._course.layout.bounds(piece)
         memory = self._pool.take(stop - start, section.dtype)
         pack(section.stretch(start, stop).pieces(self._flats), memory)
+        self._course.reduction.load(memory, memory, self._size)
         return (region_of(memory),)
 
     def close(self, piece: int, regions: Sequence[Region]) -> None:
@@ -143,7 +144,7 @@ def _course(engine: Engine, section: Section, op: str, algorithm: str, carrier: 
     )
     return _Course(
         section=section,
-        reduction=reduction_for(op if section.count else "max", section.dtype),
+        reduction=collective_reduction(op if section.count else "max", section.dtype),
         layout=layout,
         plan=Plan(schedule, layout, rank=engine.rank, ranks=engine.ranks, phase=phase),
         route=find_route(engine, algorithm, layout, phase=phase),

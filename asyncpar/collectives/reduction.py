@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextvars
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import ml_dtypes
@@ -33,11 +33,32 @@ _EXTENSION_DTYPES = frozenset({np.dtype(ml_dtypes.bfloat16)})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reduction:
-    """How two buffers become one.  ``divides`` says that the result is divided by the number of ranks at the end."""
+    """How two buffers become one.
+
+    ``divides`` says that the result is divided by the number of ranks at the end, ``scales`` that each input is divided
+    at the start: the sum of a mean of float16 may be more than the dtype holds although the mean is not.
+    """
 
     name: str
     combine: Combine
     divides: bool
+    scales: bool = False
+
+    def load(self, source: Array, target: Array, size: int) -> None:
+        """Write an input into ``target``, which may be ``source``, as it goes into the operation."""
+        if self.scales and size > 1:
+            with np.errstate(invalid="ignore", under="ignore"):
+                np.divide(source, np.float32(size), out=target, casting="same_kind")
+        elif target is not source:
+            target[...] = source
+
+    def loaded(self, source: Array, size: int) -> Array:
+        """Return an input that must not be changed as it goes into the operation: itself, or a scaled copy."""
+        if not self.scales or size == 1:
+            return source
+        target = np.empty_like(source)
+        self.load(source, target, size)
+        return target
 
     def finish(self, result: Array, size: int) -> None:
         """Turn the combined values into the result, in place."""
@@ -71,6 +92,14 @@ def reduction_for(name: object, dtype: np.dtype[Any]) -> Reduction:
         )
     combine = _plain(_UFUNCS[name]) if dtype.kind in "biu" else _quiet(_UFUNCS[name])
     return Reduction(name=name, combine=combine, divides=name == "mean")
+
+
+def collective_reduction(name: object, dtype: np.dtype[Any]) -> Reduction:
+    """Return the reduction as a collective runs it: as ``reduction_for``, but means of float16 divide at the start."""
+    reduction = reduction_for(name, dtype)
+    if reduction.divides and dtype == np.float16:
+        return replace(reduction, divides=False, scales=True)
+    return reduction
 
 
 def _plain(ufunc: np.ufunc) -> Combine:

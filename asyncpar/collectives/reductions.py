@@ -36,7 +36,7 @@ from asyncpar.collectives.one_way import to_root
 from asyncpar.collectives.operation import Operation
 from asyncpar.collectives.plan import Plan
 from asyncpar.collectives.quick import QuickCall, QuickPlan
-from asyncpar.collectives.reduction import Array, Reduction, reduction_for
+from asyncpar.collectives.reduction import Array, Reduction, collective_reduction
 from asyncpar.collectives.workspace import InPlace, Scratch
 
 
@@ -56,8 +56,7 @@ def all_reduce(
     reduction, layout, route = prepared.extra
 
     async def body(operation: Operation) -> Array:
-        if target is not source:
-            target[...] = source
+        reduction.load(source, target, engine.size)
         work = contiguous(target)
         flat = work.reshape(-1)
 
@@ -88,14 +87,15 @@ def _plan_quickly(engine: Engine, prepared: Prepared, op: str, x: Array) -> None
     """From now on, do all-reduces like that of ``x`` the quick way, if the group's channel is open and ``x`` small."""
     group = engine.arena
     channel = None if group is None else group.lineup.channel
-    if group is not None and channel is not None and arena_operations.is_at_once(x.nbytes, channel):
+    is_quick = channel is not None and arena_operations.is_at_once(x.nbytes, channel) and not prepared.extra[0].scales
+    if group is not None and channel is not None and is_quick:
         if len(engine.quick) >= KEPT_PLANS:
             engine.quick.clear()
         engine.quick[op, x.dtype, x.shape] = QuickPlan(group, channel, prepared.description, prepared.extra[0], x)
 
 
 def _prepare_all_reduce(engine: Engine, x: Array, op: str, wanted: str | None) -> Prepared:
-    reduction = reduction_for(op, x.dtype)
+    reduction = collective_reduction(op, x.dtype)
     algorithm = engine.algorithm("all_reduce", x.nbytes, wanted, arena=True)
     carrier = engine.carrier("all_reduce", x.nbytes, algorithm)
     schedule = engine.schedule("all_reduce", carrier)
@@ -120,6 +120,7 @@ def reduce(
         lambda: _prepare_reduce(engine, source, op, root, algorithm),
     )
     reduction, layout, receives = prepared.extra
+    source = reduction.loaded(source, engine.size)
 
     async def body(operation: Operation) -> Array | None:
         if target is None:
@@ -161,7 +162,7 @@ def _partial(operation: Operation, flat: Array, layout: AlongBuffer) -> Workspac
 
 
 def _prepare_reduce(engine: Engine, x: Array, op: str, root: int, wanted: str | None) -> Prepared:
-    reduction = reduction_for(op, x.dtype)
+    reduction = collective_reduction(op, x.dtype)
     algorithm = engine.algorithm("reduce", x.nbytes, wanted, arena=True)
     schedule = engine.schedule("reduce", engine.carrier("reduce", x.nbytes, algorithm), root)
     receives = engine.rank != root and _receives(schedule)
@@ -191,6 +192,7 @@ def reduce_scatter(
         lambda: _prepare_reduce_scatter(engine, source, op, algorithm),
     )
     reduction, spread, packed, own = prepared.extra
+    source = reduction.loaded(source, engine.size)
 
     async def body(operation: Operation) -> Array:
         work = contiguous(target)
@@ -238,7 +240,7 @@ def _copied(
 
 
 def _prepare_reduce_scatter(engine: Engine, x: Array, op: str, wanted: str | None) -> Prepared:
-    reduction: Reduction = reduction_for(op, x.dtype)
+    reduction: Reduction = collective_reduction(op, x.dtype)
     algorithm = engine.algorithm("reduce_scatter", x.nbytes, wanted, arena=True)
     carrier = engine.carrier("reduce_scatter", x.nbytes, algorithm)
     row = x[0].size if x.shape[0] else 0

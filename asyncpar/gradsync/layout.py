@@ -27,6 +27,7 @@ from asyncpar.gradsync.schemes import (
     Rounds,
     Scheme,
     Summed,
+    means_on_the_way,
 )
 from asyncpar.gradsync.strategies import least_bytes
 
@@ -148,7 +149,9 @@ class SchemeMaker:
     def _gives_mean(self, ranks: int) -> bool:
         """Does the scheme over ``ranks`` ranks come to their mean, and not to their sum?"""
         codec = self.codec
-        return isinstance(codec, (Identity, RoundCodec)) or (ranks == PAIR and not codec.is_summable)
+        if isinstance(codec, (Identity, RoundCodec)):
+            return True
+        return means_on_the_way(codec) if codec.is_summable else ranks == PAIR
 
     def _flat(self, bucket: Bucket, communicator: Communicator, algorithm: str | None, memory: Memory) -> Scheme:
         """Return the scheme over ``communicator``, which depends on what the codec can do."""

@@ -1,4 +1,8 @@
-"""Codecs whose encoded form can be summed: encode, all-reduce, decode."""
+"""Codecs whose encoded form can be summed: encode, all-reduce, decode.
+
+A float16 cannot hold every sum of float16 gradients, so those become their mean on the way: each rank's part is divided
+first, as ``Communicator.all_reduce`` does.
+"""
 
 from __future__ import annotations
 
@@ -19,10 +23,13 @@ from asyncpar.gradsync.schemes.memory import Memory
 from asyncpar.gradsync.schemes.scheme import Leg, Place
 
 
-class Summed(Lossy):
-    """The sum of encoded forms, in the codec's ``sum_dtype``."""
+def means_on_the_way(codec: Codec) -> bool:
+    """Do the encoded forms of a summable ``codec`` become their mean, and not their sum?"""
+    return codec.sum_dtype == np.float16
 
-    is_mean = False
+
+class Summed(Lossy):
+    """The sum of encoded forms, in the codec's ``sum_dtype``; their mean if that is float16."""
 
     def __init__(
         self,
@@ -43,11 +50,15 @@ class Summed(Lossy):
         self._sum_dtype = codec.sum_dtype
         self._encoded: Bytes = memory.shared((codec.encoded_bytes(count),), np.uint8)
 
+    @property
+    def is_mean(self) -> bool:
+        return means_on_the_way(self._codec)
+
     def legs(self, key: Name, place: Place) -> Sequence[Leg]:
         self._drawn = self._codec.at(*place)
         encoded = self._encoded.view(self._sum_dtype)
-        reduce = self._communicator.all_reduce
-        return [Leg(self._encode, Obligation(lambda: reduce(encoded, algorithm=self._algorithm, key=str(key))))]
+        reduce, op = self._communicator.all_reduce, "mean" if self.is_mean else "sum"
+        return [Leg(self._encode, Obligation(lambda: reduce(encoded, op, algorithm=self._algorithm, key=str(key))))]
 
     def settle(self) -> None:
         try:

@@ -1,0 +1,48 @@
+"""Gradients of 40,000 in float16, or encoded as such, have a mean, although their sum is more than float16 holds."""
+
+from __future__ import annotations
+
+import asyncio
+
+import numpy as np
+import pytest
+
+from asyncpar.config.parallel import CommunicationStrategy, RankMapping, ThreeDParallelismConfig
+from asyncpar.gradsync import GradientCompressionConfig, GradientSynchronizer
+from asyncpar.nn import Parameter
+from asyncpar.testing.world import local_world
+
+
+async def reduce(synchronizer: GradientSynchronizer, model: list[Parameter]) -> None:
+    async with synchronizer.step(model) as step:
+        for parameter in model:
+            step.ready(parameter.name)
+
+
+@pytest.mark.parametrize("hosts", [None, ["a", "a", "b"]])
+@pytest.mark.parametrize("strategy", list(CommunicationStrategy))
+@pytest.mark.parametrize(("dtype", "codec"), [("float16", "none"), ("float32", "fp16")])
+async def test_the_mean_of_large_gradients_is_exact(
+    dtype: str, codec: str, strategy: CommunicationStrategy, hosts: list[str] | None
+) -> None:
+    async with local_world(3, hosts=hosts) as nodes:
+        config = ThreeDParallelismConfig(dp_size=3, comm_strategy=strategy)
+        synchronizers = [
+            GradientSynchronizer(
+                config,
+                RankMapping(config, node.rank),
+                communicator=node.world,
+                compression=GradientCompressionConfig(codec=codec),
+            )
+            for node in nodes
+        ]
+        models = [[Parameter("weight", np.zeros((40, 50), dtype))] for _ in nodes]
+        for model in models:
+            model[0].grad[...] = 40_000.0 if codec == "none" else 20_000.0
+            model[0].grad[0] = -40_000.0 if codec == "none" else -20_000.0
+        wanted = models[0][0].grad.copy()
+        await asyncio.gather(
+            *(reduce(synchronizer, model) for synchronizer, model in zip(synchronizers, models, strict=True))
+        )
+        for model in models:
+            np.testing.assert_allclose(model[0].grad, wanted, rtol=1e-3)
