@@ -84,6 +84,8 @@ class GrpcLane(Connection):
         """How many bytes were written up to the end of each chunk that takes room in the window."""
         self._owed = 0
         self._owes_position = False
+        self._was_held = False
+        """Has the reader been held since the last second: then a chunk may take any time."""
         self._chunks_sent = self._chunks_received = 0
         self._bytes_sent = self._bytes_received = self._bytes_written = self._bytes_consumed = 0
         self._positions = Positions(patience=link_timeout, piece_bytes=CHUNK_BYTES, piece_seconds=_CHUNK_SECONDS)
@@ -143,6 +145,7 @@ class GrpcLane(Connection):
         if self._reader is not None:
             self._reader.hold()
             self._free.clear()
+            self._was_held = True
 
     def resume(self) -> None:
         if self._reader is None or not self._reader.is_held:
@@ -303,8 +306,9 @@ class GrpcLane(Connection):
             sent=self._bytes_sent,
             received=self._bytes_received,
             is_in_frame=True,  # what gRPC has of a chunk is not seen, so it may always be in one
-            is_reading=not self._reader.is_held,
+            is_reading=not self._was_held,
         )
+        self._was_held = self._reader.is_held
         if self._owes_position:
             self._work.set()
 

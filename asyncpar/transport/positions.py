@@ -5,7 +5,7 @@ or checksums do not fit.  If none follow, both ends would wait.  So after traffi
 end says in POSITION frames, which have numbers like all others, how many bytes it has read.  If that is less than what
 left this host ``patience`` seconds ago, and for as long the difference has not become less, the difference is lost.
 While much is being sent this is not judged: what is lost is then found by what comes in its place.  An end says nothing
-while its loop is late or it does not read: it may not have seen what is there.
+while its loop is late or it does not read, or did not a second ago: it may not have seen what is there.
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ class Positions:
         self._heard = 0
         self._traffic = (0, 0)
         self._last_tick: float | None = None
+        self._was_reading = True
         self._left = 0
 
     def mark(self, now: float, written: int) -> None:
@@ -63,7 +64,8 @@ class Positions:
             self._traffic = traffic
             self._left = int(self._patience) + 3
         is_late = last is not None and now - last > TICK_SECONDS + _LATE_SECONDS
-        if is_late or not is_reading or not (self._left or is_in_frame):
+        has_read, self._was_reading = is_reading and self._was_reading, is_reading
+        if is_late or not has_read or not (self._left or is_in_frame):
             return False
         self._left = max(0, self._left - 1)
         return True

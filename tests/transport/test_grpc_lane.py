@@ -203,6 +203,18 @@ def test_a_side_that_holds_its_reader_says_nothing() -> None:
     run_virtual(scenario())
 
 
+def test_a_side_whose_reader_is_held_again_and_again_says_nothing() -> None:
+    async def scenario() -> None:
+        async with running(may_damage=True) as (lane, stream, _):
+            for _ in range(55):
+                lane.hold()
+                lane.resume()
+                await asyncio.sleep(0.1)
+            assert stream.written == []
+
+    run_virtual(scenario())
+
+
 def test_chunks_that_come_slowly_keep_the_lane() -> None:
     async def scenario() -> None:
         async with running(may_damage=True) as (lane, stream, events):

@@ -98,3 +98,10 @@ def test_a_piece_that_counts_only_when_it_is_complete_may_take_longer() -> None:
         positions.heard(patience - 0.01, 0, written=backlog)
         with pytest.raises(FrameDamaged):
             positions.heard(patience, 0, written=backlog)
+
+
+def test_an_end_that_reads_again_says_so_only_after_a_second_in_which_it_read() -> None:
+    positions = Positions(patience=2.0)
+    reads = [True, False, True, True, False, False, True, True]
+    said = [tick(positions, float(second), in_frame=True, reads=each) for second, each in enumerate(reads)]
+    assert said == [True, False, False, True, False, False, False, True]
