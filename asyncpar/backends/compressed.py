@@ -22,19 +22,26 @@ from asyncpar.collectives.reduction import Array
 class CompressedAllReduce:
     """One sum, or mean, of ``x`` of all ranks through ``codec``, into ``out`` (which may be ``x``).
 
-    ``key`` is used for this call alone.  Whether it ends well or not, both of its collectives have been begun on this
+    ``keys`` are used for this call alone.  Whether it ends well or not, both of its collectives have been begun on this
     rank, so that no rank waits for one that will not come.
     """
 
     def __init__(
-        self, communicator: Communicator, codec: Codec, x: Array, out: Array, *, is_mean: bool, key: str
+        self,
+        communicator: Communicator,
+        codec: Codec,
+        x: Array,
+        out: Array,
+        *,
+        is_mean: bool,
+        keys: tuple[str, str],
     ) -> None:
         self._communicator = communicator
         self._codec = codec
         self._x = x
         self._out = out
         self._is_mean = is_mean
-        self._key = key
+        self._keys = keys
         size = communicator.size
         self._length = -(-x.size // size)
         encoded = codec.encoded_bytes(self._length)
@@ -66,11 +73,11 @@ class CompressedAllReduce:
 
     def _exchange(self) -> Coroutine[Any, Any, Bytes]:
         self._begun = 1
-        return self._communicator.all_to_all(self._shards, key=f"{self._key}/shards")
+        return self._communicator.all_to_all(self._shards, key=self._keys[0])
 
     def _gather(self) -> Coroutine[Any, Any, Bytes]:
         self._begun = 2
-        return self._communicator.all_gather(self._sum, key=f"{self._key}/sums")
+        return self._communicator.all_gather(self._sum, key=self._keys[1])
 
     def _encode(self) -> None:
         size = self._communicator.size

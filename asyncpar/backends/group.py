@@ -5,13 +5,14 @@ from __future__ import annotations
 import time
 import zlib
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 
 from asyncpar.backends.compressed import CompressedAllReduce
-from asyncpar.backends.compression import CompressionAlgorithm
+from asyncpar.backends.compression import CompressionAlgorithm, CompressionKind
 from asyncpar.backends.metrics import CallTally, CommunicationMetrics, metrics_of
 from asyncpar.backends.operations import CollectiveOp, CollectiveResult, ReductionOp
 from asyncpar.codecs import Codec
@@ -77,23 +78,26 @@ class CommunicationGroup:
 
         Arguments are those of the method of ``Communicator`` that has its name; ``peer`` is the ``dest`` of a send and
         the ``source`` of a receive (None: any rank).  One that the operation does not have is a ``UsageError``.  Errors
-        are those of that method; wrong arguments raise at once.
+        are those of that method; wrong arguments raise at once, and the call takes its place all the same: it ends on
+        the other ranks with the reason.
         """
-        try:
-            operation, reduction = CollectiveOp(operation), ReductionOp(reduction)
-        except ValueError as error:
-            raise UsageError(f"operation, reduction: {error}") from None
+        asked = operation
         given = {"x": x, "reduction": reduction, "root": root, "peer": peer, "tag": tag, "out": out, "key": key}
-        _check_arguments(operation, given)
-        codec = self._codec(operation, reduction, x)
+        try:
+            operation, reduction = _parse(operation, reduction)
+            _check_arguments(operation, given | {"reduction": reduction})
+            may_compress = self._may_compress(operation, reduction)
+            codec = self._codec(x, out, key) if may_compress else None
+        except Exception as error:
+            self._refuse(error, asked, given)
+            raise
+        if may_compress:
+            return self._compress(codec, x, reduction, out, self._use(key))
         if operation in (CollectiveOp.SEND, CollectiveOp.RECV):
             running: Coroutine[Any, Any, Array | None] = self._begin_message(operation, x, peer, tag, out)
-            return Call(self._finish(operation, lambda: running), running.close)
-        if codec is None or x is None:
+        else:
             running = self._begin(operation, x, reduction, root, out, key)
-            return Call(self._finish(operation, lambda: running), running.close)
-        call = self._compress(codec, x, reduction, out, key)
-        return Call(self._finish(operation, call.run, codec.name), call.give_up)
+        return Call(self._finish(operation, lambda: running), running.close)
 
     def _begin(
         self, operation: CollectiveOp, x: Any, reduction: ReductionOp, root: int, out: Array | None, key: str | None
@@ -130,34 +134,81 @@ class CommunicationGroup:
             raise UsageError(f"peer: expected the rank of the group to send to, 0..{self.size - 1}, got None")
         return self.communicator.send(x, peer, tag=tag)
 
-    def _codec(self, operation: CollectiveOp, reduction: ReductionOp, x: Array | None) -> Codec | None:
-        """Return what this call goes through: sums and averages of real numbers only, and not within one rank."""
-        if operation is not CollectiveOp.ALL_REDUCE or reduction not in (ReductionOp.SUM, ReductionOp.AVERAGE):
-            return None
-        if x is None or not _is_real(check_array(x).dtype) or self.size == 1:
-            return None
-        return self.compression.codec_for(x.size)
+    def _refuse(self, error: Exception, operation: object, given: Mapping[str, Any]) -> None:
+        """Give a call its place that is refused: it ends on the other ranks, wherever they have it."""
+        key = given["key"]
+        if operation == CollectiveOp.SEND:
+            self.communicator.refuse_send(error, given["peer"], tag=given["tag"])
+        elif operation == CollectiveOp.RECV:
+            self.communicator.refuse_recv(error, given["peer"], tag=given["tag"])
+        elif not self._may_compress(operation, given["reduction"]):
+            self.communicator.refuse(str(operation), error, key=key)
+        elif key is None or (isinstance(key, str) and key):
+            use = self._use(key)
+            for part in use.keys:
+                self._apart().refuse("all_reduce", error, key=part)
 
-    def _compress(
-        self, codec: Codec, x: Array, reduction: ReductionOp, out: Array | None, key: str | None
-    ) -> CompressedAllReduce:
-        check_key(key)
-        name = "" if key is None else f"key {key}"
-        use = self._uses[name] = self._uses.get(name, 0) + 1
+    # -- what may be compressed ------------------------------------------------------------------------------------
+
+    def _may_compress(self, operation: object, reduction: object) -> bool:
+        """Is this a sum or average that goes through a codec if its array can?
+
+        All such calls are in ``_apart``, also those of arrays that travel as they are, and those that are refused: what
+        the arrays are may differ between ranks, where a call has its place must not.
+        """
+        others = (ReductionOp.MIN, ReductionOp.MAX, ReductionOp.PRODUCT)
+        return (
+            isinstance(operation, str)
+            and operation == CollectiveOp.ALL_REDUCE
+            and not (isinstance(reduction, str) and reduction in others)
+            and self.compression.kind is not CompressionKind.NONE
+            and self.size > 1
+        )
+
+    def _apart(self) -> Communicator:
+        """Return the communicator of what may be compressed."""
         if self._compressed is None:
             self._compressed = self.communicator.subgroup(range(self.size), key="compressed")
             assert self._compressed is not None
-        return CompressedAllReduce(
-            self._compressed,
-            codec.at(zlib.crc32(name.encode()), use),
+        return self._compressed
+
+    def _use(self, key: str | None) -> _Use:
+        name = "" if key is None else f"key {key}"
+        number = self._uses[name] = self._uses.get(name, 0) + 1
+        return _Use(name, number)
+
+    def _codec(self, x: Any, out: Array | None, key: str | None) -> Codec | None:
+        """Return what the values of ``x`` go through if they are real numbers, and check the arguments."""
+        check_key(key)
+        if not _is_real(check_array(x).dtype):
+            return None
+        _ = check_writable(x, "x") if out is None else check_out(out, x.shape, x.dtype)
+        return self.compression.codec_for(x.size)
+
+    def _compress(
+        self, codec: Codec | None, x: Any, reduction: ReductionOp, out: Array | None, use: _Use
+    ) -> Coroutine[Any, Any, CollectiveResult]:
+        operation = CollectiveOp.ALL_REDUCE
+        if codec is None:
+            running = self._apart().all_reduce(x, reduction.numeric, out=out, key=use.keys[0])
+            return Call(self._finish(operation, lambda: running, is_apart=True), running.close)
+        call = CompressedAllReduce(
+            self._apart(),
+            codec.at(zlib.crc32(use.name.encode()), use.number),
             x,
-            check_writable(x, "x") if out is None else check_out(out, x.shape, x.dtype),
+            x if out is None else out,
             is_mean=reduction is ReductionOp.AVERAGE,
-            key=f"{name} #{use}",
+            keys=use.keys,
         )
+        return Call(self._finish(operation, call.run, codec.name, is_apart=True), call.give_up)
 
     async def _finish(
-        self, operation: CollectiveOp, run: Callable[[], Awaitable[Array | None]], codec: str = ""
+        self,
+        operation: CollectiveOp,
+        run: Callable[[], Awaitable[Array | None]],
+        codec: str = "",
+        *,
+        is_apart: bool = False,
     ) -> CollectiveResult:
         started = time.perf_counter()
         try:
@@ -166,9 +217,22 @@ class CommunicationGroup:
             self._tally.failed(operation)
             raise
         seconds = time.perf_counter() - started
-        if codec:
+        if is_apart:
             self._tally.compressed_done(seconds)
         return CollectiveResult(operation=operation, group=self.name, value=value, seconds=seconds, codec=codec)
+
+
+@dataclass(frozen=True, slots=True)
+class _Use:
+    """One use of a key, or of none, among the calls that may be compressed."""
+
+    name: str
+    number: int
+
+    @property
+    def keys(self) -> tuple[str, str]:
+        """What the two exchanges of a compressed call meet by; one that is not compressed has the first."""
+        return f"{self.name} #{self.number}/shards", f"{self.name} #{self.number}/sums"
 
 
 _NOWHERE: dict[str, object] = {"reduction": ReductionOp.SUM, "root": 0, "tag": 0}
@@ -189,6 +253,13 @@ _ARGUMENTS: dict[CollectiveOp, tuple[str, ...]] = {
     CollectiveOp.RECV: ("peer", "tag", "out"),
     CollectiveOp.BARRIER: ("key",),
 }
+
+
+def _parse(operation: str, reduction: str) -> tuple[CollectiveOp, ReductionOp]:
+    try:
+        return CollectiveOp(operation), ReductionOp(reduction)
+    except ValueError as error:
+        raise UsageError(f"operation, reduction: {error}") from None
 
 
 def _check_arguments(operation: CollectiveOp, given: Mapping[str, object]) -> None:

@@ -166,6 +166,14 @@ class Communicator(ArrayOperations):
         """Give a call of ``operation`` its place that is refused with ``error`` before it gets here."""
         self._seat.do("refuse", lambda: self.on_loop.refuse(operation, error, key=key))
 
+    def refuse_send(self, error: BaseException, dest: int, *, tag: int = 0) -> None:
+        """Give a send its place that is refused with ``error`` before it gets here."""
+        self._seat.do("refuse_send", lambda: self.on_loop.refuse_send(error, dest, tag=tag))
+
+    def refuse_recv(self, error: BaseException, source: int | None = None, *, tag: int = 0) -> None:
+        """Let a receive that is refused with ``error`` before it gets here take its message."""
+        self._seat.do("refuse_recv", lambda: self.on_loop.refuse_recv(error, source, tag=tag))
+
     def describe_waits(self) -> list[str]:
         """Say of each operation of this rank that runs how long it has waited, for whom, and what is known of that."""
         return self._seat.do("describe_waits", self.on_loop.describe_waits)

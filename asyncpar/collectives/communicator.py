@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Coroutine, Iterable, Sequence
+from contextlib import suppress
 from typing import Any, Self, TypeVar
 
 import numpy as np
@@ -302,6 +303,23 @@ class Communicator(ArrayOperations):
         do so by themselves.
         """
         self._engine.refuse(operation, error, key)
+
+    def refuse_send(self, error: BaseException, dest: int, *, tag: int = 0) -> None:
+        """Give a send its place that is refused with ``error`` before it gets here; see ``refuse``.
+
+        The receive that would have got it ends.  Nothing is told of wrong ``dest`` and ``tag``.
+        """
+        with suppress(UsageError):
+            self._mailbox.refuse_send(self._other(dest, "dest"), check_tag(tag), error)
+
+    def refuse_recv(self, error: BaseException, source: int | None = None, *, tag: int = 0) -> None:
+        """Let a receive that is refused with ``error`` before it gets here take its message; see ``refuse``.
+
+        The send of it ends, if it is not over.  A receive from any rank takes none.
+        """
+        if source is not None:
+            with suppress(UsageError):
+                self._mailbox.refuse_receive(self._other(source, "source"), check_tag(tag), error)
 
     def describe_waits(self) -> list[str]:
         """Say of each operation of this rank that runs how long it has waited, for whom, and what is known of that."""

@@ -18,6 +18,18 @@ from asyncpar.torch.signatures import operation
 from asyncpar.torch.work import Work
 
 
+def _refuse_send(communicator: Communicator, error: BaseException, _: Any, dst_rank: int, tag: int) -> None:
+    communicator.refuse_send(error, dst_rank, tag=tag)
+
+
+def _refuse_recv(communicator: Communicator, error: BaseException, _: Any, src_rank: int, tag: int) -> None:
+    communicator.refuse_recv(error, src_rank, tag=tag)
+
+
+def _refuse_recv_any(communicator: Communicator, error: BaseException, _: Any, tag: int) -> None:
+    communicator.refuse_recv(error, tag=tag)
+
+
 class Exchanges(GroupBase):
     """The operations between pairs of ranks."""
 
@@ -108,7 +120,7 @@ class Exchanges(GroupBase):
             inputs=inputs,
         )
 
-    @operation("send", "tensors", "dstRank", "tag")
+    @operation("send", "tensors", "dstRank", "tag", refuse=_refuse_send)
     def send(self, tensors: Any, dst_rank: int, tag: int) -> Work:
         """Send the elements of the tensor to a rank of the group, which receives as many with the same tag."""
         tensor = only(tensors, "tensors")
@@ -116,12 +128,12 @@ class Exchanges(GroupBase):
         array = flat(tensor, "tensor")
         return self.start(lambda: communicator.send(array, dst_rank, tag=tag), [tensor], operation="send")
 
-    @operation("recv", "tensors", "srcRank", "tag")
+    @operation("recv", "tensors", "srcRank", "tag", refuse=_refuse_recv)
     def recv(self, tensors: Any, src_rank: int, tag: int) -> Work:
         """Receive the elements of the tensor from a rank of the group."""
         return self._receive(tensors, src_rank, tag)
 
-    @operation("recv", "tensors|arg0", "tag|arg1")
+    @operation("recv", "tensors|arg0", "tag|arg1", refuse=_refuse_recv_any)
     def recv_anysource(self, tensors: Any, tag: int) -> Work:
         """Receive the elements of the tensor from whichever rank sends first, which the work's ``source_rank`` says."""
         return self._receive(tensors, None, tag)

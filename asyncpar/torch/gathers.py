@@ -13,7 +13,8 @@ from asyncpar.blocking.coroutines import After
 from asyncpar.collectives.reduction import Array
 from asyncpar.errors import UsageError
 from asyncpar.torch.arrays import array_of, check_same_dtype, flat, only, pairs
-from asyncpar.torch.group_base import GroupBase, check_root_tensor, together
+from asyncpar.torch.group_base import GroupBase, check_root_tensor
+from asyncpar.torch.several import gather_several
 from asyncpar.torch.signatures import operation
 from asyncpar.torch.work import Work
 
@@ -103,16 +104,16 @@ class Gathers(GroupBase):
 
     @operation("all_gather_into_tensor_coalesced", "outputs", "inputs", options=c10d.AllgatherOptions)
     def all_gather_single_coalesced(self, outputs: Any, inputs: Any, opts: Any) -> Work:
-        """Do ``all_gather_single`` with each pair."""
+        """Do ``all_gather_single`` with each pair, in one operation."""
         communicator = self.communicator
         found = [self._gathering(out, x) for out, x in pairs(outputs, inputs)]
 
-        async def run(calls: Sequence[Any]) -> None:
-            for (out, _), result in zip(found, await together(calls), strict=True):
+        def put(results: Sequence[Array]) -> None:
+            for (out, _), result in zip(found, results, strict=True):
                 out[...] = result.reshape(out.shape)
 
         return self.start(
-            lambda: run([communicator.all_gather(x) for _, x in found]),
+            lambda: gather_several(communicator, [x for _, x in found], put),
             list(outputs),
             operation="all_gather_into_tensor_coalesced",
             options=opts,
@@ -138,12 +139,12 @@ class Gathers(GroupBase):
         targets = [[array_of(tensor, "output_lists", as_bits=True) for tensor in row] for row in output_lists]
         arrays = [array_of(tensor, "input_list", as_bits=True) for tensor in input_list]
 
-        async def run(calls: Sequence[Any]) -> None:
-            for place, result in enumerate(await together(calls)):
+        def put(results: Sequence[Array]) -> None:
+            for place, result in enumerate(results):
                 _hand_out(result, [row[place] for row in targets])
 
         return self.start(
-            lambda: run([communicator.all_gather(array) for array in arrays]),
+            lambda: gather_several(communicator, arrays, put),
             [tensor for row in output_lists for tensor in row],
             operation="all_gather_coalesced",
             options=opts,

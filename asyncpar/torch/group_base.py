@@ -6,10 +6,10 @@ import asyncio
 import sys
 import time
 import weakref
-from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from datetime import timedelta
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -28,6 +28,7 @@ from asyncpar.torch.work import Work
 from asyncpar.transport.links import LEFT
 
 T = TypeVar("T")
+E = TypeVar("E", bound=Exception)
 Make = Callable[[], Coroutine[Any, Any, Any]]
 
 
@@ -192,8 +193,16 @@ class GroupBase(dist.ProcessGroup):
             pending.cancel()
             del pending  # which has the error whose traceback has this frame
 
-    def refuse(self, operation: str, error: AsyncparError) -> AsyncparError:
-        """Return what to raise for wrong arguments of ``operation``."""
+    def refuse(self, operation: str, error: E, tell: Callable[[], None] | None = None) -> E:
+        """Return what to raise for wrong arguments of ``operation``.
+
+        ``tell``, called on the loop, gives the call its place, at which it ends on the other ranks with the reason.
+        Nothing is told of a group that was destroyed, nor of an error that was handled before.
+        """
+        if tell is not None and not self.is_ended and not isinstance(error, dist.DistBackendError):
+            self._begun += 1
+            with suppress(UsageError):  # the loop has ended, and with it all groups
+                self.thread.start(partial(_do, tell), at_once=True, what=operation)
         return as_torch(error, operation)
 
     def _begin(self, make: Make, operation: str, *, at_once: bool) -> Pending[Any]:
@@ -318,15 +327,11 @@ def _is_small(tensor: torch.Tensor) -> bool:
     return tensor.layout is torch.strided and tensor.nbytes <= SMALL
 
 
-async def together(calls: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
-    """Await calls that were made already, one after another; if one fails, those after it are given up."""
-    results: list[T] = []
-    waiting = deque(calls)
-    try:
-        while waiting:
-            results.append(await waiting.popleft())
-    except BaseException:
-        for call in waiting:
-            call.close()
-        raise
-    return results
+def _do(deed: Callable[[], None]) -> Coroutine[Any, Any, None]:
+    """Do it now; nothing is left for the coroutine."""
+
+    async def rest() -> None:
+        pass
+
+    deed()
+    return rest()

@@ -14,10 +14,11 @@ from asyncpar.blocking.coroutines import After
 from asyncpar.collectives.reduction import Array
 from asyncpar.errors import UsageError
 from asyncpar.torch.arrays import array_of, as_list, check_same_dtype, flat, only, pairs
-from asyncpar.torch.group_base import GroupBase, Make, check_root_tensor, together
+from asyncpar.torch.group_base import GroupBase, Make, check_root_tensor
 from asyncpar.torch.reduce_ops import Reduction, reduction_of
+from asyncpar.torch.several import reduce_several
 from asyncpar.torch.signatures import operation
-from asyncpar.torch.sparse import all_reduce_sparse
+from asyncpar.torch.sparse import sparse_all_reduce
 from asyncpar.torch.work import Work
 
 
@@ -31,12 +32,8 @@ class Reductions(GroupBase):
         communicator = self.communicator
         reduction = reduction_of(opts, tensor.dtype)
         if tensor.is_sparse:
-            return self.start(
-                lambda: all_reduce_sparse(communicator, tensor, reduction.op),
-                [tensor],
-                operation="all_reduce",
-                options=opts,
-            )
+            make_sparse = sparse_all_reduce(communicator, tensor, reduction.op)
+            return self.start(make_sparse, [tensor], operation="all_reduce", options=opts)
         array = array_of(tensor)
         if reduction.is_plain:
             op = reduction.op
@@ -120,13 +117,10 @@ class Reductions(GroupBase):
             whole = np.concatenate([array.reshape(-1) for array in arrays])
             return self._reduce_scatter_flat(out, whole, reduction, start)
 
-        async def run(calls: Sequence[Any]) -> None:
-            results = await together(calls)
-            out[...] = reduction.divide(results[communicator.rank], communicator.size)
+        def put(results: Sequence[Array]) -> None:
+            out[...] = results[communicator.rank]
 
-        return start(
-            lambda: run([communicator.reduce(array, reduction.op, root=root) for root, array in enumerate(arrays)])
-        )
+        return start(lambda: reduce_several(communicator, arrays, reduction, put))
 
     @operation("reduce_scatter_tensor", "output|outputTensor", "input|inputTensor", options=c10d.ReduceScatterOptions)
     def reduce_scatter_single(self, output: Any, input: Any, opts: Any) -> Work:  # noqa: A002
@@ -139,17 +133,18 @@ class Reductions(GroupBase):
 
     @operation("reduce_scatter_tensor_coalesced", "outputs", "inputs", options=c10d.ReduceScatterOptions)
     def reduce_scatter_single_coalesced(self, outputs: Any, inputs: Any, opts: Any) -> Work:
-        """Do ``reduce_scatter_single`` with each pair; all have one dtype."""
+        """Do ``reduce_scatter_single`` with each pair, in one operation; all have one dtype."""
         communicator = self.communicator
         check_same_dtype([*outputs, *inputs], "outputs and inputs")
         parts = [self._scattering(out, x, opts) for out, x in pairs(outputs, inputs)]
 
-        async def run(calls: Sequence[Any]) -> None:
-            for (out, _, reduction), result in zip(parts, await together(calls), strict=True):
-                out[...] = reduction.divide(result, communicator.size).reshape(out.shape)
+        def put(results: Sequence[Array]) -> None:
+            for (out, _, _), result in zip(parts, results, strict=True):
+                out[...] = result.reshape(communicator.size, *out.shape)[communicator.rank]
 
+        reduction = parts[0][2] if parts else Reduction("sum")
         return self.start(
-            lambda: run([communicator.reduce_scatter(whole, reduction.op) for _, whole, reduction in parts]),
+            lambda: reduce_several(communicator, [whole for _, whole, _ in parts], reduction, put),
             list(outputs),
             operation="reduce_scatter_tensor_coalesced",
             options=opts,

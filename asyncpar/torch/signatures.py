@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from functools import partial
 from typing import Any, TypeVar, cast
 
 import torch
@@ -21,12 +22,19 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 _LISTS = (list, tuple)  # list | tuple would be made anew in each call
 
+Refuse = Callable[..., None]
+"""From a communicator, an error and the arguments of a call: gives the call, which is refused, its place there."""
+
 _FIELDS = {"op": "reduceOp", "root": "rootRank", "timeout": "timeout"}
 """Arguments of the forms without options, and the fields of options that they are."""
 
 
 def operation(
-    name: str, *arguments: str, options: type[Any] | None = None, extras: Sequence[str] = ()
+    name: str,
+    *arguments: str,
+    options: type[Any] | None = None,
+    extras: Sequence[str] = (),
+    refuse: Refuse | None = None,
 ) -> Callable[[F], F]:
     """Make a method of an operation, which ``torch.distributed`` calls ``name``.
 
@@ -34,6 +42,9 @@ def operation(
     object of ``options`` at the end: the one given, or one made of ``extras`` (of ``op``, ``root`` and ``timeout``, in
     the order of torch's forms).  Tensors on another device than the CPU are handed over to the path of that device,
     with the whole operation.  A ``UsageError`` becomes a ``DistBackendError``, too, and names the operation.
+
+    A call that is refused takes its place in the order of the group all the same, and ends on the other ranks with the
+    reason: ``refuse`` tells them, for messages between two ranks.
     """
     names = [each.split("|") for each in arguments]
     count = len(names)
@@ -43,20 +54,44 @@ def operation(
 
         @functools.wraps(method)
         def call(self: GroupBase, *given: Any, **named: Any) -> Any:
+            bound: tuple[Any, ...] | None = None
             try:
                 if named or len(given) != count + (options is not None) or (options and type(given[-1]) is not options):
-                    given = _bind(given, named, names, options, extras)
-                device = _device(given[0]) if given else None
+                    bound = _bind(given, named, names, options, extras)
+                else:
+                    bound = given
+                device = _device(bound[0]) if bound else None
                 if device is None:
-                    return method(self, *given)
+                    return method(self, *bound)
                 path = path_of(self, device)
-            except UsageError as error:
-                raise self.refuse(name, error) from None
-            return getattr(path, attribute)(*given)
+            except Exception as error:
+                refused = self.refuse(
+                    name, error, _telling(self, name, error, refuse, [*given, *named.values()], bound)
+                )
+                if refused is error:
+                    raise
+                raise refused from None
+            return getattr(path, attribute)(*bound)
 
         return cast("F", call)
 
     return decorate
+
+
+def _telling(
+    group: GroupBase,
+    name: str,
+    error: Exception,
+    refuse: Refuse | None,
+    given: Sequence[Any],
+    bound: tuple[Any, ...] | None,
+) -> Callable[[], None] | None:
+    """Return what tells other ranks that a call is refused; None where they do not wait for it in ``communicator``."""
+    if any((device := _device(each)) is not None and device.type in group.paths for each in given):
+        return None
+    if refuse is None:
+        return lambda: group.communicator.refuse(name, error)
+    return None if bound is None else partial(refuse, group.communicator, error, *bound)
 
 
 def _device(tensors: Any) -> torch.device | None:
