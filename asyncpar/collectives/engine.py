@@ -67,6 +67,8 @@ class Ticket:
 class Engine:
     """The operations of this rank in one group.  ``rank`` is its place in ``ranks``, which are ranks of the world."""
 
+    _is_made = False
+
     def __init__(
         self, *, table: OperationTable, number: int, name: str, ranks: tuple[int, ...], policy: Policy, limits: Limits
     ) -> None:
@@ -95,8 +97,11 @@ class Engine:
                 table.arena, number=hash64("keyed", number), name=name, ranks=ranks, place=self.rank, are_keyed=True
             )
         table.add(self.group)
-        collected = weakref.finalize(self, _let_go, table, self.group, (self.arena, self._keyed_arena))
-        collected.atexit = False
+        self._is_made = True
+
+    def __del__(self) -> None:  # and no ``weakref.finalize``: that would keep the table alive, which leads back to here
+        if self._is_made:
+            _let_go(self.table, self.group, (self.arena, self._keyed_arena))
 
     # -- preparing ---------------------------------------------------------------------------------------------------
 

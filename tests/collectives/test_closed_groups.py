@@ -6,6 +6,7 @@ import asyncio
 import gc
 import os
 import tracemalloc
+import weakref
 
 import numpy as np
 import pytest
@@ -99,3 +100,17 @@ async def test_memory_stays_the_same_over_many_groups(transport: str, count: int
             groups_now = [_made(node.world) for node in nodes]
             await asyncio.gather(*(group.all_reduce(np.ones(3), algorithm="arena") for group in groups_now))
             assert all(group._engine.arena is not None and group._engine.arena.is_open for group in groups_now)
+
+
+@pytest.mark.parametrize("transport", ["shm", "inproc", "tcp"])
+def test_nothing_of_a_world_that_is_over_stays_in_memory(transport: str) -> None:
+    async def run() -> list[weakref.ref[object]]:
+        async with local_world(3, transport=transport) as nodes:
+            groups = [_made(node.world, (0, 1, 2)) for node in nodes]
+            for communicators in ([node.world for node in nodes], groups):
+                await asyncio.gather(*(communicator.all_reduce(np.ones(200_000)) for communicator in communicators))
+            return [weakref.ref(each) for node in nodes for each in (node.world, node.world._engine.table)]
+
+    left = asyncio.run(run())
+    gc.collect()
+    assert [reference() for reference in left] == [None] * 6
