@@ -1,15 +1,15 @@
-"""Train tiny models with accelerate and Lightning Fabric over Gloo and asyncpar; compare all numbers.
+"""Train tiny models with accelerate, Lightning and Hugging Face's Trainer, over Gloo and asyncpar; compare all numbers.
 
     python scripts/torch_conformance/trainers.py
-    python scripts/torch_conformance/trainers.py --only fabric --ranks 4
+    python scripts/torch_conformance/trainers.py --only fabric hf_trainer --ranks 4
 
-Needs torch, accelerate and lightning in the environment of the Python that runs it
-(``pip install -c <(echo torch==2.13.0) accelerate lightning``, beside what ``scripts/test-backends`` has).
+Needs torch, accelerate, lightning and transformers in the environment of the Python that runs it
+(``pip install -c <(echo torch==2.13.0) accelerate lightning transformers``, beside what ``scripts/test-backends`` has).
 What a user does: Lightning takes the backend's name (``DDPStrategy(process_group_backend="asyncpar")``);
-accelerate knows no names but its own, and takes the process group that is there: call
-``torch.distributed.init_process_group("asyncpar")`` before it.
+accelerate, and Hugging Face's Trainer over it, know no names but their own, and take the process group that is there:
+call ``torch.distributed.init_process_group("asyncpar")`` before them.
 
-Nothing is downloaded: models are built here, data are random numbers.  Each library runs its own ranks,
+Nothing is downloaded: models are built from configurations, data are random numbers.  Each library runs its own ranks,
 once per backend; losses and norms of parameters of every rank must be equal to ``TOLERANCE``.  Exit status: 0 if so.
 """
 
@@ -33,6 +33,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 TOLERANCE = 1e-5
 LIMIT_SECONDS = 600.0
 _MARK = "NUMBERS "
+_STEPS = 4
 
 Numbers = dict[str, float]
 
@@ -110,9 +111,80 @@ def fabric(backend: str) -> Numbers:
     return found | _norms(module)
 
 
+def lightning_trainer(backend: str) -> Numbers:
+    """Lightning Trainer: two epochs, metrics synchronized over ranks per step and per epoch."""
+    import lightning
+    import torch
+    from lightning.pytorch.strategies import DDPStrategy
+    from torch.utils.data import DataLoader
+
+    class Module(lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = _layers()
+
+        def training_step(self, batch: Any, _: int) -> Any:
+            loss = (self.layers(batch[0]) - batch[1]).square().mean()
+            self.log("loss", loss, sync_dist=True, on_step=True, on_epoch=True)
+            return loss
+
+        def validation_step(self, batch: Any, _: int) -> None:
+            self.log("wrong", (self.layers(batch[0]) - batch[1]).abs().mean(), sync_dist=True, on_epoch=True)
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.Adam(self.parameters(), lr=0.01)
+
+    module = Module()
+    trainer = lightning.Trainer(
+        accelerator="cpu",
+        devices=int(os.environ["WORLD_SIZE"]),
+        strategy=DDPStrategy(process_group_backend=backend),
+        max_epochs=2,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    trainer.fit(module, DataLoader(_batches(), batch_size=8), DataLoader(_batches(), batch_size=8))
+    return {name: float(value) for name, value in trainer.callback_metrics.items()} | _norms(module)
+
+
+def hf_trainer(backend: str) -> Numbers:
+    """Train a language model of one layer with Hugging Face's Trainer, and evaluate it."""
+    import torch
+    from torch import distributed as dist
+    from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
+
+    dist.init_process_group(backend)
+    torch.manual_seed(0)
+    model = GPT2LMHeadModel(
+        GPT2Config(vocab_size=32, n_positions=16, n_embd=16, n_layer=1, n_head=2, bos_token_id=0, eos_token_id=0)
+    )
+    rows = torch.randint(0, 32, (32, 12), generator=torch.Generator().manual_seed(1))
+    texts = [{"input_ids": row, "labels": row} for row in rows]
+    with tempfile.TemporaryDirectory() as directory:
+        settings = TrainingArguments(
+            output_dir=directory,
+            use_cpu=True,
+            per_device_train_batch_size=2,
+            max_steps=_STEPS,
+            logging_steps=1,
+            save_strategy="no",
+            report_to=[],
+            disable_tqdm=True,
+        )
+        trainer = Trainer(model=model, args=settings, train_dataset=texts, eval_dataset=texts)
+        trainer.train()
+        found = {f"loss {number}": entry["loss"] for number, entry in enumerate(trainer.state.log_history[:_STEPS])}
+        found["evaluated"] = trainer.evaluate()["eval_loss"]
+    return found | _norms(model)
+
+
 PROGRAMS: dict[str, Callable[[str], Numbers]] = {
     "accelerate": accelerate,
     "fabric": fabric,
+    "lightning_trainer": lightning_trainer,
+    "hf_trainer": hf_trainer,
 }
 
 
