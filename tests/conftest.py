@@ -6,6 +6,10 @@ import gc
 from collections.abc import Generator
 
 import pytest
+from hypothesis import settings
+
+settings.register_profile("asyncpar", deadline=None)  # speed is measured in scripts/bench, never in a timed test
+settings.load_profile("asyncpar")
 
 
 @pytest.hookimpl(wrapper=True)

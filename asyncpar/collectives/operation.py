@@ -250,13 +250,17 @@ class Operation:
         self.waiter = None
         self._close()
 
-    def tell_failure(self, reason: Reason, text: str, *, lost: int | None = None) -> None:
-        """Tell the audience that the operation has failed here, because rank ``lost`` is gone perhaps."""
+    def tell_failure(self, reason: Reason, text: str, *, lost: int | None = None, is_linked: bool = False) -> None:
+        """Tell the audience that the operation has failed here, because rank ``lost`` is gone perhaps.
+
+        With ``is_linked`` only over links that are there: all ranks tell of a lost one, and most see it themselves.
+        """
         if self.route is None or self.table.links.is_closing:
             return
         payload = encode_control(Abort(reason, shortened(text), rank=lost))
         for rank in self.audience:
-            self.table.links.control(rank, FrameKind.ABORT, self.key(), payload)
+            if not is_linked or self.table.links.is_up(rank):
+                self.table.links.control(rank, FrameKind.ABORT, self.key(), payload)
 
     def key(self) -> Key:
         """Return the key of control frames about this operation."""

@@ -122,6 +122,8 @@ class OperationTable:
         for group in list(self._groups.values()):
             if rank in group.members:
                 for operation in group.pending():
+                    if operation.failure is None:  # it may be the link alone that is lost, which only two ranks see
+                        operation.tell_failure("lost", error.cause or str(error), lost=rank, is_linked=True)
                     operation.fail(operation.lost(error))
 
     def job_ends(self, error: PeerLost) -> None:

@@ -402,8 +402,10 @@ async def test_groups_have_orders_of_their_own() -> None:
 async def test_where_there_is_no_room_they_go_by_messages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ASYNCPAR_ARENA_BYTES", "256K")
     async with arena_of(2) as nodes:
+        kept = []  # a group that nobody has any more would give its room back
         for number in range(6):
             groups = [node.world.subgroup([0, 1], name=f"group {number}") for node in nodes]
+            kept.append(groups)
             for _ in range(2):
                 arrays = [[np.full(5000, node.rank + 1.0) for _ in range(3)] for node in nodes]
                 calls = [

@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 from asyncpar.errors import PeerLost
+from asyncpar.testing.loop import run_virtual
+from asyncpar.testing.world import local_world
 from tests.collectives.conftest import OpenRanks, Ranks
 
 
@@ -125,3 +127,25 @@ async def test_closing_the_own_node_ends_what_waits(open_ranks: OpenRanks) -> No
             await zero.barrier()
         with pytest.raises(PeerLost, match="this node is closed"):
             await zero.recv()
+
+
+@pytest.mark.parametrize("key", [None, "k"])
+def test_a_link_that_two_ranks_lose_ends_the_operation_on_all(key: str | None) -> None:
+    """Nobody else sees it: rank 1 would wait for ranks that have left."""
+
+    async def main() -> None:
+        async with local_world(3) as nodes:
+            calls = [
+                asyncio.ensure_future(node.world.all_reduce(np.ones(100_000), algorithm="ring", key=key))
+                for node in nodes[:2]
+            ]
+            await asyncio.sleep(0.01)
+            nodes[0].links._give_up(2, nodes[0].links._lost_error(2, "its link is damaged"))
+            async with asyncio.timeout(1):
+                errors = await asyncio.gather(*calls, return_exceptions=True)
+            for error in errors:
+                assert isinstance(error, PeerLost)
+                assert error.rank == 2
+                assert "its link is damaged" in str(error)
+
+    run_virtual(main())
