@@ -109,9 +109,14 @@ class Case:
         return HybridConfig(
             parallelism=parallelism,
             micro_batches=self.micro_batches,
-            zero=ZeROConfig(stage=self.zero, bucket_size_mb=0.002),
+            zero=small_buckets(self.zero),
             clip_norm=self.clip_norm,
         )
+
+
+def small_buckets(stage: ZeROStage) -> ZeROConfig:
+    """Return ``stage`` with many buckets; without sharding it has none of its own, and takes no size."""
+    return ZeROConfig(stage=stage) if stage is ZeROStage.NONE else ZeROConfig(stage=stage, bucket_size_mb=0.002)
 
 
 CHOICES: Mapping[str, Sequence[Any]] = {

@@ -13,7 +13,8 @@ import pytest
 from asyncpar.errors import PeerError, UsageError
 from asyncpar.hybrid import HybridConfig, StepTaken, ThreeDParallelismCoordinator, TransformerModel
 from asyncpar.pipeline.failure import ActionFailed
-from asyncpar.zero.config import ZeROConfig, ZeROStage
+from asyncpar.zero.config import ZeROStage
+from tests.hybrid.cases import small_buckets
 from tests.hybrid.faults import Fault, FaultyModel, Moment
 from tests.hybrid.ranks import Ranks, assert_has_taken, assert_names, outcomes_of, running
 from tests.hybrid.worlds import RATE, TINY, make_config
@@ -24,8 +25,7 @@ STAGES = [ZeROStage.NONE, ZeROStage.STAGE1, ZeROStage.STAGE3]
 
 
 def make(layout: tuple[int, int, int], stage: ZeROStage, **settings: Any) -> HybridConfig:
-    zero = ZeROConfig(stage=stage, bucket_size_mb=0.002)
-    return make_config(*layout, layers=2, micro_batches=2, zero=zero, clip_norm=0.3, **settings)
+    return make_config(*layout, layers=2, micro_batches=2, zero=small_buckets(stage), clip_norm=0.3, **settings)
 
 
 def assert_all_know(outcomes: list[Any], culprit: int, own: type[BaseException]) -> None:
