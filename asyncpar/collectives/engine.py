@@ -392,7 +392,7 @@ def _weakly(engine: Engine) -> Callable[[], None]:
 
 def _let_go(table: OperationTable, group: Group, arenas: Sequence[ArenaGroup | None]) -> None:
     """Nobody has the group any more, nor a call of it: close it, soon.  From any thread, in the middle of anything."""
-    if not (group.is_closed or table.loop.is_closed()):
+    if not (group.is_closed or table.links.is_closing or table.loop.is_closed()):
         table.loop.call_soon_threadsafe(_let_go_now, table, group, arenas)
 
 

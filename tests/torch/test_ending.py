@@ -62,15 +62,13 @@ def end_right_after(transport: str) -> None:
         lambda: dist.all_reduce(small),
         lambda: dist.all_reduce(large),
         lambda: dist.broadcast(large, 0),
-    ]
-    one_sided: list[Callable[[], Any]] = [
         lambda: dist.broadcast(small, 0),
         lambda: dist.reduce(small, 1),
         lambda: dist.gather(small, lists if mine == 1 else None, dst=1),
         lambda: dist.scatter(small, lists if mine == 0 else None),
-        lambda: dist.send(small, 1) if mine == 0 else dist.recv(small, 0),
         lambda: dist.broadcast_object_list([{"some": "words"}], 0),
     ]
+    one_sided: list[Callable[[], Any]] = [lambda: dist.send(small, 1) if mine == 0 else dist.recv(small, 0)]
     for number, call in enumerate([*both, *one_sided]):
         meet(f"end-{transport}-{number}")
         words = store()
