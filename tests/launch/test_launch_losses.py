@@ -165,6 +165,7 @@ def test_a_rank_that_computes_without_the_loop_is_not_silent_nor_is_a_stopped_on
                 other = subprocess.Popen(["sh", "-c", f"sleep 3; kill -CONT {os.getpid()}"])
                 os.kill(os.getpid(), signal.SIGSTOP)
                 other.wait()
+                await asyncio.sleep(2.0)  # the agent looks twice a second, and must see that it runs
             await node.world.barrier()
 
         ap.run(main)
