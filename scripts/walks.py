@@ -1,0 +1,236 @@
+"""How far one operation goes through the package: files that it enters, functions, changes from file to file.
+
+    python scripts/walks.py            # all walks; that of torch where torch is installed
+    python scripts/walks.py ask tcp    # some
+
+Two ranks in processes of their own run an operation until it is in its steady state.  Then every call of a Python
+function of the package is counted, in all threads, while one operation runs.  Of several operations the one with the
+median number of functions is shown, as rank 0 saw it; an ask is counted on both ranks together.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any, Final, NamedTuple
+
+ROOT: Final = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+WALKS: Final = {
+    "shm": "all_reduce, 4 MB, shared memory",
+    "tcp": "all_reduce, 4 MB, TCP",
+    "ask": "ask, 1 KB, TCP, both ends",
+    "int8": "gradient step, int8, one 256 KiB bucket, TCP",
+    "torch": "torch all_reduce, 1 MB, shared memory",
+}
+_TRANSPORT: Final = {"shm": "shm", "torch": "shm"}
+_PACKAGE: Final = f"{ROOT}{os.sep}asyncpar{os.sep}"
+_MARK: Final = "COURSE "
+_WARM: Final = 20
+_COUNTED: Final = 9
+
+
+class Course(NamedTuple):
+    """Where an operation went: functions, as ``file:line``, and how often it went from one file to another."""
+
+    functions: frozenset[str]
+    changes: int
+
+    def __add__(self, other: Course) -> Course:  # type: ignore[override]
+        return Course(self.functions | other.functions, self.changes + other.changes)
+
+    @property
+    def files(self) -> int:
+        return len({function.partition(":")[0] for function in self.functions})
+
+
+class Walk:
+    """Counts calls of the package's functions between ``begin`` and ``end``."""
+
+    def __init__(self) -> None:
+        self._codes: set[CodeType] = set()
+        self._last: str | None = None
+        self._changes = 0
+        self._is_on = False
+
+    def install(self) -> None:
+        """Watch this thread, and all that are started from now on."""
+        threading.setprofile(self._called)
+        sys.setprofile(self._called)
+
+    def begin(self) -> None:
+        self._codes, self._last, self._changes = set(), None, 0
+        self._is_on = True
+
+    def end(self) -> Course:
+        self._is_on = False
+        functions = {f"{code.co_filename.removeprefix(_PACKAGE)}:{code.co_firstlineno}" for code in self._codes}
+        return Course(frozenset(functions), self._changes)
+
+    def _called(self, frame: FrameType, event: str, _: Any) -> None:
+        if event != "call" or not self._is_on:
+            return
+        code = frame.f_code
+        if not code.co_filename.startswith(_PACKAGE):
+            return
+        self._codes.add(code)
+        if code.co_filename != self._last:
+            self._changes += self._last is not None
+            self._last = code.co_filename
+
+
+async def count(walk: Walk, operation: Callable[[], Awaitable[object]], barrier: Callable[[], Awaitable[None]]) -> None:
+    """Run ``operation`` on both ranks, and print where it goes."""
+    courses = []
+    for number in range(_WARM + _COUNTED):
+        await barrier()
+        await asyncio.sleep(0.05)  # whatever the barrier left to do is done
+        walk.begin()
+        await operation()
+        course = walk.end()
+        if number >= _WARM:
+            courses.append(course)
+    show(courses)
+
+
+def show(courses: list[Course]) -> None:
+    """Print the course with the median number of functions."""
+    course = sorted(courses, key=lambda course: len(course.functions))[len(courses) // 2]
+    print(_MARK + json.dumps([int(os.environ["RANK"]), sorted(course.functions), course.changes]), flush=True)
+
+
+async def walk_collective(walk: Walk) -> None:
+    import numpy as np
+
+    import asyncpar as ap
+
+    async with ap.init() as node:
+        x = np.zeros(1 << 20, np.float32)
+        await count(walk, lambda: node.world.all_reduce(x), node.world.barrier)
+
+
+async def walk_ask(walk: Walk) -> None:
+    import asyncpar as ap
+
+    class Echo(ap.Actor):
+        @ap.endpoint
+        async def say(self, words: bytes) -> bytes:
+            return words
+
+    async with ap.init() as node:
+        await node.spawn(Echo, name="echo")
+        await node.world.barrier()
+        echo = node.ref("echo", rank=1, actor_class=Echo)
+
+        async def operation() -> None:
+            if node.rank == 0:
+                await echo.say(bytes(1024))
+            else:
+                await asyncio.sleep(0.05)  # meanwhile it is asked
+
+        await count(walk, operation, node.world.barrier)
+        await node.world.barrier()
+
+
+async def walk_gradients(walk: Walk) -> None:
+    import numpy as np
+
+    import asyncpar as ap
+    from asyncpar.gradsync import GradientBucketingConfig, GradientCompressionConfig, GradientSynchronizer
+
+    class Gradient:
+        name = "weight"
+        grad = np.ones(1 << 16, np.float32)
+
+    async with ap.init() as node:
+        synchronizer = GradientSynchronizer.data_parallel(
+            node.world,
+            bucketing=GradientBucketingConfig(bucket_size_mb=1.0),
+            compression=GradientCompressionConfig(codec="int8"),
+        )
+
+        async def operation() -> None:
+            async with synchronizer.step([Gradient()]):
+                pass
+
+        await count(walk, operation, node.world.barrier)
+
+
+def walk_torch(walk: Walk) -> None:
+    import time
+
+    import torch
+    import torch.distributed as dist
+
+    dist.init_process_group("asyncpar")
+    x, courses = torch.zeros(1 << 18), []
+    for number in range(_WARM + _COUNTED):
+        dist.barrier()
+        time.sleep(0.05)
+        walk.begin()
+        dist.all_reduce(x)
+        course = walk.end()
+        if number >= _WARM:
+            courses.append(course)
+    show(courses)
+    dist.destroy_process_group()
+
+
+def be_rank(name: str) -> None:
+    """Run the walk ``name`` on this rank."""
+    walk = Walk()
+    walk.install()
+    if name == "torch":
+        walk_torch(walk)
+        return
+    import asyncpar as ap
+
+    bodies = {"shm": walk_collective, "tcp": walk_collective, "ask": walk_ask, "int8": walk_gradients}
+    ap.run(lambda: bodies[name](walk))
+
+
+def measure(name: str) -> Course:
+    """Launch two ranks for the walk ``name``."""
+    command = [sys.executable, "-m", "asyncpar", "launch", "--nproc-per-node", "2", "--transport"]
+    command += [_TRANSPORT.get(name, "tcp"), __file__, "--rank", name]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=120, check=False)
+    lines = [*done.stdout.splitlines(), *done.stderr.splitlines()]  # the launcher shows other ranks than 0 on stderr
+    found = sorted(json.loads(line.partition(_MARK)[2]) for line in lines if _MARK in line)
+    if done.returncode or len(found) != 2:
+        sys.exit(f"{' '.join(command)} ended with {done.returncode}:\n{done.stdout}{done.stderr}")
+    first, second = (Course(frozenset(functions), changes) for _, functions, changes in found)
+    return first + second if name == "ask" else first
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Count the files and functions that an operation goes through.")
+    parser.add_argument("walks", nargs="*", metavar="walk", help=f"of {', '.join(WALKS)}; default all")
+    parser.add_argument("--rank", choices=sorted(WALKS), help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    unknown = sorted(set(options.walks) - set(WALKS))
+    if unknown:
+        parser.error(f"expected walks of {', '.join(WALKS)}, got {', '.join(unknown)}")
+    if options.rank is not None:
+        be_rank(options.rank)
+        return
+    print(f"{'walk':46} {'files':>6} {'functions':>10} {'changes of file':>16}")
+    for name in options.walks or WALKS:
+        if name == "torch" and importlib.util.find_spec("torch") is None:
+            print(f"{WALKS[name]:46} not counted: torch is not installed here")
+            continue
+        course = measure(name)
+        print(f"{WALKS[name]:46} {course.files:6} {len(course.functions):10} {course.changes:16}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
