@@ -58,7 +58,10 @@ class PipelineScheduleType(StrEnum):
         """
         if self.is_v_shaped:
             if num_model_chunks > V_CHUNKS:
-                raise UsageError(f"num_model_chunks: expected {V_CHUNKS} with {self}, got {num_model_chunks}")
+                raise UsageError(
+                    f"num_model_chunks: expected {V_CHUNKS} with {self}, got {num_model_chunks}; "
+                    "interleaved_one_f1b takes more"
+                )
             return V_CHUNKS
         if self is PipelineScheduleType.ONE_FORWARD_ONE_BACKWARD and num_model_chunks != 1:
             raise UsageError(

@@ -6,13 +6,10 @@ fail together), ``recompute.py`` and ``offload/`` (what is kept until the backwa
 """
 
 from asyncpar.pipeline.alarm import StepAlarm, StepFailed
-from asyncpar.pipeline.blocking import check_blocking
-from asyncpar.pipeline.check import check_schedule
-from asyncpar.pipeline.costs import UNIT_COSTS, CostModel, Costs
-from asyncpar.pipeline.custom import CustomSchedule
-from asyncpar.pipeline.errors import InvalidSchedule
+from asyncpar.pipeline.check import check_blocking, check_schedule
+from asyncpar.pipeline.custom import CustomSchedule, format_schedule, load_schedule, parse_schedule, write_schedule
+from asyncpar.pipeline.errors import ActionFailed, InvalidSchedule
 from asyncpar.pipeline.executor import PipelineExecutor
-from asyncpar.pipeline.failure import ActionFailed
 from asyncpar.pipeline.layout import StageLayout
 from asyncpar.pipeline.offload import MemoryManager, MemoryUsageStats, OffloadError
 from asyncpar.pipeline.opening import PipelineMismatch
@@ -20,8 +17,7 @@ from asyncpar.pipeline.operation import Content, Message, OperationKind, Pipelin
 from asyncpar.pipeline.recompute import Recomputed, apply_memory_strategy
 from asyncpar.pipeline.result import BoundaryTraffic, PipelineResult
 from asyncpar.pipeline.schedule import PipelineSchedule, Schedule
-from asyncpar.pipeline.schedule_file import format_schedule, load_schedule, parse_schedule, write_schedule
-from asyncpar.pipeline.simulation import Simulation, Span, peak_in_flight, simulate
+from asyncpar.pipeline.simulation import UNIT_COSTS, CostModel, Costs, Simulation, Span, peak_in_flight, simulate
 
 __all__ = [
     "UNIT_COSTS",

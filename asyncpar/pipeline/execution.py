@@ -12,7 +12,7 @@ from asyncpar.collectives.task_group import CleanTaskGroup
 from asyncpar.errors import PeerError, UsageError
 from asyncpar.nn.parameter import OnGradient
 from asyncpar.nn.stage import Stage
-from asyncpar.pipeline.failure import ActionFailed
+from asyncpar.pipeline.errors import ActionFailed
 from asyncpar.pipeline.mail import Array, Mail, Tags, check_sendable, messages_in
 from asyncpar.pipeline.offload.manager import MemoryManager
 from asyncpar.pipeline.operation import Content, Message, OperationKind, PipelineOp

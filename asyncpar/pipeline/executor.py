@@ -26,8 +26,8 @@ from asyncpar.nn.parameter import OnGradient
 from asyncpar.nn.stage import Stage
 from asyncpar.pipeline.alarm import StepAlarm
 from asyncpar.pipeline.check import check_schedule
+from asyncpar.pipeline.errors import principal_of
 from asyncpar.pipeline.execution import Compute, Execution, Load, LossFunction, Part
-from asyncpar.pipeline.failure import principal_of
 from asyncpar.pipeline.mail import RECEIVE_AHEAD, Array, make_tags
 from asyncpar.pipeline.offload.manager import MemoryManager
 from asyncpar.pipeline.opening import Opening, PipelineMismatch, find_mismatch

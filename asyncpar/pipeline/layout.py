@@ -38,11 +38,6 @@ class StageLayout:
         """The model goes round the ranks ``num_model_chunks`` times, each time from first to last."""
         return cls(ranks=tuple(range(num_stages)) * num_model_chunks, num_stages=num_stages)
 
-    @classmethod
-    def v_shaped(cls, num_stages: int) -> StageLayout:
-        """The model goes from the first rank to the last and back, so that rank 0 has both its ends."""
-        return cls(ranks=(*range(num_stages), *reversed(range(num_stages))), num_stages=num_stages)
-
     @property
     def num_virtual_stages(self) -> int:
         return len(self.ranks)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.collectives.ledger import LARGEST_TAG
 from asyncpar.errors import PeerError, UsageError
-from asyncpar.pipeline.failure import ActionFailed
+from asyncpar.pipeline.errors import ActionFailed
 from asyncpar.pipeline.operation import Content, Message, PipelineOp
 from asyncpar.pipeline.result import TrafficCount
 from asyncpar.pipeline.schedule import Schedule

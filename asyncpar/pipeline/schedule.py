@@ -9,14 +9,11 @@ from functools import lru_cache
 
 from asyncpar.config.parallel import PipelineScheduleType
 from asyncpar.errors import UsageError
-from asyncpar.pipeline.communication import with_messages
+from asyncpar.pipeline.dependencies import with_messages
 from asyncpar.pipeline.layout import StageLayout, check_index
 from asyncpar.pipeline.operation import PipelineOp
 from asyncpar.pipeline.orders import rank_order
 
-_V_SHAPED = (PipelineScheduleType.ZBV, PipelineScheduleType.DUALPIPE_V)
-_V_CHUNKS = 2
-_ONE_CHUNK = (PipelineScheduleType.ONE_FORWARD_ONE_BACKWARD,)
 _DIGEST_LENGTH = 16
 
 
@@ -111,26 +108,12 @@ class PipelineSchedule(Schedule):
         except ValueError:
             names = ", ".join(PipelineScheduleType)
             raise UsageError(f"schedule_type: expected one of {names}, got {self.schedule_type!r}") from None
-        self._check_chunks()
-
-    def _check_chunks(self) -> None:
-        if self.is_v_shaped:
-            if self.num_model_chunks > _V_CHUNKS:
-                raise UsageError(
-                    f"num_model_chunks: {self.schedule_type} goes down the ranks and back up, so expected 2, "
-                    f"got {self.num_model_chunks}; more chunks need interleaved_one_f1b or zero_bubble"
-                )
-            object.__setattr__(self, "num_model_chunks", _V_CHUNKS)
-        elif self.schedule_type in _ONE_CHUNK and self.num_model_chunks != 1:
-            raise UsageError(
-                f"num_model_chunks: {self.schedule_type} has one chunk per rank, got {self.num_model_chunks}; "
-                f"interleaved_one_f1b is the same with more"
-            )
+        object.__setattr__(self, "num_model_chunks", self.schedule_type.chunks(self.num_model_chunks))
 
     @property
     def is_v_shaped(self) -> bool:
         """Whether the model goes from the first rank to the last and back."""
-        return self.schedule_type in _V_SHAPED
+        return self.schedule_type.is_v_shaped
 
     @property
     def name(self) -> str:
@@ -147,9 +130,8 @@ class PipelineSchedule(Schedule):
 
 @lru_cache(maxsize=256)
 def _layout(schedule: PipelineSchedule) -> StageLayout:
-    if schedule.is_v_shaped:
-        return StageLayout.v_shaped(schedule.num_stages)
-    return StageLayout.looped(schedule.num_stages, schedule.num_model_chunks)
+    ranks = schedule.schedule_type.stage_ranks(schedule.num_stages, schedule.num_model_chunks)
+    return StageLayout(ranks=ranks, num_stages=schedule.num_stages)
 
 
 @lru_cache(maxsize=256)

@@ -14,9 +14,9 @@ from asyncpar.config.parallel import PipelineScheduleType
 from asyncpar.errors import PeerError, UsageError
 from asyncpar.hybrid import HybridConfig, ThreeDParallelismCoordinator, TransformerModel
 from asyncpar.nn import TransformerConfig
+from asyncpar.pipeline.custom import parse_schedule
 from asyncpar.pipeline.errors import InvalidSchedule
 from asyncpar.pipeline.schedule import PipelineSchedule
-from asyncpar.pipeline.schedule_file import parse_schedule
 from asyncpar.testing import local_world
 from asyncpar.zero.config import ZeROConfig, ZeROStage
 from tests.hybrid.ranks import PATIENCE, assert_has_taken, outcomes_of, running

@@ -12,7 +12,7 @@ import pytest
 
 from asyncpar.errors import PeerError, UsageError
 from asyncpar.hybrid import HybridConfig, StepTaken, ThreeDParallelismCoordinator, TransformerModel
-from asyncpar.pipeline.failure import ActionFailed
+from asyncpar.pipeline.errors import ActionFailed
 from asyncpar.zero.config import ZeROStage
 from tests.hybrid.cases import small_buckets
 from tests.hybrid.faults import Fault, FaultyModel, Moment

@@ -16,8 +16,8 @@ from asyncpar.nn import Initializer, Linear, Sequential, Stage
 from asyncpar.nn.parameter import Array
 from asyncpar.pipeline import InvalidSchedule, PipelineSchedule
 from asyncpar.pipeline.alarm import StepAlarm, StepFailed
+from asyncpar.pipeline.errors import ActionFailed
 from asyncpar.pipeline.executor import PipelineExecutor
-from asyncpar.pipeline.failure import ActionFailed
 from asyncpar.pipeline.offload import MemoryManager
 from asyncpar.pipeline.opening import PipelineMismatch
 from asyncpar.pipeline.operation import OperationKind, PipelineOp

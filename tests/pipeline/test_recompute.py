@@ -14,7 +14,7 @@ from asyncpar.nn import Block, Initializer, Linear, Sequential, Stage
 from asyncpar.nn.dropout import Dropout
 from asyncpar.nn.parameter import Array
 from asyncpar.pipeline import PipelineSchedule
-from asyncpar.pipeline.offload.arrays import bytes_of
+from asyncpar.pipeline.offload.packing import bytes_of
 from asyncpar.pipeline.recompute import Recomputed, apply_memory_strategy
 from tests.pipeline.real_stages import gradients_of, make_executors, make_samples, run_all
 from tests.pipeline.worlds import Ranks, in_virtual_time

@@ -11,7 +11,7 @@ import torch
 
 from asyncpar.nn.half import HalfParameter, stored_value
 from asyncpar.nn.optimizers import SGD, Adam, Optimizer
-from asyncpar.pipeline.offload.arrays import bytes_of
+from asyncpar.pipeline.offload.packing import bytes_of
 from asyncpar.torch.stage.stage import ModuleStage
 from tests.torch.stage_passes import Tied, Unused, X, make_stages, seeded, train
 from tests.torch.torch_models import FEATURES, Block, make_parts, make_tokens, train_alone

@@ -1,4 +1,4 @@
-"""One activation that a memory manager holds."""
+"""What a memory manager holds, and what that has taken of memory and disk."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import asyncio
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from asyncpar.pipeline.offload.arrays import Array, owners_in
-from asyncpar.pipeline.offload.packing import Skeleton
+from asyncpar.pipeline.offload.packing import Array, Skeleton, owners_in
 
 Key: TypeAlias = tuple[int, int]
 """Chunk and micro-batch."""
@@ -52,3 +51,33 @@ class Entry:
     def must_stay(self) -> bool:
         """Is it of no use any more to have it on disk?"""
         return self.is_wanted or self.is_freed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Volume:
+    """How often, and how many bytes."""
+
+    count: int = 0
+    nbytes: int = 0
+
+    def plus(self, nbytes: int) -> Volume:
+        """Return this and once more."""
+        return Volume(count=self.count + 1, nbytes=self.nbytes + nbytes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryUsageStats:
+    """Measured figures, in bytes of the arrays themselves, shared memory counted once.
+
+    ``current_bytes`` and ``peak_bytes`` are in memory, ``current_count`` and ``peak_count`` held at all (in flight);
+    ``offloaded`` went to disk and ``restored`` came back from there; ``retrieved`` was asked for, wherever it was.
+    """
+
+    current_bytes: int
+    peak_bytes: int
+    current_count: int
+    peak_count: int
+    stored: Volume
+    retrieved: Volume
+    offloaded: Volume
+    restored: Volume

@@ -12,12 +12,10 @@ from typing import Any, Final, Self, TypeVar, TypeVarTuple
 
 from asyncpar.config.parallel import MemoryOptimizationStrategy
 from asyncpar.errors import UsageError
-from asyncpar.pipeline.offload.arrays import ByteLedger, owners_in
-from asyncpar.pipeline.offload.entry import Entry, Key, OnDisk
-from asyncpar.pipeline.offload.errors import OffloadError
-from asyncpar.pipeline.offload.packing import take_apart
+from asyncpar.pipeline.errors import OffloadError
+from asyncpar.pipeline.offload.entry import Entry, Key, MemoryUsageStats, OnDisk, Volume
+from asyncpar.pipeline.offload.packing import ByteLedger, owners_in, take_apart
 from asyncpar.pipeline.offload.spill import SpillFile
-from asyncpar.pipeline.offload.usage import MemoryUsageStats, Volume
 
 T = TypeVar("T")
 Arguments = TypeVarTuple("Arguments")

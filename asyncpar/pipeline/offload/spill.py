@@ -13,8 +13,8 @@ from typing import Final
 import numpy as np
 
 from asyncpar.arena.heap import FreeRanges
-from asyncpar.pipeline.offload.arrays import Array
-from asyncpar.pipeline.offload.errors import OffloadError
+from asyncpar.pipeline.errors import OffloadError
+from asyncpar.pipeline.offload.packing import Array
 
 _CAPACITY: Final = 1 << 60
 _GRANULARITY: Final = 4096

@@ -6,12 +6,9 @@ from collections.abc import Iterator
 
 from asyncpar.config.parallel import PipelineScheduleType
 from asyncpar.pipeline.orders.breadth_first import gpipe, round_robin, sequential
-from asyncpar.pipeline.orders.dualpipe_v import dualpipe_v
-from asyncpar.pipeline.orders.interleaved import interleaved
-from asyncpar.pipeline.orders.one_f1b import one_f1b
+from asyncpar.pipeline.orders.one_forward_one_backward import interleaved, one_f1b, zero_bubble
 from asyncpar.pipeline.orders.step import Step
-from asyncpar.pipeline.orders.zbv import zbv
-from asyncpar.pipeline.orders.zero_bubble import zero_bubble
+from asyncpar.pipeline.orders.v_shaped import dualpipe_v, zbv
 
 __all__ = ["Step", "rank_order"]
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from asyncpar.pipeline.offload.arrays import ByteLedger, arrays_in, bytes_of, owners_in
+from asyncpar.pipeline.offload.packing import ByteLedger, arrays_in, bytes_of, owners_in
 
 
 @dataclass(frozen=True, slots=True)

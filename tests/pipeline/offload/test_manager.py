@@ -18,7 +18,7 @@ from asyncpar.config.parallel import PipelineScheduleType as Kind
 from asyncpar.errors import UsageError
 from asyncpar.pipeline import PipelineSchedule
 from asyncpar.pipeline.alarm import StepFailed
-from asyncpar.pipeline.failure import ActionFailed
+from asyncpar.pipeline.errors import ActionFailed
 from asyncpar.pipeline.offload import MemoryManager, OffloadError, Volume
 from asyncpar.pipeline.offload.spill import SpillFile
 from tests.pipeline.real_stages import alone, cut_model, gradients_of, make_executors, make_samples, run_all

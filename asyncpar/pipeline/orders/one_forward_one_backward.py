@@ -1,0 +1,88 @@
+"""Forwards and backwards in turn: 1F1B, interleaved 1F1B (several chunks per rank), zero bubble (split backwards).
+
+1F1B: Narayanan et al., "PipeDream: Generalized Pipeline Parallelism for DNN Training" (2019), in its synchronous form.
+
+Interleaved 1F1B: Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM"
+(2021), section 2.2: a smaller bubble for more messages and more activations.  Micro-batches go through the chunks in
+groups.  Groups as large as there are ranks keep least; where the number of micro-batches is no multiple of that, groups
+are larger (less than twice), never smaller: the bubble stays (p - 1) (F + B) for any number of micro-batches from p on.
+
+Zero bubble: ZB-H1 of Qi et al., "Zero Bubble Pipeline Parallelism" (2023): weight gradients fill the bubble, and a rank
+keeps as much as the first rank of 1F1B.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+
+from asyncpar.pipeline.orders.step import Step, backward, backward_input, backward_weight, forward, only_first
+
+
+def one_f1b(rank: int, ranks: int, micro_batches: int) -> Iterator[Step]:
+    """Run ahead by as many forwards as there are ranks behind this one, then alternate, then finish the backwards."""
+    ahead = min(ranks - 1 - rank, micro_batches)
+    for micro_batch in range(ahead):
+        yield forward(0, micro_batch)
+    for micro_batch in range(ahead, micro_batches):
+        yield forward(0, micro_batch)
+        yield backward(0, micro_batch - ahead)
+    for micro_batch in range(micro_batches - ahead, micro_batches):
+        yield backward(0, micro_batch)
+
+
+def interleaved(rank: int, ranks: int, micro_batches: int, chunks: int) -> Iterator[Step]:
+    """Run ahead through all chunks but the last and two steps per rank behind this one, then alternate.
+
+    With one chunk there is nothing to interleave, and the order is that of 1F1B.
+    """
+    if chunks == 1:
+        return one_f1b(rank, ranks, micro_batches)
+    return only_first(_interleave(rank, groups_of(ranks, micro_batches), ranks, chunks), micro_batches)
+
+
+def groups_of(ranks: int, micro_batches: int) -> list[range]:
+    """Cut micro-batches into as many groups of at least ``ranks`` as there can be, sizes differing by one at most.
+
+    There may be more than ``micro_batches`` of them if those are fewer than ranks.
+    """
+    count = max(micro_batches, ranks)
+    groups = count // ranks
+    bounds = [group * (count // groups) + min(group, count % groups) for group in range(groups + 1)]
+    return [range(first, last) for first, last in pairwise(bounds)]
+
+
+def group_by_group(groups: Sequence[range], chunks: range) -> list[tuple[int, int]]:
+    """Return (chunk, micro-batch) pairs: each group of micro-batches goes through all of ``chunks`` before the next."""
+    return [(chunk, micro_batch) for group in groups for chunk in chunks for micro_batch in group]
+
+
+def _interleave(rank: int, groups: Sequence[range], ranks: int, chunks: int) -> Iterator[Step]:
+    forwards = group_by_group(groups, range(chunks))
+    backwards = group_by_group(groups, range(chunks)[::-1])
+    total = len(forwards)
+    ahead = min((chunks - 1) * len(groups[0]) + 2 * (ranks - 1 - rank), total)
+    for place in range(total + ahead):
+        if place < total:
+            yield forward(*forwards[place])
+        if place >= ahead:
+            yield backward(*backwards[place - ahead])
+
+
+def zero_bubble(rank: int, ranks: int, micro_batches: int, chunks: int) -> Iterator[Step]:
+    """Run one step ahead for each rank behind this one; weight gradients lag by one step for each rank before it."""
+    return only_first(_split_backwards(rank, groups_of(ranks, micro_batches), ranks, chunks), micro_batches)
+
+
+def _split_backwards(rank: int, groups: Sequence[range], ranks: int, chunks: int) -> Iterator[Step]:
+    forwards = group_by_group(groups, range(chunks))
+    backwards = group_by_group(groups, range(chunks)[::-1])
+    total = len(forwards)
+    ahead = min((chunks - 1) * len(groups[0]) + ranks - 1 - rank, total)
+    for place in range(total + ahead + rank):
+        if place < total:
+            yield forward(*forwards[place])
+        if ahead <= place < ahead + total:
+            yield backward_input(*backwards[place - ahead])
+        if place >= ahead + rank:
+            yield backward_weight(*backwards[place - ahead - rank])
