@@ -4,6 +4,10 @@ set -euo pipefail
 ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 VENV="${ASYNCPAR_VENV:-$ROOT/.venv}"
 PYTHON="$VENV/bin/python"
+# Tests start Python processes by the hundred: where no bytecode may be kept, each compiles all that it imports.
+unset PYTHONDONTWRITEBYTECODE
+# Arguments of pytest: a worker for each processor, which takes tests from others when it has none left.
+PARALLEL=(-n logical --maxprocesses 8 --dist worksteal)
 
 find_python() {
     local candidate

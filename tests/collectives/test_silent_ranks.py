@@ -1,7 +1,7 @@
 """A rank that stops in the middle of an operation is named by every other rank, whoever waits for whom.
 
 Generated: operations x algorithms x the silent rank x the moment at which it stops.  All on virtual time.  Set
-``ASYNCPAR_ALL_CASES`` to run every moment.
+``ASYNCPAR_TEST_ALL`` to run every moment.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def calls(operation: str, algorithm: str) -> Call:
 
 
 CASES = [(operation, algorithm) for operation, names in KNOWN.items() for algorithm in names]
-MOMENTS = range(1, 12) if "ASYNCPAR_ALL_CASES" in os.environ else (1, 3)
+MOMENTS = range(1, 12) if "ASYNCPAR_TEST_ALL" in os.environ else (1, 3)
 
 
 async def _survivors(call: Call, silent: int, moment: int, timeout: float) -> list[PeerError]:

@@ -1,6 +1,6 @@
 """Training over ranks comes to what one process comes to: losses, norms, values and states of the optimizer.
 
-``ASYNCPAR_WHOLE_PRODUCT=1`` tries every combination in ``cases.py``, which takes hours, instead of a sample; or every
+``ASYNCPAR_TEST_ALL=1`` tries every combination in ``cases.py``, which takes hours, instead of a sample; or every
 n-th with another number ``n``.
 """
 
@@ -22,7 +22,7 @@ from asyncpar.zero.config import ZeROConfig, ZeROStage
 from tests.hybrid.cases import Case, covering_sample, whole_product
 from tests.hybrid.worlds import TINY, Outcome, assert_same, make_config, train_alone, train_together
 
-EVERY = int(os.environ.get("ASYNCPAR_WHOLE_PRODUCT", "0"))
+EVERY = int(os.environ.get("ASYNCPAR_TEST_ALL", "0"))
 CASES = list(islice(whole_product(), 0, None, EVERY)) if EVERY else covering_sample()
 EXACT = 1e-12
 

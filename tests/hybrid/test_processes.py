@@ -1,6 +1,6 @@
 """Eight real processes train as one does.
 
-``ASYNCPAR_ALL_PROCESSES=1`` runs all four layouts; by default two, as starting sixteen processes takes a while.
+``ASYNCPAR_TEST_ALL=1`` runs all four layouts; by default two, as starting sixteen processes takes a while.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ LAYOUTS = [
     (1, 4, 2, ZeROStage.NONE, PipelineScheduleType.ZBV),
     (8, 1, 1, ZeROStage.STAGE2, PipelineScheduleType.GPIPE),
 ]
-CHOSEN = LAYOUTS if os.environ.get("ASYNCPAR_ALL_PROCESSES") else LAYOUTS[:2]
+CHOSEN = LAYOUTS if os.environ.get("ASYNCPAR_TEST_ALL") else LAYOUTS[:2]
 
 
 @pytest.mark.parametrize(("dp", "tp", "pp", "stage", "schedule"), CHOSEN)

@@ -1,6 +1,6 @@
 """What the ranks of a launched job hear when one of them is killed, stopped or hung: in every phase, with its name.
 
-Set ``ASYNCPAR_ALL_CASES`` to run every point of formation with every victim.
+Set ``ASYNCPAR_TEST_ALL`` to run every point of formation with every victim.
 """
 
 from __future__ import annotations
@@ -201,7 +201,7 @@ SAMPLE = [
 ]
 
 
-@pytest.mark.parametrize(("point", "number", "victim"), ALL if "ASYNCPAR_ALL_CASES" in os.environ else SAMPLE)
+@pytest.mark.parametrize(("point", "number", "victim"), ALL if "ASYNCPAR_TEST_ALL" in os.environ else SAMPLE)
 def test_formation_ends_with_the_name_of_the_rank_that_was_killed_or_stopped(
     launcher: Launcher, point: str, number: signal.Signals, victim: int
 ) -> None:

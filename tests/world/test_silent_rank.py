@@ -19,7 +19,7 @@ CASES = [
     ("tcp", "mixed", 0),
     ("grpc", "keyed", 1),
 ]
-if "ASYNCPAR_ALL_CASES" in os.environ:
+if "ASYNCPAR_TEST_ALL" in os.environ:
     CASES = [
         (transport, what, silent)
         for transport in (None, "shm", "tcp", "grpc")
