@@ -33,12 +33,13 @@ class StepOutcome:
     """What became of a step; complete when its block has been left.
 
     ``is_skipped``: gradients are as they were, because some were not finite (``NonFinitePolicy.SKIP_STEP``).
-    ``culprits``: which ranks of the world had which parameters NaN or infinite, if any.  ``text`` says why the means
-    cannot be had, and is empty if they can.
+    ``culprits``: which ranks of the world had which parameters NaN or infinite, if any.  ``lost`` are the buckets whose
+    means cannot be had, ``text`` says why, and is empty if they can.
     """
 
     is_skipped: bool = False
     culprits: dict[int, list[str]] = field(default_factory=dict)
+    lost: list[str] = field(default_factory=list)
     text: str = ""
 
     def add(self, findings: Iterable[Findings]) -> None:
@@ -46,17 +47,16 @@ class StepOutcome:
 
         Where nobody brought anything, finite values had an infinite sum.
         """
-        lost: list[str] = []
         for finding in findings:
             for rank, names in finding.culprits.items():
                 known = self.culprits.setdefault(rank, [])
                 known += [name for name in names if name not in known]
-            lost += finding.lost
+            self.lost += [name for name in finding.lost if name not in self.lost]
         who = [
             f"rank {rank} has NaN or infinity in {', '.join(names)}" for rank, names in sorted(self.culprits.items())
         ]
-        if lost:
-            self.text = "; ".join(who) or f"the sum over ranks overflowed in {', '.join(dict.fromkeys(lost))}"
+        if self.lost:
+            self.text = "; ".join(who) or f"the sum over ranks overflowed in {', '.join(self.lost)}"
 
 
 def collect(outcomes: Iterable[BucketOutcome]) -> Findings:

@@ -16,6 +16,7 @@ from asyncpar.hybrid.model import Loss, ParallelModel, StageLayers, StagePlace, 
 from asyncpar.hybrid.quiet import QuietWorker
 from asyncpar.hybrid.replicated import ReplicatedFlow
 from asyncpar.hybrid.sharded import ShardedFlow
+from asyncpar.hybrid.watch import FiniteWatch, WatchedStage, watched_loss
 from asyncpar.nn.optimizers import distinct
 from asyncpar.nn.parameter import Parameter
 from asyncpar.nn.sequential import Sequential
@@ -47,6 +48,7 @@ class Assembly:
     loss: Loss
     layers: Sequence[StageLayers]
     slices: TensorGroup
+    watch: FiniteWatch
     bridge: LoopBridge
     worker: QuietWorker
     memory: MemoryManager
@@ -78,16 +80,18 @@ class GradientScale:
 
 async def assemble(config: HybridConfig, model: ParallelModel, groups: ProcessGroups, scale: GradientScale) -> Assembly:
     """Build this rank's stages, and what runs and trains them.  All ranks of ``groups`` call it."""
-    schedule, bridge = config.make_schedule(), LoopBridge()
-    slices = Alone() if groups.tp.size == 1 else BridgedGroup(groups.tp, bridge)
+    schedule, bridge, watch = config.make_schedule(), LoopBridge(), FiniteWatch()
+    slices = Alone() if groups.tp.size == 1 else BridgedGroup(groups.tp, bridge, look=watch.share)
     layers = _build_layers(config, model, groups.mapping, schedule, slices)
     parameters = distinct(parameter for one in layers for parameter in one.joined().parameters())
-    stages, flow = await _make_flow(config, groups, layers, parameters, bridge)
+    joined, flow = await _make_flow(config, groups, layers, parameters, bridge)
+    numbers = schedule.virtual_stages_of(groups.mapping.pp_rank)
+    stages = [WatchedStage(stage, number, watch) for stage, number in zip(joined, numbers, strict=True)]
     limit = int(config.parallelism.max_memory_per_device * _GIGABYTE)
     room = await _find_room(limit, flow.nbytes_needed, groups)
     memory = MemoryManager(strategy=_of_manager(config.parallelism), limit=room, folder=config.offload_folder)
     worker = QuietWorker(f"rank {groups.mapping.global_rank}", bridge)
-    loss: Loss = model.make_loss(slices, scale)
+    loss = watched_loss(model.make_loss(slices, scale), watch)
     alarm = StepAlarm(groups.world)
     executor = PipelineExecutor(
         schedule, stages, communicator=groups.pp, compute=worker, loss=loss, memory=memory, alarm=alarm
@@ -103,6 +107,7 @@ async def assemble(config: HybridConfig, model: ParallelModel, groups: ProcessGr
         loss=loss,
         layers=layers,
         slices=slices,
+        watch=watch,
         bridge=bridge,
         worker=worker,
         memory=memory,
@@ -157,7 +162,9 @@ async def _make_flow(
             name="hybrid/gradients",
         )
         await synchronizer.reserve(parameters)
-        flow = ReplicatedFlow(parameters, config.rule, synchronizer, replicas=groups.dp.size)
+        flow = ReplicatedFlow(
+            parameters, config.rule, synchronizer, replicas=groups.dp.size, rank=groups.world.ranks[groups.world.rank]
+        )
         return [one.joined() for one in layers], flow
     engine = ZeroEngine(parameters, config.rule, config.zero, groups.dp, bridge=bridge, name="hybrid/zero")
     stages = [one.joined(engine.shard) for one in layers]

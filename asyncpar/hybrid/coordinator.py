@@ -139,8 +139,8 @@ class ThreeDParallelismCoordinator:
         """Train on one batch: the micro-batches of this rank's replica.
 
         Gradients are averaged over all tokens that count, of all micro-batches and replicas.  Raises ``NonFiniteValue``
-        on all ranks, with parameters unchanged, where gradients are not finite; in mixed precision the step is skipped
-        instead and the loss scale lowered.
+        on all ranks, with parameters unchanged, where gradients are not finite, and names the ranks where that began;
+        in mixed precision the step is skipped instead and the loss scale lowered.
         """
         async with self._together(Intent.TRAIN_STEP, learning_rate):
             began = asyncio.get_running_loop().time()
@@ -358,10 +358,9 @@ class ThreeDParallelismCoordinator:
 
     def _conclude(self, verdict: Verdict, began: float) -> StepResult:
         if not verdict.is_finite and not self._runner.skips:
-            culprits = self._assembly.flow.culprits
             raise NonFiniteValue(
-                f"gradients: expected a finite global norm at step {self.steps}, got another; parameters are unchanged"
-                + (f"; {culprits}" if culprits else "")
+                f"gradients: expected a finite global norm at step {self.steps}, got another; parameters are "
+                f"unchanged; {verdict.why}"
             )
         seconds = asyncio.get_running_loop().time() - began
         self.monitor.record(self._runner.measure(self.steps - 1, seconds, verdict.tokens))

@@ -43,9 +43,17 @@ class GradientFlow(ABC):
         """Return the square of the norm of this rank's reduced gradients but those ``without``; may be not finite."""
 
     @property
-    def culprits(self) -> str:
-        """Which ranks had which gradients not finite in the last step, in words; empty where that is not known."""
-        return ""
+    @abstractmethod
+    def spoiled(self) -> Sequence[str]:
+        """Names of the parameters whose gradients were not finite on this rank, before the reduction, in the last step.
+
+        Known once the gradients are reduced.
+        """
+
+    @property
+    @abstractmethod
+    def overflowed(self) -> Sequence[str]:
+        """Names of the reduced gradients that are not finite on this rank, or of the buckets that they are in."""
 
     @abstractmethod
     def scale(self, factor: float) -> None:

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 
 from asyncpar.collectives.offload import off_loop
-from asyncpar.gradsync import GradientSynchronizer
+from asyncpar.gradsync import GradientSynchronizer, StepOutcome
 from asyncpar.hybrid.flow import GradientFlow
 from asyncpar.nn.half import HalfParameter, stored_value
 from asyncpar.nn.optimizers import MASTER, Optimizer, Rule
@@ -20,19 +20,26 @@ from asyncpar.zero.share import VALUE
 class ReplicatedFlow(GradientFlow):
     """``synchronizer`` makes gradients equal, over tensor-parallel ranks and ties, too; each replica updates all.
 
-    It must skip what is not finite: the caller finds out by the norm.
+    It must skip what is not finite: the caller finds out by the norm.  ``rank`` is this one's number in the world.
     """
 
     is_sharded = False
 
     def __init__(
-        self, parameters: Iterable[Parameter], rule: Rule, synchronizer: GradientSynchronizer, *, replicas: int
+        self,
+        parameters: Iterable[Parameter],
+        rule: Rule,
+        synchronizer: GradientSynchronizer,
+        *,
+        replicas: int,
+        rank: int,
     ) -> None:
         super().__init__(parameters)
         self._optimizer = Optimizer(self.parameters, rule)
         self._synchronizer = synchronizer
         self._replicas = replicas
-        self._is_skipped, self._culprits = False, ""
+        self._rank = rank
+        self._outcome = StepOutcome()
 
     @property
     def step_count(self) -> int:
@@ -45,15 +52,23 @@ class ReplicatedFlow(GradientFlow):
     async def reducing(self) -> AsyncIterator[OnGradient]:
         async with self._synchronizer.step(self.parameters) as step:
             yield step.ready
-        self._is_skipped, self._culprits = step.outcome.is_skipped, step.outcome.text
+        self._outcome = step.outcome
 
     def squared_norm(self, without: Collection[str]) -> float:
         """The sum is that of as many parts as there are replicas: what it comes to when each owns a part."""
-        return math.inf if self._is_skipped else self._optimizer.squared_norm(without=without, parts=self._replicas)
+        return (
+            math.inf
+            if self._outcome.is_skipped
+            else self._optimizer.squared_norm(without=without, parts=self._replicas)
+        )
 
     @property
-    def culprits(self) -> str:
-        return self._culprits
+    def spoiled(self) -> Sequence[str]:
+        return self._outcome.culprits.get(self._rank, [])
+
+    @property
+    def overflowed(self) -> Sequence[str]:
+        return self._outcome.lost
 
     def scale(self, factor: float) -> None:
         self._optimizer.scale(factor)

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asyncpar.config.placement import Placement
-from asyncpar.gradsync import GradientSynchronizer
+from asyncpar.gradsync import GradientSynchronizer, StepOutcome
 from asyncpar.hybrid.flow import GradientFlow
 from asyncpar.nn.parameter import Array, OnGradient
 from asyncpar.zero.engine import ZeroEngine
@@ -42,7 +42,7 @@ class ShardedFlow(GradientFlow):
         super().__init__(engine.parameters)
         self._engine = engine
         self._synchronizer = synchronizer
-        self._is_skipped = False
+        self._outcome = StepOutcome()
 
     @property
     def step_count(self) -> int:
@@ -59,13 +59,21 @@ class ShardedFlow(GradientFlow):
             if self._synchronizer is not None:
                 async with self._synchronizer.step(self._shared()) as step:
                     pass
-                self._is_skipped = step.outcome.is_skipped
+                self._outcome = step.outcome
         except BaseException:
             await self._engine.abandon()
             raise
 
     def squared_norm(self, without: Collection[str]) -> float:
-        return math.inf if self._is_skipped else self._engine.squared_norm(without=without)
+        return math.inf if self._outcome.is_skipped else self._engine.squared_norm(without=without)
+
+    @property
+    def spoiled(self) -> Sequence[str]:
+        return self._engine.spoiled()
+
+    @property
+    def overflowed(self) -> Sequence[str]:
+        return [*self._engine.overflowed(), *self._outcome.lost]
 
     def scale(self, factor: float) -> None:
         self._engine.scale(factor)

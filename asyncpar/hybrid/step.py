@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Collection, Sequence, Sized
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from asyncpar.hybrid.config import HybridConfig, Precision
 from asyncpar.hybrid.loss_scaling import LossScaler
 from asyncpar.hybrid.measure import StepMeasure
 from asyncpar.hybrid.model import ParallelModel
+from asyncpar.hybrid.watch import Report, find_origins
 from asyncpar.nn.optimizers import clip_factor, combined
 from asyncpar.pipeline.result import PipelineResult
 
@@ -44,6 +45,8 @@ class Verdict:
     loss: float
     tokens: int
     gradient_norm: float
+    why: str = ""
+    """Where what is not finite came from, if that was looked for."""
 
     @property
     def is_finite(self) -> bool:
@@ -82,6 +85,7 @@ class StepRunner:
         if assembly.executor.has_last_stage:
             _check_rows("targets", targets, self._config.parallelism.micro_batch_size)
         self._sliced = assembly.slices.seconds_waiting
+        assembly.watch.begin()
         self._communicating = 0.0
         self.is_ready = self._is_clipped = False
         flow.zero_grad()
@@ -162,9 +166,26 @@ class StepRunner:
         began = self._clock()
         rows = await self._assembly.groups.world.all_gather(own, key=self._name("verdict"))
         self._communicating += self._clock() - began
-        return Verdict(
+        verdict = Verdict(
             loss=math.fsum(rows[:, 0]) / tokens, tokens=tokens, gradient_norm=math.sqrt(self._squared_norm(rows[:, 1]))
         )
+        if verdict.is_finite or self.skips:
+            return verdict
+        return replace(verdict, why=await self._find_origins())
+
+    async def _find_origins(self) -> str:
+        """Return where the step stopped being finite, in words that are equal on all ranks."""
+        assembly = self._assembly
+        world, flow = assembly.groups.world, assembly.flow
+        report = Report(
+            rank=world.ranks[world.rank],
+            slices=assembly.groups.tp.ranks,
+            sighting=assembly.watch.sighting,
+            spoiled=list(flow.spoiled),
+            overflowed=list(flow.overflowed),
+        )
+        reports = await world.all_gather_object(report, key=self._name("origins"), wanted=Report)
+        return find_origins(reports)
 
     def _squared_norm(self, parts: NDArray[np.float64]) -> float:
         """Add up the squares of all slices of all stages, each the sum over its replicas where they hold shards."""

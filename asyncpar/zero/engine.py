@@ -31,7 +31,7 @@ from asyncpar.nn.stage import Stage
 from asyncpar.zero.agreement import agree, describe
 from asyncpar.zero.budget import make_budget
 from asyncpar.zero.config import ZeROConfig
-from asyncpar.zero.exchanges import NormExchange, StepAgreement
+from asyncpar.zero.exchanges import NormExchange, StepAgreement, spoiled
 from asyncpar.zero.memory import TransientBytes, ZeROMemoryStats
 from asyncpar.zero.partition import Partition
 from asyncpar.zero.pieces import StatePiece, pieces_of, restore_pieces
@@ -212,6 +212,17 @@ class ZeroEngine:
         """Are the gradients finite that this rank owns?"""
         self._standing.check_reduced("is_finite")
         return all(all_finite(share.own_gradient) for share in self._means.shares)
+
+    def spoiled(self) -> list[str]:
+        """Return the parameters whose gradients were not finite on this rank before they were reduced."""
+        self._standing.check_reduced("spoiled")
+        marks = zip(self.parameters, spoiled(self._means), strict=True)
+        return [parameter.name for parameter, is_spoiled in marks if is_spoiled]
+
+    def overflowed(self) -> list[str]:
+        """Return the parameters whose reduced gradients are not finite in what this rank owns."""
+        self._standing.check_reduced("overflowed")
+        return [share.parameter.name for share in self._means.shares if not all_finite(share.own_gradient)]
 
     def scale(self, factor: float) -> None:
         """Multiply gradients by ``factor``, in the next step; half precision loses nothing by it."""

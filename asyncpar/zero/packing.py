@@ -50,6 +50,11 @@ def own_in_row(slot: Slot, row: Rows, length: int) -> tuple[slice, Array]:
     return part, _place(slot, row)[: part.stop - part.start]
 
 
+def values_in_rows(slot: Slot, rows: Rows) -> Rows:
+    """Return all that ``rows`` hold of one parameter, with its padding."""
+    return rows[:, slot.offset : slot.offset + slot.high - slot.low]
+
+
 def _place(slot: Slot, row: Rows) -> Array:
     place: Array = row[slot.offset : slot.offset + slot.high - slot.low]
     return place

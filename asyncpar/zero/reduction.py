@@ -10,12 +10,13 @@ import numpy as np
 
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.collectives.offload import off_loop
+from asyncpar.nn.optimizers import all_finite
 from asyncpar.nn.parameter import Array
 from asyncpar.zero.buffers import BufferPool, Loans
 from asyncpar.zero.config import ZeROConfig
 from asyncpar.zero.feedback import StepFeedback
 from asyncpar.zero.owed import Owed
-from asyncpar.zero.packing import own_in_row, pack_rows, unpack_rows
+from asyncpar.zero.packing import Rows, own_in_row, pack_rows, unpack_rows, values_in_rows
 from asyncpar.zero.partition import Bucket, Partition
 from asyncpar.zero.row_sum import RowSum, RowSums
 from asyncpar.zero.share import Share
@@ -112,7 +113,15 @@ class BucketReduction:
         opened, partition = self._opened(), self._means.partition
         for slot in self._bucket.slots:
             pack_rows(partition, slot, self._gradient(slot.parameter), opened.rows)
+        if not all_finite(opened.rows.reshape(-1)):
+            self._find_spoiled(opened.rows)
         opened.prepare()
+
+    def _find_spoiled(self, rows: Rows) -> None:
+        """Take note of the parameters whose gradients are not finite on this rank: their owners see only sums."""
+        for slot in self._bucket.slots:
+            values = values_in_rows(slot, rows)
+            self._means.shares[slot.parameter].is_spoiled |= not all_finite(values.reshape(-1))
 
     def _gradient(self, index: int) -> Array | None:
         if index in self._contributions:

@@ -26,6 +26,8 @@ class Share:
         self.stretch = Stretch(parameter, *updated, rule)
         self.has_gradient = False
         """Has anything been added to the sharded gradient?"""
+        self.is_spoiled = False
+        """Was this rank's gradient not finite, before it was reduced?"""
         self._shards_gradients = stage.shards_gradients
         self._gradient: Array | None = None
         self._value: Array | None = None
@@ -95,6 +97,7 @@ class Share:
 
     def zero_grad(self) -> None:
         """Forget the gradient."""
+        self.is_spoiled = False
         if self._shards_gradients:
             self.parameter.release_grad()
             self.has_gradient = False

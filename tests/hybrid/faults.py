@@ -22,6 +22,8 @@ class Moment(StrEnum):
     FORWARD = "forward"
     BACKWARD = "backward"
     LOSS = "loss"
+    WEIGHT = "weight"
+    """In the gradient of a parameter, before the last micro-batch adds to it."""
 
 
 @dataclass(kw_only=True)
@@ -56,6 +58,8 @@ class FaultyStage(Stage[Any]):
         dx = self._stage.backward(saved, dy, on_gradient, deferred)
         if dx is not None:
             self._fault.strike(Moment.BACKWARD, dx)
+        if on_gradient is None:
+            self._fault.strike(Moment.WEIGHT, self._stage.parameters()[-1].grad)
         return dx
 
     def parameters(self) -> tuple[Parameter, ...]:

@@ -293,9 +293,10 @@ async def on_slices(make: Any, *, rows: Sequence[int] = (2, 4, 8)) -> Any:
         return (await replicas.on_all(nodes, main))[0]
 
 
-def clock_of_group(**settings: Any) -> Any:
+def bridged_group(**settings: Any) -> Any:
     ticks = iter(float(10**9 * count) for count in range(1000))
-    given = {"clock": lambda: next(ticks)} if settings else {}
+    every: dict[str, Any] = {"clock": lambda: next(ticks), "look": lambda x: x.fill(1.0)}
+    given = {name: every[name] for name in settings}
 
     def make(node: Node, bridge: LoopBridge, x: Any) -> Any:
         group = BridgedGroup(node.world, bridge, **given)
@@ -432,7 +433,7 @@ EFFECTS = [
     ),
     *effects("zero.ZeROConfig", prefetch, prefetch_depth=0, max_memory_usage_mb=0.0003),
     *effects("zero.ZeROOptimizer", optimize, learning_rate=0.5, clip_norm=0.1),
-    *effects("nn.tensor.BridgedGroup", clock_of_group, clock=True),
+    *effects("nn.tensor.BridgedGroup", bridged_group, clock=True, look=True),
     *effects("nn.tensor.ColumnParallelLinear", column, gather_output=True),
     *effects("nn.tensor.Region", column, sequence_parallel=True),
     *effects("nn.tensor.RowParallelLinear", row, input_is_parallel=False),

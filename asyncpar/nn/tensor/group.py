@@ -95,14 +95,23 @@ class Alone(TensorGroup):
 
 
 class BridgedGroup(TensorGroup):
-    """The ranks of a communicator, reached through a bridge to its event loop."""
+    """The ranks of a communicator, reached through a bridge to its event loop.
+
+    ``look`` is called with what this rank gives to each collective, before it begins.
+    """
 
     def __init__(
-        self, communicator: Communicator, bridge: LoopBridge, *, clock: Callable[[], float] = time.perf_counter
+        self,
+        communicator: Communicator,
+        bridge: LoopBridge,
+        *,
+        clock: Callable[[], float] = time.perf_counter,
+        look: Callable[[Array], None] = lambda _: None,
     ) -> None:
         self._origin = self._communicator = communicator
         self._bridge = bridge
         self._clock = clock
+        self._look = look
         self._seconds_waiting = 0.0
 
     def renew(self, number: int) -> None:
@@ -119,14 +128,17 @@ class BridgedGroup(TensorGroup):
         return self._communicator.size
 
     def start_all_reduce(self, x: Array) -> Callable[[], Array]:
+        self._look(x)
         pending = self._bridge.start(lambda: self._communicator.all_reduce(x))
         return lambda: self._wait(pending)
 
     def all_reduce_max(self, x: Array) -> Array:
+        self._look(x)
         return self._call(lambda: self._communicator.all_reduce(x, op="max"))
 
     def all_gather(self, x: Array, dim: int) -> Array:
         first = np.ascontiguousarray(np.moveaxis(x, dim, 0))
+        self._look(first)
         gathered = self._call(lambda: self._communicator.all_gather_v(first))
         return np.ascontiguousarray(np.moveaxis(gathered, 0, dim))
 
@@ -138,6 +150,7 @@ class BridgedGroup(TensorGroup):
         padded = np.zeros((self.size, widest, *first.shape[1:]), x.dtype)
         for part, (start, stop) in zip(padded, bounds, strict=True):
             part[: stop - start] = first[start:stop]
+        self._look(padded)
         own = self._call(lambda: self._communicator.reduce_scatter(padded))
         start, stop = bounds[self.rank]
         return np.ascontiguousarray(np.moveaxis(own[0][: stop - start], 0, dim))
