@@ -1,13 +1,16 @@
 """Communication backends by name, and the runtime that opens them.  Start with ``runtime.py``."""
 
-from asyncpar.backends.backend import CommunicationBackend, OpenBackend
+from asyncpar.backends.backend import CommunicationBackend, OpenBackend, existing
 from asyncpar.backends.compression import CompressionAlgorithm, CompressionKind
-from asyncpar.backends.config import BackendConfig
-from asyncpar.backends.errors import BackendNotRegistered, BackendUnavailable, GroupNotFound, NoGroup
-from asyncpar.backends.existing import existing
+from asyncpar.backends.config import BackendConfig, BackendNotRegistered, BackendUnavailable, GroupNotFound, NoGroup
 from asyncpar.backends.group import CommunicationGroup
-from asyncpar.backends.metrics import CommunicationMetrics, OperationMetrics
-from asyncpar.backends.operations import CollectiveOp, CollectiveResult, ReductionOp
+from asyncpar.backends.operations import (
+    CollectiveOp,
+    CollectiveResult,
+    CommunicationMetrics,
+    OperationMetrics,
+    ReductionOp,
+)
 from asyncpar.backends.runtime import CommunicationRuntime
 from asyncpar.backends.thread import ThreadBackend
 

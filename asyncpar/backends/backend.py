@@ -8,12 +8,13 @@ All keep the promises of ``Communicator``, for which ``asyncpar.testing.collecti
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import TypeAlias
 
-from asyncpar.backends.config import BackendConfig
+from asyncpar.backends.config import BackendConfig, BackendUnavailable
 from asyncpar.collectives.communicator import Communicator
+from asyncpar.node import init
 
 OpenBackend: TypeAlias = Callable[[BackendConfig], AbstractAsyncContextManager[Communicator]]
 """Brings this process into a world.  Entered and left in one task."""
@@ -32,3 +33,42 @@ class CommunicationBackend(enum.StrEnum):
     """Through mpi4py.  Ranks are started by ``mpiexec``."""
     GLOO = "gloo"
     """Through torch.  Ranks meet as those of ``torch.distributed`` do."""
+
+
+def existing(communicator: Communicator) -> OpenBackend:
+    """Return a backend over the world of a node that runs already, which stays open: ``existing(node.world)``.
+
+    The timeout of ``communicator`` is that of the configuration while the backend is open.
+    """
+
+    @asynccontextmanager
+    async def open_backend(config: BackendConfig) -> AsyncIterator[Communicator]:
+        config.refuse("existing", "transport", "rendezvous")
+        config.check_place("existing", rank=communicator.rank, world_size=communicator.size)
+        timeout = communicator.timeout
+        try:
+            yield communicator
+        finally:
+            communicator.timeout = timeout
+
+    return open_backend
+
+
+@asynccontextmanager
+async def open_native(config: BackendConfig) -> AsyncIterator[Communicator]:
+    """Join the world that ``asyncpar launch`` describes in the environment; alone, be a world of one.
+
+    Raises as ``asyncpar.init`` does, and ``UsageError`` for a rank or world size that is not this process's.
+    """
+    config.refuse("native", "rendezvous")
+    async with init(transport=config.transport) as node:
+        config.check_place("native", rank=node.rank, world_size=node.size)
+        yield node.world
+
+
+def open_nccl(config: BackendConfig) -> AbstractAsyncContextManager[Communicator]:  # noqa: ARG001
+    """Raise ``BackendUnavailable``: NCCL moves arrays of CUDA devices, and asyncpar has arrays of numpy so far."""
+    raise BackendUnavailable(
+        "backend: nccl is not part of this version; it needs CUDA devices and arrays on them, and there is no extra "
+        "to install for it: use native, mpi or gloo, or register a backend of your own"
+    )

@@ -13,8 +13,14 @@ import numpy as np
 
 from asyncpar.backends.compressed import CompressedAllReduce
 from asyncpar.backends.compression import CompressionAlgorithm, CompressionKind
-from asyncpar.backends.metrics import CallTally, CommunicationMetrics, metrics_of
-from asyncpar.backends.operations import CollectiveOp, CollectiveResult, ReductionOp
+from asyncpar.backends.operations import (
+    CallTally,
+    CollectiveOp,
+    CollectiveResult,
+    CommunicationMetrics,
+    ReductionOp,
+    metrics_of,
+)
 from asyncpar.codecs import Codec
 from asyncpar.collectives.arguments import check_array, check_key, check_out, check_writable
 from asyncpar.collectives.call import Call

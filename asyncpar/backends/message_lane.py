@@ -9,27 +9,129 @@ which it may need a peer that hangs; and whoever cancels an operation gets their
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
-from asyncpar.backends.courier import Courier
 from asyncpar.errors import PeerLost, ProtocolError
 from asyncpar.transport.lane import MAX_FRAME_BYTES, Lane, LaneEvents, Sending
+from asyncpar.transport.links import Connector, Links
 from asyncpar.transport.queue import SendQueue
 from asyncpar.wire.header import HEADER_BYTES, FrameHeader, encode_header
 from asyncpar.wire.reader import FrameReader
 from asyncpar.wire.segments import Payload, views_of
 from asyncpar.wire.sink import WholeSink
 
+
+class Receiver(Protocol):
+    """What a channel calls, on the event loop, without blocking; nothing before ``MessageChannel.open``."""
+
+    def arrived(self, message: memoryview) -> None:
+        """A message is there, in order; its memory is valid during the call."""
+        ...
+
+    def ended(self) -> None:
+        """The other side has called ``MessageChannel.end``; nothing more comes."""
+        ...
+
+    def has_room(self) -> None:
+        """A message that was posted has left: there may be room for another."""
+        ...
+
+    def broke(self, cause: str) -> None:
+        """Nothing can be sent or received any more."""
+        ...
+
+
+class MessageChannel(ABC):
+    """Carries messages of bytes to and from one peer, in order, each exactly once."""
+
+    message_bytes: int
+    """Most bytes of a message."""
+
+    @property
+    @abstractmethod
+    def is_full(self) -> bool:
+        """Are so many messages under way that another one has to wait?"""
+
+    @property
+    @abstractmethod
+    def is_idle(self) -> bool:
+        """Has everything that was posted left?"""
+
+    @abstractmethod
+    def open(self, receiver: Receiver) -> None:
+        """Begin to deliver; what has come before is delivered at once."""
+
+    @abstractmethod
+    def post(self, segments: Sequence[bytes | memoryview]) -> None:
+        """Copy ``segments`` and send them as one message, of 1 to ``message_bytes``; only while it is not full."""
+
+    @abstractmethod
+    def end(self) -> None:
+        """Tell the other side, behind all that was posted, that nothing more comes.  Idempotent."""
+
+    @abstractmethod
+    def stop(self) -> None:
+        """Deliver nothing more; what comes is dropped.  Idempotent."""
+
+
+class ProgressEngine(ABC):
+    """The channels of one rank to all others, and what makes progress with them."""
+
+    @abstractmethod
+    def open(self, *, meet: Callable[[int], None], leave: Callable[[int], None]) -> None:
+        """Begin to receive.
+
+        ``meet`` is called with a rank whose first message is here before its channel was asked for; ``leave`` instead
+        if all it has to say is that nothing comes.
+        """
+
+    @abstractmethod
+    def channel(self, rank: int) -> MessageChannel:
+        """Return the channel to ``rank``, always the same."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Tell all ranks that this one ends, wait until all have (for at most a second), and stop receiving."""
+
+
+class MessageConnector(Connector):
+    """Links ranks by message lanes.  Nothing is dialed: whoever sends first links both."""
+
+    def __init__(self, engine: ProgressEngine, *, kind: str) -> None:
+        self._engine = engine
+        self._kind = kind
+        self._links: Links | None = None
+
+    def join(self, links: Links) -> None:
+        """Begin to carry the frames of ``links``."""
+        self._links = links
+        self._engine.open(meet=self._meet, leave=links.report_left)
+
+    async def connect(self, links: Links, rank: int) -> None:
+        if not links.is_up(rank):
+            links.adopt(rank, MessageLane(self._engine.channel(rank), kind=self._kind))
+
+    def default_lane(self, rank: int) -> str:  # noqa: ARG002
+        return self._kind
+
+    def _meet(self, rank: int) -> None:
+        assert self._links is not None
+        self._links.adopt(rank, MessageLane(self._engine.channel(rank), kind=self._kind))
+
+
 FLUSH_SECONDS = 1.0
 _MAX_SEGMENTS = 256
 
 
 class MessageLane(Lane):
-    """A lane over ``courier``, which it owns."""
+    """A lane over ``channel``, which it owns."""
 
-    def __init__(self, courier: Courier, *, kind: str) -> None:
+    def __init__(self, channel: MessageChannel, *, kind: str) -> None:
         self.kind = kind
-        self._courier = courier
-        self._limit = courier.message_bytes
+        self._channel = channel
+        self._limit = channel.message_bytes
         self._queue = SendQueue()
         self._writer = self._queue.writer
         self._reader: FrameReader | None = None
@@ -54,7 +156,7 @@ class MessageLane(Lane):
         self._events = events
         accept = events.accept if isinstance(events, WholeSink) else None
         self._reader = FrameReader(events, max_length=MAX_FRAME_BYTES, accept=accept)
-        self._courier.open(self)
+        self._channel.open(self)
 
     def send(self, header: FrameHeader, payload: Payload) -> Sending | None:
         if not self._is_open or self._is_closing:
@@ -62,8 +164,8 @@ class MessageLane(Lane):
         head, views = encode_header(header), views_of(payload)
         size = HEADER_BYTES + len(payload)
         self._bytes_sent += size
-        if not self._writer and not self._courier.is_full and size <= self._limit and len(views) < _MAX_SEGMENTS:
-            self._courier.post([head, *views])
+        if not self._writer and not self._channel.is_full and size <= self._limit and len(views) < _MAX_SEGMENTS:
+            self._channel.post([head, *views])
             return None
         sending = self._queue.push(header, head, payload)
         self._post_waiting()
@@ -86,7 +188,7 @@ class MessageLane(Lane):
         self._is_closing = True
         self._events = None
         if self._reader is None:
-            self._courier.open(self)
+            self._channel.open(self)
         else:
             self._reader.stop()
         self._post_waiting()
@@ -126,13 +228,13 @@ class MessageLane(Lane):
 
     def _post_waiting(self) -> None:
         """Post as much as there is room for; when closing, see whether that was all."""
-        while self._writer and not self._courier.is_full:
+        while self._writer and not self._channel.is_full:
             segments = self._writer.segments(self._limit)
-            self._courier.post(segments)
+            self._channel.post(segments)
             self._writer.advance(sum(map(len, segments)))
         if self._is_closing and not self._writer:
-            self._courier.end()
-            if self._courier.is_idle and self._has_peer_ended and not self._through.done():
+            self._channel.end()
+            if self._channel.is_idle and self._has_peer_ended and not self._through.done():
                 self._through.set_result(None)
 
     def _lose(self, cause: str) -> None:
@@ -148,7 +250,7 @@ class MessageLane(Lane):
         self._events = None
         if self._reader is not None:
             self._reader.stop()
-        self._courier.end()
-        self._courier.stop()
+        self._channel.end()
+        self._channel.stop()
         if not self._through.done():
             self._through.set_result(None)

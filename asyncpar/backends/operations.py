@@ -1,11 +1,13 @@
-"""Collective operations as values.  Pure."""
+"""Collective operations as values, and what they have cost.  Pure."""
 
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 
 from asyncpar.collectives.reduction import Array
+from asyncpar.collectives.statistics import Traffic
 
 
 class ReductionOp(enum.StrEnum):
@@ -59,3 +61,95 @@ class CollectiveResult:
     value: Array | None
     seconds: float
     codec: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperationMetrics:
+    """Sums over the calls of one operation on this rank.
+
+    ``count`` are those that finished, ``bytes`` the payload that this rank sent for them, without headers, ``seconds``
+    from the first await of a call to its end.  ``errors`` are calls of ``collective_op`` that raised.
+    """
+
+    count: int = 0
+    bytes: int = 0
+    seconds: float = 0.0
+    errors: int = 0
+
+    @property
+    def avg_latency(self) -> float:
+        """Mean ``seconds`` of a finished call; 0 before the first."""
+        return self.seconds / self.count if self.count else 0.0
+
+    def plus(self, other: OperationMetrics) -> OperationMetrics:
+        """Return the sums of both."""
+        return OperationMetrics(
+            count=self.count + other.count,
+            bytes=self.bytes + other.bytes,
+            seconds=self.seconds + other.seconds,
+            errors=self.errors + other.errors,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommunicationMetrics:
+    """What the groups of a runtime have done so far, by the name of the operation."""
+
+    operations: Mapping[str, OperationMetrics] = field(default_factory=dict)
+
+    @property
+    def total(self) -> OperationMetrics:
+        """The sums over all operations."""
+        total = OperationMetrics()
+        for entry in self.operations.values():
+            total = total.plus(entry)
+        return total
+
+    def of(self, operation: str) -> OperationMetrics:
+        """Return the figures of ``operation``, zeros if it was never called."""
+        return self.operations.get(operation, OperationMetrics())
+
+
+@dataclass(slots=True, kw_only=True)
+class CallTally:
+    """What a group counts itself: failures, and calls that consist of several operations."""
+
+    errors: dict[str, int] = field(default_factory=dict)
+    compressed: OperationMetrics = OperationMetrics()
+
+    def failed(self, operation: str) -> None:
+        """A call of ``operation`` raised."""
+        self.errors[operation] = self.errors.get(operation, 0) + 1
+
+    def compressed_done(self, seconds: float) -> None:
+        """A compressed all-reduce is over."""
+        self.compressed = replace(
+            self.compressed, count=self.compressed.count + 1, seconds=self.compressed.seconds + seconds
+        )
+
+
+def metrics_of(traffic: Traffic, compressed: Traffic | None, tally: CallTally) -> CommunicationMetrics:
+    """Return the metrics of a group out of what its communicators have counted.
+
+    ``compressed`` is the traffic of the exchanges that compressed all-reduces consist of.
+    """
+    entries = [
+        (entry.operation, OperationMetrics(count=entry.calls, bytes=entry.payload_bytes, seconds=entry.seconds))
+        for entry in traffic.operations
+    ]
+    if compressed is not None:
+        entries.append(("all_reduce", replace(tally.compressed, bytes=compressed.payload_bytes)))
+    entries += [(operation, OperationMetrics(errors=count)) for operation, count in tally.errors.items()]
+    return _summed(entries)
+
+
+def sum_metrics(parts: Iterable[CommunicationMetrics]) -> CommunicationMetrics:
+    """Return the sums over ``parts``, operation by operation."""
+    return _summed(entry for part in parts for entry in part.operations.items())
+
+
+def _summed(entries: Iterable[tuple[str, OperationMetrics]]) -> CommunicationMetrics:
+    sums: dict[str, OperationMetrics] = {}
+    for operation, entry in entries:
+        sums[operation] = sums.get(operation, OperationMetrics()).plus(entry)
+    return CommunicationMetrics(operations=sums)

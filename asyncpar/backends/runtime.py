@@ -2,20 +2,89 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Coroutine, Iterable
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
-from asyncpar.backends.backend import CommunicationBackend, OpenBackend
-from asyncpar.backends.config import BackendConfig
-from asyncpar.backends.errors import BackendNotRegistered, GroupNotFound, NoGroup
+from asyncpar.backends.backend import CommunicationBackend, OpenBackend, open_native, open_nccl
+from asyncpar.backends.compression import CompressionAlgorithm
+from asyncpar.backends.config import BackendConfig, BackendNotRegistered, GroupNotFound, NoGroup
+from asyncpar.backends.gloo.backend import open_gloo
 from asyncpar.backends.group import CommunicationGroup
-from asyncpar.backends.metrics import CommunicationMetrics, sum_metrics
-from asyncpar.backends.opened import OpenedBackend, open_in_task
-from asyncpar.backends.operations import CollectiveOp, CollectiveResult, ReductionOp
-from asyncpar.backends.shipped import shipped_backends
+from asyncpar.backends.mpi.backend import open_mpi
+from asyncpar.backends.operations import CollectiveOp, CollectiveResult, CommunicationMetrics, ReductionOp, sum_metrics
+from asyncpar.backends.thread import PROCESS_THREADS
+from asyncpar.collectives.communicator import Communicator
 from asyncpar.collectives.reduction import Array
-from asyncpar.errors import UsageError
+from asyncpar.errors import AsyncparError, UsageError
+
+
+def shipped_backends() -> dict[str, OpenBackend]:
+    """Return them by name."""
+    return {
+        str(CommunicationBackend.NATIVE): open_native,
+        str(CommunicationBackend.THREAD): PROCESS_THREADS,
+        str(CommunicationBackend.NCCL): open_nccl,
+        str(CommunicationBackend.MPI): open_mpi,
+        str(CommunicationBackend.GLOO): open_gloo,
+    }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenedBackend:
+    """The world of a backend, until ``close``, which any task may call."""
+
+    name: str
+    communicator: Communicator
+    compression: CompressionAlgorithm
+    task: asyncio.Task[None]
+    is_closing: asyncio.Event
+
+    def group(self, name: str, communicator: Communicator) -> CommunicationGroup:
+        """Return ``communicator``, of this backend, as a group."""
+        return CommunicationGroup(name=name, backend=self.name, communicator=communicator, compression=self.compression)
+
+    async def close(self) -> None:
+        """Leave the world.  Raises what leaving it raised."""
+        self.is_closing.set()
+        await asyncio.wait({self.task})
+        self.task.result()
+
+
+async def open_in_task(name: str, backend: OpenBackend, config: BackendConfig) -> OpenedBackend:
+    """Open ``backend`` in a task, which can enter and leave it whoever asks for that, and return when it is open."""
+    started: asyncio.Future[Communicator] = asyncio.get_running_loop().create_future()
+    is_closing = asyncio.Event()
+    task = asyncio.create_task(_hold(backend, config, started, is_closing), name=f"asyncpar backend {name}")
+    try:
+        waited: set[asyncio.Future[None] | asyncio.Future[Communicator]] = {task, started}
+        await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
+    except asyncio.CancelledError:
+        task.cancel()
+        await asyncio.wait({task})
+        raise
+    if not started.done():
+        started.cancel()
+        task.result()
+        raise AsyncparError(f"the backend {name!r} ended before it had opened")
+    return OpenedBackend(
+        name=name,
+        communicator=started.result(),
+        compression=config.compression,
+        task=task,
+        is_closing=is_closing,
+    )
+
+
+async def _hold(
+    backend: OpenBackend, config: BackendConfig, started: asyncio.Future[Communicator], is_closing: asyncio.Event
+) -> None:
+    async with backend(config) as communicator:
+        started.set_result(communicator)
+        await is_closing.wait()
+
 
 WORLD = "world"
 """Name of the group of all ranks of the backend that was opened first."""

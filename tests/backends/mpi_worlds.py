@@ -6,8 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
-from asyncpar.backends.mpi.backend import load_mpi
-from asyncpar.backends.mpi.world import MpiWorld
+from asyncpar.backends.mpi.backend import MpiWorld, load_mpi
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.node import start_node
 

@@ -9,9 +9,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from asyncpar.backends.gloo.backend import attach_gloo, load_torch
-from asyncpar.backends.gloo.meeting import meet
-from asyncpar.backends.gloo.office import GlooOffice
+from asyncpar.backends.gloo.backend import attach_gloo, load_torch, meet
+from asyncpar.backends.gloo.progress import GlooProgress
 from asyncpar.backends.message_lane import MessageLane
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.errors import PeerLost
@@ -69,18 +68,18 @@ class TestLanesOverGloo(LaneConformance):
                 for rank in range(2)
             )
         )
-        offices = [GlooOffice(torch, each.group, rank=rank, size=2) for rank, each in enumerate(met)]
-        couriers = [office.courier(1 - rank) for rank, office in enumerate(offices)]
-        lanes = [MessageLane(courier, kind="gloo") for courier in couriers]
-        for office in offices:
-            office.open(meet=lambda _: None, leave=lambda _: None)
+        engines = [GlooProgress(torch, each.group, rank=rank, size=2) for rank, each in enumerate(met)]
+        channels = [engine.channel(1 - rank) for rank, engine in enumerate(engines)]
+        lanes = [MessageLane(channel, kind="gloo") for channel in channels]
+        for engine in engines:
+            engine.open(meet=lambda _: None, leave=lambda _: None)
 
         async def sever() -> None:
-            for courier in couriers:
-                courier.break_off("the test cut it")
+            for channel in channels:
+                channel.break_off("the test cut it")
 
         yield LanePair(one=lanes[0], other=lanes[1], sever=sever)
         over = PeerLost("the test is over")
         for lane in lanes:
             lane.abort(over)
-        await asyncio.gather(*(office.close() for office in offices))
+        await asyncio.gather(*(engine.close() for engine in engines))

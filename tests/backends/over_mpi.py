@@ -14,7 +14,7 @@ import numpy as np
 
 from asyncpar.backends.message_lane import MessageLane
 from asyncpar.backends.mpi.backend import load_mpi
-from asyncpar.backends.mpi.office import MpiOffice
+from asyncpar.backends.mpi.progress import MpiProgress
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.errors import PeerLost
 from asyncpar.testing.collectives import CommunicatorConformance, on_all, ranked
@@ -50,20 +50,20 @@ class TestLanesOverMpi(LaneConformance):
     async def connect(self) -> AsyncIterator[LanePair]:
         mpi = load_mpi()
         communicators = [mpi.COMM_SELF.Dup() for _ in range(2)]
-        offices = [MpiOffice(mpi, communicators, rank=rank, size=2) for rank in range(2)]
-        lanes = [MessageLane(office.courier(1 - rank), kind="mpi") for rank, office in enumerate(offices)]
-        for office in offices:
-            office.open(meet=lambda _: None, leave=lambda _: None)
+        engines = [MpiProgress(mpi, communicators, rank=rank, size=2) for rank in range(2)]
+        lanes = [MessageLane(engine.channel(1 - rank), kind="mpi") for rank, engine in enumerate(engines)]
+        for engine in engines:
+            engine.open(meet=lambda _: None, leave=lambda _: None)
 
         async def sever() -> None:
-            for office in offices:
-                office.break_off("the test cut it")
+            for engine in engines:
+                engine.break_off("the test cut it")
 
         yield LanePair(one=lanes[0], other=lanes[1], sever=sever)
         over = PeerLost("the test is over")
         for lane in lanes:
             lane.abort(over)
-        await asyncio.gather(*(office.close() for office in offices))
-        if all(office.is_through for office in offices):
+        await asyncio.gather(*(engine.close() for engine in engines))
+        if all(engine.is_through for engine in engines):
             for communicator in communicators:
                 communicator.Free()

@@ -9,13 +9,13 @@ from asyncpar.backends.message_lane import MessageLane
 from asyncpar.errors import PeerLost
 from asyncpar.testing.lanes import LaneConformance, LanePair, RecordingEvents, frame, pattern
 from asyncpar.wire.header import HEADER_BYTES, FrameKind
-from tests.backends.couriers import MESSAGE_BYTES, WINDOW, MemoryCourier
+from tests.backends.channels import MESSAGE_BYTES, WINDOW, MemoryChannel
 
 
 class TestMessageLane(LaneConformance):
     @asynccontextmanager
     async def connect(self) -> AsyncIterator[LanePair]:
-        here, there = MemoryCourier.pair()
+        here, there = MemoryChannel.pair()
         one, other = MessageLane(here, kind="test"), MessageLane(there, kind="test")
 
         async def sever() -> None:
@@ -28,7 +28,7 @@ class TestMessageLane(LaneConformance):
 
 
 async def test_no_more_messages_are_under_way_than_there_is_room_for() -> None:
-    here, _there = MemoryCourier.pair()
+    here, _there = MemoryChannel.pair()
     lane = MessageLane(here, kind="test")
     lane.start(RecordingEvents())
     sending = lane.send(*frame(0, bytes(2 * WINDOW * MESSAGE_BYTES)))
@@ -38,7 +38,7 @@ async def test_no_more_messages_are_under_way_than_there_is_room_for() -> None:
 
 
 async def test_memory_of_a_send_that_is_released_may_change_although_the_frame_goes_out() -> None:
-    here, there = MemoryCourier.pair()
+    here, there = MemoryChannel.pair()
     one, other, events = MessageLane(here, kind="test"), MessageLane(there, kind="test"), RecordingEvents()
     one.start(RecordingEvents())
     payload = bytearray(pattern(2 * WINDOW * MESSAGE_BYTES))
@@ -53,7 +53,7 @@ async def test_memory_of_a_send_that_is_released_may_change_although_the_frame_g
 
 
 async def test_frames_that_wait_together_travel_in_one_message() -> None:
-    here, _there = MemoryCourier.pair()
+    here, _there = MemoryChannel.pair()
     lane = MessageLane(here, kind="test")
     lane.start(RecordingEvents())
     for tag in range(WINDOW + 20):

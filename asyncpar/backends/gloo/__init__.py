@@ -1,1 +1,1 @@
-"""The Gloo backend.  Start with ``office.py``."""
+"""The Gloo backend.  Start with ``progress.py``."""

@@ -1,1 +1,1 @@
-"""The MPI backend.  Start with ``office.py``."""
+"""The MPI backend.  Start with ``progress.py``."""

@@ -7,15 +7,116 @@ port is opened; rank and size are those of ``MPI.COMM_WORLD``.
 
 from __future__ import annotations
 
+import asyncio
+import os
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from typing import Any
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any, Self
 
-from asyncpar.backends.config import BackendConfig, missing_library
-from asyncpar.backends.errors import BackendUnavailable
-from asyncpar.backends.mpi.world import MpiWorld
+import numpy as np
+
+from asyncpar.attachment import PIN, Attach, Attachment
+from asyncpar.backends.config import BackendConfig, BackendUnavailable, missing_library
+from asyncpar.backends.message_lane import MessageConnector
+from asyncpar.backends.mpi.progress import MpiProgress
 from asyncpar.collectives.communicator import Communicator
+from asyncpar.config.world import Member, World
+from asyncpar.errors import PeerTimeout
 from asyncpar.node import start_node
+
+_NAME_BYTES = 256
+
+
+class MpiWorld:
+    """A world over all processes of a communicator of MPI: usually one rank in each, and that process's.
+
+    The engines of its ranks share private communicators.
+    """
+
+    def __init__(self, mpi: Any, communicators: list[Any], world: World) -> None:
+        self.world = world
+        self._mpi = mpi
+        self._communicators = communicators
+        self._engines: list[MpiProgress] = []
+
+    @classmethod
+    async def open(cls, mpi: Any, everyone: Any, *, size: int | None = None, timeout: float | None) -> Self:
+        """Make the world together with all processes of ``everyone``; of ``size`` ranks, by default one per process.
+
+        More are dealt out to the processes in turn.  Raises ``PeerTimeout`` when not all processes do this within
+        ``timeout`` seconds.
+        """
+        processes: int = everyone.Get_size()
+        size = processes if size is None else size
+        communicators = [await _duplicate(mpi, everyone, timeout) for _ in range(-(-size // processes))]
+        hosts = await _gather_hosts(mpi, communicators[0], timeout)
+        return cls(mpi, communicators, _make_world(hosts, size))
+
+    def attach(self, rank: int) -> Attach:
+        """Attach to the world as ``rank``, which must be one of this process's."""
+
+        async def attach(stack: AsyncExitStack) -> Attachment:
+            engine = MpiProgress(self._mpi, self._communicators, rank=rank, size=self.world.size)
+            self._engines.append(engine)
+            stack.push_async_callback(engine.close)
+            connector = MessageConnector(engine, kind="mpi")
+            return Attachment(
+                world=self.world,
+                rank=rank,
+                connector=connector,
+                join=connector.join,
+                pin=os.environ.get(PIN),
+                lane="mpi",
+            )
+
+        return attach
+
+    def free(self) -> None:
+        """Give the communicators back, once all nodes have stopped.
+
+        Not if messages may be left in them, which would turn up in communicators that MPI makes later.
+        """
+        if all(engine.is_through for engine in self._engines):
+            for communicator in self._communicators:
+                communicator.Free()
+
+
+async def _until_done(request: Any, timeout: float | None, what: str) -> None:
+    try:
+        async with asyncio.timeout(timeout):
+            while not request.Test():  # noqa: ASYNC110  # MPI announces nothing
+                await asyncio.sleep(0)
+    except TimeoutError:
+        raise PeerTimeout(f"mpi: waited {timeout} s for all processes to {what}", cause="not all came") from None
+
+
+async def _duplicate(mpi: Any, communicator: Any, timeout: float | None) -> Any:
+    copy, request = communicator.Idup()
+    await _until_done(request, timeout, "open the backend")
+    copy.Set_errhandler(mpi.ERRORS_RETURN)
+    return copy
+
+
+async def _gather_hosts(mpi: Any, communicator: Any, timeout: float | None) -> list[str]:
+    """Return the names of the hosts of all processes."""
+    name = np.zeros(_NAME_BYTES, np.uint8)
+    encoded = mpi.Get_processor_name().encode()[:_NAME_BYTES]
+    name[: len(encoded)] = np.frombuffer(encoded, np.uint8)
+    names = np.empty((communicator.Get_size(), _NAME_BYTES), np.uint8)
+    await _until_done(communicator.Iallgather(name, names), timeout, "say where they run")
+    return [bytes(row).rstrip(b"\0").decode(errors="replace") for row in names]
+
+
+def _make_world(hosts: list[str], size: int) -> World:
+    """Return the world of ``size`` ranks, dealt out to processes that run on ``hosts``."""
+    placed = [hosts[rank % len(hosts)] for rank in range(size)]
+    return World(
+        members=tuple(
+            Member(rank=rank, host=host, host_id=host, local_rank=placed[:rank].count(host))
+            for rank, host in enumerate(placed)
+        ),
+        job="mpi",
+    )
 
 
 @asynccontextmanager

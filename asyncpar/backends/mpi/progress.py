@@ -1,11 +1,11 @@
-"""The post office of one rank: all its messages over MPI, handed out and made progress with by the event loop.
+"""The progress engine of one rank: all its messages over MPI, handed out and made progress with by the event loop.
 
 Theory of operation.  MPI has no descriptor to wait on and moves data only while it is called, so the loop calls it, at
-a ``Pace``.  A turn asks with one matched probe after another what has begun to arrive, from any rank, and begins to
-receive it into memory of the office; it then tests the oldest operations of each courier.  No call blocks.  All are
-made on the loop's thread, so any level of thread support will do that allows for other threads at all.
+intervals of a ``PollBackoff``.  A turn asks with one matched probe after another what has begun to arrive, from any
+rank, and begins to receive it into memory of the engine; it then tests the oldest operations of each channel.  No call
+blocks.  All are made on the loop's thread, so any level of thread support will do that allows for other threads at all.
 
-The office uses communicators of its own (duplicates), so that nothing of it meets the user's own messages.
+The engine uses communicators of its own (duplicates), so that nothing of it meets the user's own messages.
 """
 
 from __future__ import annotations
@@ -16,10 +16,36 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from asyncpar.backends.message_connector import Office
-from asyncpar.backends.mpi.courier import MESSAGE_BYTES, MessagePool, MpiCourier
-from asyncpar.backends.mpi.pace import Pace
+from asyncpar.backends.message_lane import ProgressEngine
+from asyncpar.backends.mpi.channel import MESSAGE_BYTES, MessagePool, MpiChannel
 from asyncpar.errors import ProtocolError
+
+SPIN_SECONDS = 0.003
+"""Look again at once for so long after something has moved."""
+
+_SHARE = 1 / 8
+LONGEST_NAP = 0.005
+
+
+class PollBackoff:
+    """Look again at once while messages move; after that, sleep for an eighth of the time that nothing has moved.
+
+    So a message that comes late comes an eighth later still, at most and up to 5 ms, and a rank that waits for nothing
+    looks 200 times a second, which takes one or two hundredths of a core.
+    """
+
+    def __init__(self, now: float) -> None:
+        self._moved_at = now
+
+    def moved(self, now: float) -> None:
+        """Something was sent or has arrived."""
+        self._moved_at = now
+
+    def nap(self, now: float) -> float:
+        """Return for how many seconds to sleep before looking again; 0: not at all."""
+        idle = now - self._moved_at
+        return 0.0 if idle < SPIN_SECONDS else min(_SHARE * idle, LONGEST_NAP)
+
 
 _MOST_PROBES = 64
 """Most messages of one turn, so that the loop also does other things."""
@@ -27,8 +53,8 @@ _MOST_PROBES = 64
 CLOSE_SECONDS = 1.0
 
 
-class MpiOffice(Office):
-    """The couriers of ``rank`` in a world of ``size``.
+class MpiProgress(ProgressEngine):
+    """The channels of ``rank`` in a world of ``size``.
 
     World ranks are dealt out to MPI's processes in turn: rank ``r`` is number ``r // processes`` of those in process
     ``r % processes`` (usually there is one in each).  ``communicators[n]`` carries what is for the ranks of number
@@ -51,10 +77,10 @@ class MpiOffice(Office):
         self._inbound = communicators[rank // self._processes]
         self._meet: Callable[[int], None] | None = None
         self._leave: Callable[[int], None] | None = None
-        self._couriers: dict[int, MpiCourier] = {}
+        self._channels: dict[int, MpiChannel] = {}
         self._pool = MessagePool()
         self._loop = asyncio.get_running_loop()
-        self._pace = Pace(self._loop.time())
+        self._backoff = PollBackoff(self._loop.time())
         self._handle: asyncio.Handle | None = None
         self._is_napping = False
         self._is_backed_up = False
@@ -66,40 +92,40 @@ class MpiOffice(Office):
         self._is_open = True
         self._wake()
 
-    def courier(self, rank: int) -> MpiCourier:
-        courier = self._couriers.get(rank)
-        if courier is None:
-            courier = MpiCourier(send=partial(self._send, rank), pool=self._pool, wake=self._wake)
-            self._couriers[rank] = courier
-        return courier
+    def channel(self, rank: int) -> MpiChannel:
+        channel = self._channels.get(rank)
+        if channel is None:
+            channel = MpiChannel(send=partial(self._send, rank), pool=self._pool, wake=self._wake)
+            self._channels[rank] = channel
+        return channel
 
     @property
     def is_through(self) -> bool:
         """Has everything left that was posted, and everything come that ever will?"""
-        return len(self._couriers) == self._size - 1 and all(
-            courier.has_peer_ended and not courier.is_moving for courier in self._couriers.values()
+        return len(self._channels) == self._size - 1 and all(
+            channel.has_peer_ended and not channel.is_moving for channel in self._channels.values()
         )
 
     async def close(self) -> None:
-        """See ``Office.close``.  What MPI has not finished by then keeps its memory for as long as MPI lives."""
+        """See ``ProgressEngine.close``.  What MPI has not finished by then keeps its memory while MPI lives."""
         for rank in range(self._size):
             if rank != self._rank:
-                self.courier(rank).end()
-                self.courier(rank).stop()
+                self.channel(rank).end()
+                self.channel(rank).stop()
         deadline = self._loop.time() + CLOSE_SECONDS
         while self._is_open and not self.is_through and self._loop.time() < deadline:  # noqa: ASYNC110
             await asyncio.sleep(0)
         self._is_open = False
         if self._handle is not None:
             self._handle.cancel()
-        unfinished = [each for courier in self._couriers.values() for each in courier.unfinished()]
+        unfinished = [each for channel in self._channels.values() for each in channel.unfinished()]
         if unfinished:
             self._mpi.COMM_WORLD.Set_attr(self._mpi.Comm.Create_keyval(nopython=False), unfinished)
 
     def break_off(self, cause: str) -> None:
         """Nothing can be sent or received any more."""
-        for courier in list(self._couriers.values()):
-            courier.break_off(cause)
+        for channel in list(self._channels.values()):
+            channel.break_off(cause)
 
     # -- inside ------------------------------------------------------------------------------------------------------
 
@@ -118,7 +144,7 @@ class MpiOffice(Office):
 
     def _wake(self) -> None:
         """Something was posted: look now, and keep looking for a while."""
-        self._pace.moved(self._loop.time())
+        self._backoff.moved(self._loop.time())
         if self._is_open and (self._handle is None or self._is_napping):
             if self._handle is not None:
                 self._handle.cancel()
@@ -141,8 +167,8 @@ class MpiOffice(Office):
         """Arrange for the next turn."""
         now = self._loop.time()
         if has_moved:
-            self._pace.moved(now)
-        nap = self._pace.nap(now)
+            self._backoff.moved(now)
+        nap = self._backoff.nap(now)
         self._is_napping = nap > 0
         if self._is_napping:
             self._handle = self._loop.call_later(nap, self._turn)
@@ -155,10 +181,10 @@ class MpiOffice(Office):
         """Make progress with everything; True if there was any."""
         has_moved = not self._is_backed_up and self._probe()
         self._is_backed_up = False
-        for courier in list(self._couriers.values()):
-            if courier.is_moving:
-                has_moved = courier.progress() or has_moved
-            self._is_backed_up = self._is_backed_up or courier.is_backed_up
+        for channel in list(self._channels.values()):
+            if channel.is_moving:
+                has_moved = channel.progress() or has_moved
+            self._is_backed_up = self._is_backed_up or channel.is_backed_up
         return has_moved
 
     def _probe(self) -> bool:
@@ -174,9 +200,9 @@ class MpiOffice(Office):
                 raise ProtocolError(f"a message of {length} bytes came from rank {sender} of {self._size}")
             message = self._pool.take(length)
             request = probed.Irecv([message, mpi.BYTE])
-            if sender not in self._couriers:
+            if sender not in self._channels:
                 greet = self._meet if length else self._leave
                 assert greet is not None
                 greet(sender)
-            self.courier(sender).take(request, message)
+            self.channel(sender).take(request, message)
         return True

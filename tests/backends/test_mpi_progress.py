@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from asyncpar.backends.message_lane import MessageLane
-from asyncpar.backends.mpi.courier import MESSAGE_BYTES
-from asyncpar.backends.mpi.office import MpiOffice
-from asyncpar.backends.mpi.world import MpiWorld
+from asyncpar.backends.mpi.backend import MpiWorld
+from asyncpar.backends.mpi.channel import MESSAGE_BYTES
+from asyncpar.backends.mpi.progress import MpiProgress
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.errors import PeerLost, PeerTimeout
 from asyncpar.node import Node, start_node
@@ -56,19 +56,21 @@ class TestLanes(LaneConformance):
     @asynccontextmanager
     async def connect(self) -> AsyncIterator[LanePair]:
         mpi = FakeMpi()
-        offices = [MpiOffice(mpi, [everyone], rank=rank, size=2) for rank, everyone in enumerate(FakeMpi.processes(2))]
-        lanes = [MessageLane(office.courier(1 - rank), kind="mpi") for rank, office in enumerate(offices)]
-        for office in offices:
-            office.open(meet=lambda _: None, leave=lambda _: None)
+        engines = [
+            MpiProgress(mpi, [everyone], rank=rank, size=2) for rank, everyone in enumerate(FakeMpi.processes(2))
+        ]
+        lanes = [MessageLane(engine.channel(1 - rank), kind="mpi") for rank, engine in enumerate(engines)]
+        for engine in engines:
+            engine.open(meet=lambda _: None, leave=lambda _: None)
 
         async def sever() -> None:
-            for office in offices:
-                office.break_off("the test cut it")
+            for engine in engines:
+                engine.break_off("the test cut it")
 
         yield LanePair(one=lanes[0], other=lanes[1], sever=sever)
         for lane in lanes:
             lane.abort(PeerLost("the test is over"))
-        await asyncio.gather(*(office.close() for office in offices))
+        await asyncio.gather(*(engine.close() for engine in engines))
 
 
 async def test_a_failure_of_mpi_ends_operations_with_its_message() -> None:
@@ -108,10 +110,10 @@ async def test_a_message_that_cannot_be_ours_ends_the_links() -> None:
 
 async def test_memory_that_mpi_still_uses_is_kept() -> None:
     mpi, everyone = FakeMpi(), FakeMpi.processes(2)
-    office = MpiOffice(mpi, [everyone[0]], rank=0, size=2)
-    office.open(meet=lambda _: None, leave=lambda _: None)
-    office.courier(1).post([b"nobody receives this"])
-    await office.close()
-    assert not office.is_through
+    engine = MpiProgress(mpi, [everyone[0]], rank=0, size=2)
+    engine.open(meet=lambda _: None, leave=lambda _: None)
+    engine.channel(1).post([b"nobody receives this"])
+    await engine.close()
+    assert not engine.is_through
     [unfinished] = mpi.COMM_WORLD.kept
     assert [bytes(memory) for _, memory in unfinished] == [b"nobody receives this", b""]

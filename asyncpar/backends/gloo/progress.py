@@ -1,4 +1,4 @@
-"""The post office of one rank over a process group of torch.
+"""The progress engine of one rank over a process group of torch.
 
 Theory of operation.  ``torch.distributed`` has no descriptor to wait on either, and its operations block in the calling
 thread, with the interpreter free.  So each peer has a thread that receives, from the beginning (Gloo joins all ranks
@@ -14,8 +14,8 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
-from asyncpar.backends.gloo.courier import GlooCourier
-from asyncpar.backends.message_connector import Office
+from asyncpar.backends.gloo.channel import GlooChannel
+from asyncpar.backends.message_lane import ProgressEngine
 
 CLOSE_SECONDS = 1.0
 _LOOK_SECONDS = 0.005
@@ -49,25 +49,25 @@ class TorchPipe:
             return
 
 
-class GlooOffice(Office):
-    """The couriers of ``rank`` in a process group of ``size`` ranks."""
+class GlooProgress(ProgressEngine):
+    """The channels of ``rank`` in a process group of ``size`` ranks."""
 
     def __init__(self, torch: Any, group: Any, *, rank: int, size: int) -> None:
         self._pipes = {peer: TorchPipe(torch, group, peer) for peer in range(size) if peer != rank}
-        self._couriers = {peer: GlooCourier(pipe, name=f"gloo {rank}-{peer}") for peer, pipe in self._pipes.items()}
+        self._channels = {peer: GlooChannel(pipe, name=f"gloo {rank}-{peer}") for peer, pipe in self._pipes.items()}
         self._loop = asyncio.get_running_loop()
 
     def open(self, *, meet: Callable[[int], None], leave: Callable[[int], None]) -> None:
-        for peer, courier in self._couriers.items():
-            courier.listen(meet=_bound(meet, peer), leave=_bound(leave, peer))
+        for peer, channel in self._channels.items():
+            channel.listen(meet=_bound(meet, peer), leave=_bound(leave, peer))
 
-    def courier(self, rank: int) -> GlooCourier:
-        return self._couriers[rank]
+    def channel(self, rank: int) -> GlooChannel:
+        return self._channels[rank]
 
     async def close(self) -> None:
-        for courier in self._couriers.values():
-            courier.end()
-            courier.stop()
+        for channel in self._channels.values():
+            channel.end()
+            channel.stop()
         deadline = self._loop.time() + CLOSE_SECONDS
         while not self._is_through() and self._loop.time() < deadline:  # noqa: ASYNC110  # threads see to it
             await asyncio.sleep(_LOOK_SECONDS)
@@ -77,11 +77,11 @@ class GlooOffice(Office):
         """See the threads end, which otherwise would bring the process down when it ends before them."""
         if not is_through:
             next(iter(self._pipes.values())).break_all()
-        for courier in self._couriers.values():
-            courier.join(CLOSE_SECONDS)
+        for channel in self._channels.values():
+            channel.join(CLOSE_SECONDS)
 
     def _is_through(self) -> bool:
-        return all(courier.is_through for courier in self._couriers.values())
+        return all(channel.is_through for channel in self._channels.values())
 
 
 def _bound(greet: Callable[[int], None], peer: int) -> Callable[[], None]:

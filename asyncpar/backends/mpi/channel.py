@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from asyncpar.backends.courier import Courier, Receiver
+from asyncpar.backends.message_lane import MessageChannel, Receiver
 
 MESSAGE_BYTES = 256 * 1024
 """Small enough that copying a message on both sides stays in the cache."""
@@ -38,7 +38,7 @@ class MessagePool:
             self._free.append(memoryview(whole))
 
 
-class MpiCourier(Courier):
+class MpiChannel(MessageChannel):
     """``send(message)`` and ``receive(probed, message)`` begin an operation of MPI and return its request.
 
     ``wake`` is called when there is something to make progress with.

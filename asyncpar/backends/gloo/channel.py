@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from asyncpar.backends.courier import Courier, Receiver
+from asyncpar.backends.message_lane import MessageChannel, Receiver
 
 WINDOW = 8
 """Most messages of one direction that are between the loop and the thread."""
@@ -43,8 +43,8 @@ class Pipe(Protocol):
     def receive(self, memory: memoryview, *, is_rest: bool) -> Work: ...
 
 
-class GlooCourier(Courier):
-    """The courier over ``pipe``, whose operations block; ``name`` is that of its threads."""
+class GlooChannel(MessageChannel):
+    """The channel over ``pipe``, whose operations block; ``name`` is that of its threads."""
 
     message_bytes = MESSAGE_BYTES
 
@@ -70,12 +70,12 @@ class GlooCourier(Courier):
     def listen(self, *, meet: Callable[[], None], leave: Callable[[], None]) -> None:
         """Begin to receive.
 
-        ``meet`` is called with the first message, if nobody has opened the courier by then; ``leave`` if it is the end.
+        ``meet`` is called with the first message, if nobody has opened the channel by then; ``leave`` if it is the end.
         """
         self._meet, self._leave = meet, leave
         self._run(self._receive_all, "receives")
 
-    # -- Courier -----------------------------------------------------------------------------------------------------
+    # -- Channel -----------------------------------------------------------------------------------------------------
 
     @property
     def is_full(self) -> bool:

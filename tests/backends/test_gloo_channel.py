@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-from asyncpar.backends.gloo.courier import MESSAGE_BYTES, OPENING_BYTES, GlooCourier
+from asyncpar.backends.gloo.channel import MESSAGE_BYTES, OPENING_BYTES, GlooChannel
 from asyncpar.backends.message_lane import MessageLane
 from asyncpar.errors import PeerLost
 from asyncpar.testing.lanes import LaneConformance, LanePair, RecordingEvents
@@ -29,7 +29,7 @@ class MemoryWork:
             raise RuntimeError(self.error)
 
 
-class Channel:
+class ByteQueue:
     """One direction: pieces that are sent meet memory that is asked for, openings and rests apart."""
 
     def __init__(self) -> None:
@@ -66,8 +66,8 @@ class Channel:
 
 @dataclass
 class MemoryPipe:
-    outward: Channel
-    inward: Channel
+    outward: ByteQueue
+    inward: ByteQueue
 
     def send(self, piece: memoryview, *, is_rest: bool) -> MemoryWork:
         return self.outward.put(piece, is_rest=is_rest, is_sent=True)
@@ -77,32 +77,32 @@ class MemoryPipe:
 
 
 @asynccontextmanager
-async def open_couriers() -> AsyncIterator[tuple[list[GlooCourier], list[Channel]]]:
-    channels = [Channel(), Channel()]
-    pipes = [MemoryPipe(*channels), MemoryPipe(*reversed(channels))]
-    couriers = [GlooCourier(pipe, name="test") for pipe in pipes]
-    for courier in couriers:
-        courier.listen(meet=lambda: None, leave=lambda: None)
+async def open_channels() -> AsyncIterator[tuple[list[GlooChannel], list[ByteQueue]]]:
+    queues = [ByteQueue(), ByteQueue()]
+    pipes = [MemoryPipe(*queues), MemoryPipe(*reversed(queues))]
+    channels = [GlooChannel(pipe, name="test") for pipe in pipes]
+    for channel in channels:
+        channel.listen(meet=lambda: None, leave=lambda: None)
     try:
-        yield couriers, channels
+        yield channels, queues
     finally:
+        for queue in queues:
+            queue.break_off("the test is over")
         for channel in channels:
-            channel.break_off("the test is over")
-        for courier in couriers:
-            courier.stop()
-            courier.end()
-            await asyncio.to_thread(courier.join, 5.0)
+            channel.stop()
+            channel.end()
+            await asyncio.to_thread(channel.join, 5.0)
 
 
 class TestLanes(LaneConformance):
     @asynccontextmanager
     async def connect(self) -> AsyncIterator[LanePair]:
-        async with open_couriers() as (couriers, channels):
-            lanes = [MessageLane(courier, kind="gloo") for courier in couriers]
+        async with open_channels() as (channels, queues):
+            lanes = [MessageLane(channel, kind="gloo") for channel in channels]
 
             async def sever() -> None:
-                for channel in channels:
-                    channel.break_off("the test cut it")
+                for queue in queues:
+                    queue.break_off("the test cut it")
 
             yield LanePair(one=lanes[0], other=lanes[1], sever=sever)
             for lane in lanes:
@@ -110,10 +110,10 @@ class TestLanes(LaneConformance):
 
 
 async def test_a_length_that_cannot_be_is_a_loss() -> None:
-    async with open_couriers() as (couriers, channels):
+    async with open_channels() as (channels, queues):
         events = RecordingEvents()
-        MessageLane(couriers[1], kind="gloo").start(events)
+        MessageLane(channels[1], kind="gloo").start(events)
         opening = (MESSAGE_BYTES + 1).to_bytes(8, "little") + bytes(OPENING_BYTES - 8)
-        channels[0].put(memoryview(opening), is_rest=False, is_sent=True)
+        queues[0].put(memoryview(opening), is_rest=False, is_sent=True)
         await events.until_lost()
         assert events.losses == [f"a message of {MESSAGE_BYTES + 1} bytes came"]

@@ -1,4 +1,4 @@
-"""Couriers between two ends in this process, with as little room as those over a wire."""
+"""Channels between two ends in this process, with as little room as those over a wire."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import asyncio
 from collections import deque
 from collections.abc import Sequence
 
-from asyncpar.backends.courier import Courier, Receiver
+from asyncpar.backends.message_lane import MessageChannel, Receiver
 
 MESSAGE_BYTES = 256 * 1024
 WINDOW = 4
 
 
-class MemoryCourier(Courier):
+class MemoryChannel(MessageChannel):
     """One end.  A message leaves in a later turn of the loop, once the other end is open."""
 
     message_bytes = MESSAGE_BYTES
@@ -21,14 +21,14 @@ class MemoryCourier(Courier):
         self._loop = asyncio.get_running_loop()
         self._receiver: Receiver | None = None
         self._outgoing: deque[bytes] = deque()
-        self._other: MemoryCourier | None = None
+        self._other: MemoryChannel | None = None
         self._broken: str | None = None
         self._has_ended = False
         self._is_stopped = False
 
     @staticmethod
-    def pair() -> tuple[MemoryCourier, MemoryCourier]:
-        one, other = MemoryCourier(), MemoryCourier()
+    def pair() -> tuple[MemoryChannel, MemoryChannel]:
+        one, other = MemoryChannel(), MemoryChannel()
         one._other, other._other = other, one
         return one, other
 
