@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, TypeVar, overload
@@ -185,8 +186,12 @@ class Node:
         return self._actors.loop_watch.subscribe(callback)
 
     async def stop(self) -> None:
-        """Leave the world in good order: actors stop, peers are told, lanes and server close.  Idempotent."""
+        """Leave the world in good order: actors stop, peers are told, lanes and server close.  Idempotent.
+
+        While an exception is handled that names another rank, peers hear that this rank leaves because of that one.
+        """
         check_home_loop(self._loop, "stop")
+        self.links.leave_because(sys.exc_info()[1])
         self._is_stopping.set()
         if self._task is not None:
             await asyncio.wait({self._task})

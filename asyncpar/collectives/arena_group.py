@@ -107,7 +107,7 @@ class ArenaHost:
 
         The ranks of this host, which may have no links between them, learn from each other what goes on elsewhere.
         """
-        if rank not in self.members and error.cause != LEFT:
+        if rank not in self.members and self.links.lost[rank].cause != LEFT:
             for member in self.members:
                 self.arena.ring(member, _LOSS, rank)
         for group in list(self._opening.values()):

@@ -226,7 +226,7 @@ class Mailbox:
             return None
         if request.source is not None:
             return lost.get(self._engine.ranks[request.source])
-        errors = [lost[rank] for rank in self._engine.others if rank in lost]
+        errors = [error for rank, error in lost.items() if rank in self._engine.others]
         failed = next((error for error in errors if error.cause != LEFT), None)
         return failed or (errors[0] if errors and len(errors) == len(self._engine.others) else None)
 

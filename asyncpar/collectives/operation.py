@@ -364,6 +364,7 @@ class Operation:
 
         Who leaves may have done so because of a rank that is silent: then that one is to blame.
         """
+        error = self.table.links.explain(error)
         culprit = self.find_culprit(self.table.now()) if error.cause == LEFT else None
         if culprit is not None and culprit.silent_for is not None:
             host = self.table.links.world.members[culprit.rank].host

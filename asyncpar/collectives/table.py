@@ -87,14 +87,14 @@ class OperationTable:
         return not (lineup.tasks or self._aborted or self.links.lost or self.links.closed is not None)
 
     def lost_member(self, group: Home) -> PeerLost | None:
-        """Return the error of the first rank of ``group`` that is gone, this one included; None if all are there.
+        """Return the error of the rank of ``group`` that was lost first, this one included; None if all are there.
 
         Ranks that have failed come before those that have left, for which they may be the reason.
         """
         if self.links.closed is not None:
             return self.links.closed
         lost = self.links.lost
-        gone = [lost[rank] for rank in group.ranks if rank in lost] if lost else []
+        gone = [error for rank, error in lost.items() if rank in group.ranks] if lost else []
         failed = [error for error in gone if error.cause != LEFT]
         return next(iter(failed or gone), None)
 

@@ -22,7 +22,7 @@ from asyncpar.transport.grpc_lane import GrpcLane
 from asyncpar.transport.grpc_stream import FRAMES_METHOD, SERVICE, Context, ServerStream, StreamEnded, shake_hands
 from asyncpar.transport.handshaking import PEER_SECONDS, Medium, Porter
 from asyncpar.transport.lane import Lane
-from asyncpar.transport.links import Links
+from asyncpar.transport.links import LEFT, Links
 from asyncpar.transport.machine import Accept, Answer, Defer, Negotiator, Proposal, Reason, Refuse
 from asyncpar.transport.protection import Protection
 from asyncpar.transport.refusals import Refusals
@@ -197,7 +197,7 @@ class Acceptor(link_pb2_grpc.LinkServicer):
         assert self._links is not None
         links, dialer = self._links, proposal.dialer
         lost = links.lost.get(dialer)
-        why = "it is leaving the world" if links.is_closing else None if lost is None else str(lost)
+        why = LEFT if links.is_closing else None if lost is None else str(lost)
         answer = self.negotiator.answer(proposal, token=os.urandom(TOKEN_BYTES), is_up=links.is_up(dialer), lost=why)
         if isinstance(answer, Accept):
             self._expire_later(answer.terms)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from asyncpar.errors import PeerLost, ProtocolError
 from asyncpar.transport.inproc_threads import ThreadLane
 from asyncpar.transport.lane import Lane, LaneEvents, Sending
-from asyncpar.transport.links import Connector, Links
+from asyncpar.transport.links import LEFT, Connector, Links
 from asyncpar.wire.header import HEADER_BYTES, FrameHeader
 from asyncpar.wire.segments import Payload, write_payload
 
@@ -159,7 +159,9 @@ class InprocFabric:
         Raises ``PeerLost`` when it is not there any more.
         """
         place = self._places.get(rank)
-        if place is None or place.links.is_closing:
+        if place is not None and place.links.is_closing:
+            raise PeerLost(f"rank {rank}: {LEFT}", rank=rank, cause=LEFT)
+        if place is None:
             raise PeerLost(f"rank {rank} is not in this process any more", rank=rank, cause="it left the process")
         loop = asyncio.get_running_loop()
         if place.loop is loop:

@@ -10,7 +10,8 @@ from types import TracebackType
 from typing import Protocol, Self
 
 from asyncpar.config.world import World
-from asyncpar.errors import AsyncparError, LinkDamaged, PeerLost, UsageError
+from asyncpar.errors import AsyncparError, LinkDamaged, PeerCancelled, PeerLost, PeerTimeout, UsageError
+from asyncpar.observe.reporting import find_peer_error
 from asyncpar.transport.lane import Lane, Sending
 from asyncpar.transport.link import Link
 from asyncpar.transport.protection import DAMAGED
@@ -19,12 +20,13 @@ from asyncpar.transport.shared import SharedMemory
 from asyncpar.wire.header import FrameHeader, FrameKind, Key
 from asyncpar.wire.segments import Payload
 
-_NO_KEY = Key(0, 0, 0)
 LEFT = "it left the world"
 """The ``cause`` of a loss that is none: the rank has closed its links in good order."""
 
-_GOODBYE_SECONDS = 0.2
-"""How long a rank that was seen to leave may take to say so on its lane, after everything else."""
+_REASON_SECONDS = 0.2
+"""How long the end of a rank waits for its goodbye, and for the end of another rank that explains it."""
+
+_REASON_BYTES = 1024
 
 MAX_MESSAGE_BYTES = 1 << 30
 MESSAGE_BUDGET = 64 << 20
@@ -127,6 +129,10 @@ class Links:
         self._opening: dict[int, asyncio.Task[None]] = {}
         self._listeners: list[Callable[[int, PeerLost], None]] = []
         self._closed: PeerLost | None = None
+        self._reasons: dict[int, tuple[int, str]] = {}
+        """Ranks that left because of another rank: that rank, and what was wrong with it."""
+        self._job_end: PeerLost | None = None
+        self._goodbye = _name_culprit(None, rank)
 
     async def __aenter__(self) -> Self:
         await self._tasks.__aenter__()
@@ -231,6 +237,9 @@ class Links:
             return
         link = self._links.get(rank) or self._make(rank)
         link.attach(lane)
+        for lost, failure in list(self.lost.items()):
+            if failure.cause != LEFT:
+                link.control(FrameKind.NOTICE, Key(0, lost, 0), _reason_bytes(failure.cause))
 
     def report_lost(self, rank: int, cause: str, *, because: BaseException | None = None) -> PeerLost:
         """Mark ``rank`` as failed, tell everyone who is linked to us, and return the error.
@@ -247,7 +256,7 @@ class Links:
         self.lost[rank] = error
         for link in list(self._links.values()):
             if link.lane is not None:
-                link.control(FrameKind.NOTICE, Key(0, rank, 0), cause.encode()[:1024])
+                link.control(FrameKind.NOTICE, Key(0, rank, 0), _reason_bytes(cause))
         self._give_up(rank, error)
         return error
 
@@ -258,19 +267,43 @@ class Links:
     def end_job(self, rank: int, cause: str) -> None:
         """The launcher ends the job because ``rank`` is lost."""
         if self._closed is None:
-            self.operations.job_ends(self.report_lost(rank, cause))
+            error = self.report_lost(rank, cause)
+            self._job_end = self._job_end or error
+            self.operations.job_ends(error)
 
     def hear_left(self, rank: int) -> None:
-        """``rank`` was seen to leave in good order: take what it has said before from its lane first."""
-        if self.is_up(rank):
-            asyncio.get_running_loop().call_later(_GOODBYE_SECONDS, self.report_left, rank)
-        else:
-            self.report_left(rank)
+        """``rank`` was seen to leave in good order: hear first what it says on its lane, and why it left."""
+        asyncio.get_running_loop().call_later(_REASON_SECONDS, self.report_left, rank)
 
     def report_left(self, rank: int) -> None:
         """``rank`` has left in good order."""
         if rank not in self.lost and self._closed is None:
             self._mark_lost(rank, self._lost_error(rank, LEFT))
+
+    def explain(self, error: PeerLost) -> PeerLost:
+        """Return ``error``, or the error of the rank that is behind it.
+
+        A rank that leaves in good order may do so because of another one: that one is to blame.  It is the one that its
+        goodbye names, or the first that has failed.  In a job that ends it is the one because of which it ends.
+        """
+        if error.rank is None or error.rank == self.rank:
+            return error
+        if self._job_end is not None and error.rank != self._job_end.rank:
+            return self._behind(error.rank, self._job_end.rank, self._job_end.cause)
+        if error.cause != LEFT:
+            return error
+        culprit, why = self._reasons.get(error.rank, (None, ""))
+        if culprit is None:
+            failed = next((lost for lost in self.lost.values() if lost.cause != LEFT), None)
+            return error if failed is None else self._behind(error.rank, failed.rank, failed.cause)
+        if culprit == self.rank:
+            text = f"{LEFT} because of this rank, {culprit}: {why}"
+            return self._lost_error(error.rank, text)
+        return self._behind(error.rank, culprit, why)
+
+    def leave_because(self, error: BaseException | None) -> None:
+        """This rank will leave because of ``error``: tell the others of the rank that it names, if it names one."""
+        self._goodbye = _name_culprit(error, self.rank)
 
     async def close(self) -> None:
         """Say goodbye on every link and close the lanes; what pends ends with ``PeerLost``.  Idempotent."""
@@ -282,7 +315,7 @@ class Links:
         links = list(self._links.values())
         for link in links:
             if link.lane is not None:
-                link.control(FrameKind.GOODBYE, _NO_KEY)
+                link.control(FrameKind.GOODBYE, *self._goodbye)
         for link in links:
             link.fail(self._closed)
         self.operations.closed(self._closed)
@@ -315,7 +348,11 @@ class Links:
         try:
             await self._connector.connect(self, rank)
         except PeerLost as error:
-            link.fail(self.report_lost(rank, error.cause or str(error), because=error))
+            await asyncio.sleep(_REASON_SECONDS)  # a rank that does not answer may have left because of another one
+            if error.cause == LEFT:
+                self.report_left(rank)
+            else:
+                link.fail(self.report_lost(rank, error.cause or str(error), because=error))
         except AsyncparError as error:
             link.fail(self.report_lost(rank, f"{type(error).__name__}: {error}", because=error))
         else:
@@ -326,6 +363,8 @@ class Links:
         if header.kind is FrameKind.NOTICE:
             self._hear_notice(rank, header.sequence, payload.decode(errors="replace"))
         elif header.kind is FrameKind.GOODBYE:
+            if 0 < header.sequence <= self.world.size:
+                self._reasons[rank] = (header.sequence - 1, payload.decode(errors="replace"))
             self.report_left(rank)
         else:
             self.operations.control(rank, header, payload)
@@ -354,12 +393,36 @@ class Links:
         kind = LinkDamaged if DAMAGED in cause else PeerLost
         return kind(f"rank {rank} on {host} is lost: {cause}", rank=rank, host=host, cause=cause)
 
+    def _behind(self, left: int, culprit: int | None, why: str | None) -> PeerLost:
+        """Return the error for whoever needs rank ``left``, which is gone because of ``culprit``."""
+        assert culprit is not None
+        host, cause = self.world.members[culprit].host, f"{why}; then rank {left} left"
+        kind = LinkDamaged if DAMAGED in cause else PeerLost
+        return kind(f"rank {culprit} on {host} is lost: {cause}", rank=culprit, host=host, cause=cause)
+
     def _mark_lost(self, rank: int, error: PeerLost) -> None:
         self.lost[rank] = error
+        explained = self.explain(error)
         if rank in self._links:
-            self._links[rank].fail(error)
+            self._links[rank].fail(explained)
         for listener in list(self._listeners):
-            listener(rank, error)
+            listener(rank, explained)
+
+
+def _name_culprit(error: BaseException | None, me: int) -> tuple[Key, bytes]:
+    """Return key and payload of the goodbye of rank ``me``, which leaves with ``error``.
+
+    The key's sequence is one more than the rank to blame, 0 if there is none; the payload says what is wrong with it.
+    """
+    peer = None if error is None else find_peer_error(error)
+    if not isinstance(peer, PeerLost | PeerTimeout | PeerCancelled) or peer.rank in (None, me) or peer.cause == LEFT:
+        return Key(0, 0, 0), b""
+    assert peer.rank is not None
+    return Key(0, peer.rank + 1, 0), _reason_bytes(peer.cause or str(peer))
+
+
+def _reason_bytes(cause: str | None) -> bytes:
+    return (cause or "").encode()[:_REASON_BYTES]
 
 
 def _refuse_message(rank: int, payload: memoryview, release: Callable[[], None]) -> None:  # noqa: ARG001

@@ -7,7 +7,7 @@ import asyncio
 import numpy as np
 import pytest
 
-from asyncpar.errors import PeerLost
+from asyncpar.errors import PeerLost, PeerTimeout
 from asyncpar.testing.loop import run_virtual
 from asyncpar.testing.world import local_world
 from tests.collectives.conftest import OpenRanks, Ranks
@@ -147,5 +147,121 @@ def test_a_link_that_two_ranks_lose_ends_the_operation_on_all(key: str | None) -
                 assert isinstance(error, PeerLost)
                 assert error.rank == 2
                 assert "its link is damaged" in str(error)
+
+    run_virtual(main())
+
+
+# -- who is to blame ---------------------------------------------------------------------------------------------------
+
+
+async def link_to(ranks: Ranks, one: int, *others: int) -> None:
+    """Bring links of rank ``one`` up."""
+    for other in others:
+        await asyncio.gather(
+            ranks.communicators[one].send(np.ones(1), other, tag=9), ranks.communicators[other].recv(one, tag=9)
+        )
+
+
+def blamed(error: object, rank: int, *texts: str) -> bool:
+    assert isinstance(error, PeerLost), repr(error)
+    assert error.rank == rank, error
+    assert all(text in str(error) for text in texts), error
+    return True
+
+
+def test_a_rank_that_leaves_because_of_a_lost_one_is_not_blamed(open_ranks: OpenRanks) -> None:
+    """Rank 2 has no link to the lost rank: it hears of it, and of the end of rank 0, from rank 0 alone."""
+
+    async def main() -> None:
+        async with open_ranks(3) as ranks:
+            await link_to(ranks, 0, 1, 2)
+            waiting = asyncio.ensure_future(ranks.communicators[2].recv(0))
+            await settle()
+            ranks.kill(1)
+            await settle()
+            ranks.links[0].leave_because(ranks.links[0].lost[1])
+            await ranks.links[0].close()
+            (error,) = await asyncio.gather(waiting, return_exceptions=True)
+            assert blamed(error, 1, "rank 2: recv", "then rank 0 left")
+            (error,) = await asyncio.gather(ranks.communicators[2].recv(0), return_exceptions=True)
+            assert blamed(error, 1)
+
+    run_virtual(main())
+
+
+def test_a_rank_that_leaves_because_it_waited_in_vain_names_whom(open_ranks: OpenRanks) -> None:
+    async def main() -> None:
+        async with open_ranks(3) as ranks:
+            await connect_all(ranks)
+            waiting = [asyncio.ensure_future(ranks.communicators[rank].recv(0)) for rank in (1, 2)]
+            await settle()
+            ranks.links[0].leave_because(PeerTimeout("nothing came", rank=1, cause="it did not do its part in time"))
+            await ranks.links[0].close()
+            own, other = await asyncio.gather(*waiting, return_exceptions=True)
+            assert blamed(other, 1, "rank 1 on localhost", "it did not do its part in time; then rank 0 left")
+            assert blamed(own, 0, "it left the world because of this rank, 1: it did not do its part in time")
+
+    run_virtual(main())
+
+
+def test_a_rank_that_cannot_be_reached_is_not_blamed_if_the_reason_comes_soon_after(open_ranks: OpenRanks) -> None:
+    """It has left, and no link to it is up: its reason is heard from the launcher, a moment later."""
+
+    async def main() -> None:
+        async with open_ranks(3) as ranks:
+            await ranks.links[0].close()
+            ranks.fabric.leave(0)
+            waiting = asyncio.ensure_future(ranks.communicators[2].recv(0))
+            await asyncio.sleep(0.1)
+            ranks.links[2].end_job(1, "killed by SIGKILL")
+            (error,) = await asyncio.gather(waiting, return_exceptions=True)
+            assert blamed(error, 1, "killed by SIGKILL")
+            (error,) = await asyncio.gather(ranks.communicators[2].recv(0), return_exceptions=True)
+            assert blamed(error, 1, "killed by SIGKILL; then rank 0 left")
+
+    run_virtual(main())
+
+
+def test_a_rank_seen_to_leave_without_a_link_is_not_blamed_if_the_reason_comes_soon_after(
+    open_ranks: OpenRanks,
+) -> None:
+    """As in the arena, which knows that a rank has left but not why."""
+
+    async def main() -> None:
+        async with open_ranks(3) as ranks:
+            waiting = asyncio.ensure_future(ranks.communicators[2].all_reduce(np.ones(1)))
+            await settle()
+            ranks.links[2].hear_left(0)
+            await asyncio.sleep(0.1)
+            ranks.links[2].hear_end(1, "its process ended")
+            (error,) = await asyncio.gather(waiting, return_exceptions=True)
+            assert blamed(error, 1, "its process ended")
+
+    run_virtual(main())
+
+
+def test_a_link_that_is_made_after_a_loss_carries_the_news(open_ranks: OpenRanks) -> None:
+    async def main() -> None:
+        async with open_ranks(3) as ranks:
+            ranks.links[0].hear_end(1, "its process ended")
+            waiting = asyncio.ensure_future(ranks.communicators[2].recv(0))
+            await settle()
+            await ranks.links[0].close()
+            (error,) = await asyncio.gather(waiting, return_exceptions=True)
+            assert blamed(error, 1, "its process ended (reported by rank 0); then rank 0 left")
+
+    run_virtual(main())
+
+
+def test_of_several_lost_ranks_the_first_is_blamed(open_ranks: OpenRanks) -> None:
+    async def main() -> None:
+        async with open_ranks(4) as ranks:
+            ranks.links[0].hear_end(2, "its process ended")
+            ranks.links[0].hear_end(1, "its process ended")
+            one = ranks.communicators[0]
+            calls = (one.barrier(), one.recv(), one.all_reduce(np.ones(10_000)), one.recv(1))
+            *errors, own = await asyncio.gather(*calls, return_exceptions=True)
+            assert all(blamed(error, 2) for error in errors)
+            assert blamed(own, 1)
 
     run_virtual(main())

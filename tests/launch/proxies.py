@@ -37,6 +37,8 @@ class ResettingProxy:
         self.resets += bool(self._writers)
         for writer in list(self._writers):
             sock = writer.get_extra_info("socket")
+            if sock.fileno() < 0:  # its end has closed the socket, and the task that serves it has not run since
+                continue
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             writer.transport.abort()
 

@@ -6,6 +6,8 @@ import asyncio
 import os
 import random
 import signal
+import socket
+import struct
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -22,7 +24,7 @@ from asyncpar.launch.coordinator_service import CoordinatorService
 from asyncpar.launch.plan import Hello, Outcome
 from asyncpar.launch.session import Session
 from asyncpar.membership.service import RendezvousService
-from asyncpar.transport.rpc import Credentials, RpcServer
+from asyncpar.transport.rpc import Credentials, RpcServer, split_address
 from tests.launch.proxies import ResettingProxy
 
 SECRET = Credentials(b"s" * 32)
@@ -162,6 +164,21 @@ async def test_another_coordinator_at_the_same_place_is_not_taken_for_the_one_be
     assert "another one than before" in taken[-1].cause
 
 
+@pytest.mark.parametrize("turns", range(8))
+async def test_the_proxy_may_reset_connections_at_any_moment_of_their_end(turns: int) -> None:
+    async with coordinator() as (_, _, proxy):
+        host, port = split_address(proxy.address)
+        _, writer = await asyncio.open_connection(host, port)
+        await until(lambda: len(proxy._writers) == 2)
+        sock = writer.get_extra_info("socket")
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        writer.transport.abort()  # with RST
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        proxy.reset()
+        await until(lambda: not proxy._writers)
+
+
 def test_messages_are_kept_until_they_are_acknowledged_and_taken_once() -> None:
     session: Session[pb.AgentEvent] = Session()
     first, second = session.send(stopped(1)), session.send(stopped(2))
@@ -195,8 +212,6 @@ BODY = """
 
 @pytest.mark.process
 async def test_a_job_outlives_resets_while_it_forms_runs_and_ends(launcher: Launcher, tmp_path: Any) -> None:
-    import socket
-
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]

@@ -416,7 +416,7 @@ async def test_closing_in_the_middle_of_link_up_leaves_nothing_behind() -> None:
             await sending.done
         other.join()
         error = await loss(other.links, 0)
-        assert "it is leaving the world" in str(error)
+        assert "it left the world" in str(error)
 
 
 async def test_a_node_that_stops_while_it_is_dialed_is_lost_soon(monkeypatch: pytest.MonkeyPatch) -> None:
