@@ -23,6 +23,15 @@ CHUNK_BYTES = 1 << 20
 """Larger ones go in chunks of this size, which stay in the cache between the two waits."""
 
 
+QUICK_BROADCAST_BYTES = 64 << 10
+"""Broadcasts of up to so much always go through the root's slot, in one chunk, also from the heap."""
+
+
+def is_quick_broadcast(payload: int, channel: Channel) -> bool:
+    """Is a broadcast of ``payload`` bytes one chunk in the root's slot?"""
+    return payload <= min(QUICK_BROADCAST_BYTES, channel.slot_bytes // 2)
+
+
 def is_at_once(payload: int, channel: Channel) -> bool:
     """Is an all-reduce of ``payload`` bytes done in one wait?"""
     return payload <= min(AT_ONCE_BYTES // (channel.size - 1), channel.slot_bytes)

@@ -5,7 +5,8 @@ travels in chunks.  Every program says why nobody overwrites what another rank s
 
 - *Published once* (``combine_all``, ``barrier``): the slot is written once per turn, and the channel guards turns.
 - *Streams* (``exchange``, ``hand_out``, ``take_in``): the slot has two halves; chunk ``c`` uses half ``c & 1``.  A rank
-  that writes chunk ``c`` knows that everyone who reads has read chunk ``c - 2``: in ``hand_out`` it waits for that; in
+  that writes chunk ``c`` knows that everyone who reads has read chunk ``c - 2``: in ``hand_out`` it waits for that
+  (readers post round 1 at once, and round ``c + 2`` when they have read chunk ``c``); in
   ``exchange``, where all write and read, it has waited for everyone's chunk ``c - 1``, posted after reading ``c - 2``.
 - *In slices* (``arena_slices``): see there.
 
@@ -129,11 +130,11 @@ def hand_out(turn: Turn, flow: Flow, source: Array, readers: Sequence[int]) -> P
     chunks = flow.chunks
     if turn.place_in_heap(turn.channel.place) is not None:
         turn.post(chunks)
-        yield readers, chunks
+        yield readers, chunks + 1
     else:
         for chunk in range(chunks):
             if chunk >= 2:
-                yield readers, chunk - 1
+                yield readers, chunk
             _publish(turn, flow, source, chunk, readers)
             turn.post(chunk + 1)
     yield turn.channel.others, 1
@@ -144,15 +145,18 @@ def take_in(turn: Turn, flow: Flow, writers: Sequence[int], take: Take) -> Progr
 
     Returns when every rank of the group is in the same operation.
     """
+    chunks = flow.chunks
     heap: list[int | None] = []
-    for chunk in range(flow.chunks):
+    turn.post(1)
+    for chunk in range(chunks):
         yield writers, chunk + 1
         if chunk == 0:
             heap = [turn.place_in_heap(writer) for writer in writers]
             turn.places_read = tuple(writer for writer, where in zip(writers, heap, strict=True) if where is not None)
         shown = [_shown(turn, flow, chunk, writer, where) for writer, where in zip(writers, heap, strict=True)]
         take(chunk * flow.chunk, shown)
-        turn.post(chunk + 1)
+        if turn.places_read or chunk + 2 < chunks:
+            turn.post(chunk + 2)
     yield turn.channel.others, 1
 
 

@@ -42,7 +42,7 @@ def calibrate(engine: Engine, *, clock: Callable[[], float]) -> Coroutine[Any, A
                 figures[2 * index : 2 * index + 2] = await _measure(engine, operation, peer, index, clock)
         figures[4] = _reduction_speed(clock)
         plan = prepare_broadcast(engine, figures, 0, "tree", phase=6).plan
-        await from_root(engine, operation, 0, lambda: execute(operation, plan, InPlace(figures)))
+        await from_root(engine, operation, 0, plan, lambda: execute(operation, plan, InPlace(figures)))
         _adopt(engine, figures, has_near=near is not None, has_far=far is not None)
 
     return engine.start("calibrate", describe("calibrate", (), "direct"), None, body)

@@ -27,6 +27,7 @@ from asyncpar.collectives.statistics import Traffic
 from asyncpar.collectives.table import CLOSED, OperationTable
 from asyncpar.errors import PeerCancelled, UsageError
 from asyncpar.transport.links import Links
+from asyncpar.wire.payload import UnwrittenPayload
 
 T = TypeVar("T")
 
@@ -349,8 +350,11 @@ class Communicator(ArrayOperations):
         return self._receive(None, out, tag, lambda delivery: (delivery.source, delivery.array))
 
     def send_object(self, value: object, dest: int, *, tag: int = 0) -> Coroutine[Any, Any, None]:
-        """Send a value of plain data, dataclasses, msgspec structs and arrays to ``dest``; see ``send``."""
-        return self._send(dest, tag, lambda: objects.encoded(value, "value"), is_object=True)
+        """Send a value of plain data, dataclasses, msgspec structs and arrays to ``dest``; see ``send``.
+
+        Arrays in it must not be changed before the operation has ended.
+        """
+        return self._send(dest, tag, lambda: objects.encoded(value, "value"))
 
     def recv_object(self, source: int | None = None, *, tag: int = 0, wanted: Any = Any) -> Coroutine[Any, Any, Any]:
         """Return the next value that ``source`` (None: any rank) sends with ``tag``; it must be of type ``wanted``."""
@@ -370,7 +374,7 @@ class Communicator(ArrayOperations):
         Values are plain data, dataclasses, msgspec structs and numpy arrays, nested as you like; tuples, sets, dates,
         ``Decimal``, ``UUID`` and the like keep their types.  ``wanted`` is the type to check and make; for ``Any``,
         dataclasses and structs come as dicts, and members of enumerations, named tuples and other types of your own
-        are a ``UsageError`` that names them.
+        are a ``UsageError`` that names them.  Arrays in values must not be changed before the operation has ended.
         """
         return self._engine.checked(
             "broadcast_object",
@@ -412,13 +416,11 @@ class Communicator(ArrayOperations):
             raise UsageError(f"{name}: expected another rank than this one, got {rank}")
         return checked
 
-    def _send(
-        self, dest: int, tag: int, content: Callable[[], Array], *, is_object: bool = False
-    ) -> Coroutine[Any, Any, None]:
+    def _send(self, dest: int, tag: int, content: Callable[[], Array | UnwrittenPayload]) -> Coroutine[Any, Any, None]:
         """Send what ``content`` returns; if that is refused, the message takes its place all the same."""
         to, tag = self._other(dest, "dest"), check_tag(tag)
         try:
-            return self._mailbox.send(content(), to, tag, is_object=is_object)
+            return self._mailbox.send(content(), to, tag)
         except Exception as error:
             self._mailbox.refuse_send(to, tag, error)
             raise

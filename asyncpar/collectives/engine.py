@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from asyncpar.arena.channel import Channel
 from asyncpar.collectives.algorithms.catalog import ARENA, check_algorithm, schedule_of
 from asyncpar.collectives.algorithms.hierarchical import Hosts
 from asyncpar.collectives.algorithms.steps import Schedule
@@ -84,7 +85,7 @@ class Engine:
             number=number, name=name, ranks=ranks, ledger=self.ledger, limits=limits, admit_early=_weakly(self)
         )
         self.quick: dict[Hashable, QuickPlan] = {}
-        """By reduce operation, dtype and shape: how small all-reduces are done."""
+        """How small operations are done: by name, what all ranks must agree on, dtype and shape."""
         self.others = tuple(rank for rank in ranks if rank != table.links.rank)
         self._prepared: OrderedDict[Hashable, Prepared] = OrderedDict()
         self._tallies: dict[tuple[str, str], Tally] = {}
@@ -118,6 +119,16 @@ class Engine:
         """Choose anew from now on."""
         self._prepared.clear()
         self.quick.clear()
+
+    def plan_quickly(self, key: Hashable, make: Callable[[ArenaGroup, Channel], QuickPlan | None]) -> None:
+        """Keep what ``make`` returns for calls like ``key`` from now on, if the group's channel is open."""
+        group = self.arena
+        channel = None if group is None else group.lineup.channel
+        plan = None if group is None or channel is None else make(group, channel)
+        if plan is not None:
+            if len(self.quick) >= KEPT_PLANS:
+                self.quick.clear()
+            self.quick[key] = plan
 
     def algorithm(self, operation: str, payload: int, wanted: str | None, *, arena: bool = False) -> str:
         """Return the algorithm to use: the caller's, the pinned one, or the cheapest.

@@ -26,9 +26,10 @@ from asyncpar.collectives.layout import (
     AlongChunks,
     Slice,
 )
-from asyncpar.collectives.one_way import from_root
+from asyncpar.collectives.one_way import confirmed, from_root
 from asyncpar.collectives.operation import Operation
 from asyncpar.collectives.plan import Plan
+from asyncpar.collectives.quick import QuickBroadcast, QuickCall
 from asyncpar.collectives.reduction import Array
 from asyncpar.collectives.workspace import InPlace
 from asyncpar.errors import ProtocolError
@@ -147,6 +148,10 @@ def _prepare_numbers(engine: Engine, count: int) -> Prepared:
 def broadcast(
     engine: Engine, x: object, *, root: int, algorithm: str | None, key: str | None
 ) -> Coroutine[Any, Any, Array]:
+    if key is None and algorithm is None and type(x) is np.ndarray and type(root) is int:
+        plan = engine.quick.get(("broadcast", root, x.dtype, x.shape))
+        if plan is not None and (engine.rank == root or x.flags.writeable):
+            return QuickCall(engine, plan, x)
     root = check_rank(root, engine.size)
     array = check_array(x)
     if engine.rank != root:
@@ -158,7 +163,8 @@ def broadcast(
 
     async def body(operation: Operation) -> Array:
         work = contiguous(array)
-        await from_root(engine, operation, root, lambda: execute(operation, prepared.plan, InPlace(work)))
+        plan = prepared.plan
+        await from_root(engine, operation, root, plan, lambda: execute(operation, plan, InPlace(work)))
         if work is not array and engine.rank != root:
             array[...] = work
         return array
@@ -166,16 +172,36 @@ def broadcast(
     if prepared.is_in_arena:
         make = arena_operations.broadcast(array, root)
         sends = array.nbytes if engine.rank == root else 0
-        return engine.start_in_arena("broadcast", prepared, make, body, key=key, result=array, shows=array, sends=sends)
+        shows = array if array.nbytes > arena_operations.QUICK_BROADCAST_BYTES else None
+        if key is None and algorithm is None and array is x:
+            engine.plan_quickly(
+                ("broadcast", root, array.dtype, array.shape),
+                lambda group, channel: (
+                    QuickBroadcast(group, channel, prepared.description, array, root=root)
+                    if arena_operations.is_quick_broadcast(array.nbytes, channel)
+                    else None
+                ),
+            )
+        return engine.start_in_arena("broadcast", prepared, make, body, key=key, result=array, shows=shows, sends=sends)
     return engine.start("broadcast", prepared.description, key, body)
 
 
 def prepare_broadcast(
-    engine: Engine, x: Array, root: int, wanted: str | None, *, phase: int = 0, arena: bool = False
+    engine: Engine,
+    x: Array,
+    root: int,
+    wanted: str | None,
+    *,
+    phase: int = 0,
+    arena: bool = False,
+    confirms: bool = True,
 ) -> Prepared:
+    """Prepare a broadcast of arrays like ``x``; ``confirms`` says that it is what makes all ranks known."""
     algorithm = engine.algorithm("broadcast", x.nbytes, wanted, arena=arena)
     layout = AlongBuffer(count=x.size, chunks=1, itemsize=x.itemsize)
     schedule = engine.schedule("broadcast", engine.carrier("broadcast", x.nbytes, algorithm), root)
+    if confirms:
+        schedule = confirmed(engine, schedule, layout, root, "from root")
     return Prepared(
         description=describe_array("broadcast", x.dtype, x.shape, (f"root={root}",), algorithm),
         plan=Plan(schedule, layout, rank=engine.rank, ranks=engine.ranks, phase=phase),

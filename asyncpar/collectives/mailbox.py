@@ -20,12 +20,14 @@ from asyncpar.collectives.engine import Engine, Ticket
 from asyncpar.collectives.envelope import ENVELOPE_BYTES, Envelope, decode_envelope, encode_envelope
 from asyncpar.collectives.group import Group
 from asyncpar.collectives.ledger import TAG_SHIFT, ChannelLedger
+from asyncpar.collectives.offload import write_payload
 from asyncpar.collectives.operation import Operation
 from asyncpar.collectives.reduction import Array
 from asyncpar.errors import OperationMismatch, PeerLost, ProtocolError
 from asyncpar.transport.home_loop import check_home_loop, is_home_loop
 from asyncpar.transport.lane import fail_future
 from asyncpar.transport.links import LEFT
+from asyncpar.wire.payload import UnwrittenPayload
 
 T = TypeVar("T")
 
@@ -97,11 +99,14 @@ class Mailbox:
 
     # -- sending ---------------------------------------------------------------------------------------------------
 
-    def send(self, x: Array, dest: int, tag: int, *, is_object: bool = False) -> Coroutine[Any, Any, None]:
-        """Send ``x`` to the receive that ``dest`` posts for it."""
+    def send(self, x: Array | UnwrittenPayload, dest: int, tag: int) -> Coroutine[Any, Any, None]:
+        """Send ``x``, an array or an object as bytes, to the receive that ``dest`` posts for it."""
         check_home_loop(self._table.loop, "send")
         self._engine.group.check_open()
-        envelope = encode_envelope(x, is_object=is_object)
+        if isinstance(x, UnwrittenPayload):
+            envelope = encode_envelope(np.broadcast_to(np.uint8(0), x.nbytes), is_object=True)
+        else:
+            envelope = encode_envelope(x, is_object=False)
         channel = self._channel(self._engine.rank, dest)
         peer = self._engine.ranks[dest]
         sequence = _ledger(channel).allot(tag)
@@ -109,7 +114,10 @@ class Mailbox:
         self._table.enter(ticket.operation)
 
         async def body(operation: Operation) -> None:
-            payload = np.ascontiguousarray(x).reshape(-1).view(np.uint8).data
+            if isinstance(x, UnwrittenPayload):
+                payload = await write_payload(x)
+            else:
+                payload = np.ascontiguousarray(x).reshape(-1).view(np.uint8).data
             sendings = [operation.send(peer, 0, memoryview(envelope)), operation.send(peer, 1, payload)]
             for sending in sendings:
                 if sending is not None:

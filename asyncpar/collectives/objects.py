@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Coroutine, Sequence
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -14,24 +15,44 @@ from asyncpar.collectives.engine import Engine
 from asyncpar.collectives.execute import execute
 from asyncpar.collectives.gathers import check_lengths, exchange_numbers, prepare_broadcast
 from asyncpar.collectives.layout import NOWHERE, AlongChunks, Slice
+from asyncpar.collectives.offload import off_loop, write_payload
 from asyncpar.collectives.one_way import from_root
 from asyncpar.collectives.operation import Operation
 from asyncpar.collectives.plan import Plan
 from asyncpar.collectives.reduction import Array
 from asyncpar.collectives.workspace import InPlace
 from asyncpar.errors import ProtocolError, UsageError
-from asyncpar.wire.payload import decode_payload, encode_payload
+from asyncpar.wire.payload import UnwrittenPayload, decode_payload, prepare_payload
 
 MAX_BYTES = 1 << 30
 """Most bytes of objects that a rank receives in one operation."""
 
 
-def encoded(value: object, what: str, wanted: Any = None) -> Array:
-    """Return ``value`` as bytes.  Raises ``UsageError`` naming the type that cannot be sent.
+def encoded(value: object, what: str, wanted: Any = None) -> UnwrittenPayload:
+    """Return ``value`` as bytes, to be written.  Raises ``UsageError`` naming the type that cannot be sent.
 
     ``wanted`` is the type that receivers make of it: for ``Any``, what needs a declared type is refused here.
     """
-    return np.frombuffer(encode_payload(value, what=what, declares=wanted is not Any), np.uint8)
+    return prepare_payload(value, what=what, declares=wanted is not Any)
+
+
+async def _written(content: UnwrittenPayload) -> Array:
+    return np.frombuffer(await write_payload(content), np.uint8)
+
+
+async def _decode_all(
+    everything: Array, chunks: Sequence[Slice], wanted: Any, what: str, *, own: tuple[int, object]
+) -> list[Any]:
+    """Return the value in each of ``chunks``, in memory of its own; at place ``own[0]`` it is ``own[1]``."""
+    place, values = own[0], []
+    for rank, (_, start, stop) in enumerate(chunks):
+        if rank == place:
+            values.append(own[1])
+            continue
+        content = np.empty(stop - start, np.uint8)
+        await off_loop(partial(np.copyto, content, everything[start:stop]), nbytes=content.size)
+        values.append(decoded(content, wanted, what))
+    return values
 
 
 def decoded(content: Array, wanted: Any, what: str) -> Any:
@@ -46,19 +67,13 @@ def broadcast_object(
     content = encoded(value, "value", wanted) if engine.rank == root else None
 
     async def body(operation: Operation) -> Any:
-        moving = content
-
-        async def transfer() -> None:
-            nonlocal moving
-            length = np.array([0 if content is None else content.size], np.int64)
-            lengths = engine.prepared(("length", root), lambda: prepare_broadcast(engine, length, root, "tree"))
-            await execute(operation, lengths.plan, InPlace(length))
-            _checked(length)
-            moving = np.empty(int(length[0]), np.uint8) if content is None else content
-            await execute(operation, prepare_broadcast(engine, moving, root, None, phase=1).plan, InPlace(moving))
-
-        await from_root(engine, operation, root, transfer)
-        assert moving is not None
+        length = np.array([0 if content is None else content.nbytes], np.int64)
+        lengths = engine.prepared(("length", root), lambda: prepare_broadcast(engine, length, root, "tree")).plan
+        await from_root(engine, operation, root, lengths, lambda: execute(operation, lengths, InPlace(length)))
+        _checked(length)
+        moving = np.empty(int(length[0]), np.uint8) if content is None else await _written(content)
+        plan = prepare_broadcast(engine, moving, root, None, phase=1, confirms=False).plan
+        await execute(operation, plan, InPlace(moving))
         return value if engine.rank == root else decoded(moving, wanted, operation.label)
 
     return engine.start("broadcast_object", describe("broadcast_object", (f"root={root}",), "auto"), key, body)
@@ -68,16 +83,14 @@ def all_gather_object(engine: Engine, value: object, *, wanted: Any, key: str | 
     content = encoded(value, "value", wanted)
 
     async def body(operation: Operation) -> list[Any]:
-        lengths = _checked((await exchange_numbers(engine, operation, [content.size]))[:, 0])
+        lengths = _checked((await exchange_numbers(engine, operation, [content.nbytes]))[:, 0])
         chunks = _chunks(lengths)
         everything = np.empty(sum(lengths), np.uint8)
-        everything[chunks[engine.rank].start : chunks[engine.rank].stop] = content
+        own = everything[chunks[engine.rank].start : chunks[engine.rank].stop]
+        await off_loop(partial(content.write_into, own.data), nbytes=own.size)
         algorithm = engine.algorithm("all_gather", everything.size, None)
         await execute(operation, _plan(engine, "all_gather", algorithm, 0, chunks, max(lengths)), InPlace(everything))
-        return [
-            value if rank == engine.rank else decoded(everything[start:stop].copy(), wanted, operation.label)
-            for rank, (_, start, stop) in enumerate(chunks)
-        ]
+        return await _decode_all(everything, chunks, wanted, operation.label, own=(engine.rank, value))
 
     return engine.start("all_gather_object", describe("all_gather_object", (), "auto"), key, body)
 
@@ -89,18 +102,16 @@ def gather_object(
     content = encoded(value, "value", wanted)
 
     async def body(operation: Operation) -> list[Any] | None:
-        lengths = _checked((await exchange_numbers(engine, operation, [content.size]))[:, 0])
+        lengths = _checked((await exchange_numbers(engine, operation, [content.nbytes]))[:, 0])
         if engine.rank != root:
-            chunks = [Slice(0, 0, content.size) if rank == engine.rank else NOWHERE for rank in range(engine.size)]
-            await execute(operation, _plan(engine, "gather", "linear", root, chunks, max(lengths)), InPlace(content))
+            chunks = [Slice(0, 0, content.nbytes) if rank == engine.rank else NOWHERE for rank in range(engine.size)]
+            plan = _plan(engine, "gather", "linear", root, chunks, max(lengths))
+            await execute(operation, plan, InPlace(await _written(content)))
             return None
         chunks = _chunks(lengths)
         everything = np.empty(sum(lengths), np.uint8)
         await execute(operation, _plan(engine, "gather", "linear", root, chunks, max(lengths)), InPlace(everything))
-        return [
-            value if rank == root else decoded(everything[start:stop].copy(), wanted, operation.label)
-            for rank, (_, start, stop) in enumerate(chunks)
-        ]
+        return await _decode_all(everything, chunks, wanted, operation.label, own=(root, value))
 
     return engine.start("gather_object", describe("gather_object", (f"root={root}",), "linear"), key, body)
 
@@ -112,28 +123,25 @@ def scatter_object(
     contents = _encoded_values(engine, values, root, wanted)
 
     async def body(operation: Operation) -> Any:
-        lengths = np.array([content.size for content in contents] or [0] * engine.size, np.int64)
-        moving = np.empty(0, np.uint8)
-
-        async def transfer() -> None:
-            nonlocal moving
-            known = engine.prepared(("lengths", root), lambda: prepare_broadcast(engine, lengths, root, "tree"))
-            await execute(operation, known.plan, InPlace(lengths))
-            longest, length = max(_checked(lengths)), int(lengths[engine.rank])
-            if contents:
-                moving, chunks = np.concatenate(contents), _chunks([content.size for content in contents])
-            else:
-                moving = np.empty(length, np.uint8)
-                chunks = [Slice(0, 0, length) if rank == engine.rank else NOWHERE for rank in range(engine.size)]
-            await execute(operation, _plan(engine, "scatter", "linear", root, chunks, longest), InPlace(moving))
-
-        await from_root(engine, operation, root, transfer)
+        lengths = np.array([content.nbytes for content in contents] or [0] * engine.size, np.int64)
+        known = engine.prepared(("lengths", root), lambda: prepare_broadcast(engine, lengths, root, "tree")).plan
+        await from_root(engine, operation, root, known, lambda: execute(operation, known, InPlace(lengths)))
+        longest, length = max(_checked(lengths)), int(lengths[engine.rank])
+        if contents:
+            chunks = _chunks([content.nbytes for content in contents])
+            moving = np.empty(chunks[-1].stop, np.uint8)
+            for content, (_, start, stop) in zip(contents, chunks, strict=True):
+                await off_loop(partial(content.write_into, moving[start:stop].data), nbytes=content.nbytes)
+        else:
+            moving = np.empty(length, np.uint8)
+            chunks = [Slice(0, 0, length) if rank == engine.rank else NOWHERE for rank in range(engine.size)]
+        await execute(operation, _plan(engine, "scatter", "linear", root, chunks, longest), InPlace(moving))
         return decoded(moving, wanted, operation.label) if values is None else values[root]
 
     return engine.start("scatter_object", describe("scatter_object", (f"root={root}",), "linear"), key, body)
 
 
-def _encoded_values(engine: Engine, values: Sequence[object] | None, root: int, wanted: Any) -> list[Array]:
+def _encoded_values(engine: Engine, values: Sequence[object] | None, root: int, wanted: Any) -> list[UnwrittenPayload]:
     if engine.rank != root:
         if values is not None:
             raise UsageError(f"values: expected None on rank {engine.rank} of the group, as only root {root} has them")

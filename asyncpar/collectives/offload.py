@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+from asyncpar.wire.payload import UnwrittenPayload
+
 INLINE_BYTES = 1 << 18
 """Up to here work on an array is over in less time than handing it to a thread would take."""
 
@@ -25,3 +27,16 @@ async def off_loop(work: Callable[[], None], *, nbytes: int) -> None:
         await asyncio.wait({running})
         running.exception()
         raise
+
+
+LONG_BYTES = 4 << 20
+"""Copying a payload of more bytes into fresh memory holds up the loop: that takes a millisecond or so."""
+
+
+async def write_payload(payload: UnwrittenPayload) -> memoryview:
+    """Return the bytes of ``payload``, copied in a thread if they are many.  Nobody changes its arrays meanwhile."""
+    if payload.nbytes <= LONG_BYTES:
+        return payload.write()
+    written: list[memoryview] = []
+    await off_loop(lambda: written.append(payload.write()), nbytes=payload.nbytes)
+    return written[0]

@@ -6,17 +6,22 @@ messages without payload, which carry the fingerprint of the operation as all do
 to the root before data comes down, or *down* again when data has come up.  A message comes from a rank only when
 everybody behind it has come, so who gets it knows of all of them; and who calls something else is found by a neighbour,
 which tells everyone.  Two ranks have only each other to know of: there nobody waits before data moves.
+
+Data of one piece, which all small data is, and these messages are one plan (``confirmed``).  Otherwise they are a plan
+of their own, run before or after that of the data.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Final
+from dataclasses import replace
+from typing import Final, Literal
 
+from asyncpar.collectives.algorithms.steps import Schedule, emptied
 from asyncpar.collectives.description import describe
 from asyncpar.collectives.engine import Engine, Prepared
 from asyncpar.collectives.execute import execute
-from asyncpar.collectives.layout import AlongBuffer
+from asyncpar.collectives.layout import AlongBuffer, Layout
 from asyncpar.collectives.operation import Operation
 from asyncpar.collectives.plan import Plan
 from asyncpar.collectives.workspace import InPlace
@@ -25,10 +30,35 @@ _PHASE: Final = 7
 """After those of the data: calibration has most."""
 
 Transfer = Callable[[], Awaitable[None]]
+Way = Literal["from root", "to root"]
+
+_AGAINST: Final[dict[Way, str]] = {"from root": "reduce", "to root": "broadcast"}
+"""The operation that sends in the other direction."""
 
 
-async def from_root(engine: Engine, operation: Operation, root: int, transfer: Transfer) -> None:
-    """Run ``transfer``, in which data goes from ``root`` to the others; all ranks are in ``operation`` then."""
+def confirmed(engine: Engine, schedule: Schedule, layout: Layout, root: int, way: Way) -> Schedule:
+    """Return ``schedule``, in which data goes ``way``, together with the messages without payload if it is one piece.
+
+    ``from_root`` and ``to_root`` run a plan of the result, whose number of pieces is the same on all ranks.
+    """
+    if layout.pieces > 1 or engine.size == 1:
+        return schedule
+    data, nothing = schedule.rounds, emptied(engine.schedule(_AGAINST[way], "tree", root).rounds)
+    if engine.size == 2:
+        rounds = tuple(here + there for here, there in zip(nothing, data, strict=True))
+    else:
+        rounds = (*nothing, *data) if way == "from root" else (*data, *nothing)
+    return replace(schedule, rounds=rounds)
+
+
+async def from_root(engine: Engine, operation: Operation, root: int, plan: Plan, transfer: Transfer) -> None:
+    """Run ``transfer``, in which data goes from ``root`` to the others; all ranks are in ``operation`` then.
+
+    ``plan`` is the first one that it runs, of a schedule that was ``confirmed``.
+    """
+    if plan.pieces == 1:
+        await transfer()
+        return
     if engine.size == 2 and engine.rank == root:
         await transfer()
         await _pass_nothing(engine, operation, root, "reduce")
@@ -37,8 +67,14 @@ async def from_root(engine: Engine, operation: Operation, root: int, transfer: T
     await transfer()
 
 
-async def to_root(engine: Engine, operation: Operation, root: int, transfer: Transfer) -> None:
-    """Run ``transfer``, in which data goes from the others to ``root``; all ranks are in ``operation`` then."""
+async def to_root(engine: Engine, operation: Operation, root: int, plan: Plan, transfer: Transfer) -> None:
+    """Run ``transfer``, in which data goes from the others to ``root``; all ranks are in ``operation`` then.
+
+    ``plan`` is the one that it runs, of a schedule that was ``confirmed``.
+    """
+    if plan.pieces == 1:
+        await transfer()
+        return
     if engine.size == 2 and engine.rank == root:
         await _pass_nothing(engine, operation, root, "broadcast")
         await transfer()

@@ -1,4 +1,4 @@
-"""Small all-reduces in the arena, in as few steps as possible.
+"""Small all-reduces and broadcasts in the arena, in as few steps as possible.
 
 Theory of operation.  Most of the time of a small operation would be spent on keeping books that nobody reads.  So a
 ``QuickCall`` keeps none: it has a sequence number and a note in ``Group.early``.  If its turn has come when it is
@@ -6,12 +6,14 @@ awaited, and the others are there or come while this rank polls, it is over with
 been an ``Operation``.  Whatever else happens turns it into one first, with everything that belongs to it: a call that
 comes after it, a wait, a message of a peer about it, a lost peer.
 
-What runs is the program ``combine_all`` of ``arena_programs``: publish, wait, combine.
+What runs is what a program of ``arena_programs`` does, ``combine_all`` or ``hand_out`` and ``take_in`` of one chunk:
+publish, wait until all have, take the result.
 """
 
 from __future__ import annotations
 
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Coroutine, Generator
 from time import perf_counter
 from typing import Any, Final, Protocol
@@ -29,26 +31,33 @@ from asyncpar.collectives.reduction import Array, Reduction
 from asyncpar.collectives.table import OperationTable
 from asyncpar.transport.home_loop import check_home_loop
 
-_NAME: Final = "all_reduce"
 _POLLS_PER_LOOK: Final = 3
 """Looking at a word here costs a third of what a look costs the driver."""
 
 
-class QuickPlan:
-    """All that is the same for all all-reduces like that of ``x``, over the open channel of ``group``."""
+class QuickPlan(ABC):
+    """All that is the same for all calls like that with ``x``, over the open channel of ``group``."""
 
-    def __init__(
-        self, group: ArenaGroup, channel: Channel, description: Description, reduction: Reduction, x: Array
-    ) -> None:
+    name: str
+    sends: int
+    """Bytes that go through this rank's slot."""
+
+    def __init__(self, group: ArenaGroup, channel: Channel, description: Description, x: Array) -> None:
         self.description = description
         self.lineup = group.lineup
         self.others = channel.others
         self.driver = group.host.driver
         self._channel = channel
-        self._reduction = reduction
         self._views = [[view.reshape(x.shape) for view in channel.views(parity, x.dtype, x.size)] for parity in (0, 1)]
-        self._own = [views[channel.place] for views in self._views]
         self._words = [channel.progress[place] for place in channel.others]
+
+    @abstractmethod
+    def _publish(self, parity: int, x: Array) -> None:
+        """Write into this rank's slot what others read."""
+
+    @abstractmethod
+    def _take(self, parity: int, x: Array) -> None:
+        """Make the result in ``x``, of what all have published."""
 
     def begin(self, sequence: int, x: Array) -> Turn | None:
         """Publish ``x``; None if the channel is not clear."""
@@ -57,7 +66,7 @@ class QuickPlan:
             return None
         turn = Turn(channel, sequence)
         turn.enter(self.description.fingerprint)
-        self._own[parity][...] = x
+        self._publish(parity, x)
         turn.post(1)
         return turn
 
@@ -81,24 +90,40 @@ class QuickPlan:
         return True
 
     def finish(self, turn: Turn, x: Array) -> None:
-        """Combine what all have published into ``x``, and leave."""
-        self._combine(turn.parity, x)
+        """Take the result into ``x``, and leave."""
+        self._take(turn.parity, x)
         turn.end(is_completed=True)
 
     def program(self, turn: Turn, x: Array) -> Program:
         """Do all of it step by step."""
-        turn.enter(self.description.fingerprint)
-        self._own[turn.parity][...] = x
+        self._publish(turn.parity, x)
         turn.post(1)
         yield self.others, 1
-        self._combine(turn.parity, x)
+        self._take(turn.parity, x)
 
     def rest(self, turn: Turn, x: Array) -> Program:
         """Do what is left when the others have published."""
-        self._combine(turn.parity, x)
+        self._take(turn.parity, x)
         yield from ()
 
-    def _combine(self, parity: int, x: Array) -> None:
+
+class QuickAllReduce(QuickPlan):
+    """Everyone publishes its ``x``, and combines all of them in the order of ranks."""
+
+    name = "all_reduce"
+
+    def __init__(
+        self, group: ArenaGroup, channel: Channel, description: Description, x: Array, *, reduction: Reduction
+    ) -> None:
+        super().__init__(group, channel, description, x)
+        self.sends = x.nbytes
+        self._reduction = reduction
+        self._own = [views[channel.place] for views in self._views]
+
+    def _publish(self, parity: int, x: Array) -> None:
+        self._own[parity][...] = x
+
+    def _take(self, parity: int, x: Array) -> None:
         views = self._views[parity]
         combine = self._reduction.combine
         combine(views[0], views[1], x)
@@ -106,6 +131,26 @@ class QuickPlan:
             combine(x, view, x)
         if self._reduction.divides:
             self._reduction.finish(x, self._channel.size)
+
+
+class QuickBroadcast(QuickPlan):
+    """The root publishes its ``x``, the others copy it; a root, too, waits until all are known to do the same."""
+
+    name = "broadcast"
+
+    def __init__(self, group: ArenaGroup, channel: Channel, description: Description, x: Array, *, root: int) -> None:
+        super().__init__(group, channel, description, x)
+        self._is_root = channel.place == root
+        self.sends = x.nbytes if self._is_root else 0
+        self._shown = [views[root] for views in self._views]
+
+    def _publish(self, parity: int, x: Array) -> None:
+        if self._is_root:
+            self._shown[parity][...] = x
+
+    def _take(self, parity: int, x: Array) -> None:
+        if not self._is_root:
+            x[...] = self._shown[parity]
 
 
 class QuickEngine(Protocol):
@@ -124,12 +169,12 @@ class QuickEngine(Protocol):
 
 
 class QuickCall(Coroutine[Any, Any, Array]):
-    """The awaitable of a small all-reduce of ``x`` in place."""
+    """The awaitable of a small operation on ``x`` in place."""
 
     __slots__ = ("_engine", "_plan", "_running", "_sequence", "_x")
 
     def __init__(self, engine: QuickEngine, plan: QuickPlan, x: Array) -> None:
-        check_home_loop(engine.table.loop, _NAME)
+        check_home_loop(engine.table.loop, plan.name)
         if engine.group.given_up is not None:
             engine.group.check_open()
         self._engine = engine
@@ -148,7 +193,7 @@ class QuickCall(Coroutine[Any, Any, Array]):
     def __getattr__(self, name: str) -> str:
         """Be called like a coroutine by whoever shows it."""
         if name in ("__name__", "__qualname__"):
-            return f"Communicator.{_NAME}"
+            return f"Communicator.{self._plan.name}"
         raise AttributeError(name)
 
     def send(self, value: Any) -> Any:
@@ -177,7 +222,7 @@ class QuickCall(Coroutine[Any, Any, Array]):
         engine, sequence = self._engine, self._sequence
         table, early = engine.table, engine.group.early
         try:
-            check_home_loop(table.loop, _NAME)
+            check_home_loop(table.loop, self._plan.name)
         except BaseException as error:
             self._give_up(error)
             raise
@@ -202,7 +247,7 @@ class QuickCall(Coroutine[Any, Any, Array]):
         if plan.poll(turn):
             plan.finish(turn, x)
             engine.group.retire(sequence, description)
-            engine.count_quick(_NAME, description.algorithm, x.nbytes, perf_counter() - started)
+            engine.count_quick(plan.name, description.algorithm, plan.sends, perf_counter() - started)
             return True
         task = admit(engine, plan, sequence, x)
         task.resume(turn, plan.rest(turn, x), (plan.others, 1))
@@ -217,7 +262,7 @@ class QuickCall(Coroutine[Any, Any, Array]):
 
 def admit(engine: QuickEngine, plan: QuickPlan, sequence: int, x: Array) -> ArenaTask:
     """Make an operation of a quick call."""
-    return engine.admit(_NAME, plan.description, sequence, lambda turn: plan.program(turn, x), sends=x.nbytes)
+    return engine.admit(plan.name, plan.description, sequence, lambda turn: plan.program(turn, x), sends=plan.sends)
 
 
 def _give_up_now(engine: QuickEngine, sequence: int, error: BaseException | None) -> None:

@@ -20,7 +20,7 @@ from asyncpar.collectives.arguments import (
     check_writable,
     contiguous,
 )
-from asyncpar.collectives.engine import KEPT_PLANS, Engine, Prepared, describe_array
+from asyncpar.collectives.engine import Engine, Prepared, describe_array
 from asyncpar.collectives.execute import Workspace, execute
 from asyncpar.collectives.hierarchy import all_reduce_layout, find_route, run_all_reduce
 from asyncpar.collectives.hosted import HostedOperation
@@ -32,10 +32,10 @@ from asyncpar.collectives.layout import (
     ceil_bounds,
     packed_segment,
 )
-from asyncpar.collectives.one_way import to_root
+from asyncpar.collectives.one_way import confirmed, to_root
 from asyncpar.collectives.operation import Operation
 from asyncpar.collectives.plan import Plan
-from asyncpar.collectives.quick import QuickCall, QuickPlan
+from asyncpar.collectives.quick import QuickAllReduce, QuickCall
 from asyncpar.collectives.reduction import Array, Reduction, collective_reduction
 from asyncpar.collectives.workspace import InPlace, Scratch
 
@@ -44,7 +44,7 @@ def all_reduce(
     engine: Engine, x: object, *, op: str, out: object, algorithm: str | None, key: str | None
 ) -> Coroutine[Any, Any, Array]:
     if out is None and key is None and algorithm is None and type(x) is np.ndarray:
-        plan = engine.quick.get((op, x.dtype, x.shape))
+        plan = engine.quick.get(("all_reduce", op, x.dtype, x.shape))
         if plan is not None and x.flags.writeable:
             return QuickCall(engine, plan, x)
     source = check_array(x)
@@ -74,24 +74,20 @@ def all_reduce(
 
     if prepared.is_in_arena:
         if key is None and algorithm is None and source is x:
-            _plan_quickly(engine, prepared, op, source)
+            engine.plan_quickly(
+                ("all_reduce", op, source.dtype, source.shape),
+                lambda group, channel: (
+                    QuickAllReduce(group, channel, prepared.description, source, reduction=reduction)
+                    if arena_operations.is_at_once(source.nbytes, channel) and not reduction.scales
+                    else None
+                ),
+            )
         make = arena_operations.all_reduce(source, target, reduction)
         return engine.start_in_arena(
             "all_reduce", prepared, make, body, key=key, result=target, shows=target, sends=source.nbytes
         )
     kind = Operation if route is None else HostedOperation
     return engine.start("all_reduce", prepared.description, key, body, kind=kind)
-
-
-def _plan_quickly(engine: Engine, prepared: Prepared, op: str, x: Array) -> None:
-    """From now on, do all-reduces like that of ``x`` the quick way, if the group's channel is open and ``x`` small."""
-    group = engine.arena
-    channel = None if group is None else group.lineup.channel
-    is_quick = channel is not None and arena_operations.is_at_once(x.nbytes, channel) and not prepared.extra[0].scales
-    if group is not None and channel is not None and is_quick:
-        if len(engine.quick) >= KEPT_PLANS:
-            engine.quick.clear()
-        engine.quick[op, x.dtype, x.shape] = QuickPlan(group, channel, prepared.description, prepared.extra[0], x)
 
 
 def _prepare_all_reduce(engine: Engine, x: Array, op: str, wanted: str | None) -> Prepared:
@@ -119,22 +115,18 @@ def reduce(
         ("reduce", source.dtype, source.shape, op, root, algorithm),
         lambda: _prepare_reduce(engine, source, op, root, algorithm),
     )
-    reduction, layout, receives = prepared.extra
+    plan, (reduction, layout, receives) = prepared.plan, prepared.extra
     source = reduction.loaded(source, engine.size)
 
     async def body(operation: Operation) -> Array | None:
         if target is None:
             flat = contiguous(source).reshape(-1)
             partial = _partial(operation, flat, layout) if receives else InPlace(flat)
-            await to_root(
-                engine, operation, root, lambda: execute(operation, prepared.plan, partial, reduction.combine)
-            )
+            await to_root(engine, operation, root, plan, lambda: execute(operation, plan, partial, reduction.combine))
             return None
         target[...] = source
         work = contiguous(target)
-        await to_root(
-            engine, operation, root, lambda: execute(operation, prepared.plan, InPlace(work), reduction.combine)
-        )
+        await to_root(engine, operation, root, plan, lambda: execute(operation, plan, InPlace(work), reduction.combine))
         reduction.finish(work, engine.size)
         if work is not target:
             target[...] = work
@@ -169,7 +161,7 @@ def _prepare_reduce(engine: Engine, x: Array, op: str, root: int, wanted: str | 
     layout = AlongBuffer(count=x.size, chunks=1, itemsize=x.itemsize, is_packed=receives)
     return Prepared(
         description=describe_array("reduce", x.dtype, x.shape, (op, f"root={root}"), algorithm),
-        plan=Plan(schedule, layout, rank=engine.rank, ranks=engine.ranks),
+        plan=Plan(confirmed(engine, schedule, layout, root, "to root"), layout, rank=engine.rank, ranks=engine.ranks),
         extra=(reduction, layout, receives),
         is_in_arena=algorithm == ARENA,
     )

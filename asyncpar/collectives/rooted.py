@@ -27,7 +27,7 @@ from asyncpar.collectives.layout import (
     Slice,
     packed_segment,
 )
-from asyncpar.collectives.one_way import from_root, to_root
+from asyncpar.collectives.one_way import Way, confirmed, from_root, to_root
 from asyncpar.collectives.operation import Operation
 from asyncpar.collectives.plan import Plan
 from asyncpar.collectives.reduction import Array
@@ -46,17 +46,17 @@ def gather(
         ("gather", source.dtype, source.shape, root, algorithm),
         lambda: _prepare_rooted("gather", engine, source, root, algorithm),
     )
-    packed, own = prepared.extra
+    plan, (packed, own) = prepared.plan, prepared.extra
 
     async def body(operation: Operation) -> Array | None:
         if target is None:
             flat = contiguous(source).reshape(-1)
             workspace = InPlace(flat) if packed is None else _scratch(operation, flat, None, packed, own, engine.rank)
-            await to_root(engine, operation, root, lambda: execute(operation, prepared.plan, workspace))
+            await to_root(engine, operation, root, plan, lambda: execute(operation, plan, workspace))
             return None
         work = contiguous(target)
         work[root] = source
-        await to_root(engine, operation, root, lambda: execute(operation, prepared.plan, InPlace(work)))
+        await to_root(engine, operation, root, plan, lambda: execute(operation, plan, InPlace(work)))
         if work is not target:
             target[...] = work
         return target
@@ -85,18 +85,18 @@ def scatter(
         ("scatter", target.dtype, target.shape, root, algorithm),
         lambda: _prepare_rooted("scatter", engine, target, root, algorithm),
     )
-    packed, own = prepared.extra
+    plan, (packed, own) = prepared.plan, prepared.extra
 
     async def body(operation: Operation) -> Array:
         if source is not None:
             whole = InPlace(contiguous(source))
-            await from_root(engine, operation, root, lambda: execute(operation, prepared.plan, whole))
+            await from_root(engine, operation, root, plan, lambda: execute(operation, plan, whole))
             target[...] = source[root]
             return target
         work = contiguous(target)
         flat = work.reshape(-1)
         workspace = InPlace(flat) if packed is None else _scratch(operation, None, flat, packed, own, engine.rank)
-        await from_root(engine, operation, root, lambda: execute(operation, prepared.plan, workspace))
+        await from_root(engine, operation, root, plan, lambda: execute(operation, plan, workspace))
         if work is not target:
             target[...] = work
         return target
@@ -131,9 +131,11 @@ def _prepare_rooted(name: str, engine: Engine, x: Array, root: int, wanted: str 
         layout = along([Slice(0, 0, count) if rank == engine.rank else NOWHERE for rank in range(engine.size)])
     else:
         layout = packed = PackedChunks(along(equal_chunks(engine.size, count)))
+    way: Way = "to root" if name == "gather" else "from root"
+    schedule = confirmed(engine, engine.schedule(name, carrier, root), layout, root, way)
     return Prepared(
         description=describe_array(name, dtype, x.shape, (f"root={root}",), algorithm),
-        plan=Plan(engine.schedule(name, carrier, root), layout, rank=engine.rank, ranks=engine.ranks),
+        plan=Plan(schedule, layout, rank=engine.rank, ranks=engine.ranks),
         extra=(packed, own),
         is_in_arena=algorithm == ARENA,
     )

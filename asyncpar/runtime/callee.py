@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Final, cast
 
 import msgspec
 
+from asyncpar.collectives.offload import LONG_BYTES, write_payload
 from asyncpar.errors import AsyncparError, PeerCancelled, PeerLost, PeerTimeout, ProtocolError, UsageError
 from asyncpar.runtime import message
 from asyncpar.runtime.dead_letters import DeadLetter, DeadLetters
@@ -104,18 +106,26 @@ class Callee(Answers):
         owed = self._window(delivery.sender, delivery.actor).take(delivery.cost)
         self._return_credit(delivery.sender, delivery.actor, owed)
 
-    def answered(self, delivery: Delivery, value: object) -> None:
+    async def answered(self, delivery: Delivery, value: object, *, may_change: bool) -> None:
         if delivery.call is None or not self._finish(delivery):
             return
         encoder = PayloadEncoder(extension=self._extension, limit=MAX_MESSAGE_BYTES)
         what = f"the result of {delivery.endpoint}()"
         try:
             reply = message.Reply(delivery.call, cast(msgspec.Raw, encoder.typed(value, what=what)))
-            payload = encoder.finish(reply, what=what)
+            payload = encoder.prepare(reply, what=what)
         except UsageError as error:
             self._post.say(delivery.sender, describe_unsendable(delivery.call, self._refusal(value, what) or error))
-        else:
-            self._post.send_quietly(delivery.sender, payload)
+            return
+        del value
+        try:
+            is_soon = may_change or payload.nbytes <= LONG_BYTES
+            content = payload.write() if is_soon else await write_payload(payload)
+        except asyncio.CancelledError:  # the caller is to be told all the same
+            self._post.say(delivery.sender, message.Failure(delivery.call, message.CLOSED, "the node was closed"))
+            raise
+        del payload
+        self._post.send_quietly(delivery.sender, content)
 
     def _refusal(self, value: object, what: str) -> UsageError | None:
         """Return why ``value`` cannot be sent, in words about itself and not about the message that it stood in."""

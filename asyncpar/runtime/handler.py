@@ -20,14 +20,14 @@ T = TypeVar("T")
 
 
 class Answers(Protocol):
-    """What becomes of deliveries.  Never blocks, never raises."""
+    """What becomes of deliveries.  Never blocks, raises nothing but cancellations."""
 
     def taken(self, delivery: Delivery) -> None:
         """The delivery left the mailbox."""
         ...
 
-    def answered(self, delivery: Delivery, value: object) -> None:
-        """The endpoint returned ``value``."""
+    async def answered(self, delivery: Delivery, value: object, *, may_change: bool) -> None:
+        """The endpoint returned ``value``.  Returns when it is copied: at once if it ``may_change``."""
         ...
 
     def raised(self, delivery: Delivery, error: BaseException) -> None:
@@ -135,7 +135,8 @@ class Handler:
         except BaseException as error:  # noqa: BLE001  # user code; its caller or its owner is told
             self._broken_off(delivery, error)
         else:
-            self._answers.answered(delivery, value)
+            # other endpoints may change what one that runs beside them on the loop has returned: it is copied at once
+            await self._answers.answered(delivery, value, may_change=thread is not None and spec.is_async)
         finally:
             CURRENT.reset(token)
             delivery.forget()

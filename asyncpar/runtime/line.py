@@ -10,7 +10,7 @@ import msgspec
 from asyncpar.runtime import message
 from asyncpar.runtime.post import Post
 from asyncpar.transport.links import MAX_MESSAGE_BYTES
-from asyncpar.wire.payload import Extension, PayloadEncoder
+from asyncpar.wire.payload import Extension, PayloadEncoder, UnwrittenPayload
 
 
 class Line:
@@ -28,10 +28,10 @@ class Line:
         self._post.say(self.rank, envelope)
 
     def send(self, payload: memoryview) -> None:
-        """Send what ``encode`` made."""
+        """Send what ``encode`` made, written."""
         self._post.send_quietly(self.rank, payload)
 
-    def encode(self, value: Any, envelope: Callable[[msgspec.Raw], message.Message], *, what: str) -> memoryview:
+    def encode(self, value: Any, envelope: Callable[[msgspec.Raw], message.Message], *, what: str) -> UnwrittenPayload:
         """Return the message that carries a copy of ``value``.  Raises ``UsageError`` if it cannot be sent."""
         encoder = PayloadEncoder(extension=self._extension, limit=MAX_MESSAGE_BYTES)
-        return encoder.finish(envelope(encoder.part(value, what=what)), what=what)
+        return encoder.prepare(envelope(encoder.part(value, what=what)), what=what)

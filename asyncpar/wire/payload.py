@@ -23,6 +23,7 @@ from __future__ import annotations
 import struct
 import traceback
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Any, Final, Generic, NoReturn, TypeVar, get_origin, overload
 
 import msgspec
@@ -91,6 +92,36 @@ class Extension(ABC):
         """Return ``value`` as the annotation ``wanted`` asks for it.  Raises ``TypeError`` if it does not fit."""
 
 
+class UnwrittenPayload:
+    """A payload of which the arrays are still to be copied, from memory that nobody changes meanwhile."""
+
+    __slots__ = ("_arrays", "_front", "nbytes")
+
+    def __init__(self, front: bytes, arrays: Sequence[tuple[int, AnyArray]], nbytes: int) -> None:
+        self._front = front
+        self._arrays = arrays
+        self.nbytes = nbytes
+
+    def write(self) -> memoryview:
+        """Return the payload: contiguous bytes that nobody else holds, arrays copied exactly once.  In any thread."""
+        if not self._arrays:
+            return memoryview(self._front)
+        memory = np.empty(self.nbytes, np.uint8).data
+        self.write_into(memory)
+        return memory
+
+    def write_into(self, memory: memoryview) -> None:
+        """Write the payload into ``memory``, which has as many bytes.  In any thread."""
+        front = self._front
+        start, end = _align(len(front)), len(front)
+        memory[:end] = front
+        for offset, array in self._arrays:
+            offset += start
+            memory[end:offset] = bytes(offset - end)
+            write_array(array, memory, offset)
+            end = offset + array.nbytes
+
+
 class PayloadEncoder:
     """Builds one payload.  ``part`` encodes values that stand inside the envelope; ``finish`` makes the payload.
 
@@ -134,7 +165,11 @@ class PayloadEncoder:
         ``envelope`` is a message of parts, or made by ``typed``: types that msgpack does not have are lost in others.
         Raises ``UsageError`` like ``part``, and if the payload is larger than the limit.
         """
-        return self._copied(self._front(envelope, what))
+        return self.prepare(envelope, what=what).write()
+
+    def prepare(self, envelope: object, *, what: str) -> UnwrittenPayload:
+        """Return the payload like ``finish``, but copy no arrays yet."""
+        return self._unwritten(self._front(envelope, what))
 
     def finish_lent(self, envelope: object, *, what: str) -> Payload:
         """Return the payload like ``finish``, but with large arrays in their own memory instead of copies.
@@ -143,20 +178,11 @@ class PayloadEncoder:
         memory as it must travel, is copied all the same.
         """
         front = self._front(envelope, what)
-        return self._copied(front) if self._attached < LEAST_LENT else self._lent(front)
+        return self._unwritten(front).write() if self._attached < LEAST_LENT else self._lent(front)
 
-    def _copied(self, front: bytes) -> memoryview:
-        if not self._arrays:
-            return memoryview(front)
-        start, end = _align(len(front)), len(front)
-        memory = np.empty(start + self._attached, np.uint8)
-        memory[:end] = np.frombuffer(front, np.uint8)
-        for offset, array in self._arrays:
-            offset += start
-            memory[end:offset] = 0
-            write_array(array, memory.data, offset)
-            end = offset + array.nbytes
-        return memory.data
+    def _unwritten(self, front: bytes) -> UnwrittenPayload:
+        nbytes = _align(len(front)) + self._attached if self._arrays else len(front)
+        return UnwrittenPayload(front, self._arrays, nbytes)
 
     def _lent(self, front: bytes) -> Segments:
         own = bytearray(front)
@@ -371,8 +397,13 @@ def encode_payload(value: object, *, what: str, declares: bool = True) -> memory
 
     Raises ``UsageError`` naming ``what`` and the type that cannot be sent.
     """
+    return prepare_payload(value, what=what, declares=declares).write()
+
+
+def prepare_payload(value: object, *, what: str, declares: bool = True) -> UnwrittenPayload:
+    """Return ``value`` like ``encode_payload``, but copy no arrays yet."""
     encoder = PayloadEncoder(declares=declares)
-    return encoder.finish(encoder.typed(value, what=what), what=what)
+    return encoder.prepare(encoder.typed(value, what=what), what=what)
 
 
 @overload

@@ -15,7 +15,7 @@ import operator
 import uuid
 import zoneinfo
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from copy import copy as copy_of
 from decimal import Decimal
 from types import NoneType
@@ -39,6 +39,11 @@ Wrap = Callable[[int, object], object]
 
 _UNCHANGED: Final = frozenset({NoneType, bool, int, float, str, bytes, np.ndarray})
 _CONTAINERS: Final = (list, dict, tuple, set, frozenset)
+_NESTING: Final = frozenset({list, dict})
+_UNCHANGED_OR_NESTING: Final = _UNCHANGED | _NESTING
+_DEEPEST: Final = 32
+_MOST_LOOKED_AT: Final = 1 << 20
+"""Values with more parts are looked at part by part, so that lists that hold themselves end as they always do."""
 _KEYS: Final = frozenset({NoneType, bool, int, float, str, bytes})
 _MICROSECOND: Final = datetime.timedelta(microseconds=1)
 
@@ -50,6 +55,14 @@ def keep_types(value: object, wrap: Wrap) -> object:
     content would be lost in part.
     """
     kind = type(value)
+    if kind in _UNCHANGED or (kind in _NESTING and _is_unchanged(value)):
+        return value
+    return _keep(value, wrap)
+
+
+def _keep(value: object, wrap: Wrap) -> object:
+    """Do the same part by part."""
+    kind = type(value)
     if kind in _UNCHANGED:
         return value
     known = _LOWER.get(kind)
@@ -59,7 +72,7 @@ def keep_types(value: object, wrap: Wrap) -> object:
         return wrap(DECLARED, [type_name(kind), _value_of(value)])
     for base in _CONTAINERS:
         if isinstance(value, base):
-            return wrap(DECLARED, [type_name(kind), keep_types(base(value), wrap)])
+            return wrap(DECLARED, [type_name(kind), _keep(base(value), wrap)])
     if isinstance(value, msgspec.Struct):
         return _keep_fields(value, value.__struct_fields__, wrap)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -148,31 +161,63 @@ def _has_any(info: Any, seen: set[Any]) -> bool:
 # -- to a payload ------------------------------------------------------------------------------------------------------
 
 
-def _are_all(values: Iterable[object], kinds: frozenset[type]) -> bool:
-    types = [*map(type, values)]
-    return not types or (types[0] in kinds and types.count(types[0]) == len(types)) or kinds.issuperset(types)
+def _is_unchanged(value: Any) -> bool:
+    """Is ``value``, a list or dict, plain data at all depths?  False also where it is too deep or large to look.
+
+    A whole level of nesting is looked at together, which takes a fraction of the time of a call per list and dict.
+    """
+    level = value if type(value) is list else [*value.values()]
+    if level is not value and not _are_all(value, _KEYS):
+        return False
+    looked_at = 0
+    for _ in range(_DEEPEST):
+        types = [*map(type, level)]
+        if not types or (types[0] in _UNCHANGED and types.count(types[0]) == len(types)):  # quicker than a set
+            return True
+        kinds = set(types)
+        if kinds <= _UNCHANGED:
+            return True
+        looked_at += len(types)
+        if looked_at > _MOST_LOOKED_AT or not kinds <= _UNCHANGED_OR_NESTING:
+            return False
+        inner: list[Any] = []
+        for part, kind in zip(level, types, strict=True):
+            if kind is list:
+                inner += part
+            elif kind is dict:
+                if not _are_all(part, _KEYS):
+                    return False
+                inner += part.values()
+        level = inner
+    return False
+
+
+def _are_all(values: Collection[object], kinds: frozenset[type]) -> bool:
+    return kinds.issuperset(map(type, values))
 
 
 def _keep_list(value: Any, wrap: Wrap) -> object:
     if _are_all(value, _UNCHANGED):
         return value
-    kept = [keep_types(item, wrap) for item in value]
+    kept = [_keep(item, wrap) for item in value]
     return kept if any(map(operator.is_not, kept, value)) else value
+
+
+def _keep_tuple(value: Any, wrap: Wrap) -> object:
+    return wrap(_CODES[tuple], value if _are_all(value, _UNCHANGED) else _keep(list(value), wrap))
 
 
 def _keep_dict(value: Any, wrap: Wrap) -> object:
     if not _are_all(value, _KEYS):
         return wrap(_CODES[dict], _keep_list([list(pair) for pair in value.items()], wrap))
-    if _are_all(value.values(), _UNCHANGED):
-        return value
-    kept = {key: keep_types(item, wrap) for key, item in value.items()}
+    kept = {key: _keep(item, wrap) for key, item in value.items()}
     return kept if any(map(operator.is_not, kept.values(), value.values())) else value
 
 
 def _keep_fields(value: Any, names: Iterable[str], wrap: Wrap) -> object:
     """Return a dataclass or struct with such fields: itself, or a copy of which only the fields are good."""
     fields = {name: getattr(value, name) for name in names}
-    kept = {name: keep_types(item, wrap) for name, item in fields.items()}
+    kept = {name: _keep(item, wrap) for name, item in fields.items()}
     if not any(map(operator.is_not, kept.values(), fields.values())):
         return value
     if isinstance(value, msgspec.Struct):
@@ -290,13 +335,14 @@ _SEQUENCES: Final = frozenset(bytes([0x92, _CODES[kind]]) for kind in (tuple, se
 
 
 def _lower_known(code: int, lower: Callable[[Any], object]) -> Callable[[Any, Wrap], object]:
-    return lambda value, wrap: wrap(code, keep_types(lower(value), wrap))
+    return lambda value, wrap: wrap(code, _keep(lower(value), wrap))
 
 
 _LOWER: Final[dict[type, Callable[[Any, Wrap], object]]] = {
     **{kind: _lower_known(code, lower) for kind, (code, lower, _) in _TYPES.items()},
     list: _keep_list,
     dict: _keep_dict,
+    tuple: _keep_tuple,
 }
 
 _DECLARED: Final[dict[type, Any]] = {

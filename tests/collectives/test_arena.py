@@ -375,3 +375,25 @@ async def test_a_loop_full_of_small_operations_is_no_loop_without_turns() -> Non
         assert turns > before
         await reducing
         counting.cancel()
+
+
+@pytest.mark.parametrize("root", [0, 1])
+async def test_a_small_broadcast_out_of_the_heap_meets_one_that_goes_the_quick_way(root: int) -> None:
+    async with local_world(2, transport="shm") as nodes:
+
+        async def send(node: Node) -> None:
+            for value in range(5):
+                x = node.empty(16, np.int64)
+                x[...] = value
+                await node.world.broadcast(x, root=root, algorithm="arena")
+
+        async def receive(node: Node) -> list[int]:
+            got = []
+            for _ in range(5):
+                x = np.full(16, -1)
+                await node.world.broadcast(x, root=root)
+                got.append(int(x.min()) if x.min() == x.max() else -2)
+            return got
+
+        calls = [send(node) if node.rank == root else receive(node) for node in nodes]
+        assert (await asyncio.gather(*calls))[1 - root] == [0, 1, 2, 3, 4]

@@ -263,3 +263,19 @@ def test_members_of_enumerations_are_told_from_their_values_in_keys() -> None:
 
     with pytest.raises(UsageError, match="Key cannot be received"):
         roundtrip({Key.A: 1, "a": 2})
+
+
+@pytest.mark.parametrize("depth", [0, 1, 2, 5, 40])
+@pytest.mark.parametrize("value", [(1, 2), {1}, Decimal("1.5"), UUID(int=5), bytearray(b"x")], ids=repr)
+def test_a_value_keeps_its_type_at_any_depth_and_place(value: object, depth: int) -> None:
+    whole: object = [1, value, {"x": 1.0}]
+    for level in range(depth):
+        whole = [[1], whole, []] if level % 2 else {"a": {}, "b": whole, "c": [2]}
+    assert repr(roundtrip(whole)) == repr(whole)
+
+
+def test_a_list_that_holds_itself_often_is_refused() -> None:
+    endless: list[object] = []
+    endless += [endless] * 10
+    with pytest.raises(UsageError, match="cannot be sent"):
+        encode_payload(endless, what="x")

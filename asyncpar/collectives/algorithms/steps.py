@@ -66,6 +66,18 @@ def schedule(chunks: int, rounds: Iterable[Round]) -> Schedule:
     return Schedule(chunks=chunks, rounds=tuple(steps for steps in rounds if steps))
 
 
+def emptied(rounds: Iterable[Round]) -> tuple[Round, ...]:
+    """Return the messages of ``rounds`` without payload."""
+    return tuple(
+        tuple(
+            Send(step.peer, ()) if isinstance(step, Send) else Recv(step.peer, ())
+            for step in steps
+            if not isinstance(step, Copy)
+        )
+        for steps in rounds
+    )
+
+
 def one(chunk: int) -> Spans:
     """Return the spans of a single chunk."""
     return (Span(chunk, chunk + 1),)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from asyncpar.collectives.algorithms.steps import Recv, Round, Send, Step, one, wrapped
+from asyncpar.collectives.algorithms.steps import Recv, Round, Send, emptied, one, wrapped
 
 
 class _Place:
@@ -87,14 +87,4 @@ def scatter(rank: int, size: int, root: int) -> Iterator[Round]:
 
 def barrier(rank: int, size: int) -> Iterator[Round]:
     """Send nothing up the tree to rank 0 and nothing down again: rank 0 has then heard of all, and all of it."""
-    for steps in all_reduce(rank, size):
-        yield tuple(_emptied(step) for step in steps)
-
-
-def _emptied(step: Step) -> Step:
-    match step:
-        case Send(peer):
-            return Send(peer, ())
-        case Recv(peer):
-            return Recv(peer, ())
-    return step
+    yield from emptied(all_reduce(rank, size))

@@ -14,6 +14,7 @@ from asyncpar.runtime.execution import ENDS_PROGRAM, is_task_cancelled
 from asyncpar.runtime.failure import describe_error
 from asyncpar.runtime.line import Line
 from asyncpar.runtime.streams.producing import Outlet, close_iterator
+from asyncpar.wire.payload import UnwrittenPayload
 
 _LOG = logging.getLogger(__name__)
 
@@ -90,7 +91,7 @@ class Feed:
         self.error = error
         self._line.say(message.FeedEnd(self._call, self._number, True, *describe_error(error)))
 
-    def _encode(self, item: Any, place: int) -> memoryview:
+    def _encode(self, item: Any, place: int) -> UnwrittenPayload:
         return self._line.encode(
             item,
             lambda value: message.Feed(self._call, self._number, value),

@@ -7,14 +7,17 @@ import inspect
 from collections.abc import AsyncIterable, Callable
 from typing import Any
 
+from asyncpar.collectives.offload import write_payload
 from asyncpar.runtime.streams.flow import Outflow, item_cost
+from asyncpar.wire.payload import UnwrittenPayload
 
 
 class Outlet:
     """One stream on its way out.
 
-    ``encode`` makes the message of an item, given the item and its number, from 1 on; it copies, because generators use
-    their buffers again.  ``send`` takes that message away.  ``is_stopped`` says whether nobody wants items any more,
+    ``encode`` makes the message of an item, given the item and its number, from 1 on; it is written before the next
+    item is asked for, because generators use their buffers again.  ``send`` takes that message away.  ``is_stopped``
+    says whether nobody wants items any more,
     for iterators that do not heed a cancellation.
     """
 
@@ -22,7 +25,7 @@ class Outlet:
         self,
         credit: int,
         *,
-        encode: Callable[[Any, int], memoryview],
+        encode: Callable[[Any, int], UnwrittenPayload],
         send: Callable[[memoryview], None],
         is_stopped: Callable[[], bool] = lambda: False,
     ) -> None:
@@ -56,7 +59,7 @@ class Outlet:
                     return
                 if self._is_stopped():
                     raise asyncio.CancelledError
-                payload = self._encode(item, self.produced + 1)
+                payload = await write_payload(self._encode(item, self.produced + 1))
                 del item
                 self._flow.spend(item_cost(payload))
                 self.produced += 1

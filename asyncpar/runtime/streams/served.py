@@ -12,7 +12,7 @@ from asyncpar.runtime.line import Line
 from asyncpar.runtime.streams.flow import STREAM_WINDOW
 from asyncpar.runtime.streams.producing import Outlet
 from asyncpar.runtime.streams.reading import Inlet
-from asyncpar.wire.payload import PayloadDecoder
+from asyncpar.wire.payload import PayloadDecoder, UnwrittenPayload
 
 
 class ServedStreams:
@@ -83,6 +83,6 @@ class ServedStreams:
             raise ProtocolError(f"stream: {self._title} has no stream {number}")
         return inlet
 
-    def _encode(self, item: Any, place: int) -> memoryview:
+    def _encode(self, item: Any, place: int) -> UnwrittenPayload:
         what = f"item {place} of {self._title}"
         return self._line.encode(item, lambda value: message.Yield(self._call, value), what=what)
