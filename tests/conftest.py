@@ -8,6 +8,23 @@ from collections.abc import Generator
 import pytest
 from hypothesis import settings
 
+from tests.quick import (
+    pytest_addoption,
+    pytest_collection_modifyitems,
+    pytest_sessionfinish,
+    pytest_terminal_summary,
+    pytest_testnodedown,
+)
+
+__all__ = [
+    "pytest_addoption",
+    "pytest_collection",
+    "pytest_collection_modifyitems",
+    "pytest_sessionfinish",
+    "pytest_terminal_summary",
+    "pytest_testnodedown",
+]
+
 settings.register_profile("asyncpar", deadline=None)  # speed is measured in scripts/bench, never in a timed test
 settings.load_profile("asyncpar")
 

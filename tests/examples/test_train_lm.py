@@ -6,7 +6,7 @@ import json
 import subprocess
 import sys
 import time
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,8 @@ import pytest
 import asyncpar as ap
 from asyncpar.checkpoint import latest
 from asyncpar.train import Summary
+from scripts.examples.train_lm import main
+from tests.config.test_environment import PLACE
 
 EMPTY = str(Path(ap.__file__).with_name("py.typed"))
 SCRIPT = Path(__file__).parents[2] / "scripts" / "examples" / "train_lm.py"
@@ -126,11 +128,32 @@ def test_numbers_that_miss_the_promise_fail_the_job(tmp_path: Path) -> None:
     ],
 )
 def test_bad_input_is_one_clear_line_before_anything_starts(
-    tmp_path: Path, options: tuple[str, ...], message: str
+    tmp_path: Path,
+    options: tuple[str, ...],
+    message: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    done = run("--out", tmp_path, *options, ranks=2 if options[0] in ("--text", "--batch", "--pp") else 0)
+    """In this process, as a program of its own or as the first of two ranks; the next test starts processes."""
+    if options[0] in ("--text", "--batch", "--pp"):
+        first = replace(PLACE, rank=0, local_rank=0, world_size=2, group_rank=0, group_world_size=1)
+        for name, value in first.to_mapping().items():
+            monkeypatch.setenv(name, value)
+    monkeypatch.setattr(sys, "argv", [str(SCRIPT), "--out", str(tmp_path), *options])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    shown = capsys.readouterr()
+    assert message in shown.err
+    assert shown.out == ""
+
+
+@pytest.mark.parametrize(("option", "ranks"), [(("--seed", "-1"), 0), (("--text", "/nowhere"), 2)])
+def test_bad_input_ends_processes_with_one_line(tmp_path: Path, option: tuple[str, str], ranks: int) -> None:
+    done = run("--out", tmp_path, *option, ranks=ranks)
     assert done.returncode == 2
-    assert message in done.stderr
+    lines = [line for line in done.stderr.splitlines() if not line.startswith("asyncpar launch:")]
+    assert [line.partition("train_lm: ")[1] for line in lines] == ["train_lm: "]
     assert "Traceback" not in done.stderr
     assert done.stdout == ""
 

@@ -1,0 +1,89 @@
+"""``--quick``: an answer within two minutes on two processors, and at the end a list of what was left out for it.
+
+It runs one case of each test that neither starts processes nor takes long.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+LONG = (
+    "tests/collectives/test_conformance.py::TestGrpc",
+    "tests/collectives/test_conformance.py::TestTcp",
+    "tests/collectives/test_conformance.py::TestShmWithoutArena",
+    "tests/collectives/test_conformance.py::TestArenaWithoutPolling",
+    "tests/collectives/test_ranks_that_differ.py",
+    "tests/gradsync/test_hangs.py",
+    "tests/hostile/test_collectives.py",
+    "tests/hostile/test_faults.py",
+    "tests/hostile/test_frames.py",
+    "tests/hostile/test_random_frames.py",
+    "tests/hybrid/test_checkpoints.py",
+    "tests/hybrid/test_resuming.py",
+    "tests/options/test_every_option.py",
+    "tests/runtime/test_semantics.py",
+    "tests/supervision/test_machine_states.py",
+)
+"""What takes long without processes of its own: beginnings of names of tests."""
+
+MORE, PROCESSES, TIME = "further cases of tests that ran", "tests that start processes", "tests that take long"
+KEY = "left_out_by_quick"
+left_out: Counter[tuple[str, str]] = Counter()
+"""Tests by why they are left out and where they are; with xdist, what a worker told."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--quick", action="store_true", help="run one case of each test that takes no time to speak of")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not config.getoption("quick"):
+        return
+    reasons = list(_reasons(items))
+    chosen = [item for item, reason in zip(items, reasons, strict=True) if reason is None]
+    others = [(item, reason) for item, reason in zip(items, reasons, strict=True) if reason is not None]
+    left_out.update((reason, item.nodeid.rpartition("::")[0].rpartition("/")[0]) for item, reason in others)
+    config.hook.pytest_deselected(items=[item for item, _ in others])
+    items[:] = chosen
+
+
+def _reasons(items: list[pytest.Item]) -> Iterator[str | None]:
+    """Say of each test why it is left out, or None."""
+    seen: set[str] = set()
+    for item in items:
+        name = item.nodeid.partition("[")[0]
+        if item.get_closest_marker("process") is not None:
+            yield PROCESSES
+        elif name.startswith(LONG):
+            yield TIME
+        else:
+            yield MORE if name in seen else None
+        seen.add(name)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    told = getattr(session.config, "workeroutput", None)
+    if told is not None:
+        told[KEY] = [[*where, count] for where, count in left_out.items()]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Hear from a worker what all of them left out."""
+    told = getattr(node, "workeroutput", {}).get(KEY, [])
+    left_out.update({(reason, folder): count for reason, folder, count in told if (reason, folder) not in left_out})
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if not left_out:
+        return
+    terminalreporter.section("left out by --quick")
+    for reason in (MORE, PROCESSES, TIME):
+        folders = {folder: count for (why, folder), count in sorted(left_out.items()) if why == reason}
+        where = ", ".join(f"{folder} {count}" for folder, count in folders.items())
+        terminalreporter.write_line(f"{sum(folders.values())} {reason}: {where or 'none'}")
+    terminalreporter.write_line(f"what takes long: {', '.join(LONG)}")
