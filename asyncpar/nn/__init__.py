@@ -1,6 +1,7 @@
 """Numpy layers with explicit backward: small, exact, enough to train a transformer with no further dependency.
 
-Read ``stage.py`` first, then ``linear.py`` as the simplest example, then ``transformer.py``.
+Read ``stage.py`` first, then ``linear.py`` as the simplest example, then ``transformer.py``.  Optimizers are in
+``asyncpar.nn.optimizers``.
 """
 
 from asyncpar.nn.attention import CausalSelfAttention
@@ -11,7 +12,6 @@ from asyncpar.nn.linear import Linear, TiedLinear
 from asyncpar.nn.loss import softmax_cross_entropy
 from asyncpar.nn.mlp import Mlp
 from asyncpar.nn.normalization import LayerNorm
-from asyncpar.nn.optimizer import AdamW, AdamWConfig
 from asyncpar.nn.parameter import Array, Initializer, OnGradient, Parameter
 from asyncpar.nn.schedule import WarmupCosine
 from asyncpar.nn.sequential import Sequential
@@ -19,8 +19,6 @@ from asyncpar.nn.stage import Deferred, Stage
 from asyncpar.nn.transformer import Transformer, TransformerConfig
 
 __all__ = [
-    "AdamW",
-    "AdamWConfig",
     "Array",
     "Block",
     "BlockOptions",

@@ -36,7 +36,7 @@ class DistributedDataParallel:
     A training step is the same in every mode::
 
         async with DistributedDataParallel(model, "cpu:0", "ddp_main", runtime) as ddp:
-            optimizer = AdamW(ddp.parameters(), config)
+            optimizer = Optimizer(ddp.parameters(), AdamW())
             for x in batches:
                 ddp.zero_grad()
                 y, saved = await ddp.forward(x)

@@ -6,29 +6,28 @@ import hashlib
 from dataclasses import dataclass
 
 from asyncpar.errors import UsageError
-from asyncpar.nn import (
-    AdamW,
-    AdamWConfig,
-    OnGradient,
-    Transformer,
-    TransformerConfig,
-    WarmupCosine,
-    softmax_cross_entropy,
-)
+from asyncpar.nn import OnGradient, Transformer, TransformerConfig, WarmupCosine, softmax_cross_entropy
+from asyncpar.nn.optimizers import AdamW, Optimizer
 from asyncpar.train.batches import Windows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingConfig:
-    """Everything that decides the numbers of a run, but for the text."""
+    """Everything that decides the numbers of a run, but for the text.
+
+    Gradients are clipped to the global norm ``clip_norm``; None leaves them as they are.
+    """
 
     model: TransformerConfig
-    optimizer: AdamWConfig
+    rule: AdamW
     schedule: WarmupCosine
     steps: int
     rows: int
+    clip_norm: float | None = 1.0
 
     def __post_init__(self) -> None:
+        if self.clip_norm is not None and not self.clip_norm > 0.0:
+            raise UsageError(f"clip_norm: expected a positive number or None, got {self.clip_norm}")
         if self.steps < 1 or self.rows < 1:
             raise UsageError(f"steps, batch: expected 1 or more, got {self.steps}, {self.rows}")
 
@@ -44,7 +43,7 @@ class LanguageModel:
     def __init__(self, config: TrainingConfig) -> None:
         self.config = config
         self.model = Transformer(config.model)
-        self._optimizer = AdamW(self.model.parameters(), config.optimizer)
+        self._optimizer = Optimizer(self.model.parameters(), config.rule)
 
     def accumulate(self, windows: Windows, *, scale: float, on_gradient: OnGradient | None = None) -> float:
         """Set gradients to ``scale`` times those of the summed loss over ``windows``, and return that sum."""
@@ -56,7 +55,9 @@ class LanguageModel:
 
     def update(self, step: int) -> float:
         """Move the parameters by their gradients; return the norm of the gradients."""
-        return self._optimizer.step(self.config.schedule(step))
+        norm = self._optimizer.clip(self.config.clip_norm)
+        self._optimizer.step(self.config.schedule(step))
+        return norm
 
     def evaluate(self, windows: Windows) -> float:
         """Return the mean loss over ``windows``; gradients stay as they are."""

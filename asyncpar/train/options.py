@@ -12,7 +12,8 @@ from asyncpar.config.parallel import PipelineScheduleType
 from asyncpar.errors import UsageError
 from asyncpar.gradsync import GradientCompressionConfig
 from asyncpar.hybrid import Precision
-from asyncpar.nn import AdamWConfig, TransformerConfig, WarmupCosine
+from asyncpar.nn import TransformerConfig, WarmupCosine
+from asyncpar.nn.optimizers import AdamW
 from asyncpar.train.hybrid import Checkpoints
 from asyncpar.train.language_model import TrainingConfig
 from asyncpar.train.mode import parse_mode
@@ -166,7 +167,7 @@ def make_config(options: argparse.Namespace) -> TrainingConfig:
             seed=options.seed,
             dtype=options.dtype,
         ),
-        optimizer=AdamWConfig(beta1=options.beta1, beta2=options.beta2, epsilon=1e-5, clip_norm=1.0),
+        rule=AdamW(beta1=options.beta1, beta2=options.beta2, epsilon=1e-5),
         schedule=WarmupCosine(peak=options.lr, steps=options.steps, warmup=warmup, floor=options.lr_floor),
         steps=options.steps,
         rows=options.batch,

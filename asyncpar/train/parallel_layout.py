@@ -10,7 +10,6 @@ from asyncpar.config.parallel import MemoryOptimizationStrategy, PipelineSchedul
 from asyncpar.errors import UsageError
 from asyncpar.gradsync import GradientBucketingConfig, GradientCompressionConfig
 from asyncpar.hybrid import HybridConfig, Precision
-from asyncpar.nn.optimizers import AdamW
 from asyncpar.pipeline import load_schedule
 from asyncpar.shards.plan import split_bounds
 from asyncpar.train.language_model import TrainingConfig
@@ -92,7 +91,7 @@ class ParallelLayout:
         bucketing: GradientBucketingConfig,
     ) -> HybridConfig:
         """Return the settings of the run.  Raises ``UsageError`` for a layout that ``training`` cannot have."""
-        dp, optimizer, layers = self.replicas(world_size), training.optimizer, training.model.layers
+        dp, layers = self.replicas(world_size), training.model.layers
         if self.pp > layers:
             raise UsageError(f"--pp: expected at most one stage for each of {layers} layers, got {self.pp}")
         micro_batches = (1 if self.pp == 1 else 4) if self.micro_batches is None else self.micro_batches
@@ -122,13 +121,8 @@ class ParallelLayout:
                 communication_timeout_ms=300_000,
             ),
             micro_batches=micro_batches,
-            rule=AdamW(
-                beta1=optimizer.beta1,
-                beta2=optimizer.beta2,
-                epsilon=optimizer.epsilon,
-                weight_decay=optimizer.weight_decay,
-            ),
-            clip_norm=optimizer.clip_norm,
+            rule=training.rule,
+            clip_norm=training.clip_norm,
             zero=ZeROConfig(stage=ZeROStage.of(self.zero)),
             precision=self.precision,
             compression=compression,

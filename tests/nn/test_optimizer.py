@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from asyncpar.errors import NonFiniteValue, UsageError
-from asyncpar.nn import AdamW, AdamWConfig, Parameter, WarmupCosine
-from asyncpar.nn.optimizer import global_norm
+from asyncpar.nn import Parameter, WarmupCosine
+from asyncpar.nn.optimizers import AdamW, Optimizer
 
 
 def make_parameter(name: str, *shape: int, seed: int = 0) -> Parameter:
@@ -20,9 +20,9 @@ def make_parameter(name: str, *shape: int, seed: int = 0) -> Parameter:
 
 
 def test_updates_are_those_of_the_paper() -> None:
-    config = AdamWConfig(beta1=0.8, beta2=0.9, epsilon=1e-3, weight_decay=0.1, clip_norm=None)
+    rule = AdamW(beta1=0.8, beta2=0.9, epsilon=1e-3, weight_decay=0.1)
     parameter = make_parameter("p", 3, 2)
-    optimizer = AdamW([parameter], config)
+    optimizer = Optimizer([parameter], rule)
     value = parameter.value.copy()
     m, v = np.zeros_like(value), np.zeros_like(value)
     for step in range(1, 6):
@@ -41,30 +41,41 @@ def test_decay_leaves_vectors_alone() -> None:
     vector.zero_grad()
     matrix.zero_grad()
     before = vector.value.copy(), matrix.value.copy()
-    AdamW([vector, matrix], AdamWConfig(weight_decay=0.5)).step(0.1)
+    Optimizer([vector, matrix], AdamW(weight_decay=0.5)).step(0.1)
     np.testing.assert_array_equal(vector.value, before[0])
     np.testing.assert_allclose(matrix.value, before[1] * 0.95, rtol=1e-14)
 
 
+def make_holding(name: str, values: list[Any]) -> Parameter:
+    parameter = Parameter(name, np.zeros(np.shape(values)))
+    parameter.grad[...] = values
+    return parameter
+
+
 def test_the_norm_is_taken_over_all_parameters() -> None:
-    assert global_norm([np.array([3.0, 0.0]), np.array([[4.0]]), np.array([12.0])]) == 13.0
+    held = [make_holding("a", [3.0, 0.0]), make_holding("b", [[4.0]]), make_holding("c", [12.0])]
+    assert Optimizer(held, AdamW()).clip(None) == 13.0
 
 
 def test_clipping_scales_all_gradients_by_one_factor() -> None:
     plain, clipped = ([make_parameter("a", 4), make_parameter("b", 2, 2, seed=5)] for _ in range(2))
-    norm = global_norm(parameter.grad for parameter in plain)
+    norm = math.sqrt(sum(float(np.vdot(parameter.grad, parameter.grad)) for parameter in plain))
     for parameter in plain:
         parameter.grad *= 0.5 / norm
-    AdamW(plain, AdamWConfig(clip_norm=None)).step(0.1)
-    assert AdamW(clipped, AdamWConfig(clip_norm=0.5)).step(0.1) == pytest.approx(norm)
+    Optimizer(plain, AdamW()).step(0.1)
+    optimizer = Optimizer(clipped, AdamW())
+    assert optimizer.clip(0.5) == pytest.approx(norm)
+    optimizer.step(0.1)
     for one, other in zip(plain, clipped, strict=True):
         np.testing.assert_allclose(one.value, other.value, rtol=1e-12)
 
 
 def test_a_small_norm_is_not_clipped() -> None:
     plain, clipped = make_parameter("a", 4), make_parameter("a", 4)
-    AdamW([plain], AdamWConfig(clip_norm=None)).step(0.1)
-    AdamW([clipped], AdamWConfig(clip_norm=1e6)).step(0.1)
+    Optimizer([plain], AdamW()).step(0.1)
+    optimizer = Optimizer([clipped], AdamW())
+    optimizer.clip(1e6)
+    optimizer.step(0.1)
     np.testing.assert_array_equal(plain.value, clipped.value)
 
 
@@ -73,24 +84,29 @@ def test_gradients_that_are_not_finite_change_nothing(bad: float) -> None:
     good, spoiled = make_parameter("a", 4), make_parameter("b", 4)
     spoiled.grad[2] = bad
     before = good.value.copy()
-    optimizer = AdamW([good, spoiled], AdamWConfig())
+    optimizer = Optimizer([good, spoiled], AdamW())
     with pytest.raises(NonFiniteValue, match="expected a finite global norm at step 0"):
+        optimizer.clip(1.0)
+    with pytest.raises(NonFiniteValue, match="expected finite numbers at step 0"):
         optimizer.step(0.1)
     np.testing.assert_array_equal(good.value, before)
     assert optimizer.step_count == 0
 
 
-@pytest.mark.parametrize(
-    "setting", [{"beta1": 1.0}, {"beta2": -0.1}, {"epsilon": 0.0}, {"weight_decay": -1.0}, {"clip_norm": 0.0}]
-)
+@pytest.mark.parametrize("setting", [{"beta1": 1.0}, {"beta2": -0.1}, {"epsilon": 0.0}, {"weight_decay": -1.0}])
 def test_wrong_settings_are_refused_by_name(setting: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match=f"{next(iter(setting))}: expected"):
-        AdamWConfig(**setting)
+        AdamW(**setting)
+
+
+def test_a_limit_of_the_norm_must_be_positive() -> None:
+    with pytest.raises(UsageError, match="clip_norm: expected a positive number"):
+        Optimizer([make_parameter("a", 4)], AdamW()).clip(0.0)
 
 
 def test_an_optimizer_needs_parameters() -> None:
     with pytest.raises(UsageError, match="parameters: expected at least one"):
-        AdamW([], AdamWConfig())
+        Optimizer([], AdamW())
 
 
 def test_the_schedule_rises_falls_and_stays() -> None:

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from asyncpar.errors import UsageError
-from asyncpar.nn import AdamW, AdamWConfig, Transformer, TransformerConfig, softmax_cross_entropy
+from asyncpar.nn import Transformer, TransformerConfig, softmax_cross_entropy
+from asyncpar.nn.optimizers import AdamW, Optimizer
 from asyncpar.testing.gradients import assert_gradients_match, differentiate, relative_error
 
 TOKENS = np.array([[0, 3, 6, 3], [5, 1, 1, 2]])
@@ -90,7 +91,7 @@ def test_the_first_loss_is_near_that_of_guessing() -> None:
 
 def test_a_repeating_text_is_learned() -> None:
     model = Transformer(TransformerConfig(vocabulary=8, length=8, features=16, layers=1, heads=2))
-    optimizer = AdamW(model.parameters(), AdamWConfig())
+    optimizer = Optimizer(model.parameters(), AdamW())
     tokens = np.tile(np.array([1, 5, 2, 7, 0]), 20).reshape(-1, 10)[:, :9]
     losses = []
     for _ in range(60):

@@ -9,8 +9,6 @@ import numpy as np
 from asyncpar.config.placement import Placement, Replication
 from asyncpar.config.slicing import TensorSlice
 from asyncpar.nn import (
-    AdamW,
-    AdamWConfig,
     Block,
     BlockOptions,
     CausalSelfAttention,
@@ -25,8 +23,7 @@ from asyncpar.nn import (
     TransformerConfig,
     WarmupCosine,
 )
-from asyncpar.nn.optimizers import SGD, Adam, Optimizer
-from asyncpar.nn.optimizers import AdamW as AdamWRule
+from asyncpar.nn.optimizers import SGD, Adam, AdamW, Optimizer
 from asyncpar.nn.tensor import (
     Alone,
     ColumnParallelLinear,
@@ -147,16 +144,6 @@ def rule_of(kind: Any) -> Any:
     return run
 
 
-def adam_w(**settings: Any) -> Any:
-    one = Parameter("one", np.linspace(1.0, 2.0, 6).reshape(2, 3))
-    optimizer = AdamW([one], AdamWConfig(**settings))
-    for step in range(3):
-        one.zero_grad()
-        one.accumulate(np.linspace(-1.0, 1.0, 6).reshape(2, 3) * 1e-6 * (step + 1) + (5.0 if step == 1 else 0.0))
-        optimizer.step(0.1)
-    return digest(one.value)
-
-
 def shard(**settings: Any) -> Any:
     layer = LayerShard(layer_id=1, layer_type=LayerType.LINEAR, weight=np.ones((4, 6)), **settings)
     return [(one.name, one.value.shape, one.placement) for one in layer.parameters()]
@@ -195,10 +182,9 @@ EFFECTS = [
         mlp_hidden=7,
     ),
     *effects("nn.Transformer", transformer_of, initializer=initializer(5)),
-    *effects("nn.AdamWConfig", adam_w, beta1=0.5, beta2=0.5, epsilon=1e-3, weight_decay=0.1, clip_norm=1e-7),
     *effects("nn.WarmupCosine", warmup, warmup=3, floor=0.5),
     *effects("nn.optimizers.Adam", rule_of(Adam), weight_decay=0.1, beta1=0.5, beta2=0.5, epsilon=1e-3),
-    *effects("nn.optimizers.AdamW", rule_of(AdamWRule), weight_decay=0.1, beta1=0.5, beta2=0.5, epsilon=1e-3),
+    *effects("nn.optimizers.AdamW", rule_of(AdamW), weight_decay=0.1, beta1=0.5, beta2=0.5, epsilon=1e-3),
     *effects("nn.optimizers.SGD", rule_of(SGD), weight_decay=0.1, momentum=0.5, nesterov=With(True, {"momentum": 0.5})),
     *effects("nn.tensor.ColumnParallelLinear", column, gain=2.0, has_bias=False),
     *effects("nn.tensor.RowParallelLinear", row, gain=2.0, has_bias=False),

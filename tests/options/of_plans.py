@@ -25,11 +25,12 @@ from asyncpar.estimate import (
 from asyncpar.estimate.state import Precision as StatePrecision
 from asyncpar.gradsync import GradientBucketingConfig, GradientCompressionConfig
 from asyncpar.hybrid import LossScaler, LossScaling, Performance3DMonitor, Precision, StepMeasure
-from asyncpar.nn import AdamWConfig, TransformerConfig, WarmupCosine
+from asyncpar.nn import TransformerConfig, WarmupCosine
+from asyncpar.nn.optimizers import AdamW
 from asyncpar.pipeline import UNIT_COSTS, Costs, CustomSchedule, PipelineSchedule, simulate
 from asyncpar.supervision.policy import Backoff
 from asyncpar.tensors import DeviceMesh, ModelParallelConfig
-from asyncpar.train.language_model import TrainingConfig
+from asyncpar.train.language_model import LanguageModel, TrainingConfig
 from asyncpar.train.parallel_layout import ParallelLayout, Recompute
 from asyncpar.zero.config import ZeROStage
 from tests.options.effects import Refused, With, digest, effects
@@ -143,11 +144,22 @@ def backoff(**settings: Any) -> Any:
 
 TRAINING = TrainingConfig(
     model=TransformerConfig(layers=4),
-    optimizer=AdamWConfig(),
+    rule=AdamW(),
     schedule=WarmupCosine(peak=1e-3, steps=4),
     steps=4,
     rows=16,
 )
+
+
+def training(**settings: Any) -> Any:
+    model = LanguageModel(
+        replace(TRAINING, model=TransformerConfig(length=8, features=8, layers=1, heads=1), **settings)
+    )
+    windows = np.arange(18, dtype=np.uint8).reshape(2, 9)
+    for step in range(3):  # Adam divides gradients by their size: only a change of the norm between steps shows
+        model.accumulate(windows, scale=10.0**step)
+        model.update(step)
+    return model.digest()
 
 
 def layout(**settings: Any) -> Any:
@@ -180,6 +192,7 @@ EFFECTS = [
         sequence_parallel=True,
         order="dp-tp-pp",
     ),
+    *effects("train.TrainingConfig", training, clip_norm=None),
     *effects("estimate.Machine", machine, flops=1e9, bandwidth=1e8, host_bandwidth=1e8),
     *effects("estimate.ModelShape", shape, ffn_multiple=2, is_tied=False, has_query_bias=False),
     *effects(

@@ -10,7 +10,8 @@ import pytest
 
 from asyncpar.backends import CommunicationRuntime
 from asyncpar.errors import UsageError
-from asyncpar.nn import AdamW, AdamWConfig, Array
+from asyncpar.nn import Array
+from asyncpar.nn.optimizers import AdamW, Optimizer
 from asyncpar.parallel import DataParallel, create_data_parallel
 from tests.parallel.replicas import (
     Branches,
@@ -41,7 +42,7 @@ async def train_step(parallel: DataParallel, x: Array, target: Array) -> Array |
 @pytest.mark.parametrize("count", [1, 2, 3, 4])
 async def test_training_is_that_of_the_model_alone(count: int, rows: int) -> None:
     model, alone = make_model(), make_model()
-    optimizers = [AdamW(each.parameters(), AdamWConfig()) for each in (model, alone)]
+    optimizers = [Optimizer(each.parameters(), AdamW()) for each in (model, alone)]
     async with create_data_parallel(model, devices(count)) as parallel:
         for step in range(3):
             x, target = make_batch(rows, seed=step)

@@ -10,7 +10,8 @@ import pytest
 
 from asyncpar.errors import UsageError
 from asyncpar.gradsync import GradientCompressionConfig
-from asyncpar.nn import AdamW, AdamWConfig, Array
+from asyncpar.nn import Array
+from asyncpar.nn.optimizers import AdamW, Optimizer
 from asyncpar.node import Node
 from asyncpar.parallel import DDP_GROUP, DDPConfig, OnGradient
 from asyncpar.testing.world import local_world
@@ -41,7 +42,7 @@ async def test_training_is_that_of_one_process_on_the_whole_batch(size: int, con
     async def main(node: Node) -> dict[str, Array]:
         model = make_model(seed=node.rank)  # rank 0's values count
         async with open_replica(node, model, config=config, bucket_size=200) as ddp:
-            optimizer = AdamW(model.parameters(), AdamWConfig())
+            optimizer = Optimizer(model.parameters(), AdamW())
             for step in range(steps):
                 x, target = make_batch(rows * size, seed=step)
                 mine = slice(node.rank * rows, (node.rank + 1) * rows)
@@ -52,7 +53,7 @@ async def test_training_is_that_of_one_process_on_the_whole_batch(size: int, con
     async with local_world(size) as nodes:
         results = await on_all(nodes, main)
     alone = make_model(seed=0)
-    optimizer = AdamW(alone.parameters(), AdamWConfig())
+    optimizer = Optimizer(alone.parameters(), AdamW())
     for step in range(steps):
         gradients_alone(alone, *make_batch(rows * size, seed=step))
         optimizer.step(0.01)

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from asyncpar.errors import PeerCancelled, PeerLost, UsageError
-from asyncpar.nn import AdamW, AdamWConfig, Array
+from asyncpar.nn import Array
+from asyncpar.nn.optimizers import AdamW, Optimizer
 from asyncpar.node import Node
 from asyncpar.parallel import DDP_GROUP, DDPConfig, DistributedDataParallel
 from asyncpar.testing.world import local_world
@@ -94,7 +95,7 @@ async def test_shadows_that_update_keep_their_optimizers_equal_and_need_no_param
 
     async def main(node: Node) -> list[dict[str, Array]]:
         model, after = make_model(), []
-        optimizer = AdamW(model.parameters(), AdamWConfig())
+        optimizer = Optimizer(model.parameters(), AdamW())
 
         def step() -> None:
             optimizer.step(0.01)

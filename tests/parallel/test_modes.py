@@ -11,7 +11,8 @@ import pytest
 
 from asyncpar.errors import NonFiniteValue, PeerCancelled, PeerLost, UsageError
 from asyncpar.gradsync import GradientCompressionConfig, NonFinitePolicy
-from asyncpar.nn import AdamW, AdamWConfig, Array
+from asyncpar.nn import Array
+from asyncpar.nn.optimizers import AdamW, Optimizer
 from asyncpar.node import Node
 from asyncpar.parallel import DDP_GROUP, DDPConfig, DistributedDataParallel, SynchronizationMode
 from asyncpar.testing import run_virtual
@@ -41,7 +42,7 @@ LOOSE = [ASYNCHRONOUS, bounded(1), bounded(3)]
 async def train_with_adam(node: Node, mode: SynchronizationMode) -> dict[str, Array]:
     model = make_model(seed=node.rank)
     async with open_replica(node, model, mode=mode) as ddp:
-        optimizer = AdamW(model.parameters(), AdamWConfig())
+        optimizer = Optimizer(model.parameters(), AdamW())
         for step in range(4):
             await train_step(ddp, *make_batch(2, seed=10 * step + node.rank))
             await ddp.update(lambda: optimizer.step(0.01))

@@ -11,14 +11,15 @@ import pytest
 from asyncpar.config.parallel import RankMapping, ThreeDParallelismConfig
 from asyncpar.errors import AsyncparError, UsageError
 from asyncpar.gradsync import GradientCompressionConfig, GradientSynchronizer
-from asyncpar.nn import AdamWConfig, TransformerConfig, WarmupCosine
+from asyncpar.nn import TransformerConfig, WarmupCosine
+from asyncpar.nn.optimizers import AdamW
 from asyncpar.node import Node
 from asyncpar.testing.world import local_world
 from asyncpar.train import Batches, DataParallelTrainer, LanguageModel, TrainingConfig
 
 CONFIG = TrainingConfig(
     model=TransformerConfig(vocabulary=32, length=8, features=16, layers=2, heads=2, dtype="float64"),
-    optimizer=AdamWConfig(),
+    rule=AdamW(beta2=0.95),
     schedule=WarmupCosine(peak=5e-3, steps=12, warmup=3),
     steps=12,
     rows=7,

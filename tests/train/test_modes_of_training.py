@@ -10,14 +10,15 @@ import pytest
 
 from asyncpar.errors import AsyncparError, UsageError
 from asyncpar.gradsync import GradientBucketingConfig, GradientCompressionConfig
-from asyncpar.nn import AdamWConfig, TransformerConfig, WarmupCosine
+from asyncpar.nn import TransformerConfig, WarmupCosine
+from asyncpar.nn.optimizers import AdamW
 from asyncpar.node import Node
 from asyncpar.testing.world import local_world
 from asyncpar.train import Batches, LanguageModel, StepReport, TrainingConfig, make_trainer, parse_mode
 
 CONFIG = TrainingConfig(
     model=TransformerConfig(vocabulary=32, length=8, features=16, layers=1, heads=2, dtype="float32"),
-    optimizer=AdamWConfig(),
+    rule=AdamW(beta2=0.95),
     schedule=WarmupCosine(peak=5e-3, steps=22, warmup=3),
     steps=22,
     rows=8,

@@ -11,7 +11,8 @@ from asyncpar.config.parallel import MemoryOptimizationStrategy, PipelineSchedul
 from asyncpar.errors import UsageError
 from asyncpar.gradsync import GradientBucketingConfig, GradientCompressionConfig
 from asyncpar.hybrid import HybridConfig
-from asyncpar.nn import AdamWConfig, TransformerConfig, WarmupCosine
+from asyncpar.nn import TransformerConfig, WarmupCosine
+from asyncpar.nn.optimizers import AdamW
 from asyncpar.train import Checkpoints, ParallelLayout, Recompute, TrainingConfig
 
 
@@ -20,7 +21,8 @@ def make_config(
 ) -> HybridConfig:
     training = TrainingConfig(
         model=TransformerConfig(layers=layers),
-        optimizer=AdamWConfig(beta1=0.8, weight_decay=0.1, clip_norm=2.0),
+        rule=AdamW(beta1=0.8, beta2=0.95, weight_decay=0.1),
+        clip_norm=2.0,
         schedule=WarmupCosine(peak=0.1, steps=5),
         steps=5,
         rows=rows,

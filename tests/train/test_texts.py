@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from asyncpar.errors import UsageError
-from asyncpar.nn import AdamWConfig, TransformerConfig, WarmupCosine
+from asyncpar.nn import TransformerConfig, WarmupCosine
+from asyncpar.nn.optimizers import AdamW
 from asyncpar.train import LanguageModel, TrainingConfig, evaluate, make_texts
 
 CORPUS = np.arange(200, dtype=np.uint8)
@@ -34,7 +35,7 @@ def test_parts_that_make_no_sense_are_refused(part: float, message: str) -> None
 def test_evaluation_is_the_same_every_time() -> None:
     config = TrainingConfig(
         model=TransformerConfig(length=8, features=8, layers=1, heads=1),
-        optimizer=AdamWConfig(),
+        rule=AdamW(beta2=0.95),
         schedule=WarmupCosine(peak=1e-3, steps=1),
         steps=1,
         rows=4,

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from asyncpar.errors import NonFiniteValue, UsageError
 from asyncpar.nn.half import stored_value
-from asyncpar.nn.optimizers.norm import all_finite, combined, squared_norm
+from asyncpar.nn.optimizers.norm import all_finite, clip_factor, combined, squared_norm
 from asyncpar.nn.optimizers.rule import Rule
 from asyncpar.nn.optimizers.stretch import Stretch
 from asyncpar.nn.parameter import Array, Parameter
@@ -62,6 +63,18 @@ class Optimizer:
     def scale(self, factor: float) -> None:
         """Multiply the gradients by ``factor``, in the next step."""
         self.factor *= factor
+
+    def clip(self, limit: float | None) -> float:
+        """Scale the gradients, in the next step, so that their global norm is ``limit`` at most; return the norm.
+
+        None leaves them as they are.  Raises ``NonFiniteValue`` when the norm is not finite.
+        """
+        norm = math.sqrt(self.squared_norm())
+        if not math.isfinite(norm):
+            raise NonFiniteValue(f"gradients: expected a finite global norm at step {self.step_count}, got {norm}")
+        if limit is not None:
+            self.scale(clip_factor(norm, limit))
+        return norm
 
     def step(self, learning_rate: float) -> None:
         """Update all parameters once, in place.  Gradients are left as they are.
