@@ -155,7 +155,7 @@ def training(**settings: Any) -> Any:
     model = LanguageModel(
         replace(TRAINING, model=TransformerConfig(length=8, features=8, layers=1, heads=1), **settings)
     )
-    windows = np.arange(18, dtype=np.uint8).reshape(2, 9)
+    windows = np.arange(18, dtype=np.int64).reshape(2, 9)
     for step in range(3):  # Adam divides gradients by their size: only a change of the norm between steps shows
         model.accumulate(windows, scale=10.0**step)
         model.update(step)
