@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 from collections.abc import Sequence
 
 from asyncpar.arena.convener import Assemble
@@ -19,6 +20,7 @@ from asyncpar.arena.formation_messages import (
 )
 from asyncpar.arena.meeting import Meeting
 from asyncpar.arena.packet_socket import PacketSocket, check_user, close_all, open_socket
+from asyncpar.arena.reachability import until_gone
 from asyncpar.errors import AsyncparError, ProtocolError
 from asyncpar.wire.handshake import NONCE_BYTES, Handshake
 
@@ -72,17 +74,15 @@ class Attendee:
 
     async def _connect(self) -> PacketSocket:
         """Connect to the convener as soon as it is there, and prove each other."""
-        while True:
-            sock = open_socket()
-            try:
-                sock.connect(self._meeting.address)
-                break
-            except (ConnectionRefusedError, BlockingIOError):  # not there yet, or busy with others
-                sock.close()
-            except BaseException:
-                sock.close()
-                raise
-            await asyncio.sleep(RETRY_SECONDS)
+        gone = asyncio.ensure_future(until_gone(self._meeting.servers.get(self._meeting.convener, "")))
+        try:
+            while (sock := self._try_to_connect()) is None:
+                if gone.done():
+                    raise ConnectionError("nobody listens at its address any more")
+                await asyncio.sleep(RETRY_SECONDS)
+        finally:
+            gone.cancel()
+            await asyncio.wait({gone})
         packets = PacketSocket(sock)
         try:
             check_user(sock)
@@ -92,6 +92,19 @@ class Attendee:
             packets.close()
             raise
         return packets
+
+    def _try_to_connect(self) -> socket.socket | None:
+        """Return a socket to the convener, None if it is not there yet, or busy with others."""
+        sock = open_socket()
+        try:
+            sock.connect(self._meeting.address)
+        except (ConnectionRefusedError, BlockingIOError):
+            sock.close()
+            return None
+        except BaseException:
+            sock.close()
+            raise
+        return sock
 
     async def _offer(self, packets: PacketSocket) -> None:
         try:

@@ -23,6 +23,7 @@ from asyncpar.arena.formation_messages import (
 )
 from asyncpar.arena.meeting import Meeting
 from asyncpar.arena.packet_socket import PacketSocket, check_user, close_all, open_socket, wait_readable
+from asyncpar.arena.reachability import until_gone
 from asyncpar.errors import AsyncparError, AuthenticationError, ProtocolError
 from asyncpar.wire.handshake import NONCE_BYTES, Handshake
 
@@ -68,6 +69,8 @@ class Convener:
             listener.listen(len(self._meeting.ranks))
             async with self._group:
                 self._begin(self._accept(listener))
+                for rank in self._meeting.ranks[1:]:
+                    self._begin(self._miss(rank))
                 self._feed(Said(self._meeting.convener, self._own))
                 verdict = await self._finished
                 for task in self._tasks:
@@ -119,6 +122,12 @@ class Convener:
             stranger = PacketSocket(sock)
             self._strangers.add(stranger)
             self._begin(self._attend(stranger))
+
+    async def _miss(self, rank: int) -> None:
+        """Notice that ``rank`` ended before it came; the connection of one that came tells of its end."""
+        await until_gone(self._meeting.servers.get(rank, ""))
+        if rank not in self._sockets:
+            self._feed(Gone(rank, "nobody listens at its address any more"))
 
     async def _attend(self, packets: PacketSocket) -> None:
         """Listen to whoever connected, until the end."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import msgspec
@@ -25,13 +26,22 @@ class Meeting:
     host_id: str
     ranks: tuple[int, ...]
     secret: bytes = field(repr=False)
+    servers: Mapping[int, str] = field(default_factory=dict, repr=False)
+    """Where each rank has its gRPC server; not for those that have none."""
 
     @classmethod
     def of(cls, world: World, rank: int, *, secret: bytes) -> Meeting:
         """Return the meeting that ``rank`` belongs to."""
         host_id = world.members[rank].host_id
         ranks = tuple(member.rank for member in world.members if member.host_id == host_id)
-        return cls(job=world.job, generation=world.generation, host_id=host_id, ranks=ranks, secret=secret)
+        return cls(
+            job=world.job,
+            generation=world.generation,
+            host_id=host_id,
+            ranks=ranks,
+            secret=secret,
+            servers={rank: world.members[rank].address for rank in ranks},
+        )
 
     @property
     def convener(self) -> int:

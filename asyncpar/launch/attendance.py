@@ -44,7 +44,7 @@ class Attendance:
         self._name = os.urandom(_NAME_BYTES)
         self._session: Session[pb.AgentEvent] = Session()
         self._outbox: asyncio.Queue[pb.AgentEvent | None] = asyncio.Queue()
-        self._is_known = self._is_connected = False
+        self._is_connected = False
         self.has_finished = False
         """Has the coordinator told the outcome?  Then ``run`` ends in a moment."""
 
@@ -58,20 +58,23 @@ class Attendance:
         broken_at, cause = loop.time(), ""
         while True:
             left = self._timeout if not cause else broken_at + self._reconnect - loop.time()
-            was_known, self._is_connected = self._is_known, False
-            trouble, may_help = await self._try(hello, max(left, 0.0))
+            was_there, self._is_connected = bool(cause), False
+            trouble, may_help = await self._try(hello, max(left, 0.0), may_come_back=was_there)
             if self.has_finished:
                 return
             if self._is_connected or not cause:
                 broken_at, cause = loop.time(), trouble
             if not may_help or loop.time() >= broken_at + self._reconnect:
-                again = f"; it did not come back within {self._reconnect:g} s (--reconnect-within)" if was_known else ""
+                again = f"; it did not come back within {self._reconnect:g} s (--reconnect-within)" if was_there else ""
                 self._take(agent_events.CoordinatorLost((cause if may_help else trouble) + again))
                 return
             await asyncio.sleep(_RETRY_SECONDS)
 
-    async def _try(self, hello: Hello, seconds: float) -> tuple[str, bool]:
-        """Attend over one connection; return what ended it, and whether another one may help."""
+    async def _try(self, hello: Hello, seconds: float, *, may_come_back: bool) -> tuple[str, bool]:
+        """Attend over one connection; return what ended it, and whether another one may help.
+
+        ``may_come_back`` says whether it does if nobody answers within ``seconds``.
+        """
         try:
             await self._attend(hello, seconds)
         except grpc.aio.AioRpcError as error:
@@ -82,7 +85,7 @@ class Attendance:
             return (
                 f"no coordinator answered at {self._address} for {self._timeout:g} s; is the agent of the first host "
                 "(--node-rank 0) running there, with the same --rdzv-endpoint?",
-                self._is_known,
+                may_come_back,
             )
         return f"the coordinator at {self._address} ended without a word", True
 
@@ -95,7 +98,7 @@ class Attendance:
                 welcome = await anext(commands)
             if self._session.received and not welcome.welcome.resumed:
                 raise AuthenticationError(f"the coordinator at {self._address} is another one than before")
-            self._is_known = self._is_connected = True
+            self._is_connected = True
             self._session.take(welcome)
             async for command in commands:
                 if not self._session.take(command):

@@ -61,6 +61,7 @@ class Ranks:
     contribute: dict[int, Callable[[int, ArenaSettings], Contribution]] = field(default_factory=dict)
     own_secrets: dict[int, bytes] = field(default_factory=dict)
     own_settings: dict[int, ArenaSettings] = field(default_factory=dict)
+    addresses: dict[int, str] = field(default_factory=dict)
     job: str = field(default_factory=lambda: secrets.token_hex(4))
     lost: Told[tuple[int, int, str]] = field(default_factory=Told)
     left: Told[tuple[int, int]] = field(default_factory=Told)
@@ -68,7 +69,10 @@ class Ranks:
     @property
     def world(self) -> World:
         hosts = self.hosts or ("here",) * self.size
-        members = tuple(Member(rank=rank, host=host, host_id=host) for rank, host in enumerate(hosts))
+        members = tuple(
+            Member(rank=rank, host=host, host_id=host, address=self.addresses.get(rank, ""))
+            for rank, host in enumerate(hosts)
+        )
         return World(members=members, job=self.job)
 
     def form(self, rank: int) -> Coroutine[Any, Any, Arena | None]:

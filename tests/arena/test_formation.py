@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from asyncpar.arena import convener
+from asyncpar.arena import convener, reachability
 from asyncpar.arena.arena import Arena
 from asyncpar.arena.contribution import Contribution, contribute
 from asyncpar.arena.formation_messages import Offer
@@ -25,7 +25,7 @@ from asyncpar.arena.packet_socket import open_socket
 from asyncpar.arena.segment import HEADER_BYTES
 from asyncpar.arena.settings import ArenaSettings
 from asyncpar.errors import ArenaFull, PeerLost, UsageError
-from tests.arena.conftest import SECRET, SETTINGS, Ranks, Run, settle
+from tests.arena.conftest import SECRET, SETTINGS, Ranks, Run, Told, settle
 
 REQUIRED = replace(SETTINGS, required=True)
 HASTY = replace(SETTINGS, seconds=0.3)
@@ -270,6 +270,50 @@ def test_a_convener_that_does_not_come_is_not_waited_for_for_ever(run: Run) -> N
         with pytest.raises(PeerLost, match="rank 0 did not come in time") as caught:
             await ranks.form(1)
         assert caught.value.rank == 0
+
+    run(main())
+
+
+@pytest.mark.parametrize("gone", range(3))
+def test_a_rank_whose_server_is_gone_is_named_long_before_the_time_is_up(run: Run, gone: int) -> None:
+    """It joined the world, and ended before it came to the formation; the servers of the others listen."""
+
+    async def main() -> None:
+        servers = [await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0) for _ in range(3)]
+        addresses = {rank: f"127.0.0.1:{server.sockets[0].getsockname()[1]}" for rank, server in enumerate(servers)}
+        servers[gone].close()
+        ranks = Ranks(3, settings=replace(REQUIRED, seconds=30.0), addresses=addresses)
+        async with asyncio.timeout(10.0):
+            others = [rank for rank in range(3) if rank != gone]
+            errors = await asyncio.gather(*(ranks.form(rank) for rank in others), return_exceptions=True)
+        for server in servers:
+            server.close()
+        for error in errors:
+            assert isinstance(error, PeerLost)
+            assert (error.rank, error.host) == (gone, "here")
+            assert "nobody listens at its address any more" in str(error)
+
+    run(main())
+
+
+def test_a_late_rank_whose_server_listens_is_waited_for(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reachability, "LOOK_SECONDS", 0.01)
+
+    async def main() -> None:
+        looks = Told[None]()
+
+        def look(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            looks.append(None)
+            writer.close()
+
+        async with await asyncio.start_server(look, "127.0.0.1", 0) as server:
+            address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+            ranks = Ranks(3, addresses=dict.fromkeys(range(3), address))
+            early = [asyncio.ensure_future(ranks.form(rank)) for rank in (1, 2)]
+            await looks.until(10)
+            arenas = await asyncio.gather(ranks.form(0), *early)
+        assert None not in arenas
+        close_all([arena for arena in arenas if arena is not None])
 
     run(main())
 

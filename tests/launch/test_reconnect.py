@@ -130,17 +130,31 @@ async def test_what_both_sides_say_comes_once_and_in_order_however_often_the_con
     assert len(recorder.lost()) == 1  # when it had left
 
 
-async def test_a_coordinator_that_does_not_come_back_is_lost_within_the_grace_and_named() -> None:
+@pytest.mark.parametrize("is_welcomed", [False, True])
+async def test_a_coordinator_that_does_not_come_back_is_lost_within_the_grace_and_named(
+    is_welcomed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     taken: list[agent_events.Event] = []
-    async with coordinator(reconnect=0.5) as (recorder, _, proxy):
+    async with coordinator(reconnect=0.5) as (recorder, service, proxy):
         agent = Attendance(proxy.address, SECRET, timeout=10.0, take=taken.append, reconnect=0.5)
+
+        def cut() -> None:
+            proxy.refuses = True
+            proxy.reset()
+
+        def find_and_cut(greeting: pb.AgentEvent) -> Any:
+            cut()
+            return find(greeting)
+
+        find = service._find
+        if not is_welcomed:
+            monkeypatch.setattr(service, "_find", find_and_cut)
         attending = asyncio.ensure_future(agent.run(HELLO))
-        await until(lambda: bool(recorder.events))
-        proxy.refuses = True
+        await until(lambda: agent._is_connected if is_welcomed else bool(recorder.events))
         began = time.monotonic()
-        proxy.reset()
+        cut()
         await attending
-        assert 0.4 < time.monotonic() - began < 3.0
+        assert (0.4 if is_welcomed else 0.0) < time.monotonic() - began < 3.0
         (event,) = taken
         assert isinstance(event, agent_events.CoordinatorLost)
         assert f"lost the coordinator at {proxy.address}" in event.cause

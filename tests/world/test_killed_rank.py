@@ -56,3 +56,14 @@ async def test_a_rank_that_is_killed_while_hosts_reduce_together_is_named_by_all
     assert [end["blamed"] for end in ends] == [victim] * 4
     assert all(end["operation"].startswith("all_reduce #") for end in ends), ends
     assert max(end["at"] for end in ends) - killed_at < 1.0
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("victim", [0, 1])
+async def test_a_rank_that_is_killed_before_it_comes_to_the_arena_is_named_soon(tmp_path: Path, victim: int) -> None:
+    """No launcher tells of it: its server does not listen any more."""
+    script = Path(__file__).with_name("forming_ranks.py")
+    async with process_world(3, script, tmp_path, str(victim)) as ranks:
+        ends = [await rank.next() for rank in ranks if rank.rank != victim]
+    assert [end["blamed"] for end in ends] == [victim] * 2, ends
+    assert max(end["seconds"] for end in ends) < 6.0, ends  # most of it is the time that the others take to start

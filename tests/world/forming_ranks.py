@@ -1,0 +1,38 @@
+"""What processes of test_killed_rank run to be killed between the world and the arena: rank ``sys.argv[1]``."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from typing import Any
+
+import numpy as np
+
+import asyncpar as ap
+from asyncpar import node as node_module
+
+form_arena = node_module.form_arena
+
+
+async def form_or_die(**settings: Any) -> Any:
+    if settings["rank"] == int(sys.argv[1]):
+        os.kill(os.getpid(), signal.SIGKILL)
+    return await form_arena(**settings)
+
+
+async def main() -> None:
+    began = time.monotonic()
+    try:
+        async with ap.init() as node:
+            await node.world.all_reduce(np.ones(10))
+    except ap.PeerLost as error:
+        print(
+            json.dumps({"blamed": error.rank, "seconds": time.monotonic() - began, "message": str(error)}), flush=True
+        )
+
+
+node_module.form_arena = form_or_die  # type: ignore[assignment]
+ap.run(main)
