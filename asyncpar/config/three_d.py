@@ -41,7 +41,8 @@ class ThreeDParallelismConfig:
     pieces that each stage holds in an interleaved schedule.  ``micro_batch_size`` is the number of sequences in each
     micro-batch, which training then insists upon; with 1, the default, it takes what it is given.
     ``max_memory_per_device`` is in GB.  An operation in the groups of a ``ThreeDParallelismCoordinator`` in which a
-    rank does nothing for ``communication_timeout_ms`` ends with ``PeerTimeout``.
+    rank does nothing for ``communication_timeout_ms`` ends with ``PeerTimeout``.  If that is left at its default,
+    and the ``timeout`` of the world that the coordinator is made in is not, the world's is used.
     """
 
     dp_size: int = 1

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from asyncpar.collectives.communicator import Communicator
+from asyncpar.collectives.communicator import DEFAULT_TIMEOUT, Communicator
 from asyncpar.config.parallel import ThreeDParallelismConfig
 from asyncpar.errors import NonFiniteValue, UsageError
 from asyncpar.hybrid import checkpointing
@@ -100,7 +100,7 @@ class ThreeDParallelismCoordinator:
         groups = await ProcessGroups.create(config.parallelism, own, settings=settings, purpose="hybrid")
         model.check(config.parallelism)
         for group in (own, *groups.names.values()):  # those made from them later begin with theirs
-            group.timeout = config.parallelism.communication_timeout_ms / 1000
+            group.timeout = _choose_timeout(config.parallelism, world)
         return await assemble(config, model, groups, scale)
 
     @property
@@ -383,3 +383,11 @@ class ThreeDParallelismCoordinator:
             reduction=self._assembly.flow.reduction_state(),
             reductions=self._assembly.flow.reductions,
         )
+
+
+def _choose_timeout(parallelism: ThreeDParallelismConfig, world: Communicator) -> float | None:
+    """Return the timeout of the groups: the one that the user has set, the configuration's before the world's."""
+    is_set = parallelism.communication_timeout_ms != ThreeDParallelismConfig().communication_timeout_ms
+    if not is_set and world.timeout != DEFAULT_TIMEOUT:
+        return world.timeout
+    return parallelism.communication_timeout_ms / 1000

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from asyncpar.errors import PeerError, PeerTimeout
-from asyncpar.hybrid import TransformerModel
+from asyncpar.hybrid import ThreeDParallelismCoordinator, TransformerModel
 from asyncpar.nn.parameter import Array
+from asyncpar.testing.world import local_world
 from asyncpar.zero.config import ZeROConfig, ZeROStage
 from tests.hybrid.faults import Fault, FaultyModel, Moment
 from tests.hybrid.ranks import running
@@ -41,6 +42,25 @@ async def test_a_rank_that_does_not_come_is_named_in_time(layout: str) -> None:
         assert time.monotonic() - begun < 2.0
         assert raised.value.rank == 1
         assert ranks.nodes[0].world.timeout != MILLISECONDS / 1000, "other groups of the world have their own"
+
+
+@pytest.mark.parametrize(
+    ("of_world", "milliseconds", "seconds"),
+    [(300.0, 30_000, 30.0), (7.0, 30_000, 7.0), (None, 30_000, None), (7.0, 400, 0.4), (300.0, 400, 0.4)],
+)
+async def test_of_two_timeouts_the_one_that_was_set_is_used(
+    of_world: float | None, milliseconds: int, seconds: float | None
+) -> None:
+    config = make_config(1, 1, 2, communication_timeout_ms=milliseconds)
+    async with local_world(2) as nodes:
+        for node in nodes:
+            node.world.timeout = of_world
+        made = [
+            ThreeDParallelismCoordinator.create(config, TransformerModel(config=TINY), node.world) for node in nodes
+        ]
+        for coordinator in await asyncio.gather(*made):
+            assert {group.timeout for group in coordinator.groups.names.values()} == {seconds}
+            await coordinator.close()
 
 
 @pytest.mark.parametrize("layout", ["dp", "pp"])

