@@ -24,6 +24,8 @@ _SMALL_BYTES = 8
 _LARGE_BYTES = 1 << 20
 _SMALL_TRIPS = 30
 _LARGE_TRIPS = 6
+_MOST_LATENCY = 10.0
+"""At least a tenth of a large transfer's time is due to its length: the latency was measured at another time."""
 
 
 def calibrate(engine: Engine, *, clock: Callable[[], float]) -> Coroutine[Any, Any, None]:
@@ -64,7 +66,7 @@ async def _measure(
         await execute(operation, plan, InPlace(memory))
         times.append(max(clock() - begun, 1e-9) / (2 * trips))
     latency = times[1]
-    return latency, _LARGE_BYTES / max(times[2] - latency, 1e-9)
+    return latency, _LARGE_BYTES / max(times[2] - latency, times[2] / _MOST_LATENCY, 1e-9)
 
 
 def _ping_pong(trips: int, peer: int, *, is_first: bool) -> list[Round]:

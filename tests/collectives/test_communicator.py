@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from itertools import chain, count
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 import pytest
 
+from asyncpar.collectives.calibration import calibrate
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.errors import PeerCancelled, UsageError
 from tests.collectives.conftest import OpenRanks, Ranks
@@ -266,6 +268,18 @@ async def test_calibrating_agrees_on_the_figures_of_rank_0(open_ranks: OpenRanks
         assert tables != {before}
         results = await on_all(ranks, lambda c: c.all_reduce(np.ones(5000)))
         assert all(float(result[0]) == 4.0 for result in results)
+
+
+async def test_small_messages_that_were_held_up_make_no_absurd_bandwidth(open_ranks: OpenRanks) -> None:
+    async with open_ranks(2) as ranks:
+
+        def calibrated(communicator: Communicator) -> Coroutine[Any, Any, None]:
+            held_up = chain([0.0, 1.0, 1.0, 100.0, 100.0, 100.1], count(101.0, 0.001))
+            return calibrate(communicator._engine, clock=lambda: next(held_up))
+
+        await on_all(ranks, calibrated)
+        for communicator in ranks.communicators:
+            assert 1e6 < communicator.bandwidth < 1e12
 
 
 async def test_infinities_and_nans_are_results_like_others(open_ranks: OpenRanks) -> None:
