@@ -96,9 +96,7 @@ def attach_launched(
             stack, credentials, bind=environment.bind, transport=pinned, serving=serving, door=door
         )
         request = _join_request(environment, address=server.address, settings=describe_settings(pinned, arena))
-        line = AgentLine(Reporter.from_environment(os.environ), _notice_descriptor(environment))
-        line.open()
-        stack.callback(line.close)
+        line = open_agent_line(stack, environment)
         world = await line.unless_lost(join_world(environment.rendezvous, credentials, request), "join")
         return Attachment(
             world=world,
@@ -116,6 +114,17 @@ def attach_launched(
         )
 
     return attach
+
+
+def open_agent_line(stack: AsyncExitStack, environment: LaunchEnvironment) -> AgentLine:
+    """Return the open line to the agent that launched this rank; ``stack`` closes it.
+
+    Raises ``UsageError`` if a pipe to or from the agent is named, but not open.
+    """
+    line = AgentLine(Reporter.from_environment(os.environ), _notice_descriptor(environment))
+    line.open()
+    stack.callback(line.close)
+    return line
 
 
 def _notice_descriptor(environment: LaunchEnvironment) -> int | None:

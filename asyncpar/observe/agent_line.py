@@ -55,6 +55,11 @@ class AgentLine:
             os.set_inheritable(self._descriptor, False)
             asyncio.get_running_loop().add_reader(self._descriptor, self._read)
 
+    @property
+    def is_closed(self) -> bool:
+        """Has ``close`` been called?"""
+        return self._is_over.is_set()
+
     def close(self) -> None:
         """Listen no more."""
         self._is_over.set()

@@ -3,12 +3,15 @@
     python scripts/bench/torch_groups.py --ranks 4
 
 Needs torch.  Each rank makes the default group ``--rounds`` times; the first time it also loads the backend's modules.
-The slowest rank counts, as the others wait for it; later rounds are shown by their median.
+The slowest rank counts, as the others wait for it; ``--repeats`` runs of both take turns, and medians are shown.  The
+CPU time is the mean of all ranks: unlike the rest it tells something on a machine that does other work, too.  Python
+keeps bytecode here even where PYTHONDONTWRITEBYTECODE says not to: else it compiles all modules again in every rank.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import statistics
 import sys
 import tempfile
@@ -18,7 +21,6 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 _GROUPS = 10
-_PAUSE = 0.001
 
 
 def be_rank(rank: int, backend: str, size: int, rounds: int, directory: str, times: object) -> None:
@@ -26,45 +28,54 @@ def be_rank(rank: int, backend: str, size: int, rounds: int, directory: str, tim
     import torch
     import torch.distributed as dist
 
+    assert isinstance(times, torch.Tensor)
+    place = Path(directory)
+    start = dist.FileStore(f"{place}/start", size)
     for number in range(rounds):
-        place = Path(directory)
-        (place / f"ready-{number}-{rank}").touch()
-        while not all((place / f"ready-{number}-{other}").exists() for other in range(size)):
-            time.sleep(_PAUSE)
-        begun = time.perf_counter()
+        start.set(f"{number}/{rank}", "here")
+        start.wait([f"{number}/{other}" for other in range(size)])
+        begun, busy = time.perf_counter(), time.process_time()
         dist.init_process_group(backend, init_method=f"file://{place}/store-{number}", rank=rank, world_size=size)
-        made = time.perf_counter()
+        made, busy = time.perf_counter(), time.process_time() - busy
         for _ in range(_GROUPS):
             dist.new_group()
         divided = time.perf_counter()
-        assert isinstance(times, torch.Tensor)
-        times[rank, number] = torch.tensor([made - begun, (divided - made) / _GROUPS])
+        times[rank, number] = torch.tensor([made - begun, busy, (divided - made) / _GROUPS])
         dist.destroy_process_group()
 
 
-def measure(backend: str, size: int, rounds: int) -> list[list[float]]:
-    """Return seconds of the slowest rank, for each round: of ``init_process_group``, of ``new_group``."""
+def measure(backend: str, size: int, rounds: int) -> list[float]:
+    """Return seconds of a first init, its CPU time, a later init, and ``new_group``."""
     import torch
     import torch.multiprocessing as processes
 
-    times = torch.zeros(size, rounds, 2, dtype=torch.float64).share_memory_()
+    times = torch.zeros(size, rounds, 3, dtype=torch.float64).share_memory_()
     with tempfile.TemporaryDirectory() as directory:
         processes.spawn(be_rank, (backend, size, rounds, directory, times), nprocs=size)
-    slowest: list[list[float]] = times.amax(0).tolist()
-    return slowest
+    slowest = times.amax(0)
+    later = slowest[1:].median(0).values.tolist()
+    return [slowest[0, 0].item(), times[:, 0, 1].mean().item(), later[0], later[2]]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Time the making of process groups.")
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--backends", nargs="+", default=["gloo", "asyncpar"])
     options = parser.parse_args()
-    print(f"{options.ranks} ranks; ms: first init, later init, new_group")
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     for backend in options.backends:
-        (first, _), *later = measure(backend, options.ranks, max(2, options.rounds))
-        init, new = (statistics.median(column) for column in zip(*later, strict=True))
-        print(f"{backend:10} {first * 1e3:8.1f} {init * 1e3:8.1f} {new * 1e3:8.2f}", flush=True)
+        measure(backend, 1, 2)  # has bytecode written
+    runs: dict[str, list[list[float]]] = {backend: [] for backend in options.backends}
+    for _ in range(options.repeats):
+        for backend, rows in runs.items():
+            rows.append(measure(backend, options.ranks, max(2, options.rounds)))
+    load = os.getloadavg()[0]
+    print(f"{options.ranks} ranks, load {load:.1f}; ms: first init, its CPU time per rank, later init, new_group")
+    for backend, rows in runs.items():
+        shown = (1e3 * statistics.median(column) for column in zip(*rows, strict=True))
+        print(f"{backend:10}", *(f"{milliseconds:8.1f}" for milliseconds in shown), flush=True)
 
 
 if __name__ == "__main__":

@@ -8,8 +8,10 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import psutil
 import pytest
@@ -18,7 +20,7 @@ import torch.distributed as dist
 
 from asyncpar.blocking import Cancelled
 from asyncpar.errors import PeerError, UsageError
-from asyncpar.torch.group_base import DELIVERY_SECONDS
+from asyncpar.torch.group_base import DELIVERY_SECONDS, GroupBase
 from tests.torch.fork_server import fork_servers
 from tests.torch.pendings import Pendings
 from tests.torch.ranks import initialize, place
@@ -268,6 +270,11 @@ def test_programs_that_destroy_nothing_end_quietly(tmp_path: Path) -> None:
     assert (statuses, said) == ([0, 0], ["through\n", "through\n"])
 
 
+def _tell_and(words: Any, deliver: Callable[[], None], *_: object) -> None:
+    words.set("ending", "yes")
+    deliver()
+
+
 def send_and_end(transport: str) -> None:
     """Rank 0 begins to send, and ends its group at once; rank 1 receives a while after that."""
     if transport:
@@ -277,12 +284,12 @@ def send_and_end(transport: str) -> None:
         words = store()
         if rank == 0:
             sent = [dist.isend(torch.full((count,), float(n)), 1, tag=n) for n in range(3)]
-            words.set("sent", "yes")
-            dist.destroy_process_group()
+            deliver = partial(_tell_and, words, dist.distributed_c10d._get_default_group()._deliver)
+            with mock.patch.object(GroupBase, "_deliver", deliver):
+                dist.destroy_process_group()
             assert all(work is not None and work.is_success() for work in sent)
         else:
-            words.wait(["sent"])
-            time.sleep(0.3)  # until the other is ending
+            words.wait(["ending"])
             for n in range(3):
                 x = torch.zeros(count)
                 dist.recv(x, 0, tag=n)

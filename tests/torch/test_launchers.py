@@ -45,14 +45,38 @@ open(sys.argv[1] + f"/{rank}", "w").write("\\n".join(lines))
 """
 
 
-def run(launcher: Sequence[str], directory: Path) -> list[list[str]]:
-    """Run the program in two ranks and return what each wrote."""
+LOSS = """
+import os, signal, sys
+import torch, torch.distributed as dist
+from asyncpar.torch.meeting.meeting import StoreMeeting
+
+rank, where = int(os.environ["RANK"]), sys.argv[2]
+
+def end_here(*_):
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+if rank == 1 and where == "meeting":  # where all have come to
+    StoreMeeting.exchange = end_here
+try:
+    dist.init_process_group("asyncpar", init_method="asyncpar://")
+    dist.barrier()
+    end_here()
+    dist.recv(torch.zeros(3), 2 - rank)  # of a rank that lives
+except dist.DistBackendError as error:
+    open(sys.argv[1] + f"/{rank}", "w").write(f"{type(error).__name__} of {error.rank}")
+    raise
+"""
+
+
+def start(launcher: Sequence[str], directory: Path, source: str, *arguments: str) -> tuple[int, str]:
+    """Run the program ``source`` and return its exit code and output."""
     program = directory / "program.py"
-    program.write_text(PROGRAM)
+    program.write_text(source)
     dropped = ("ASYNCPAR_", "COV", "PYTEST", "RANK", "WORLD_SIZE", "MASTER_")
     environment = {name: value for name, value in os.environ.items() if not name.startswith(dropped)}
     process = subprocess.Popen(
-        [sys.executable, "-m", *launcher, str(program), str(directory)],
+        [sys.executable, "-m", *launcher, str(program), str(directory), *arguments],
         env=environment | {"OMP_NUM_THREADS": "1"},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -66,7 +90,13 @@ def run(launcher: Sequence[str], directory: Path) -> list[list[str]]:
         os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
         raise
-    assert process.returncode == 0, output
+    return process.returncode, output
+
+
+def run(launcher: Sequence[str], directory: Path) -> list[list[str]]:
+    """Run the program in two ranks and return what each wrote."""
+    status, output = start(launcher, directory, PROGRAM)
+    assert status == 0, output
     assert "Traceback" not in output
     return [(directory / str(rank)).read_text().splitlines() for rank in range(2)]
 
@@ -91,3 +121,12 @@ def test_worlds_form_again_and_again_and_missing_ranks_are_named(launcher: list[
     for rank, lines in enumerate([first, second]):
         assert lines[:3] == expected(rank)[:3]
         assert lines[3].startswith(expected(rank)[3])
+
+
+@pytest.mark.parametrize("where", ["meeting", "recv"])
+def test_survivors_of_a_killed_rank_get_peer_lost_before_the_launcher_ends_them(where: str, tmp_path: Path) -> None:
+    """They wait for a rank that lives: only the agent tells them in time."""
+    status, output = start(["asyncpar", "launch", "--nproc-per-node", "3"], tmp_path, LOSS, where)
+    assert status == 137, output
+    said = {rank: (tmp_path / str(rank)).read_text() for rank in range(3) if (tmp_path / str(rank)).exists()}
+    assert said == {0: "PeerLost of 1", 2: "PeerLost of 1"}, output

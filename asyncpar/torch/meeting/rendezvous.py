@@ -6,6 +6,7 @@ import asyncio
 import logging
 import math
 import os
+import weakref
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
@@ -15,11 +16,12 @@ from typing import Any, TypeVar
 import torch.distributed as dist
 
 import asyncpar
-from asyncpar.attachment import PIN, Attach, Attachment, arena_settings, describe_settings, serve_links
+from asyncpar.attachment import PIN, Attach, Attachment, arena_settings, describe_settings, open_agent_line, serve_links
 from asyncpar.config.environment import LaunchEnvironment
 from asyncpar.config.transport import parse_transport
-from asyncpar.errors import LaunchError, PeerTimeout, UsageError
+from asyncpar.errors import LaunchError, PeerLost, PeerTimeout, UsageError
 from asyncpar.membership.host import host_id, host_name, resolve, route_to
+from asyncpar.observe.agent_line import AgentLine
 from asyncpar.observe.loop_watch import BLOCKED_AFTER
 from asyncpar.runtime.door import Door
 from asyncpar.torch.meeting.credentials import read_pass
@@ -45,6 +47,9 @@ _STORE_MARGIN = 10.0
 _TELL_SECONDS = 2.0
 """How long a rank that failed tries to tell the others."""
 
+_lines: weakref.WeakSet[AgentLine] = weakref.WeakSet()
+"""The lines to the agent of this process; one at a time can be open."""
+
 
 def attach_store(
     store: dist.Store,
@@ -68,8 +73,9 @@ def attach_store(
     which this host reaches the one that holds the store.
 
     On every rank that has come: raises ``PeerTimeout``, naming them, when ranks do not come; ``UsageError`` when ranks
-    differ in what must be equal, naming both, or one is there twice; ``PeerLost`` when one has failed, with its words.
-    ``LaunchError`` says that the store failed.
+    differ in what must be equal, naming both, or one is there twice; ``PeerLost`` when one has failed, with its words,
+    or when the agent of `asyncpar launch` says that a rank of the job is lost.  ``LaunchError`` says that the store
+    failed.
     """
     if size < 1:
         raise UsageError(f"world_size: expected at least 1, got {size}")
@@ -96,6 +102,9 @@ def attach_store(
             if isinstance(error, PeerTimeout):
                 raise
             raise LaunchError(f"rank {rank}: the store has not answered for {timeout:.1f} s") from error
+        except PeerLost:  # the agents tell the other ranks, or the meeting has told them
+            meeting.stop()
+            raise
         except Exception as error:
             await _tell(meeting, rank, error)
             raise
@@ -123,9 +132,18 @@ class _Guest:
                     return attachment
 
     async def _meet(self, stack: AsyncExitStack) -> Attachment:
-        meeting, environment = self.meeting, self.environment
-        await self._ask(partial(meeting.enter, f"process {os.getpid()} on {host_name()}"))
+        environment = self.environment
+        await self._ask(partial(self.meeting.enter, f"process {os.getpid()} on {host_name()}"))
         launched = LaunchEnvironment.from_mapping(environment) if LaunchEnvironment.is_in(environment) else None
+        line = _open_line(stack, launched, self.rank, self.size)
+        joining = self._join(stack, launched, line)
+        return await (joining if line is None else line.unless_lost(joining, "meeting the other ranks"))
+
+    async def _join(
+        self, stack: AsyncExitStack, launched: LaunchEnvironment | None, line: AgentLine | None
+    ) -> Attachment:
+        """Become part of the world of those who come to the meeting, which this rank has entered."""
+        meeting, environment = self.meeting, self.environment
         transport = parse_transport(environment.get(_TRANSPORT))
         arena = arena_settings(environment, transport)
         own = read_pass(environment, launched, self.rank)
@@ -147,6 +165,7 @@ class _Guest:
             arena=arena,
             door=door,
             blocked_after=BLOCKED_AFTER,
+            line=line if roster.has_ranks_of_job else None,
         )
 
     async def _ask(self, step: Callable[[], T]) -> T:
@@ -173,7 +192,26 @@ class _Guest:
             host=name if launched is None else launched.host,
             host_id=host_id(name) if launched is None else launched.host_id,
             terms=terms,
+            job_rank=None if launched is None else launched.rank,
         )
+
+
+def _open_line(stack: AsyncExitStack, launched: LaunchEnvironment | None, rank: int, size: int) -> AgentLine | None:
+    """Return the line to the agent if the world is to be the whole job; ``stack`` closes it.
+
+    None for a world of some ranks, beside another world, and in a process that a rank has started with its variables.
+    """
+    if launched is None or (rank, size) != (launched.rank, launched.world_size):
+        return None
+    if not all(line.is_closed for line in _lines):
+        return None
+    try:
+        line = open_agent_line(stack, launched)
+    except UsageError as error:
+        _log.debug("rank %d does not listen to the agent: %s", rank, error)
+        return None
+    _lines.add(line)
+    return line
 
 
 async def _keep_store(stack: AsyncExitStack, store: Any, environment: Mapping[str, str], seconds: float) -> None:

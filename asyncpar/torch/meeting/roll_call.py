@@ -23,7 +23,7 @@ class Hello:
     """Who a rank is: ``host`` is for people, ``host_id`` equal exactly for ranks of one host.
 
     ``terms`` name what must be equal on all ranks; they are compared and quoted, never parsed.  ``attempt`` is which
-    start of the rank it comes from.
+    start of the rank it comes from; ``job_rank`` is its rank in the job that `asyncpar launch` started (None: no job).
     """
 
     rank: int
@@ -31,6 +31,7 @@ class Hello:
     host_id: str
     terms: dict[str, str]
     attempt: int = 0
+    job_rank: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +62,11 @@ class Roster:
     @property
     def is_one_host(self) -> bool:
         return len({guest.host_id for guest in self.guests}) == 1
+
+    @property
+    def has_ranks_of_job(self) -> bool:
+        """Has every rank the same number here as in the job?"""
+        return all(guest.job_rank == guest.rank for guest in self.guests)
 
 
 class RefusalKind(StrEnum):
