@@ -27,7 +27,7 @@ from asyncpar.gradsync.schemes import (
     Rounds,
     Scheme,
     Summed,
-    means_on_the_way,
+    headroom,
 )
 from asyncpar.gradsync.strategies import least_bytes
 
@@ -131,16 +131,25 @@ class SchemeMaker:
         """Return the scheme over the replicas of this rank."""
         if self.hosts is None:
             return self._flat(bucket, self.groups.replicas, self.algorithm, memory)
-        between = self.hosts.between
+        between, hosts = self.hosts.between, self.hosts.hosts
+        inside = headroom(self._dtype(bucket), self.groups.replicas.size - hosts + 1)
         return Hosted(
             bucket,
             self.hosts.inside,
             None if between is None else self._flat(bucket, between, None, memory),
-            hosts=self.hosts.hosts,
-            is_mean=self._gives_mean(self.hosts.hosts),
+            hosts=hosts,
+            is_mean=self._gives_mean(hosts),
             dtype=self._dtype(bucket),
             memory=memory,
+            divisor=inside * self._divisor,
+            divisor_inside=inside,
         )
+
+    @property
+    def _divisor(self) -> int:
+        """By what all replicas divide before they encode."""
+        codec = self.codec
+        return 1 if isinstance(codec, RoundCodec) else headroom(codec.sum_dtype, self.groups.replicas.size)
 
     def _dtype(self, bucket: Bucket) -> np.dtype[Any]:
         """The dtype of reduced buckets."""
@@ -151,7 +160,7 @@ class SchemeMaker:
         codec = self.codec
         if isinstance(codec, (Identity, RoundCodec)):
             return True
-        return means_on_the_way(codec) if codec.is_summable else ranks == PAIR
+        return not codec.is_summable and ranks == PAIR
 
     def _flat(self, bucket: Bucket, communicator: Communicator, algorithm: str | None, memory: Memory) -> Scheme:
         """Return the scheme over ``communicator``, which depends on what the codec can do."""
@@ -162,7 +171,7 @@ class SchemeMaker:
         if isinstance(codec, RoundCodec):
             return Rounds(bucket, communicator, codec, algorithm=algorithm, **lossy)
         if codec.is_summable:
-            return Summed(bucket, communicator, codec, algorithm=algorithm, **lossy)
+            return Summed(bucket, communicator, codec, algorithm=algorithm, divisor=self._divisor, **lossy)
         if communicator.size == PAIR:
             return Pair(bucket, communicator, codec, **lossy)
         return Owners(bucket, communicator, codec, **lossy)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from asyncpar.collectives.offload import off_loop
-from asyncpar.collectives.reduction import reduction_for
+from asyncpar.collectives.reduction import collective_reduction
 from asyncpar.multinode.groups import NodeGroups
 from asyncpar.zero.buffers import BufferPool, Loans
 from asyncpar.zero.feedback import RowFeedback
@@ -65,6 +65,7 @@ class NodeSum(RowSum):
         feedback: RowFeedback | None,
     ) -> None:
         super().__init__(groups.world, rows, row, op=op)
+        self._reduction = collective_reduction(op, rows.dtype)
         self._node = groups.node
         self._loans = Loans(pool)
         self._total: Rows | None = None
@@ -76,13 +77,13 @@ class NodeSum(RowSum):
             self._between = between.make(by_node, part, op="sum", pool=pool, feedback=feedback)
 
     def prepare(self) -> None:
-        return
+        self._reduction.load(self.rows, self.rows, self._communicator.size)
 
     def begin(self, key: str) -> Coroutine[Any, Any, Any]:
         return self._go(self._legs(key))
 
     def settle(self) -> None:
-        reduction_for(self._op, self.row.dtype).finish(self.row[0], self._communicator.size)
+        self._reduction.finish(self.row[0], self._communicator.size)
 
     async def _go(self, legs: list[_Leg]) -> None:
         try:

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from asyncpar.config.parallel import CommunicationStrategy, RankMapping, ThreeDParallelismConfig
-from asyncpar.gradsync import GradientCompressionConfig, GradientSynchronizer
+from asyncpar.gradsync import GradientCompressionConfig, GradientSynchronizer, HostGroups
 from asyncpar.nn import Parameter
+from asyncpar.node import Node
 from asyncpar.testing.world import local_world
 
 
@@ -21,7 +22,10 @@ async def reduce(synchronizer: GradientSynchronizer, model: list[Parameter]) -> 
 
 @pytest.mark.parametrize("hosts", [None, ["a", "a", "b"]])
 @pytest.mark.parametrize("strategy", list(CommunicationStrategy))
-@pytest.mark.parametrize(("dtype", "codec"), [("float16", "none"), ("float32", "fp16")])
+@pytest.mark.parametrize(
+    ("dtype", "codec"),
+    [("float16", "none"), ("float32", "fp16"), ("float16", "fp16"), ("float16", "int8"), ("float16", "bf16")],
+)
 async def test_the_mean_of_large_gradients_is_exact(
     dtype: str, codec: str, strategy: CommunicationStrategy, hosts: list[str] | None
 ) -> None:
@@ -38,11 +42,27 @@ async def test_the_mean_of_large_gradients_is_exact(
         ]
         models = [[Parameter("weight", np.zeros((40, 50), dtype))] for _ in nodes]
         for model in models:
-            model[0].grad[...] = 40_000.0 if codec == "none" else 20_000.0
-            model[0].grad[0] = -40_000.0 if codec == "none" else -20_000.0
+            model[0].grad[...] = 40_000.0
+            model[0].grad[0] = -40_000.0
         wanted = models[0][0].grad.copy()
         await asyncio.gather(
             *(reduce(synchronizer, model) for synchronizer, model in zip(synchronizers, models, strict=True))
         )
         for model in models:
-            np.testing.assert_allclose(model[0].grad, wanted, rtol=1e-3)
+            np.testing.assert_allclose(model[0].grad, wanted, rtol=4e-3 if codec == "bf16" else 1e-3)
+
+
+async def test_the_mean_inside_given_hosts_without_a_codec_is_exact() -> None:
+    config = ThreeDParallelismConfig(dp_size=5, comm_strategy=CommunicationStrategy.HIERARCHICAL_ALL_REDUCE)
+
+    async def main(node: Node) -> np.ndarray:
+        parameter = Parameter("weight", np.zeros((40, 50), "float16"))
+        parameter.grad[...] = 60_000.0 if node.rank % 2 else 50_000.0
+        hosts = HostGroups.of(node.world, [(0, 1, 2, 3), (4,)])
+        mapping = RankMapping(config, node.rank)
+        await reduce(GradientSynchronizer(config, mapping, communicator=node.world, hosts=hosts), [parameter])
+        return parameter.grad
+
+    async with local_world(5) as nodes:
+        for grad in await asyncio.gather(*map(main, nodes)):
+            np.testing.assert_allclose(grad.astype(np.float64), 54_000.0, rtol=1e-3)

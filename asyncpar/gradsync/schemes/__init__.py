@@ -8,7 +8,7 @@ from asyncpar.gradsync.schemes.owners import Owners
 from asyncpar.gradsync.schemes.pair import PAIR, Pair
 from asyncpar.gradsync.schemes.rounds import Rounds
 from asyncpar.gradsync.schemes.scheme import Leg, Place, Scheme
-from asyncpar.gradsync.schemes.summed import Summed, means_on_the_way
+from asyncpar.gradsync.schemes.summed import Summed, headroom
 
 __all__ = [
     "PAIR",
@@ -26,5 +26,5 @@ __all__ = [
     "Rounds",
     "Scheme",
     "Summed",
-    "means_on_the_way",
+    "headroom",
 ]

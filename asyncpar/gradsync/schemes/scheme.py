@@ -43,10 +43,13 @@ class Scheme(ABC):
     the values of the bucket; what comes behind them is padding.  With ``keeps_input`` nothing but ``pack`` ever writes
     to ``flat``, and ``result`` is another array (unless there is nobody to reduce with).
 
+    ``divisor`` is by what that sum or mean was divided on the way, lest it overflows.
+
     Values that are not finite on some rank make ``is_finite`` false after ``settle`` on all of them; nothing raises.
     """
 
     is_finite = True
+    divisor = 1
 
     def __init__(self, bucket: Bucket, *, size: int, keeps_input: bool = False) -> None:
         self.bucket = bucket
@@ -67,7 +70,7 @@ class Scheme(ABC):
 
     def factor(self, contributors: int) -> float:
         """Return what makes ``result`` the mean over ``contributors`` ranks, where the others gave zeros."""
-        return (self.size if self.is_mean else 1) / contributors
+        return (self.size if self.is_mean else 1) * self.divisor / contributors
 
     @property
     @abstractmethod

@@ -1,7 +1,7 @@
 """Codecs whose encoded form can be summed: encode, all-reduce, decode.
 
-A float16 cannot hold every sum of float16 gradients, so those become their mean on the way: each rank's part is divided
-first, as ``Communicator.all_reduce`` does.
+A float16 cannot hold every sum of float16 gradients, so each rank's part is divided by a power of two before it is
+encoded, and the sum multiplied by it when it is decoded.  So what small values lose is known, and part of the residual.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncpar.codecs import Bytes, Codec
+from asyncpar.codecs import Bytes, Codec, Values
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.errors import NonFiniteValue, ProtocolError
 from asyncpar.gradsync.keys import Name
@@ -23,13 +23,21 @@ from asyncpar.gradsync.schemes.memory import Memory
 from asyncpar.gradsync.schemes.scheme import Leg, Place
 
 
-def means_on_the_way(codec: Codec) -> bool:
-    """Do the encoded forms of a summable ``codec`` become their mean, and not their sum?"""
-    return codec.sum_dtype == np.float16
+def headroom(dtype: np.dtype[Any] | None, parts: int) -> int:
+    """Return the power of two by which ``parts`` values of ``dtype`` are divided lest their sum overflows.
+
+    1 for all but float16, whose largest value sums of gradients may well reach.
+    """
+    return 1 << (parts - 1).bit_length() if dtype == np.float16 else 1
 
 
 class Summed(Lossy):
-    """The sum of encoded forms, in the codec's ``sum_dtype``; their mean if that is float16."""
+    """The sum of encoded forms, in the codec's ``sum_dtype``, divided by ``divisor``, a power of two.
+
+    The residual is of undivided gradients.
+    """
+
+    is_mean = False
 
     def __init__(
         self,
@@ -40,6 +48,7 @@ class Summed(Lossy):
         algorithm: str | None,
         has_feedback: bool,
         memory: Memory,
+        divisor: int = 1,
     ) -> None:
         count = bucket.count
         super().__init__(bucket, size=communicator.size, count=count, has_feedback=has_feedback, memory=memory)
@@ -48,17 +57,14 @@ class Summed(Lossy):
         self._codec = self._drawn = codec
         assert codec.sum_dtype is not None, "the codec is summable"
         self._sum_dtype = codec.sum_dtype
+        self.divisor = divisor
         self._encoded: Bytes = memory.shared((codec.encoded_bytes(count),), np.uint8)
-
-    @property
-    def is_mean(self) -> bool:
-        return means_on_the_way(self._codec)
 
     def legs(self, key: Name, place: Place) -> Sequence[Leg]:
         self._drawn = self._codec.at(*place)
         encoded = self._encoded.view(self._sum_dtype)
-        reduce, op = self._communicator.all_reduce, "mean" if self.is_mean else "sum"
-        return [Leg(self._encode, Obligation(lambda: reduce(encoded, op, algorithm=self._algorithm, key=str(key))))]
+        reduce = self._communicator.all_reduce
+        return [Leg(self._encode, Obligation(lambda: reduce(encoded, algorithm=self._algorithm, key=str(key))))]
 
     def settle(self) -> None:
         try:
@@ -77,8 +83,23 @@ class Summed(Lossy):
         yield self._encoded
 
     def _encode(self) -> None:
-        feedback = self.feedback
+        residual, lost, values = self.feedback.residual, self.feedback.lost, self.flat
+        if self.divisor > 1:
+            values, residual = self._divided(residual), None
         try:
-            self._drawn.encode(self.flat, self._encoded, residual=feedback.residual, lost=feedback.lost)
+            self._drawn.encode(values, self._encoded, residual=residual, lost=lost)
         except NonFiniteValue:
             self._encoded.view(self._sum_dtype).fill(np.nan)
+        else:
+            if self.divisor > 1 and lost is not None:
+                lost *= np.float32(self.divisor)
+
+    def _divided(self, residual: Values | None) -> Values:
+        """Return what there is to send, divided; ``result`` has room for it."""
+        with np.errstate(over="ignore", invalid="ignore", under="ignore"):
+            if residual is not None:
+                np.add(self.flat, residual, out=self.result)
+            elif self.result is not self.flat:
+                self.result[:] = self.flat
+            self.result *= np.float32(1.0 / self.divisor)
+        return self.result
