@@ -54,14 +54,20 @@ async def resolve(
     is_hierarchical: bool,
     key: str,
     given: HostGroups | None = None,
+    chosen: str | None = None,
 ) -> Resolved:
     """Return what ``compression`` comes to; the same on all replicas.
 
     A codec with the hierarchical strategy encodes between hosts only, if there are several, and so does ``"auto"``,
-    which inside a host is no codec.  ``given`` groups stand for hosts, also where there is no codec.
+    which inside a host is no codec.  ``given`` groups stand for hosts, also where there is no codec.  ``chosen`` is
+    what ``"auto"`` was in the run that this one resumes: then nothing is measured.
     """
     hosts = given or split_by_host(groups.replicas)
     adds_in_hosts = given is not None or any(map(shares_some_hosts, groups.host_patterns))
+    if compression.is_automatic and chosen is not None:
+        codec = parse_codec(chosen) if any(len(hosts) > 1 for hosts in groups.host_patterns) else Identity()
+        is_plain = codec == Identity()
+        return Resolved(codec=codec, hosts=None if is_plain else hosts, adds_in_hosts=adds_in_hosts and not is_plain)
     if compression.is_automatic:
         measured = await _measure(groups, key)
         nominal = None if groups.is_data_parallel_only else _NOMINAL_COUNT

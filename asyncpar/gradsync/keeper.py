@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -24,9 +24,12 @@ from asyncpar.gradsync.model import Parameters, spec_of
 from asyncpar.gradsync.plan import BucketPlan, GradientSpec, plan_buckets
 from asyncpar.gradsync.strategies import algorithm_of, is_alike
 
+T = TypeVar("T")
+
 _RESIDUAL = "residual/"
 _CODEC = "codec/"
 _ORDER = "order"
+_CHOICE = "choice of auto"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +62,7 @@ class LayoutKeeper:
         self._settings = settings
         self._layout: Layout | None = None
         self._resolved: Resolved | None = None
+        self._chosen: str | None = None
         self._kept = _Kept()
         self._specs: dict[str, GradientSpec] = {}
         self._order: tuple[str, ...] | None = None
@@ -80,7 +84,8 @@ class LayoutKeeper:
     @property
     def must_measure(self) -> bool:
         """Does ``resolve`` exchange anything?"""
-        return self._resolved is None and self.compression.is_automatic and self._settings.groups.everyone.size > 1
+        is_open = self._resolved is None and self._chosen is None
+        return is_open and self.compression.is_automatic and self._settings.groups.everyone.size > 1
 
     async def resolve(self, key: str) -> Resolved:
         """Find out which codec is in force, which takes an exchange between ranks where it is ``"auto"``."""
@@ -88,7 +93,7 @@ class LayoutKeeper:
             is_hierarchical = self._settings.strategy is CommunicationStrategy.HIERARCHICAL_ALL_REDUCE
             groups, hosts = self._settings.groups, self._settings.hosts
             self._resolved = await resolve(
-                self.compression, groups, is_hierarchical=is_hierarchical, key=key, given=hosts
+                self.compression, groups, is_hierarchical=is_hierarchical, key=key, given=hosts, chosen=self._chosen
             )
             self._check_views()
         return self._resolved
@@ -124,7 +129,7 @@ class LayoutKeeper:
     def change(self, compression: GradientCompressionConfig) -> None:
         """Use ``compression`` from now on."""
         self.drop()
-        self.compression, self._resolved = compression, None
+        self.compression, self._resolved, self._chosen = compression, None, None
         self._check_views()
 
     def rebucket(self, bucketing: GradientBucketingConfig) -> None:
@@ -148,7 +153,7 @@ class LayoutKeeper:
     def start_over(self) -> None:
         """Forget all that ranks may disagree about: the layout, the observed order, and what was measured."""
         self.drop()
-        self._specs, self._order, self.is_observed, self._resolved = {}, None, False, None
+        self._specs, self._order, self.is_observed, self._resolved, self._chosen = {}, None, False, None, None
 
     def clear(self) -> None:
         """Forget everything."""
@@ -183,28 +188,39 @@ class LayoutKeeper:
         self._kept.residuals = {name: _flat_copy(values) for name, values in residuals.items()}
 
     def state(self) -> dict[str, NDArray[Any]]:
-        """Return a copy of residuals, codec state and the observed order of gradients as one mapping."""
+        """Return a copy of residuals, codec state, the observed order of gradients and what ``"auto"`` has chosen."""
         codec = self._kept.codec_state if self._layout is None else self._layout.codec_state()
         residuals = {f"{_RESIDUAL}{name}": values for name, values in self.residuals().items()}
         state: dict[str, NDArray[Any]] = residuals | {f"{_CODEC}{name}": kept.copy() for name, kept in codec.items()}
         if self.is_observed and self._order is not None:
-            state[_ORDER] = np.frombuffer(msgspec.json.encode(self._order), np.uint8).copy()
+            state[_ORDER] = _json(self._order)
+        if self._choice is not None:
+            state[_CHOICE] = _json(self._choice)
         return state
+
+    @property
+    def _choice(self) -> str | None:
+        """The name of the codec that ``"auto"`` stands for, once it is known for these gradients."""
+        is_known = self.compression.is_automatic and self._resolved is not None and bool(self._specs)
+        return self._resolved.codec.name if is_known and self._resolved is not None else self._chosen
 
     def restore(self, state: Mapping[str, NDArray[Any]]) -> None:
         """Take back what ``state`` returned."""
         self.drop()
-        self._kept = _Kept()
+        self._kept, self._resolved, self._chosen = _Kept(), None, None
         for key, values in state.items():
             if key.startswith(_RESIDUAL):
                 self._kept.residuals[key.removeprefix(_RESIDUAL)] = _flat_copy(values)
             elif key.startswith(_CODEC):
                 self._kept.codec_state[key.removeprefix(_CODEC)] = _flat_copy(values)
             elif key == _ORDER:
-                self._order, self.is_observed = _order_of(values), True
+                self._order, self.is_observed = _decoded(key, values, tuple[str, ...]), True
+            elif key == _CHOICE:
+                self._chosen = _decoded(key, values, str)
             else:
                 raise UsageError(
-                    f"state: expected {_ORDER} and names that begin with {_RESIDUAL} or {_CODEC}, got {key!r}"
+                    f"state: expected {_ORDER}, {_CHOICE} and names that begin with {_RESIDUAL} or {_CODEC}, "
+                    f"got {key!r}"
                 )
 
     # -- inside ------------------------------------------------------------------------------------------------------
@@ -274,11 +290,15 @@ def bind_views(layout: Layout, by_name: Parameters) -> None:
             phases.bind(by_name[slot.name], slot, scheme.flat)
 
 
-def _order_of(values: NDArray[Any]) -> tuple[str, ...]:
+def _json(value: object) -> NDArray[np.uint8]:
+    return np.frombuffer(msgspec.json.encode(value), np.uint8).copy()
+
+
+def _decoded(key: str, values: NDArray[Any], kind: type[T]) -> T:
     try:
-        return msgspec.json.decode(np.asarray(values, np.uint8).tobytes(), type=tuple[str, ...])
+        return msgspec.json.decode(np.asarray(values, np.uint8).tobytes(), type=kind)
     except msgspec.DecodeError as error:
-        raise UsageError(f"state: expected names as JSON in {_ORDER}, but {error}") from error
+        raise UsageError(f"state: expected JSON in {key}, but {error}") from error
 
 
 def _flat_copy(values: NDArray[Any]) -> Values:

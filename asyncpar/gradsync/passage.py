@@ -64,7 +64,7 @@ class Passage:
     def begin(self, step: SyncStep, tasks: asyncio.TaskGroup) -> None:
         """Start everything that need not wait for the end of the step's block."""
         tasks.create_task(self._agree(), name="gradients/agreement")
-        for flow in self.flows:
+        for flow in sorted(self.flows, key=lambda flow: flow.scheme.bucket.turn):
             tasks.create_task(step.carry(flow), name=flow.name)
 
     async def end(self, step: SyncStep) -> StepOutcome:

@@ -79,6 +79,11 @@ class Bucket:
         """A name that is the same on all ranks that hold the same values of this bucket."""
         return self.placement.tied or self.slots[0].name
 
+    @property
+    def turn(self) -> tuple[bool, str, int]:
+        """Sorts buckets that ranks reduce one at a time: ranks of different stages must come to tied ones alike."""
+        return self.placement.tied is None, self.placement.tied or "", self.index
+
     def __str__(self) -> str:
         return f"bucket {self.index} ({self.slots[0].name} to {self.slots[-1].name})"
 

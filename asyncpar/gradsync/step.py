@@ -27,6 +27,7 @@ class SyncStep:
         self._bucket_of = {slot.name: bucket.index for bucket in plan.buckets for slot in bucket.slots}
         self._missing = [len(bucket.slots) for bucket in plan.buckets]
         self._complete = [asyncio.Event() for _ in plan.buckets]
+        self._in_turn = [bucket.index for bucket in sorted(plan.buckets, key=lambda bucket: bucket.turn)]
         self._overlap = overlap
         self._turns = asyncio.Semaphore(len(plan.buckets) if overlap else 1)
         self._is_over = False
@@ -58,8 +59,8 @@ class SyncStep:
         with self._lock:
             self._unreported.clear()
         self.record.last_gradient_at = self._loop.time()
-        for event in self._complete:
-            event.set()
+        for index in self._in_turn:
+            self._complete[index].set()
 
     def close(self) -> None:
         """Ignore whatever a worker thread may still report."""

@@ -228,7 +228,7 @@ class GradientSynchronizer:
     def codec_table(self) -> str:
         """Return what the codec ``"auto"`` measured, expects and picked, in aligned columns.
 
-        Empty before the first step, inside a single host, and with other codecs.
+        Empty before the first step, inside a single host, with other codecs, and where the choice was restored.
         """
         return self._keeper.codec_table
 
@@ -268,7 +268,7 @@ class GradientSynchronizer:
         """Return a copy of all that error feedback and codecs keep on this rank, vectors by name, for checkpoints.
 
         It belongs to parameters, not to buckets, so it survives another plan.  The order in which gradients became
-        final, which decides on buckets, is part of it.
+        final, which decides on buckets, is part of it, and so is what the codec ``"auto"`` has chosen.
         """
         return self._keeper.state()
 

@@ -26,8 +26,10 @@ _OF_SHARDS = (
     "gradient_compression",
     "error_feedback",
     "algorithm",
+    "prefetch_depth",
+    "pin_memory",
 )
-"""Settings of ZeRO that say how much travels at a time, and in what form."""
+"""Settings of ZeRO that say how much travels at a time, in what form, and where it lies meanwhile."""
 
 
 class Precision(StrEnum):

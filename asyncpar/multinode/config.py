@@ -80,7 +80,7 @@ class MultiNodeConfig:
         if self.num_nodes > 1:
             zero.check_unused(("algorithm",), "as gradients are reduced node by node")
         if not zero.stage.shards_states:
-            unused = ("algorithm", "reduce_bucket_size", "max_memory_usage_mb")
+            unused = ("algorithm", "reduce_bucket_size", "max_memory_usage_mb", "prefetch_depth", "pin_memory")
             zero.check_unused(unused, "as nothing is sharded in stage none")
 
     @property

@@ -57,7 +57,8 @@ class ZeROConfig:
       a larger parameter has a bucket to itself.
     - ``reduce_bucket_size``: most values in one bucket; larger parameters are cut.
     - ``overlap_comm``: a bucket is reduced as soon as the backward pass is through with it, else when all is over.
-    - ``prefetch_depth``: layers of stage 3 whose parameters are gathered ahead of the one that computes.
+    - ``prefetch_depth``: layers of stage 3 whose parameters are gathered ahead of the one that computes; in
+      other stages anything but the default is refused.
     - ``max_memory_usage_mb``: most memory for buckets under way and gathered parameters.  Less is under way to stay
       within it; what does not fit by itself is ``MemoryExceeded``.
     - ``gradient_compression``: gradients travel as 8-bit integers with a scale per 1,024 values, a quarter of the
@@ -90,6 +91,8 @@ class ZeROConfig:
                 raise UsageError(f"{name}: expected a positive number, got {getattr(self, name)!r}")
         _check_count("reduce_bucket_size", self.reduce_bucket_size, least=1)
         _check_count("prefetch_depth", self.prefetch_depth, least=0)
+        if not self.stage.shards_parameters:
+            self.check_unused(("prefetch_depth",), f"as parameters are whole in {self.stage}")
         if self.gradient_compression and self.algorithm is not None:
             raise UsageError(
                 f"algorithm: expected None with gradient_compression, which has its own, got {self.algorithm!r}"

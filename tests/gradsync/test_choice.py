@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 
 from asyncpar.codecs import Identity, Int4
@@ -120,3 +121,43 @@ async def test_the_real_link_is_measured_once_and_anew_after_a_change() -> None:
             rank.synchronizer.update_compression_config(compressed("auto"))
         await draw_and_synchronize(ranks)
         assert ranks[0].synchronizer.codec_table() == ranks[1].synchronizer.codec_table() != ""
+
+
+@pytest.mark.parametrize("hosts", [["a", "b"], ["a", "a", "b"]])
+async def test_a_run_that_is_resumed_goes_on_with_the_choice_whatever_the_link_is_like_now(
+    monkeypatch: pytest.MonkeyPatch, hosts: list[str]
+) -> None:
+    pretend(monkeypatch, SLOW)
+    async with parallel_world(len(hosts), hosts=hosts, compression=compressed("auto")) as ranks:
+        for step in range(2):
+            await draw_and_synchronize(ranks, step)
+        chosen = codecs_of(ranks)
+        kept = [(rank.synchronizer.state(), rank.synchronizer.steps) for rank in ranks]
+        await draw_and_synchronize(ranks, 2)
+        expected = [rank.model.gradients() for rank in ranks]
+    measured = pretend(monkeypatch, FAST)
+    async with parallel_world(len(hosts), hosts=hosts, compression=compressed("auto")) as ranks:
+        for rank, (state, steps) in zip(ranks, kept, strict=True):
+            rank.synchronizer.restore(state, steps=steps)
+            again = rank.synchronizer.state()  # before a step, too, nothing is lost
+            assert {key: value.tobytes() for key, value in again.items()} == {
+                key: value.tobytes() for key, value in state.items()
+            }
+        await draw_and_synchronize(ranks, 2)
+        assert codecs_of(ranks) == chosen != {Identity()}
+        for rank, gradients in zip(ranks, expected, strict=True):
+            for name, gradient in rank.model.gradients().items():
+                np.testing.assert_array_equal(gradient, gradients[name])
+    assert measured == []
+
+
+async def test_a_choice_for_several_hosts_is_none_inside_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend(monkeypatch, SLOW)
+    async with parallel_world(2, hosts=["a", "b"], compression=compressed("auto")) as ranks:
+        await draw_and_synchronize(ranks)
+        kept = [rank.synchronizer.state() for rank in ranks]
+    async with parallel_world(2, compression=compressed("auto")) as ranks:
+        for rank, state in zip(ranks, kept, strict=True):
+            rank.synchronizer.restore(state)
+        await draw_and_synchronize(ranks)
+        assert codecs_of(ranks) == {Identity()}

@@ -29,13 +29,16 @@ async def mean_over_steps(
             synchronizer = GradientSynchronizer(
                 config, RankMapping(config, rank), communicator=nodes[rank].world, compression=compression
             )
-            parameter, total = Parameter("weight", np.zeros(gradients[rank].shape, np.float32)), 0.0
+            parameter, total = (
+                Parameter("weight", np.zeros(gradients[rank].shape, np.float32)),
+                np.zeros(gradients[rank].shape),
+            )
             for _ in range(STEPS):
                 parameter.grad[...] = gradients[rank]
                 async with synchronizer.step([parameter]) as step:
                     step.ready("weight")
                 total = total + parameter.grad.astype(np.float64)
-            return np.asarray(total) / STEPS
+            return total / STEPS
 
         found = await asyncio.gather(*map(main, range(size)))
     assert all((one == found[0]).all() for one in found)

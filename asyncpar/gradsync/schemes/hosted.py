@@ -33,8 +33,8 @@ class Hosted(Relayed):
         is_mean: bool,
         dtype: np.dtype[Any],
         memory: Memory,
-        divisor: int = 1,
-        divisor_inside: int = 1,
+        divisor: int,
+        divisor_inside: int,
     ) -> None:
         super().__init__(bucket, between, size=hosts, is_mean=is_mean, dtype=dtype, memory=memory)
         self._inside = inside

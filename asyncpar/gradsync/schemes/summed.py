@@ -48,7 +48,7 @@ class Summed(Lossy):
         algorithm: str | None,
         has_feedback: bool,
         memory: Memory,
-        divisor: int = 1,
+        divisor: int,
     ) -> None:
         count = bucket.count
         super().__init__(bucket, size=communicator.size, count=count, has_feedback=has_feedback, memory=memory)
