@@ -12,10 +12,10 @@ from numpy.typing import DTypeLike, NDArray
 
 import asyncpar.node
 from asyncpar.blocking.communicator import Communicator
+from asyncpar.blocking.node_handle import NodeHandle
 from asyncpar.blocking.pending import Cancelled, Pending
 from asyncpar.blocking.program import ended_in_order, report_failures
 from asyncpar.blocking.refs import Ref
-from asyncpar.blocking.seat import Seat
 from asyncpar.blocking.thread import LoopThread, background
 from asyncpar.config.environment import LaunchEnvironment
 from asyncpar.config.world import World
@@ -39,8 +39,8 @@ class Node:
 
     def __init__(self, thread: LoopThread, on_loop: asyncpar.node.Node) -> None:
         self.on_loop = on_loop
-        self._seat = Seat(thread, on_loop.rank)
-        self.world = Communicator(self._seat, on_loop.world)
+        self._handle = NodeHandle(thread, on_loop.rank)
+        self.world = Communicator(self._handle, on_loop.world)
         thread.at_close(self, on_loop.stop)
 
     @classmethod
@@ -117,7 +117,7 @@ class Node:
 
     @property
     def is_closed(self) -> bool:
-        return self._seat.is_closed
+        return self._handle.is_closed
 
     def empty(self, shape: int | Sequence[int], dtype: DTypeLike = np.float32) -> NDArray[Any]:
         """Return a new array in memory that the ranks of this host share.  See ``asyncpar.Communicator.empty``."""
@@ -131,18 +131,18 @@ class Node:
         ``node.run(lambda: synchronizer.synchronize(node.on_loop.world))``: ``make`` is called on the loop, in the order
         of the calls of this node.  Ctrl-C and the end of the time cancel it.
         """
-        return self._seat.wait("run", make, timeout)
+        return self._handle.wait("run", make, timeout)
 
     def begin(self, make: Callable[[], Coroutine[Any, Any, T]]) -> Pending[T]:
         """Begin the coroutine that ``make`` returns on the node's loop, and return its result to come."""
-        return self._seat.start("begin", make)
+        return self._handle.start("begin", make)
 
     def call(self, function: Callable[[], T]) -> T:
         """Return what ``function`` returns, which is called on the node's loop and must be quick.
 
         Objects that belong to the loop are made so.  Raises ``UsageError`` for a coroutine function: ``run`` awaits.
         """
-        made = self._seat.do("call", function)
+        made = self._handle.do("call", function)
         if asyncio.iscoroutine(made):
             made.close()
             raise UsageError("call: the function returned a coroutine; node.run() awaits what coroutine functions do")
@@ -152,8 +152,8 @@ class Node:
 
     def spawn(self, actor: type[A], *args: Any, name: str | None = None, **kwargs: Any) -> Ref[A]:
         """Start an actor on this rank and return the reference to it.  See ``asyncpar.Node.spawn``."""
-        made: Any = self._seat.wait("spawn", lambda: self.on_loop.spawn(actor, *args, name=name, **kwargs))
-        return Ref(self._seat, made)
+        made: Any = self._handle.wait("spawn", lambda: self.on_loop.spawn(actor, *args, name=name, **kwargs))
+        return Ref(self._handle, made)
 
     def ref(self, name: str, rank: int | None = None, *, actor_class: type[A] | None = None) -> Ref[A]:
         """Return the reference to the actor called ``name`` on ``rank`` (default: this one); nothing is sent.
@@ -167,19 +167,19 @@ class Node:
             if actor_class is None
             else self.on_loop.ref(name, rank, actor_class=actor_class)
         )
-        return Ref(self._seat, made)
+        return Ref(self._handle, made)
 
     def wrap(self, reference: ActorRef[A]) -> Ref[A]:
         """Return the blocking form of a reference that came inside of something else."""
-        return Ref(self._seat, reference)
+        return Ref(self._handle, reference)
 
     def stop_actor(self, reference: ActorRef[Any], *, timeout: float | None = None) -> None:
         """Stop an actor of any rank, once it has handled what waits."""
-        self._seat.wait("stop_actor", lambda: self.on_loop.stop_actor(reference), timeout)
+        self._handle.wait("stop_actor", lambda: self.on_loop.stop_actor(reference), timeout)
 
     def kill_actor(self, reference: ActorRef[Any], *, timeout: float | None = None) -> None:
         """Kill an actor of any rank, with its children."""
-        self._seat.wait("kill_actor", lambda: self.on_loop.kill_actor(reference), timeout)
+        self._handle.wait("kill_actor", lambda: self.on_loop.kill_actor(reference), timeout)
 
     # -- the end ---------------------------------------------------------------------------------------------------
 
@@ -189,12 +189,12 @@ class Node:
         Operations that other threads wait for raise; later calls raise ``UsageError``.  In a child of a fork, which has
         no node, nothing happens.
         """
-        thread = self._seat.thread
+        thread = self._handle.thread
         if thread.is_closed:
-            self._seat.is_closed = True
+            self._handle.is_closed = True
             return
         thread.check_may_wait()
-        self._seat.is_closed = True
+        self._handle.is_closed = True
         thread.forget(self)
         with suppress(Cancelled):  # the whole thread is being closed by another
             thread.call(self.on_loop.stop, what="close")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Self, TypeVar
 
+from asyncpar.blocking.node_handle import NodeHandle, check_timeout
 from asyncpar.blocking.pending import Pending
-from asyncpar.blocking.seat import Seat, check_timeout
 from asyncpar.runtime import ref
 
 A = TypeVar("A")
@@ -19,9 +19,9 @@ class Ref(ref.ActorRef[A]):
     streams; ``ref.add.start(3)`` asks and does not wait.  It may be sent to actors like any reference.
     """
 
-    __slots__ = ("_seat",)
+    __slots__ = ("_handle",)
 
-    def __init__(self, seat: Seat, target: ref.ActorRef[A]) -> None:
+    def __init__(self, handle: NodeHandle, target: ref.ActorRef[A]) -> None:
         super().__init__(
             target._messenger,
             name=target.name,
@@ -29,19 +29,19 @@ class Ref(ref.ActorRef[A]):
             actor_class=target.actor_class,
             class_name=target.class_name,
         )
-        self._seat = seat
+        self._handle = handle
 
     def __getattr__(self, name: str) -> Endpoint:  # type: ignore[override]
-        return Endpoint(self._seat, super().__getattr__(name))
+        return Endpoint(self._handle, super().__getattr__(name))
 
 
 class Endpoint:
     """One endpoint of one actor.  What it returns comes with references that block, if it is one."""
 
-    __slots__ = ("_endpoint", "_seat", "_timeout")
+    __slots__ = ("_endpoint", "_handle", "_timeout")
 
-    def __init__(self, seat: Seat, endpoint: ref.Endpoint[..., Any], timeout: float | None = None) -> None:
-        self._seat = seat
+    def __init__(self, handle: NodeHandle, endpoint: ref.Endpoint[..., Any], timeout: float | None = None) -> None:
+        self._handle = handle
         self._endpoint = endpoint
         self._timeout = timeout
 
@@ -51,17 +51,17 @@ class Endpoint:
         Raises ``UsageError`` if the call is wrong, ``RemoteError`` if the endpoint raised, ``PeerCancelled`` if the
         actor was stopped first, and ``PeerLost`` if its rank is gone.
         """
-        result = self._seat.wait(self._what, lambda: self._endpoint(*args, **kwargs), self._timeout)
-        return blocking(self._seat, result)
+        result = self._handle.wait(self._what, lambda: self._endpoint(*args, **kwargs), self._timeout)
+        return blocking(self._handle, result)
 
     def within(self, timeout: float) -> Endpoint:
         """Return the endpoint for asks that raise ``TimeoutError`` after ``timeout`` seconds."""
         check_timeout(timeout)
-        return Endpoint(self._seat, self._endpoint, timeout)
+        return Endpoint(self._handle, self._endpoint, timeout)
 
     def start(self, *args: Any, **kwargs: Any) -> Pending[Any]:
         """Ask, and return the result to come."""
-        return self._seat.start(self._what, lambda: self._endpoint(*args, **kwargs))
+        return self._handle.start(self._what, lambda: self._endpoint(*args, **kwargs))
 
     def tell(self, *args: Any, **kwargs: Any) -> Told:
         """Send the call now and do not wait for its result.  Messages to one actor are handled in their order.
@@ -69,11 +69,11 @@ class Endpoint:
         Raises ``UsageError`` if the arguments cannot be sent or far too many messages wait, ``PeerLost`` if the rank is
         known to be gone.
         """
-        return Told(self._seat, self._seat.do(self._what, lambda: self._endpoint.tell(*args, **kwargs)))
+        return Told(self._handle, self._handle.do(self._what, lambda: self._endpoint.tell(*args, **kwargs)))
 
     def stream(self, *args: Any, **kwargs: Any) -> Stream:
         """Send the call when iteration begins, and iterate over what the endpoint, an async generator, yields."""
-        return Stream(self._seat, self._endpoint, args, kwargs)
+        return Stream(self._handle, self._endpoint, args, kwargs)
 
     @property
     def _what(self) -> str:
@@ -86,47 +86,47 @@ class Endpoint:
 class Told:
     """A message on its way.  Waiting is optional, and the way to be slowed down by a slow actor."""
 
-    __slots__ = ("_seat", "_told")
+    __slots__ = ("_handle", "_told")
 
-    def __init__(self, seat: Seat, told: ref.Told) -> None:
-        self._seat = seat
+    def __init__(self, handle: NodeHandle, told: ref.Told) -> None:
+        self._handle = handle
         self._told = told
 
     def wait(self, timeout: float | None = None) -> None:
         """Return when the actor's mailbox has room and the message has left; raise ``PeerLost`` if it never will."""
-        self._seat.wait("tell", lambda: _awaited(self._told), timeout)
+        self._handle.wait("tell", lambda: _awaited(self._told), timeout)
 
 
 class Stream(Iterator[Any]):
     """What an endpoint yields.  Leaving a loop over it early, closing or dropping it ends the endpoint's generator."""
 
     def __init__(
-        self, seat: Seat, endpoint: ref.Endpoint[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, handle: NodeHandle, endpoint: ref.Endpoint[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
-        self._seat = seat
+        self._handle = handle
         self._what = f"stream of {endpoint!r}"
         self._has_begun = self._is_over = False
-        self._items = seat.do(self._what, lambda: endpoint.stream(*args, **kwargs))
+        self._items = handle.do(self._what, lambda: endpoint.stream(*args, **kwargs))
 
     def __next__(self) -> Any:
         if self._is_over:
             raise StopIteration
         self._has_begun = True
         try:
-            found = self._seat.wait(self._what, lambda: _next_of(self._items))
+            found = self._handle.wait(self._what, lambda: _next_of(self._items))
         except BaseException:
             self._is_over = True
             raise
         if found is _END:
             self._is_over = True
             raise StopIteration
-        return blocking(self._seat, found)
+        return blocking(self._handle, found)
 
     def close(self) -> None:
         """End it, and return when it has ended here.  Idempotent."""
         if self._has_begun and not self._is_over:
             self._is_over = True
-            self._seat.wait(self._what, lambda: _close(self._items))
+            self._handle.wait(self._what, lambda: _close(self._items))
         self._is_over = True
 
     def __enter__(self) -> Self:
@@ -137,15 +137,15 @@ class Stream(Iterator[Any]):
 
     def __del__(self) -> None:
         """End it without waiting, since this may happen in any thread, that of the loop included."""
-        thread = self._seat.thread
+        thread = self._handle.thread
         if self._has_begun and not self._is_over and not thread.is_closed:
             items = self._items
             thread.start(lambda: _close(items))
 
 
-def blocking(seat: Seat, value: Any) -> Any:
+def blocking(handle: NodeHandle, value: Any) -> Any:
     """Return ``value`` for blocking code: a reference that blocks in place of one that does not."""
-    return Ref(seat, value) if type(value) is ref.ActorRef else value
+    return Ref(handle, value) if type(value) is ref.ActorRef else value
 
 
 _END = object()

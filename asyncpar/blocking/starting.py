@@ -6,8 +6,8 @@ import functools
 from collections.abc import Callable, Coroutine
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
+from asyncpar.blocking.node_handle import NodeHandle
 from asyncpar.blocking.pending import Pending
-from asyncpar.blocking.seat import Seat
 from asyncpar.collectives.communicator import Communicator
 
 P = ParamSpec("P")
@@ -21,7 +21,7 @@ def _started(
     name = operation.__name__
 
     def start(starting: Starting, /, *args: P.args, **kwargs: P.kwargs) -> Pending[R]:
-        return starting._seat.start(name, lambda: operation(starting._on_loop, *args, **kwargs))
+        return starting._handle.start(name, lambda: operation(starting._on_loop, *args, **kwargs))
 
     functools.update_wrapper(start, operation)
     return start
@@ -33,8 +33,8 @@ class Starting:
     They take their place in the order of the group's operations when they are called here.
     """
 
-    def __init__(self, seat: Seat, on_loop: Communicator) -> None:
-        self._seat = seat
+    def __init__(self, handle: NodeHandle, on_loop: Communicator) -> None:
+        self._handle = handle
         self._on_loop = on_loop
 
     all_reduce = _started(Communicator.all_reduce)

@@ -113,7 +113,7 @@ def test_closing_ends_what_other_threads_wait_for() -> None:
 
         waiter = threading.Thread(target=wait)
         waiter.start()
-        while not nodes[0]._seat.thread._running:
+        while not nodes[0]._handle.thread._running:
             nodes[0].call(int)
         nodes[0].close()
         waiter.join(20)
@@ -246,7 +246,7 @@ def test_ctrl_c_ends_a_wait_and_its_operation_and_leaves_the_node_usable() -> No
         was_interrupted = threading.Event()
 
         def peer() -> None:
-            while not nodes[0]._seat.thread._running:
+            while not nodes[0]._handle.thread._running:
                 nodes[1].call(int)
             os.kill(os.getpid(), signal.SIGINT)
             assert was_interrupted.wait(20)

@@ -1,4 +1,4 @@
-"""The committed protobuf code is what the protos say."""
+"""Generated code is what its sources say."""
 
 import subprocess
 import sys
@@ -9,7 +9,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 
 
-def test_generated_code_is_current(tmp_path: Path) -> None:
+def test_protobuf_code_is_current(tmp_path: Path) -> None:
     pytest.importorskip("grpc_tools", reason="grpcio-tools (extra dev) is not installed")
     subprocess.run([sys.executable, ROOT / "scripts" / "generate-protos", tmp_path], check=True)
     fresh = {path.relative_to(tmp_path): path.read_text() for path in tmp_path.rglob("*.py*")}
@@ -19,3 +19,10 @@ def test_generated_code_is_current(tmp_path: Path) -> None:
     }
     assert fresh
     assert committed == fresh
+
+
+def test_blocking_operations_are_current(tmp_path: Path) -> None:
+    pytest.importorskip("ruff", reason="ruff (extra dev) is not installed")
+    fresh = tmp_path / "operations.py"
+    subprocess.run([sys.executable, ROOT / "scripts" / "generate-blocking", fresh], check=True)
+    assert (ROOT / "asyncpar" / "blocking" / "operations.py").read_text() == fresh.read_text()

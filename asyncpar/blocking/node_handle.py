@@ -13,7 +13,7 @@ from asyncpar.errors import UsageError
 T = TypeVar("T")
 
 
-class Seat:
+class NodeHandle:
     """What the node, its communicators and its references share."""
 
     def __init__(self, thread: LoopThread, rank: int) -> None:

@@ -1,0 +1,467 @@
+"""Generated from asyncpar/collectives by scripts/generate-blocking; do not edit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import DTypeLike
+
+from asyncpar.blocking.node_handle import NodeHandle
+from asyncpar.collectives import communicator
+from asyncpar.collectives.reduction import Array
+from asyncpar.collectives.statistics import Traffic
+
+
+class Operations:
+    """The operations of ``asyncpar.Communicator``, which block until they are over; ``timeout`` is in seconds."""
+
+    def __init__(self, handle: NodeHandle, on_loop: communicator.Communicator) -> None:
+        self._handle = handle
+        self.on_loop = on_loop
+        """The same group for coroutines that run on the loop."""
+
+    def _wrapped(self, made: communicator.Communicator | None) -> Self | None:
+        return None if made is None else type(self)(self._handle, made)
+
+    def all_reduce(
+        self,
+        x: Array,
+        op: str = "sum",
+        *,
+        out: Array | None = None,
+        algorithm: str | None = None,
+        key: str | None = None,
+        timeout: float | None = None,
+    ) -> Array:
+        """Combine ``x`` of all ranks, in place (or into ``out``), and return it.
+
+        ``op`` is sum, mean, prod, min, max, band, bor or bxor.  The result has the same bits on every rank, and again
+        whenever the same values are reduced by the same algorithm.  A mean is the sum, divided at the end; in float16,
+        which may not hold the sum, each rank's part is divided first (values below 6e-5 lose digits by that).  Needs
+        8 MiB of memory besides at most.
+        """
+        return self._handle.wait(
+            "all_reduce", lambda: self.on_loop.all_reduce(x, op, out=out, algorithm=algorithm, key=key), timeout
+        )
+
+    def all_reduce_many(
+        self,
+        arrays: Iterable[Array],
+        op: str = "sum",
+        *,
+        algorithm: str | None = None,
+        key: str | None = None,
+        timeout: float | None = None,
+    ) -> list[Array]:
+        """Combine each of ``arrays`` of all ranks, in place, and return them in a list.
+
+        One operation for all of them, which is much faster than one for each where they are small.  They may differ in
+        shape, layout and dtype, but must not overlap; all ranks pass the same shapes and dtypes in the same order.
+        Results are as those of ``all_reduce``, with the same bits on every rank.
+        """
+        return self._handle.wait(
+            "all_reduce_many", lambda: self.on_loop.all_reduce_many(arrays, op, algorithm=algorithm, key=key), timeout
+        )
+
+    def reduce(
+        self,
+        x: Array,
+        op: str = "sum",
+        *,
+        root: int = 0,
+        out: Array | None = None,
+        algorithm: str | None = None,
+        key: str | None = None,
+        timeout: float | None = None,
+    ) -> Array | None:
+        """Combine ``x`` of all ranks at ``root``, which gets the result (in ``out``); the others get None."""
+        return self._handle.wait(
+            "reduce", lambda: self.on_loop.reduce(x, op, root=root, out=out, algorithm=algorithm, key=key), timeout
+        )
+
+    def reduce_scatter(
+        self,
+        x: Array,
+        op: str = "sum",
+        *,
+        out: Array | None = None,
+        algorithm: str | None = None,
+        key: str | None = None,
+        timeout: float | None = None,
+    ) -> Array:
+        """Combine ``x`` of all ranks and return this rank's slice of the result along axis 0.
+
+        Slices have ``ceil(len(x) / size)`` rows; those of the last ranks may be shorter or empty.
+        """
+        return self._handle.wait(
+            "reduce_scatter", lambda: self.on_loop.reduce_scatter(x, op, out=out, algorithm=algorithm, key=key), timeout
+        )
+
+    def all_gather(
+        self,
+        x: Array,
+        *,
+        out: Array | None = None,
+        algorithm: str | None = None,
+        key: str | None = None,
+        timeout: float | None = None,
+    ) -> Array:
+        """Return ``x`` of all ranks as one array of shape ``(size, *x.shape)``."""
+        return self._handle.wait(
+            "all_gather", lambda: self.on_loop.all_gather(x, out=out, algorithm=algorithm, key=key), timeout
+        )
+
+    def all_gather_v(
+        self,
+        x: Array,
+        *,
+        out: Array | None = None,
+        algorithm: str | None = None,
+        key: str | None = None,
+        timeout: float | None = None,
+    ) -> Array:
+        """Return ``x`` of all ranks one after another along axis 0, in which they may differ."""
+        return self._handle.wait(
+            "all_gather_v", lambda: self.on_loop.all_gather_v(x, out=out, algorithm=algorithm, key=key), timeout
+        )
+
+    def gather(
+        self,
+        x: Array,
+        *,
+        root: int = 0,
+        out: Array | None = None,
+        algorithm: str | None = None,
+        key: str | None = None,
+        timeout: float | None = None,
+    ) -> Array | None:
+        """Return ``x`` of all ranks at ``root``, as ``all_gather`` does; the others get None."""
+        return self._handle.wait(
+            "gather", lambda: self.on_loop.gather(x, root=root, out=out, algorithm=algorithm, key=key), timeout
+        )
+
+    def scatter(
+        self,
+        x: Array | None = None,
+        *,
+        root: int = 0,
+        out: Array | None = None,
+        algorithm: str | None = None,
+        key: str | None = None,
+        timeout: float | None = None,
+    ) -> Array:
+        """Return ``x[rank]`` of the ``x`` that ``root`` passes, of shape ``(size, ...)``.
+
+        The other ranks pass no ``x``, but ``out``, which says shape and dtype.
+        """
+        return self._handle.wait(
+            "scatter", lambda: self.on_loop.scatter(x, root=root, out=out, algorithm=algorithm, key=key), timeout
+        )
+
+    def broadcast(
+        self,
+        x: Array,
+        *,
+        root: int = 0,
+        algorithm: str | None = None,
+        key: str | None = None,
+        timeout: float | None = None,
+    ) -> Array:
+        """Overwrite ``x`` with that of ``root``, and return it."""
+        return self._handle.wait(
+            "broadcast", lambda: self.on_loop.broadcast(x, root=root, algorithm=algorithm, key=key), timeout
+        )
+
+    def barrier(self, *, algorithm: str | None = None, key: str | None = None, timeout: float | None = None) -> None:
+        """Wait until all ranks have come here."""
+        self._handle.wait("barrier", lambda: self.on_loop.barrier(algorithm=algorithm, key=key), timeout)
+
+    def all_to_all(
+        self,
+        x: Array,
+        *,
+        out: Array | None = None,
+        algorithm: str | None = None,
+        key: str | None = None,
+        timeout: float | None = None,
+    ) -> Array:
+        """Send ``x[r]`` to each rank ``r`` and return what they sent, entry ``r`` from rank ``r``; shapes as ``x``."""
+        return self._handle.wait(
+            "all_to_all", lambda: self.on_loop.all_to_all(x, out=out, algorithm=algorithm, key=key), timeout
+        )
+
+    def all_to_all_v(
+        self,
+        x: Array,
+        counts: Sequence[int],
+        *,
+        out: Array | None = None,
+        key: str | None = None,
+        timeout: float | None = None,
+    ) -> tuple[Array, list[int]]:
+        """Send the first ``counts[0]`` rows of ``x`` to rank 0, the next ``counts[1]`` to rank 1, and so on.
+
+        Returns the rows received, by rank of their sender, and how many came from each.
+        """
+        return self._handle.wait(
+            "all_to_all_v", lambda: self.on_loop.all_to_all_v(x, counts, out=out, key=key), timeout
+        )
+
+    @property
+    def rank(self) -> int:
+        """This rank's place in the group."""
+        return self.on_loop.rank
+
+    @property
+    def size(self) -> int:
+        return self.on_loop.size
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The group's ranks in world numbering, in the order of the group."""
+        return self.on_loop.ranks
+
+    @property
+    def local_rank(self) -> int:
+        """This process's number among the ranks of its host, as whoever started it says."""
+        return self.on_loop.local_rank
+
+    @property
+    def hosts(self) -> tuple[tuple[int, ...], ...]:
+        """The ranks of this group by host, in this group's numbering, hosts in order of their first rank."""
+        return self.on_loop.hosts
+
+    @property
+    def group(self) -> int:
+        """The group's number on the wire."""
+        return self.on_loop.group
+
+    @property
+    def name(self) -> str:
+        """The group's name in messages."""
+        return self.on_loop.name
+
+    @property
+    def traffic(self) -> Traffic:
+        """What the finished operations of this rank have sent: a snapshot."""
+        return self._handle.do("traffic", lambda: self.on_loop.traffic)
+
+    @property
+    def may_share_memory(self) -> bool:
+        """May ranks of one host share memory?  Equal on all ranks, also where a host turned out to have none."""
+        return self.on_loop.may_share_memory
+
+    @property
+    def bandwidth(self) -> float:
+        """Bytes/s that this rank can send here, as measured: the most of ``calibrate`` and of operations so far.
+
+        Through lanes or shared memory, whichever they took.  A built-in figure before anything was measured.
+        """
+        return self.on_loop.bandwidth
+
+    def algorithms(self, operation: str) -> tuple[str, ...]:
+        """Return the names that ``operation`` takes as ``algorithm`` in this group."""
+        return self.on_loop.algorithms(operation)
+
+    def is_pinned(self, operation: str) -> bool:
+        """Has the user pinned algorithms of ``operation``?"""
+        return self.on_loop.is_pinned(operation)
+
+    def algorithm_table(self) -> str:
+        """Return which algorithm is used for which operation and size, with the estimates behind it."""
+        return self.on_loop.algorithm_table()
+
+    def predict(self, operation: str, payload: int, *, algorithm: str | None = None) -> float:
+        """Return the seconds that the cost model expects of ``operation`` on a buffer of ``payload`` bytes.
+
+        ``algorithm`` None is the one that would be used.
+        """
+        return self.on_loop.predict(operation, payload, algorithm=algorithm)
+
+    def calibrate(self, *, timeout: float | None = None) -> None:
+        """Measure latency and bandwidth from rank 0 and choose algorithms by its figures, on all ranks alike.
+
+        Call no other operation of this group until it is over.
+        """
+        self._handle.wait("calibrate", self.on_loop.calibrate, timeout)
+
+    def empty(self, shape: int | Sequence[int], dtype: DTypeLike = np.float32) -> Array:
+        """Return a new array of undefined content, in memory that the ranks of this host share if they do.
+
+        Collectives read such an array where it is, instead of copying it first.  Its memory is given back when the
+        array and all its views are gone.  Raises ``ArenaFull`` when the host has no memory left for it.
+        """
+        return self._handle.do("empty", lambda: self.on_loop.empty(shape, dtype))
+
+    def subgroup(
+        self, ranks: Iterable[int], *, name: str | None = None, key: str | None = None, has_own_timeout: bool = True
+    ) -> Self | None:
+        """Return the communicator over ``ranks`` of this group, in that order; None if this rank is not one of them.
+
+        Nothing is sent.  Its members must ask for the same ranks in the same order, and as often: every call makes
+        another group.  With ``key`` the ranks that pass equal keys are one group instead, in whatever order and however
+        often they ask; who asks again gets the same communicator.  Groups last until they are closed, or are without
+        ``key`` and nobody has them any more.
+
+        Its ``timeout`` begins with that of this group and is its own; without ``has_own_timeout`` it stays that of this
+        group.
+        """
+        return self._wrapped(
+            self._handle.do(
+                "subgroup", lambda: self.on_loop.subgroup(ranks, name=name, key=key, has_own_timeout=has_own_timeout)
+            )
+        )
+
+    def split(
+        self, color: int | None, key: int = 0, *, name: str | None = None, timeout: float | None = None
+    ) -> Self | None:
+        """Return the communicator over the ranks that pass the same ``color``, ordered by ``key``, then by rank.
+
+        All ranks of this group call it; those that pass None get None.
+        """
+        return self._wrapped(self._handle.wait("split", lambda: self.on_loop.split(color, key, name=name), timeout))
+
+    def claim(self, name: str, owner: object, *, kind: str | None = None) -> None:
+        """Reserve ``name``, from which ``owner`` derives the keys of its operations, until it is released or collected.
+
+        Raises ``UsageError`` while another object has it: their operations could meet.  ``kind`` is what messages call
+        the owner, by default the name of its class.
+        """
+        self._handle.do("claim", lambda: self.on_loop.claim(name, owner, kind=kind))
+
+    def release(self, name: str, owner: object) -> None:
+        """Give back a name that ``owner`` has claimed; does nothing if it has not."""
+        self._handle.do("release", lambda: self.on_loop.release(name, owner))
+
+    def give_up(self, rank: int, text: str) -> None:
+        """End this group on this rank with ``PeerCancelled``: its operations that are not over, and all later calls.
+
+        ``rank`` (of the world) has not done its part, and will not: ``text`` says why.  Other ranks learn of it when
+        they have waited for something that this one will not call, which is after a second (a receive from any rank
+        is not told).  What the group has of the arena is given back when all its ranks have given it up.
+        """
+        self._handle.do("give_up", lambda: self.on_loop.give_up(rank, text))
+
+    def close(self) -> None:
+        """End this group on this rank and give back its memory, also that in the arena; idempotent.
+
+        Operations of it that are not over, and all later calls, raise ``UsageError``; on the other ranks operations
+        that wait for this one are ``PeerCancelled``.  Groups made from it stay.  A group without ``key`` that nobody
+        has any more, nor a call of it, is closed by itself.  The world ends with its node, and cannot be closed.
+        """
+        self._handle.do("close", self.on_loop.close)
+
+    def refuse(self, operation: str, error: BaseException, *, key: str | None = None) -> None:
+        """Give a call of ``operation`` its place that is refused with ``error`` before it gets here.
+
+        For layers on top that check arguments of their own: the operation ends on the other ranks with
+        ``PeerCancelled``, which says why, and the next calls of all ranks meet.  Calls of this class that are refused
+        do so by themselves.
+        """
+        self._handle.do("refuse", lambda: self.on_loop.refuse(operation, error, key=key))
+
+    def refuse_send(self, error: BaseException, dest: int, *, tag: int = 0) -> None:
+        """Give a send its place that is refused with ``error`` before it gets here; see ``refuse``.
+
+        The receive that would have got it ends.  Nothing is told of wrong ``dest`` and ``tag``.
+        """
+        self._handle.do("refuse_send", lambda: self.on_loop.refuse_send(error, dest, tag=tag))
+
+    def refuse_recv(self, error: BaseException, source: int | None = None, *, tag: int = 0) -> None:
+        """Let a receive that is refused with ``error`` before it gets here take its message; see ``refuse``.
+
+        The send of it ends, if it is not over.  A receive from any rank takes none.
+        """
+        self._handle.do("refuse_recv", lambda: self.on_loop.refuse_recv(error, source, tag=tag))
+
+    def describe_waits(self) -> list[str]:
+        """Say of each operation of this rank that runs how long it has waited, for whom, and what is known of that."""
+        return self._handle.do("describe_waits", self.on_loop.describe_waits)
+
+    def send(self, x: Array, dest: int, *, tag: int = 0, timeout: float | None = None) -> None:
+        """Send ``x`` to ``dest``, which receives it with the same ``tag`` (0 to 65535).
+
+        Messages of one rank with one tag arrive in the order of the calls.  Returns when ``x`` may be reused: for a
+        small array at once, for a larger one when it has been received.
+        """
+        self._handle.wait("send", lambda: self.on_loop.send(x, dest, tag=tag), timeout)
+
+    def recv(
+        self, source: int | None = None, *, out: Array | None = None, tag: int = 0, timeout: float | None = None
+    ) -> Array:
+        """Return the next array that ``source`` (None: any rank) sends with ``tag``, in ``out`` if given.
+
+        ``out`` must have the shape and dtype that are sent: anything else is an ``OperationMismatch`` on both ranks.
+        """
+        return self._handle.wait("recv", lambda: self.on_loop.recv(source, out=out, tag=tag), timeout)
+
+    def recv_any(self, *, out: Array | None = None, tag: int = 0, timeout: float | None = None) -> tuple[int, Array]:
+        """Return the rank that sends the next array with ``tag``, and the array."""
+        return self._handle.wait("recv_any", lambda: self.on_loop.recv_any(out=out, tag=tag), timeout)
+
+    def send_object(self, value: object, dest: int, *, tag: int = 0, timeout: float | None = None) -> None:
+        """Send a value of plain data, dataclasses, msgspec structs and arrays to ``dest``; see ``send``.
+
+        Arrays in it must not be changed before the operation has ended.
+        """
+        self._handle.wait("send_object", lambda: self.on_loop.send_object(value, dest, tag=tag), timeout)
+
+    def recv_object(
+        self, source: int | None = None, *, tag: int = 0, wanted: Any = Any, timeout: float | None = None
+    ) -> Any:
+        """Return the next value that ``source`` (None: any rank) sends with ``tag``; it must be of type ``wanted``."""
+        return self._handle.wait(
+            "recv_object", lambda: self.on_loop.recv_object(source, tag=tag, wanted=wanted), timeout
+        )
+
+    def broadcast_object(
+        self,
+        value: object = None,
+        *,
+        root: int = 0,
+        key: str | None = None,
+        wanted: Any = Any,
+        timeout: float | None = None,
+    ) -> Any:
+        """Return the ``value`` that ``root`` passes.
+
+        Values are plain data, dataclasses, msgspec structs and numpy arrays, nested as you like; tuples, sets, dates,
+        ``Decimal``, ``UUID`` and the like keep their types.  ``wanted`` is the type to check and make; for ``Any``,
+        dataclasses and structs come as dicts, and members of enumerations, named tuples and other types of your own
+        are a ``UsageError`` that names them.  Arrays in values must not be changed before the operation has ended.
+        """
+        return self._handle.wait(
+            "broadcast_object", lambda: self.on_loop.broadcast_object(value, root=root, key=key, wanted=wanted), timeout
+        )
+
+    def all_gather_object(
+        self, value: object, *, key: str | None = None, wanted: Any = Any, timeout: float | None = None
+    ) -> list[Any]:
+        """Return the values of all ranks, in their order."""
+        return self._handle.wait(
+            "all_gather_object", lambda: self.on_loop.all_gather_object(value, key=key, wanted=wanted), timeout
+        )
+
+    def gather_object(
+        self, value: object, *, root: int = 0, key: str | None = None, wanted: Any = Any, timeout: float | None = None
+    ) -> list[Any] | None:
+        """Return the values of all ranks at ``root``; the others get None."""
+        return self._handle.wait(
+            "gather_object", lambda: self.on_loop.gather_object(value, root=root, key=key, wanted=wanted), timeout
+        )
+
+    def scatter_object(
+        self,
+        values: Sequence[object] | None = None,
+        *,
+        root: int = 0,
+        key: str | None = None,
+        wanted: Any = Any,
+        timeout: float | None = None,
+    ) -> Any:
+        """Return ``values[rank]`` of the values that ``root`` passes, one per rank; the others pass None."""
+        return self._handle.wait(
+            "scatter_object", lambda: self.on_loop.scatter_object(values, root=root, key=key, wanted=wanted), timeout
+        )
