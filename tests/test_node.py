@@ -157,6 +157,7 @@ async def test_a_call_in_another_thread_is_a_usage_error_and_nothing_else(
     async with ap.testing.local_world(2, transport=transport) as (here, there):
         for _ in range(4):  # then small ones take the quick way
             await asyncio.gather(here.world.all_reduce(np.ones(1)), there.world.all_reduce(np.ones(1)))
+        gc.collect()  # what tests before this one have left, which later versions of Python collect later
         monkeypatch.setattr(sys, "unraisablehook", lambda event: ignored.append(event.exc_value))
         for name, call in CALLS.items():
             for size in (1, 1 << 15):

@@ -15,6 +15,8 @@ from contextvars import Context
 from types import CodeType, FrameType
 from typing import Any, Final
 
+from asyncpar.observe.error_text import text_of
+
 _MAX_DEPTH: Final = 60
 
 
@@ -22,7 +24,7 @@ def reason_of(error: BaseException) -> str:
     """Return type and text of ``error``; of a cancellation whose message is an exception, those of that."""
     if isinstance(error, asyncio.CancelledError) and error.args and isinstance(error.args[0], BaseException):
         error = error.args[0]
-    text = str(error)
+    text = text_of(error)
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 

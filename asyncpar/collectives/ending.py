@@ -13,6 +13,7 @@ from asyncpar.collectives.causes import reason_of
 from asyncpar.collectives.control import Reason
 from asyncpar.collectives.operation import Operation
 from asyncpar.errors import OperationMismatch, PeerError, PeerLost
+from asyncpar.observe.error_text import text_of
 
 
 @dataclass(slots=True)
@@ -27,9 +28,9 @@ class Why:
         if self.text or isinstance(error, asyncio.CancelledError | GeneratorExit | BaseExceptionGroup):
             return
         if isinstance(error, PeerError):
-            self.text, self.rank = error.cause or str(error), error.rank
+            self.text, self.rank = error.cause or text_of(error), error.rank
         else:
-            self.text = f"{type(error).__name__}: {error}"
+            self.text = f"{type(error).__name__}: {text_of(error)}"
 
 
 _WHY: ContextVar[Why | None] = ContextVar("why operations are cancelled", default=None)
@@ -101,7 +102,7 @@ def _give_up_now(operation: Operation, error: BaseException | None) -> None:
 
 def refuse(operation: Operation, error: BaseException) -> None:
     """The caller of ``operation`` gets ``error`` instead of a call: it ends on the others, too."""
-    operation.tell_failure("refused", str(error) or type(error).__name__)
+    operation.tell_failure("refused", text_of(error) or type(error).__name__)
     operation.discard()
 
 

@@ -30,6 +30,7 @@ from asyncpar.collectives.reduction import Array
 from asyncpar.collectives.statistics import CollectiveStatistics, Tally, Traffic
 from asyncpar.collectives.table import OperationTable
 from asyncpar.errors import PeerLost, UsageError
+from asyncpar.observe.error_text import text_of
 from asyncpar.transport.home_loop import check_home_loop, is_home_loop
 
 T = TypeVar("T")
@@ -216,7 +217,7 @@ class Engine:
             return
         if self.group.given_up is not None or key == "" or not isinstance(key, str | None):
             return
-        reason = f"refused: {error}"
+        reason = f"refused: {text_of(error)}"
         refuse(self.open(name, describe(name, (reason,), "none"), key).operation, error)
 
     def checked(self, name: str, key: str | None, make: Callable[[], Coroutine[Any, Any, T]]) -> Coroutine[Any, Any, T]:

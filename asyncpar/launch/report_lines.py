@@ -54,6 +54,6 @@ def parse_record(line: bytes) -> Record | None:
     """Return the record in ``line``; None if it is none."""
     try:
         record: Record = msgspec.json.decode(line, type=Record)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
     return record

@@ -28,6 +28,7 @@ from types import CodeType, FrameType
 from typing import Any, Final
 
 from asyncpar.errors import UsageError
+from asyncpar.observe.error_text import text_of
 
 BLOCKED_AFTER: Final = 0.1
 """How many seconds code may keep the loop from going on before that is reported."""
@@ -163,8 +164,8 @@ class LoopWatch:
         """Tell of a stall, and of its end when it has come."""
         try:
             what, stack = sleeper.show(self._describe)
-        except Exception as error:  # noqa: BLE001  # whatever a stack in motion may show: the stall is to be told of
-            what, stack = "some code", f"  (its stack cannot be shown: {error!r})"
+        except (Exception, SystemExit) as error:  # noqa: BLE001  # whatever a stack in motion may show: tell of the stall
+            what, stack = "some code", f"  (its stack cannot be shown: {type(error).__name__}({text_of(error)!r}))"
         seconds = sleeper.time() - since
         if self._news.is_set():
             return  # it went on while we looked: what we saw is not what blocked it
@@ -178,7 +179,7 @@ class LoopWatch:
         for callback in list(self._subscribers):
             try:
                 callback(blocked)
-            except Exception:  # noqa: BLE001  # user code; the watch goes on
+            except (Exception, SystemExit):  # noqa: BLE001  # user code; the watch goes on
                 _LOG.exception("rank %d: a callback for a blocked event loop raised", self._rank)
 
 

@@ -13,20 +13,23 @@ import select
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from enum import StrEnum
 from numbers import Integral, Real
 from types import TracebackType
 from typing import SupportsFloat
 
 from asyncpar.errors import PeerError, UsageError
+from asyncpar.observe.error_text import text_of, traceback_of
 
 _VARIABLE = "ASYNCPAR_REPORT_FD"
 _ATOMIC_BYTES = 4096  # PIPE_BUF of Linux: a write up to here is taken whole or not at all
 _LONGEST_TRACEBACK = 32_000
 _LONGEST_VALUE = 60
+_LONGEST_NAME = 1000
 _MOST_FIELDS = 16
+_LONGEST_CHAIN = 100
 _FAILURE_PATIENCE = 1.0
 
 Clock = Callable[[], float]
@@ -111,14 +114,14 @@ class Reporter:
         if self._descriptor is None or self._failed:
             return
         self._failed = True
-        text = "".join(traceback.format_exception(error))
+        text = traceback_of(error)
         peer = find_peer_error(error)
         headline = _unwrapped(error)
         record = {
             "kind": "failure",
             "time": self._clock(),
-            "type": type(headline).__name__,
-            "message": str(headline)[:_LONGEST_TRACEBACK],
+            "type": text_of(type(headline).__name__)[:_LONGEST_NAME],
+            "message": text_of(headline)[:_LONGEST_TRACEBACK],
             "traceback": text[-_LONGEST_TRACEBACK:],
             "is_peer_error": peer is not None,
             "blames": None if peer is None else peer.rank,
@@ -160,14 +163,19 @@ def find_peer_error(error: BaseException) -> PeerError | None:
     That is ``error`` itself, what it was explicitly raised from, or, in a group, a member, provided that all members
     are explained so.
     """
+    return _find_peer_error(error, ())
+
+
+def _find_peer_error(error: BaseException, seen: tuple[BaseException, ...]) -> PeerError | None:
     if isinstance(error, PeerError):
         return error
+    if len(seen) >= _LONGEST_CHAIN or any(error is earlier for earlier in seen):  # causes may go in a circle
+        return None
+    seen = (*seen, error)
     if isinstance(error, BaseExceptionGroup):
-        members = [find_peer_error(member) for member in error.exceptions]
+        members = [_find_peer_error(member, seen) for member in error.exceptions]
         return None if None in members else members[0]
-    if error.__cause__ is not None:
-        return find_peer_error(error.__cause__)
-    return None
+    return None if error.__cause__ is None else _find_peer_error(error.__cause__, seen)
 
 
 def record_failures(reporter: Reporter) -> None:
@@ -192,5 +200,6 @@ def _encode(record: Mapping[str, object]) -> bytes:
 def _cut(value: object) -> str:
     """Return ``value`` as short text without line breaks; floats with four digits."""
     if isinstance(value, Real) and not isinstance(value, Integral):
-        return f"{float(value):.4g}"
-    return " ".join(str(value).split())[:_LONGEST_VALUE]
+        with suppress(Exception):  # user code: a number that is none
+            return f"{float(value):.4g}"
+    return " ".join(text_of(value).split())[:_LONGEST_VALUE]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from asyncpar.observe.error_text import text_of
 from asyncpar.wire.array import type_name
 
 MAX_TEXT: Final = 64 * 1024
@@ -13,11 +14,7 @@ _BRIEF: Final = 1000
 
 def error_text(error: BaseException) -> str:
     """Return what ``error`` says, fit to be sent."""
-    try:
-        text = str(error)
-    except (Exception, SystemExit) as failure:  # noqa: BLE001  # user code: an exception that cannot even be printed
-        return f"<its text cannot be made: {type_name(type(failure))}>"
-    return sendable(text)
+    return sendable(text_of(error))
 
 
 def sendable(text: str) -> str:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import traceback
 from pathlib import Path
 from types import TracebackType
 from typing import Final, NamedTuple
 
 from asyncpar.errors import UsageError
+from asyncpar.observe.error_text import traceback_of
 from asyncpar.runtime import message
 from asyncpar.runtime.error_text import error_text, sendable
 from asyncpar.wire import payload
@@ -39,8 +39,7 @@ class FailureText(NamedTuple):
 def describe_error(error: BaseException) -> FailureText:
     """Return ``error`` as text; its traceback begins in the user's code."""
     begin_in_user_code(error)
-    lines = traceback.format_exception(type(error), error, error.__traceback__)
-    return FailureText(error_text(error), sendable(type_name(type(error))), sendable("".join(lines)))
+    return FailureText(error_text(error), sendable(type_name(type(error))), sendable(traceback_of(error)))
 
 
 def begin_in_user_code(error: BaseException) -> None:
