@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 import asyncpar
 
 
@@ -15,9 +17,13 @@ def test_every_public_name_is_there() -> None:
     assert set(asyncpar.__all__) <= set(dir(asyncpar))
 
 
-def test_importing_loads_nothing_that_was_not_asked_for() -> None:
-    """torch imports the package in every program where it is installed, also in those that will fork."""
-    program = "import sys, asyncpar; print(sorted({'grpc', 'numpy', 'torch'} & sys.modules.keys()))"
+@pytest.mark.parametrize("module", ["asyncpar", "asyncpar.launch.cli"])
+def test_importing_loads_nothing_that_was_not_asked_for(module: str) -> None:
+    """torch imports the package in every program where it is installed, also in those that will fork.
+
+    And ranks start no sooner than the command line has been read.
+    """
+    program = f"import sys, {module}; print(sorted({{'grpc', 'numpy', 'torch'}} & sys.modules.keys()))"
 
     printed = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
 

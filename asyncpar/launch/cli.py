@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.metadata
 import os
 from typing import Any
@@ -9,10 +10,7 @@ from typing import Any
 import click
 
 from asyncpar.errors import UsageError
-from asyncpar.launch.bench import bench
-from asyncpar.launch.certs import certs
 from asyncpar.launch.command_line import OneLineCommand, exit_with, option
-from asyncpar.launch.layouts import plan
 from asyncpar.launch.options import (
     BACKENDS,
     LaunchOptions,
@@ -26,16 +24,26 @@ from asyncpar.launch.options import (
     parse_streams,
 )
 
+_ELSEWHERE = {"bench": "asyncpar.launch.bench", "certs": "asyncpar.launch.certs", "plan": "asyncpar.launch.layouts"}
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 80})
+
+class _Commands(click.Group):
+    """Imports a command's module when the command is asked for: a launch waits for no import that it does not need."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted([*super().list_commands(ctx), *_ELSEWHERE])
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _ELSEWHERE:
+            return super().get_command(ctx, cmd_name)
+        command: click.Command = getattr(importlib.import_module(_ELSEWHERE[cmd_name]), cmd_name)
+        return command
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 80})
 @click.version_option(importlib.metadata.version("asyncpar"), prog_name="asyncpar")
 def main() -> None:
     """Collectives, actors and parallel training as coroutines."""
-
-
-main.add_command(bench)
-main.add_command(certs)
-main.add_command(plan)
 
 
 @main.command(cls=OneLineCommand, context_settings={"allow_interspersed_args": False})
