@@ -56,10 +56,10 @@ from .errors import (
 from .errors import (
     UsageError as UsageError,
 )
-from .meshes.errors import MeshError as MeshError
 from .meshes.mesh_ref import MeshRef as MeshRef
 from .meshes.nodes import Nodes as Nodes
 from .meshes.shape import Coordinates as Coordinates
+from .meshes.values import MeshError as MeshError
 from .meshes.values import MeshValues as MeshValues
 from .node import Node as Node
 from .node import init as init

@@ -14,8 +14,7 @@ from asyncpar.config.environment import LaunchEnvironment
 from asyncpar.config.transport import parse_checksums, parse_connections, parse_link_timeout
 from asyncpar.config.world import Member, World, world_of_one
 from asyncpar.errors import UsageError
-from asyncpar.membership.alone import serve_alone
-from asyncpar.membership.client import JoinRequest, join_world
+from asyncpar.membership.client import JoinRequest, join_world, serve_alone
 from asyncpar.membership.credentials import read_credentials
 from asyncpar.observe.agent_line import AgentLine
 from asyncpar.observe.reporting import Reporter

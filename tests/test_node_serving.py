@@ -15,7 +15,7 @@ from grpc_health.v1 import health_pb2
 import asyncpar as ap
 from asyncpar._proto.asyncpar.v1 import membership_pb2_grpc
 from asyncpar.config.environment import LaunchEnvironment
-from asyncpar.membership.secret_file import create_secret
+from asyncpar.membership.credentials import create_secret
 from asyncpar.membership.service import RendezvousService
 from asyncpar.transport.rpc import Credentials, RpcServer
 

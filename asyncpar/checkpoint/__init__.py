@@ -8,8 +8,7 @@ from asyncpar.checkpoint.files import FileSystem, LocalFiles, NewFile
 from asyncpar.checkpoint.folder import Found, latest
 from asyncpar.checkpoint.load import Loaded, load_checkpoint
 from asyncpar.checkpoint.piece import Piece, Wanted
-from asyncpar.checkpoint.save import save_checkpoint
-from asyncpar.checkpoint.saving import Saved
+from asyncpar.checkpoint.save import Saved, save_checkpoint
 
 __all__ = [
     "FileSystem",

@@ -7,7 +7,7 @@ from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any, Final, TypeVar
 
-from asyncpar.checkpoint.progress import Progress, Stopped
+from asyncpar.checkpoint.threads import Progress, Stopped
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.errors import AsyncparError, CheckpointError, PeerCancelled, PeerError, UsageError
 

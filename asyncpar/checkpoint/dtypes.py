@@ -25,6 +25,7 @@ _CODES: Final = {
     "float64": "F64",
 }
 
+
 _SPECIAL: Final = {"bfloat16": np.dtype(ml_dtypes.bfloat16)}
 
 

@@ -15,12 +15,11 @@ from numpy.typing import NDArray
 
 from asyncpar.checkpoint.catalog import Reading
 from asyncpar.checkpoint.folder import translated
-from asyncpar.checkpoint.library import check_shard
+from asyncpar.checkpoint.format import check_shard
 from asyncpar.checkpoint.manifest import BLOCK_BYTES, Manifest, shard_name
 from asyncpar.checkpoint.piece import Wanted
 from asyncpar.checkpoint.plain import digest_of
-from asyncpar.checkpoint.progress import Progress
-from asyncpar.checkpoint.threads import for_each
+from asyncpar.checkpoint.threads import Progress, for_each
 from asyncpar.errors import CheckpointError
 
 

@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from asyncpar.checkpoint.catalog import Holding
 from asyncpar.checkpoint.files import FileSystem
-from asyncpar.checkpoint.header import encode_header
+from asyncpar.checkpoint.format import encode_header
 from asyncpar.checkpoint.manifest import (
     BLOCK_BYTES,
     Manifest,
@@ -26,10 +27,8 @@ from asyncpar.checkpoint.manifest import (
 )
 from asyncpar.checkpoint.piece import Piece, shape_of
 from asyncpar.checkpoint.plain import digest_of, encode_plain
-from asyncpar.checkpoint.progress import Progress
-from asyncpar.checkpoint.replicas import Holding
 from asyncpar.checkpoint.spans import Runs
-from asyncpar.checkpoint.threads import for_each
+from asyncpar.checkpoint.threads import Progress, for_each
 from asyncpar.config.slicing import TensorSlice
 from asyncpar.errors import CheckpointError
 

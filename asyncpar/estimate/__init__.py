@@ -5,13 +5,10 @@ then ``layout.py`` (one layout of a job) and ``search.py`` (all of them).  ``asy
 """
 
 from asyncpar.estimate.activations import ActivationModel, kept_layers
-from asyncpar.estimate.job import Job
+from asyncpar.estimate.job import Job, Machine, ModelShape, Precision
 from asyncpar.estimate.layout import Layout, estimate_layouts, rank_traffics
-from asyncpar.estimate.machine import Machine
-from asyncpar.estimate.memory import RankMemory, memory_requirements
+from asyncpar.estimate.memory import RankMemory, StateBytes, bytes_per_parameter, memory_requirements
 from asyncpar.estimate.search import Findings, Misfit, Search, find_layouts
-from asyncpar.estimate.shape import ModelShape
-from asyncpar.estimate.state import Precision, StateBytes, bytes_per_parameter
 from asyncpar.estimate.traffic import (
     RankTraffic,
     all_reduce_bytes,

@@ -12,7 +12,7 @@ from typing import Self
 
 from asyncpar.config.checks import check_count
 from asyncpar.config.parallel import MemoryOptimizationStrategy, ThreeDParallelismConfig
-from asyncpar.estimate.shape import ModelShape
+from asyncpar.estimate.job import ModelShape
 
 _LOGIT_BYTES = 4
 

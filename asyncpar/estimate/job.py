@@ -1,15 +1,175 @@
-"""What is to be trained, and on what: the question to which layouts are answers.  Pure."""
+"""A training job: the shape of its model (parameters and arithmetic), the machine (rates), and the batch.  Pure."""
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 
-from asyncpar.config.checks import check_choice, check_count
-from asyncpar.config.parallel import DEFAULT_ORDER, MemoryOptimizationStrategy
+from asyncpar.config.checks import check_choice, check_count, check_positive
+from asyncpar.config.parallel import (
+    DEFAULT_ORDER,
+    MemoryOptimizationStrategy,
+)
 from asyncpar.config.rank_order import RankOrder
-from asyncpar.estimate.machine import Machine
-from asyncpar.estimate.shape import ModelShape
-from asyncpar.estimate.state import ADAM_STATES, Precision
+from asyncpar.errors import UsageError
+
+ADAM_STATES = 2
+"""Moments that Adam and AdamW keep of each parameter; SGD keeps 0, with momentum 1."""
+
+
+class Precision(StrEnum):
+    """FP32: everything takes four bytes.
+
+    MIXED: values, gradients and activations take two; the optimizer keeps values of four beside its states.
+    """
+
+    FP32 = "fp32"
+    MIXED = "mixed"
+
+    @property
+    def value_bytes(self) -> int:
+        """Bytes of a value, of a gradient and of an activation."""
+        return 4 if self is Precision.FP32 else 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelShape:
+    """A decoder with learned positions, attention and a two-layer perceptron in each layer, and a last normalization.
+
+    The perceptron is ``ffn_multiple`` times as wide as ``hidden``.  ``is_tied``: the head is the embedding.
+    ``has_query_bias``: queries, keys and values have biases, as in GPT; those of ``asyncpar.nn`` have none.
+    """
+
+    layers: int
+    hidden: int
+    heads: int
+    vocabulary: int
+    sequence: int
+    ffn_multiple: int = 4
+    is_tied: bool = True
+    has_query_bias: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("layers", "hidden", "heads", "vocabulary", "sequence", "ffn_multiple"):
+            check_count(name, getattr(self, name))
+        if self.hidden % self.heads:
+            raise UsageError(f"heads: expected a divisor of hidden = {self.hidden}, got {self.heads}")
+
+    def layer_parameters(self, tp_size: int = 1) -> int:
+        """Return the number of values of one layer on one of ``tp_size`` ranks, the one with most.
+
+        Column-parallel weights and their biases and row-parallel weights are cut; norms and row-parallel biases are
+        whole on each rank (Shoeybi et al., "Megatron-LM", 2019).  Whole: ``12 h^2 + 13 h`` for a multiple of 4.
+        """
+        hidden, wide = self.hidden, self.ffn_multiple * self.hidden
+        heads = _largest_share(self.heads, tp_size) * (hidden // self.heads)
+        query_bias = 3 * heads if self.has_query_bias else 0
+        attention = hidden * 3 * heads + query_bias + heads * hidden + hidden
+        share = _largest_share(wide, tp_size)
+        perceptron = hidden * share + share + share * hidden + hidden
+        return attention + perceptron + 2 * 2 * hidden
+
+    def embedding_parameters(self, tp_size: int = 1) -> int:
+        """Return the number of values of the token embedding (cut by vocabulary), or of a head, on one rank."""
+        return _largest_share(self.vocabulary, tp_size) * self.hidden
+
+    @property
+    def position_parameters(self) -> int:
+        """Number of values of the learned positions, which are whole on each rank."""
+        return self.sequence * self.hidden
+
+    @property
+    def norm_parameters(self) -> int:
+        """Number of values of the last normalization."""
+        return 2 * self.hidden
+
+    @property
+    def parameters(self) -> int:
+        """Number of values of the whole model."""
+        embeddings = self.embedding_parameters() * (1 if self.is_tied else 2)
+        return self.layers * self.layer_parameters() + embeddings + self.position_parameters + self.norm_parameters
+
+    @property
+    def published_parameters(self) -> int:
+        """``12 l h^2 (1 + 13/(12 h) + (V + s)/(12 l h))`` for a GPT: ``parameters`` but for the last normalization.
+
+        Source: Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM"
+        (2021), equation 2.  Its model is tied, has all biases and a multiple of 4.
+        """
+        layers, hidden = self.layers, self.hidden
+        return 12 * layers * hidden**2 + 13 * layers * hidden + (self.vocabulary + self.sequence) * hidden
+
+    @property
+    def layer_flops(self) -> int:
+        """Floating-point operations of the forward pass of one layer, for each token.
+
+        Two for each value of a weight, ``8 h^2 + 4 h f``, and ``4 s h`` for attention; ``24 h^2 + 4 s h`` for a
+        multiple of 4.  Source: Narayanan et al. (2021), appendix.  A backward pass takes twice as many.
+        """
+        return 8 * self.hidden**2 + 4 * self.ffn_multiple * self.hidden**2 + 4 * self.sequence * self.hidden
+
+    @property
+    def head_flops(self) -> int:
+        """Floating-point operations of the forward pass of the head, for each token: ``2 h V`` (same source)."""
+        return 2 * self.hidden * self.vocabulary
+
+
+def _largest_share(length: int, parts: int) -> int:
+    """Return the largest of ``parts`` lengths that differ by one at most."""
+    return -(-length // parts)
+
+
+DEFAULT_FLOPS = 50e9
+DEFAULT_BANDWIDTH = 1.25e9
+DEFAULT_HOST_BANDWIDTH = 4e9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """Hosts of ``ranks_per_host`` ranks each, rank ``r`` on host ``r // ranks_per_host``.
+
+    ``flops`` is what a rank really computes per second.  ``bandwidth`` is what a host sends to others, in bytes/s,
+    ``host_bandwidth`` what a rank sends to others of its host.
+    """
+
+    ranks_per_host: int
+    flops: float = DEFAULT_FLOPS
+    bandwidth: float = DEFAULT_BANDWIDTH
+    host_bandwidth: float = DEFAULT_HOST_BANDWIDTH
+
+    def __post_init__(self) -> None:
+        check_count("ranks_per_host", self.ranks_per_host)
+        check_positive("flops", self.flops, "operations per second")
+        check_positive("bandwidth", self.bandwidth, "bytes per second")
+        check_positive("host_bandwidth", self.host_bandwidth, "bytes per second")
+
+    def rings_bandwidth(self, groups: Iterable[Sequence[int]]) -> float:
+        """Return the bytes/s at which a rank sends when each of ``groups`` runs a ring at once: of the slowest.
+
+        The ranks of a group stand in its ring by host, so each host it is on sends for it to one other; rings that
+        leave a host share what it sends.
+        """
+        leaving = Counter[int]()
+        for group in groups:
+            if len(group) == 1:
+                continue
+            hosts = {self._host(rank) for rank in group}
+            leaving.update(hosts if len(hosts) > 1 else ())
+        return self._shared(leaving)
+
+    def hops_bandwidth(self, hops: Iterable[tuple[int, int]]) -> float:
+        """Return the bytes/s at which ranks send when each of ``hops`` (from, to) is used at once: of the slowest."""
+        leaving = Counter(self._host(source) for source, to in hops if self._host(source) != self._host(to))
+        return self._shared(leaving)
+
+    def _shared(self, leaving: Counter[int]) -> float:
+        most = max(leaving.values(), default=0)
+        return min(self.host_bandwidth, self.bandwidth / most) if most else self.host_bandwidth
+
+    def _host(self, rank: int) -> int:
+        return rank // self.ranks_per_host
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

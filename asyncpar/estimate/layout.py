@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 
 from asyncpar.config.parallel import ThreeDParallelismConfig
+from asyncpar.config.rank_order import RankOrder
 from asyncpar.estimate.activations import ActivationModel
-from asyncpar.estimate.job import Job
-from asyncpar.estimate.links import hop_bandwidth, pipeline_ring_bandwidth, ring_bandwidth
+from asyncpar.estimate.job import Job, Machine
 from asyncpar.estimate.memory import ActivationPolicy, RankMemory, make_schedule, rank_activations, rank_memories
 from asyncpar.estimate.pipelining import PipelineFigures, StageWork, pipeline_figures
 from asyncpar.estimate.stages import VirtualStage, rank_parameters, virtual_stages
@@ -27,6 +28,31 @@ from asyncpar.estimate.traffic import (
     tensor_parallel_bytes,
 )
 from asyncpar.zero.config import ZeROStage
+
+_KEPT = 32
+
+
+@lru_cache(maxsize=_KEPT)
+def ring_bandwidth(machine: Machine, order: RankOrder, axis: str) -> float:
+    """Return the bytes/s at which a rank sends when all groups along ``axis`` run rings at once."""
+    return machine.rings_bandwidth(_groups(order, axis))
+
+
+@lru_cache(maxsize=_KEPT)
+def pipeline_ring_bandwidth(machine: Machine, order: RankOrder, stages: tuple[int, ...]) -> float:
+    """Return the same for rings over ``stages`` of every pipeline."""
+    return machine.rings_bandwidth([[ranks[stage] for stage in stages] for ranks in _groups(order, "pp")])
+
+
+@lru_cache(maxsize=_KEPT)
+def hop_bandwidth(machine: Machine, order: RankOrder, hops: frozenset[tuple[int, int]]) -> float:
+    """Return the bytes/s between stages when every pipeline makes ``hops``, from one stage to another, at once."""
+    return machine.hops_bandwidth((ranks[one], ranks[other]) for ranks in _groups(order, "pp") for one, other in hops)
+
+
+@lru_cache(maxsize=_KEPT)
+def _groups(order: RankOrder, axis: str) -> tuple[tuple[int, ...], ...]:
+    return order.groups(axis)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from asyncpar.config.parallel import ThreeDParallelismConfig
-from asyncpar.estimate.shape import ModelShape
+from asyncpar.estimate.job import ModelShape
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

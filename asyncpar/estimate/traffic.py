@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from asyncpar.config.checks import check_count
-from asyncpar.estimate.state import zero_stage_number
+from asyncpar.estimate.memory import zero_stage_number
 from asyncpar.zero.config import ZeROStage
 
 LAYER_ALL_REDUCES = 4

@@ -15,7 +15,7 @@ from asyncpar.errors import LaunchError, UsageError
 from asyncpar.launch.guard import Guard
 from asyncpar.launch.options import LaunchOptions
 from asyncpar.launch.site import Site
-from asyncpar.membership.secret_file import create_secret, read_secret, write_secret
+from asyncpar.membership.credentials import create_secret, read_secret, write_secret
 
 
 @dataclass(frozen=True, slots=True)

@@ -92,10 +92,7 @@ def run_plan(given: dict[str, Any]) -> int:
 
 
 def _job(given: dict[str, Any]) -> Job:
-    from asyncpar.estimate.job import Job
-    from asyncpar.estimate.machine import Machine
-    from asyncpar.estimate.shape import ModelShape
-    from asyncpar.estimate.state import Precision
+    from asyncpar.estimate.job import Job, Machine, ModelShape, Precision
 
     world, micro_batch = _count("--world", given["world"]), _count("--micro-batch", given["micro_batch"])
     if given["optimizer"] not in _OPTIMIZERS:

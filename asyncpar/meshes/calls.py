@@ -6,15 +6,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Coroutine, Mapping
-from typing import Any, Final, Generic, TypeVar
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping
+from types import TracebackType
+from typing import Any, Final, Generic, Self, TypeAlias, TypeVar
 
 from asyncpar.errors import AsyncparError
-from asyncpar.meshes.arrivals import Arrivals
-from asyncpar.meshes.errors import mesh_error
-from asyncpar.meshes.notices import Notices
 from asyncpar.meshes.shape import Coordinates, MeshShape
-from asyncpar.meshes.values import MeshValues
+from asyncpar.meshes.values import MeshValues, mesh_error
 
 R = TypeVar("R")
 
@@ -109,3 +107,97 @@ async def items(
 
 async def _next_of(stream: AsyncGenerator[R, None]) -> R | object:
     return await anext(stream, _END)
+
+
+T = TypeVar("T")
+
+
+class Arrivals(Generic[T]):
+    """The work of several ranks, in tasks that end with its ``async with``; whatever is not done then is cancelled.
+
+    Unlike a task group it may be left in the middle, as an async generator is whose reader has seen enough.
+    """
+
+    def __init__(self) -> None:
+        self._ranks: dict[asyncio.Task[T], int] = {}
+        self._done: asyncio.Queue[asyncio.Task[T]] = asyncio.Queue()
+
+    def __len__(self) -> int:
+        """How many have not been taken yet."""
+        return len(self._ranks)
+
+    def begin(self, rank: int, work: Coroutine[Any, Any, T]) -> None:
+        """Run ``work`` for ``rank``."""
+        task = asyncio.create_task(work)
+        self._ranks[task] = rank
+        task.add_done_callback(self._done.put_nowait)
+
+    async def take(self) -> tuple[int, asyncio.Task[T]]:
+        """Return what was done first, and not taken yet: its rank and its task, which has ended."""
+        task = await self._done.get()
+        return self._ranks.pop(task), task
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        tasks = list(self._ranks)
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+
+INTERVAL: Final = 0.5
+"""Seconds from the first failure to the first notice, and from each notice to the next."""
+
+GiveUp: TypeAlias = Callable[[int, str], None]
+"""Ends what the actors of the round do together; gets the rank that is the cause, and why."""
+
+
+class Notices:
+    """Gives up the collectives of a round that has failed, as long as some are still at work, and once in the end.
+
+    They may wait for a rank that will never do its part; whatever else they do goes on.  The first notice is late,
+    since most who need the one that failed notice by themselves, and know better what happened.  Use as ``with``.
+    """
+
+    def __init__(self, rank: int, ranks: Iterable[int], give_up: GiveUp) -> None:
+        """``rank`` is the one that calls, ``ranks`` those that are called."""
+        self._rank = rank
+        self._waiting = set(ranks)
+        self._give_up = give_up
+        self._failure: tuple[int, str] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    def answered(self, rank: int, failure: Exception | None = None) -> None:
+        """``rank`` has answered, or failed."""
+        self._waiting.discard(rank)
+        if failure is not None and self._failure is None:
+            lines = str(failure).splitlines() or [type(failure).__name__]
+            self._failure = rank, f"rank {rank} failed: {lines[0]}"
+            self._arm()
+
+    def _arm(self) -> None:
+        self._timer = asyncio.get_running_loop().call_later(INTERVAL, self._remind)
+
+    def _remind(self) -> None:
+        assert self._failure is not None
+        if self._waiting:
+            self._give_up(*self._failure)
+            self._arm()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        if error is not None and self._waiting and self._failure is None:
+            self._failure = self._rank, f"rank {self._rank} cancelled the call"
+        if self._failure is not None:
+            self._give_up(*self._failure)

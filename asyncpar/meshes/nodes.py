@@ -8,12 +8,10 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping
 from typing import Any, TypeVar
 
 from asyncpar.meshes import calls
-from asyncpar.meshes.crew import Crew
-from asyncpar.meshes.errors import MeshError
-from asyncpar.meshes.mesh_ref import MeshRef
+from asyncpar.meshes.mesh_ref import Crew, MeshRef
 from asyncpar.meshes.shape import Coordinates, MeshShape
 from asyncpar.meshes.tally import Tally
-from asyncpar.meshes.values import MeshValues
+from asyncpar.meshes.values import MeshError, MeshValues
 from asyncpar.runtime.actor import Actor, as_reference
 from asyncpar.runtime.place import Place
 from asyncpar.runtime.ref import ActorRef

@@ -11,9 +11,8 @@ from asyncpar.tensors.config import ModelParallelConfig, ModelParallelStrategy
 from asyncpar.tensors.context import ModelParallelContext
 from asyncpar.tensors.distributed import DistributedTensor
 from asyncpar.tensors.mesh import DeviceMesh
-from asyncpar.tensors.mesh_groups import MeshCommunicators
 from asyncpar.tensors.partition import TensorPartition
-from asyncpar.tensors.process_groups import ProcessGroups
+from asyncpar.tensors.process_groups import MeshCommunicators, ProcessGroups
 from asyncpar.tensors.settings import SettingsDiffer
 
 __all__ = [

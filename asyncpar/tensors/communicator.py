@@ -17,8 +17,7 @@ from asyncpar.collectives.communicator import Communicator
 from asyncpar.collectives.reduction import Array, reduction_for
 from asyncpar.errors import UsageError
 from asyncpar.tensors.agreement import Joint, join
-from asyncpar.tensors.layout import rows_along, tensor_of_rows
-from asyncpar.tensors.partition import check_shape, check_split_dim
+from asyncpar.tensors.partition import check_shape, check_split_dim, rows_along, tensor_of_rows
 
 
 class TensorCommunicator:

@@ -16,8 +16,8 @@ from asyncpar.tensors.communicator import TensorCommunicator, create_communicato
 from asyncpar.tensors.config import ModelParallelConfig
 from asyncpar.tensors.distributed import DistributedTensor, gather
 from asyncpar.tensors.mesh import DeviceMesh
-from asyncpar.tensors.mesh_groups import MeshCommunicators
 from asyncpar.tensors.partition import TensorPartition
+from asyncpar.tensors.process_groups import MeshCommunicators
 from asyncpar.tensors.settings import compare_settings
 
 

@@ -17,8 +17,16 @@ from asyncpar.config.slicing import TensorSlice
 from asyncpar.errors import UsageError
 from asyncpar.tensors.agreement import Extent, Joint, join, then
 from asyncpar.tensors.communicator import AnyCommunicator, plain_communicator
-from asyncpar.tensors.layout import join_pieces, pack_pieces, rows_along, tensor_of_rows
-from asyncpar.tensors.partition import TensorPartition, check_number, check_shape, check_split_dim
+from asyncpar.tensors.partition import (
+    TensorPartition,
+    check_number,
+    check_shape,
+    check_split_dim,
+    join_pieces,
+    pack_pieces,
+    rows_along,
+    tensor_of_rows,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

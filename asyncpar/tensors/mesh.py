@@ -16,8 +16,8 @@ import numpy as np
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.errors import UsageError
 from asyncpar.meshes.shape import Coordinates, MeshShape
-from asyncpar.tensors.mesh_groups import MeshCommunicators, make_groups
 from asyncpar.tensors.partition import check_number, check_shape
+from asyncpar.tensors.process_groups import MeshCommunicators, make_groups
 
 
 class DeviceMesh:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
 
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.config.parallel import ProcessGroupIds, RankMapping, ThreeDParallelismConfig
+from asyncpar.errors import UsageError
+from asyncpar.meshes.shape import Coordinates, MeshShape
+from asyncpar.tensors.partition import check_number
 from asyncpar.tensors.settings import compare_settings
 
 
@@ -71,3 +74,76 @@ class ProcessGroups:
 def _member(world: Communicator, ranks: Sequence[int], name: str, purpose: str) -> Communicator | None:
     """Members meet by the name of the group: nothing is sent, so no order can deadlock."""
     return world.subgroup(ranks, name=name, key=f"{purpose}/{name}")
+
+
+class MeshCommunicators(Mapping[str, Communicator]):
+    """One communicator per axis, by its name: over the ranks that differ from this one along that axis only.
+
+    A rank's number in it is its coordinate along the axis, whatever its number in the world.
+    """
+
+    def __init__(self, places: MeshShape, world: Communicator, ranks: Mapping[int, int], device: int) -> None:
+        """``ranks`` are the ranks of ``world`` by device, ``device`` is this rank's."""
+        self.device = device
+        self._places = places
+        self._world = world
+        self._ranks = ranks
+        self._along = {axis: self._communicator(places.group(axis, device), (axis,)) for axis in places.axes}
+
+    @property
+    def coordinates(self) -> Coordinates:
+        """Where this rank is."""
+        return self._places.coordinates(self.device)
+
+    def over(self, *axes: str) -> Communicator:
+        """Return the communicator over the ranks that differ from this one along ``axes`` only, in mesh order."""
+        for axis in axes:
+            if axis not in self._places.axes:
+                raise UsageError(f"axes: expected some of {', '.join(self._places.axes)}, got {axis!r}")
+        fixed = {axis: at for axis, at in self.coordinates.items() if axis not in axes}
+        return self._communicator(self._places.slice(fixed).ranks, axes)
+
+    def __getitem__(self, axis: str) -> Communicator:
+        return self._along[axis]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._along)
+
+    def __len__(self) -> int:
+        return len(self._along)
+
+    def __repr__(self) -> str:
+        return f"MeshCommunicators({self._places}, device {self.device} at {self.coordinates})"
+
+    def _communicator(self, devices: Sequence[int], axes: Sequence[str]) -> Communicator:
+        ranks = [self._ranks[device] for device in devices if device >= 0]
+        name = "-".join(axis for axis in self._places.axes if axis in axes)
+        key = f"{name} of {self._places} with devices {self._places.ranks}"
+        group = self._world.subgroup(ranks, name=f"{name} of ranks {','.join(map(str, ranks))}", key=key)
+        assert group is not None, "this rank is one of them"
+        return group
+
+
+async def make_groups(
+    places: MeshShape, world: Communicator, devices: Sequence[int] | None
+) -> MeshCommunicators | None:
+    """See ``DeviceMesh.communicators``; ``places`` without a device have negative numbers."""
+    mesh = {"shape": str(places), "devices": list(places.ranks)}
+    of_ranks = None if devices is None else [str(device) for device in devices]
+    await compare_settings(world, {"mesh": mesh, "devices of ranks": of_ranks}, key="mesh communicators")
+    chosen = _checked_devices(places, world, devices)
+    device = chosen[world.rank]
+    if device not in places.ranks:
+        return None
+    return MeshCommunicators(places, world, {device: rank for rank, device in enumerate(chosen)}, device)
+
+
+def _checked_devices(places: MeshShape, world: Communicator, devices: Sequence[int] | None) -> list[int]:
+    """Return the device of each rank, if those of ``places`` are among them.  Finds the same fault on all ranks."""
+    chosen = list(range(world.size)) if devices is None else [check_number(device, "devices") for device in devices]
+    if len(chosen) != world.size or len(set(chosen)) != len(chosen) or min(chosen) < 0:
+        raise UsageError(f"devices: expected a device for each of {world.size} ranks, all different, got {chosen}")
+    missing = sorted(device for device in places.ranks if device >= 0 and device not in chosen)
+    if missing:
+        raise UsageError(f"devices: device {missing[0]} of the {places} is that of no rank; the ranks have {chosen}")
+    return chosen

@@ -1,14 +1,8 @@
 """What training programs share: text, batches, training loops, progress, and plots."""
 
 from asyncpar.train.batches import Batches, split_rows
-from asyncpar.train.corpus import read_corpus, standard_library_text
-from asyncpar.train.data_parallel import DataParallelTrainer
-from asyncpar.train.expectation import Expectation, encoded_ratio, expect
-from asyncpar.train.free_running import FreeTrainer
 from asyncpar.train.hybrid import Checkpoints, HybridTrainer
 from asyncpar.train.language_model import LanguageModel, TrainingConfig
-from asyncpar.train.local_steps import LocalTrainer
-from asyncpar.train.mode import ModeKind, TrainingMode, parse_mode
 from asyncpar.train.options import (
     is_hybrid,
     make_checkpoints,
@@ -18,13 +12,22 @@ from asyncpar.train.options import (
     parse_arguments,
 )
 from asyncpar.train.parallel_layout import ParallelLayout, Recompute
-from asyncpar.train.plot import plot_losses
 from asyncpar.train.progress import Progress, open_progress
 from asyncpar.train.replica import StepReport
 from asyncpar.train.session import HybridSession, ReplicatedSession, Session
-from asyncpar.train.setup import Setup, Trainer, make_trainer
-from asyncpar.train.summary import Summary, compare, compression_ratio, find_fault
-from asyncpar.train.texts import Texts, evaluate, make_texts
+from asyncpar.train.setup import ModeKind, Setup, Trainer, TrainingMode, make_trainer, parse_mode
+from asyncpar.train.summary import (
+    Expectation,
+    Summary,
+    compare,
+    compression_ratio,
+    encoded_ratio,
+    expect,
+    find_fault,
+    plot_losses,
+)
+from asyncpar.train.texts import Texts, evaluate, make_texts, read_corpus, standard_library_text
+from asyncpar.train.trainers import DataParallelTrainer, FreeTrainer, LocalTrainer
 
 __all__ = [
     "Batches",

@@ -6,7 +6,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asyncpar.errors import UsageError
-from asyncpar.train.corpus import Corpus
+
+Corpus = NDArray[np.uint8]
+"""A text, as bytes."""
 
 Windows = NDArray[np.int64]
 

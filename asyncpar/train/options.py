@@ -16,8 +16,8 @@ from asyncpar.nn import TransformerConfig, WarmupCosine
 from asyncpar.nn.optimizers import AdamW
 from asyncpar.train.hybrid import Checkpoints
 from asyncpar.train.language_model import TrainingConfig
-from asyncpar.train.mode import parse_mode
 from asyncpar.train.parallel_layout import ParallelLayout, Recompute
+from asyncpar.train.setup import parse_mode
 
 
 class Parser(argparse.ArgumentParser):

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from asyncpar.checkpoint.council import Council
-from asyncpar.checkpoint.progress import Progress, Stopped
+from asyncpar.checkpoint.threads import Progress, Stopped
 from asyncpar.errors import CheckpointError
 from asyncpar.testing.loop import run_virtual
 from asyncpar.testing.world import local_world

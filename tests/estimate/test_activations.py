@@ -9,7 +9,7 @@ import pytest
 from asyncpar.config.parallel import MemoryOptimizationStrategy
 from asyncpar.errors import UsageError
 from asyncpar.estimate.activations import ActivationModel, kept_layers
-from asyncpar.estimate.shape import ModelShape
+from asyncpar.estimate.job import ModelShape
 
 S, B, H, A, V = 2048, 3, 12288, 96, 51200
 GPT3 = ModelShape(layers=96, hidden=H, heads=A, vocabulary=V, sequence=S)

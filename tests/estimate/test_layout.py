@@ -9,11 +9,9 @@ import pytest
 
 from asyncpar.config.parallel import PipelineScheduleType, ThreeDParallelismConfig
 from asyncpar.errors import UsageError
-from asyncpar.estimate.job import Job
+from asyncpar.estimate.job import Job, Machine, ModelShape
 from asyncpar.estimate.layout import Layout, estimate_layouts
-from asyncpar.estimate.machine import Machine
 from asyncpar.estimate.memory import memory_requirements
-from asyncpar.estimate.shape import ModelShape
 from asyncpar.estimate.stages import rank_parameters
 from asyncpar.estimate.traffic import all_reduce_bytes, boundary_bytes
 from asyncpar.zero.config import ZeROStage

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from asyncpar.errors import UsageError
-from asyncpar.estimate.machine import Machine
+from asyncpar.estimate.job import Machine
 
 FOUR_PER_HOST = Machine(ranks_per_host=4, bandwidth=1e9, host_bandwidth=10e9)
 

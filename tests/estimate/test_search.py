@@ -10,10 +10,8 @@ import pytest
 
 from asyncpar.config.parallel import PipelineScheduleType
 from asyncpar.errors import UsageError
-from asyncpar.estimate.job import Job
-from asyncpar.estimate.machine import Machine
+from asyncpar.estimate.job import Job, Machine, ModelShape
 from asyncpar.estimate.search import Findings, Misfit, Search, factorizations, find_layouts
-from asyncpar.estimate.shape import ModelShape
 from asyncpar.zero.config import ZeROStage
 
 MODEL = ModelShape(layers=4, hidden=64, heads=4, vocabulary=101, sequence=32)

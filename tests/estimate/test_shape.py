@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from asyncpar.errors import UsageError
-from asyncpar.estimate.shape import ModelShape
+from asyncpar.estimate.job import ModelShape
 from asyncpar.nn.transformer import Transformer, TransformerConfig
 
 ANCHORS = json.loads((Path(__file__).parents[1] / "goldens" / "memory_anchors.json").read_text())

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from asyncpar.errors import UsageError
-from asyncpar.estimate.state import Precision, bytes_per_parameter
+from asyncpar.estimate.job import Precision
+from asyncpar.estimate.memory import bytes_per_parameter
 from asyncpar.zero.config import ZeROStage
 
 ANCHORS = json.loads((Path(__file__).parents[1] / "goldens" / "memory_anchors.json").read_text())["zero_GB"]

@@ -24,7 +24,7 @@ from asyncpar.errors import AsyncparError
 from asyncpar.launch.options import StreamChoice, Streams
 from asyncpar.launch.rank_logs import RankLogs
 from asyncpar.membership.client import join_world
-from asyncpar.membership.secret_file import read_secret, write_secret
+from asyncpar.membership.credentials import read_secret, write_secret
 from asyncpar.security.identity import rank_role
 from asyncpar.security.reading import read_certificates
 from asyncpar.testing.world import local_world

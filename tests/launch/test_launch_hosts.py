@@ -22,7 +22,7 @@ JOIN = """
     from asyncpar.config.environment import LaunchEnvironment
     from asyncpar.config.world import Member
     from asyncpar.membership.client import JoinRequest, join_world
-    from asyncpar.membership.secret_file import read_secret
+    from asyncpar.membership.credentials import read_secret
     from asyncpar.transport.rpc import Credentials
     place = LaunchEnvironment.from_mapping(os.environ)
     member = Member(rank=rank, host_id=place.host_id, local_rank=place.local_rank, address=f"{place.bind}:1")

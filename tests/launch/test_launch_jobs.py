@@ -291,7 +291,7 @@ def test_a_rank_that_exits_before_joining_ends_the_wait_of_the_others(launcher: 
         from asyncpar.config.environment import LaunchEnvironment
         from asyncpar.config.world import Member
         from asyncpar.membership.client import JoinRequest, join_world
-        from asyncpar.membership.secret_file import read_secret
+        from asyncpar.membership.credentials import read_secret
         from asyncpar.transport.rpc import Credentials
         place = LaunchEnvironment.from_mapping(os.environ)
         request = JoinRequest(member=Member(rank=rank), world_size=place.world_size, job=place.job)
@@ -313,7 +313,7 @@ def test_a_world_that_never_fills_names_the_missing_ranks(launcher: Launcher) ->
         from asyncpar.config.environment import LaunchEnvironment
         from asyncpar.config.world import Member
         from asyncpar.membership.client import JoinRequest, join_world
-        from asyncpar.membership.secret_file import read_secret
+        from asyncpar.membership.credentials import read_secret
         from asyncpar.transport.rpc import Credentials
         place = LaunchEnvironment.from_mapping(os.environ)
         request = JoinRequest(

@@ -16,8 +16,7 @@ from asyncpar._proto.asyncpar.v1 import membership_pb2_grpc
 from asyncpar.config.environment import LaunchEnvironment
 from asyncpar.config.world import Member
 from asyncpar.errors import AuthenticationError, UsageError
-from asyncpar.membership.alone import serve_alone
-from asyncpar.membership.client import JoinRequest, join_world
+from asyncpar.membership.client import JoinRequest, join_world, serve_alone
 from asyncpar.membership.credentials import load_certificates, read_credentials
 from asyncpar.membership.service import RendezvousService
 from asyncpar.security.identity import COORDINATOR, rank_role

@@ -10,7 +10,7 @@ import pytest
 
 from asyncpar.config.secret import Secret, check_secret_file
 from asyncpar.errors import UsageError
-from asyncpar.membership.secret_file import create_secret, read_secret
+from asyncpar.membership.credentials import create_secret, read_secret
 
 
 def test_a_created_secret_can_be_read_by_its_owner_only(tmp_path: Path) -> None:

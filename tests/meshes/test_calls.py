@@ -9,10 +9,9 @@ from dataclasses import dataclass
 import pytest
 
 from asyncpar.errors import PeerLost, RemoteError
-from asyncpar.meshes.calls import collect, items, results
-from asyncpar.meshes.errors import MeshError
-from asyncpar.meshes.notices import Notices
+from asyncpar.meshes.calls import Notices, collect, items, results
 from asyncpar.meshes.shape import MeshShape
+from asyncpar.meshes.values import MeshError
 
 PAIR = MeshShape.line(range(2))
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from asyncpar.errors import AsyncparError, PeerLost, RemoteError
-from asyncpar.meshes.errors import MeshError, mesh_error
 from asyncpar.meshes.shape import MeshShape
+from asyncpar.meshes.values import MeshError, mesh_error
 
 GRID = MeshShape.line(range(4)).reshape({"dp": 2, "tp": 2})
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import asyncpar as ap
-from asyncpar.meshes.errors import MeshError
+from asyncpar.meshes.values import MeshError
 
 
 class Member(ap.Actor):

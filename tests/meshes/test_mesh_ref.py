@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 
 import asyncpar as ap
 from asyncpar.errors import NotFound, UsageError
-from asyncpar.meshes.errors import MeshError
 from asyncpar.meshes.mesh_ref import MeshRef
 from asyncpar.meshes.shape import NoSuchPlace
+from asyncpar.meshes.values import MeshError
 
 
 @dataclass

@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Callable
 from typing import Any, cast
 
-from asyncpar.meshes.mesh_watch import MeshWatch
+from asyncpar.meshes.mesh_ref import MeshWatch
 from asyncpar.meshes.shape import MeshShape
 from asyncpar.runtime.down import Down, DownReason
 from asyncpar.runtime.ref import ActorRef

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from asyncpar.errors import PeerLost
-from asyncpar.meshes.notices import INTERVAL, Notices
+from asyncpar.meshes.calls import INTERVAL, Notices
 from asyncpar.testing import run_virtual
 
 

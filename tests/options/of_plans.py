@@ -22,7 +22,7 @@ from asyncpar.estimate import (
     find_layouts,
     memory_requirements,
 )
-from asyncpar.estimate.state import Precision as StatePrecision
+from asyncpar.estimate.job import Precision as StatePrecision
 from asyncpar.gradsync import GradientBucketingConfig, GradientCompressionConfig
 from asyncpar.hybrid import LossScaler, LossScaling, Performance3DMonitor, Precision, StepMeasure
 from asyncpar.nn import TransformerConfig, WarmupCosine

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from asyncpar.config.environment import LaunchEnvironment
 from asyncpar.config.secret import SECRET_BYTES
 from asyncpar.errors import UsageError
-from asyncpar.membership.credentials import load_certificates, read_credentials
-from asyncpar.membership.secret_file import read_secret
+from asyncpar.membership.credentials import load_certificates, read_credentials, read_secret
 from asyncpar.security.identity import rank_role
 from asyncpar.torch.meeting.roll_call import Charter, Roster
 from asyncpar.transport.rpc import Credentials

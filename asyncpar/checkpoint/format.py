@@ -1,7 +1,12 @@
-"""The library safetensors, an extra, which is imported only when a checkpoint is saved or loaded."""
+"""The safetensors format: its library (an extra, imported only when needed), and the header of a file.
+
+A file is eight bytes with the length of the header, little endian; the header, which is JSON; the values, one tensor
+after the other, without gaps.
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
@@ -38,3 +43,23 @@ def check_shard(path: Path, pieces: Sequence[PieceRecord]) -> None:
         raise CheckpointError(
             f"{path}: damaged or edited: {different}: expected {expected.get(different)}, got {found.get(different)}"
         )
+
+
+_ALIGNMENT = 64
+
+
+def encode_header(pieces: Sequence[PieceRecord]) -> bytes:
+    """Return everything before the values of ``pieces``, which follow in this order."""
+    entries: dict[str, Any] = {"__metadata__": {"written_by": "asyncpar"}}
+    offset = 0
+    for piece in pieces:
+        end = offset + piece.nbytes
+        entries[piece.key] = {
+            "dtype": code_of(piece.dtype),
+            "shape": list(piece.shape),
+            "data_offsets": [offset, end],
+        }
+        offset = end
+    text = json.dumps(entries, separators=(",", ":")).encode()
+    text += b" " * (-(len(text) + 8) % _ALIGNMENT)
+    return len(text).to_bytes(8, "little") + text
