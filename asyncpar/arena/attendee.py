@@ -20,7 +20,7 @@ from asyncpar.arena.formation_messages import (
 )
 from asyncpar.arena.meeting import Meeting
 from asyncpar.arena.packet_socket import PacketSocket, check_user, close_all, open_socket
-from asyncpar.arena.reachability import until_gone
+from asyncpar.arena.reachability import Lookout
 from asyncpar.errors import AsyncparError, ProtocolError
 from asyncpar.wire.handshake import NONCE_BYTES, Handshake
 
@@ -74,15 +74,11 @@ class Attendee:
 
     async def _connect(self) -> PacketSocket:
         """Connect to the convener as soon as it is there, and prove each other."""
-        gone = asyncio.ensure_future(until_gone(self._meeting.servers.get(self._meeting.convener, "")))
-        try:
-            while (sock := self._try_to_connect()) is None:
-                if gone.done():
-                    raise ConnectionError("nobody listens at its address any more")
-                await asyncio.sleep(RETRY_SECONDS)
-        finally:
-            gone.cancel()
-            await asyncio.wait({gone})
+        lookout = Lookout(self._meeting.servers.get(self._meeting.convener, ""))
+        while (sock := self._try_to_connect()) is None:
+            if await lookout.is_gone():
+                raise ConnectionError("nobody listens at its address any more")
+            await asyncio.sleep(RETRY_SECONDS)
         packets = PacketSocket(sock)
         try:
             check_user(sock)

@@ -23,7 +23,7 @@ from asyncpar.arena.formation_messages import (
 )
 from asyncpar.arena.meeting import Meeting
 from asyncpar.arena.packet_socket import PacketSocket, check_user, close_all, open_socket, wait_readable
-from asyncpar.arena.reachability import until_gone
+from asyncpar.arena.reachability import LOOK_SECONDS, Lookout
 from asyncpar.errors import AsyncparError, AuthenticationError, ProtocolError
 from asyncpar.wire.handshake import NONCE_BYTES, Handshake
 
@@ -125,9 +125,12 @@ class Convener:
 
     async def _miss(self, rank: int) -> None:
         """Notice that ``rank`` ended before it came; the connection of one that came tells of its end."""
-        await until_gone(self._meeting.servers.get(rank, ""))
-        if rank not in self._sockets:
-            self._feed(Gone(rank, "nobody listens at its address any more"))
+        lookout = Lookout(self._meeting.servers.get(rank, ""))
+        while rank not in self._sockets:
+            if await lookout.is_gone():
+                self._feed(Gone(rank, "nobody listens at its address any more"))
+                return
+            await asyncio.sleep(LOOK_SECONDS)
 
     async def _attend(self, packets: PacketSocket) -> None:
         """Listen to whoever connected, until the end."""

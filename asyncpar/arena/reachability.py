@@ -13,15 +13,24 @@ LOOK_SECONDS: Final = 0.4
 _ANSWER_SECONDS: Final = 1.0
 
 
-async def until_gone(address: str) -> None:
-    """Return when nobody has listened at ``address``, where the server of a rank was, for two looks in a row.
+class Lookout:
+    """Looks at ``address``, where the server of a rank was, every ``LOOK_SECONDS``; empty: there is nothing to see."""
 
-    A rank that is stopped still listens, by its kernel.  Without an address this waits for ever.
-    """
-    failures = 0
-    while failures < 2:
-        await asyncio.sleep(LOOK_SECONDS)
-        failures = 0 if not address or await _is_listening(address) else failures + 1
+    def __init__(self, address: str) -> None:
+        self._address = address
+        self._due = asyncio.get_running_loop().time() + LOOK_SECONDS
+        self._failures = 0
+
+    async def is_gone(self) -> bool:
+        """Has nobody listened for two looks in a row?  Looks if that is due.
+
+        A rank that is stopped still listens, by its kernel.
+        """
+        loop = asyncio.get_running_loop()
+        if self._address and loop.time() >= self._due:
+            self._failures = 0 if await _is_listening(self._address) else self._failures + 1
+            self._due = loop.time() + LOOK_SECONDS
+        return self._failures >= 2
 
 
 async def _is_listening(address: str) -> bool:
