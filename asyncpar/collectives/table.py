@@ -27,6 +27,7 @@ PROBE_AFTER: Final = 1.0
 _REMEMBERED_ABORTS = 4096
 _REMEMBERED_CLOSED = 4096
 
+_IN_IT_TOO: Final = "in that operation too"
 CLOSED: Final = "the group was closed there"
 
 
@@ -333,14 +334,18 @@ class OperationTable:
             if not operation.has_started:
                 return "it has called that operation, but does not await it yet"
             ranks = operation.waits_for()
-            return f"in that operation too, waiting for rank {ranks[0]}" if ranks else "in that operation too"
+            return _IN_IT_TOO + (f", waiting for rank {ranks[0]}{_hearsay(operation, ranks[0])}" if ranks else "")
         if group is not None and group.is_stale(sequence):
             return "it is through with that operation"
         here = self._elsewhere(group)
+        unknown = ", and has made no such group" if group is None else ""
         if here is not None:
-            return f"in op {here.label.partition(' ')[2]} ({here.name})"
+            place = "" if here.home is group else f" of group {here.home.name}"
+            ranks = here.waits_for() if here.home is not group else []
+            awaited = f", waiting for rank {ranks[0]}" if ranks else ""
+            return f"in op {here.label.partition(' ')[2]} ({here.name}){place}{awaited}{unknown}"
         done = group.ledger.last if group is not None and isinstance(group.ledger, GroupLedger) else 0
-        return f"in no operation, after op #{done}" if done else "in no operation"
+        return (f"in no operation, after op #{done}" if done else "in no operation") + unknown
 
     def _elsewhere(self, group: Group | None) -> Operation | None:
         """Return an operation that this rank awaits, one of ``group`` if there is any."""
@@ -350,6 +355,17 @@ class OperationTable:
     def _operation(self, group: int, sequence: int) -> Operation | None:
         known = self._groups.get(group)
         return None if known is None else known.find(sequence)
+
+
+def _hearsay(operation: Operation, rank: int) -> str:
+    """Return what ``rank`` has said it does instead of ``operation``, or has heard of the rank that it waits for."""
+    answer = operation.answers.get(rank)
+    if answer is None:
+        return ""
+    if not answer.text.startswith(_IN_IT_TOO):
+        return f"; rank {rank} is {answer.text}"
+    _, semicolon, said = answer.text.partition("; ")
+    return semicolon + said
 
 
 def _number(operation: Operation) -> str:

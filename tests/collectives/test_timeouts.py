@@ -133,3 +133,30 @@ def test_a_receive_says_where_its_source_is(open_ranks: OpenRanks) -> None:
     text = run_virtual(main())
     assert text.startswith("rank 1: recv from rank 0 (tag 3) waited 20.0 s for rank 0 (last heard ")
     assert 'in op #1 "other" (barrier)' in text
+
+
+@pytest.mark.parametrize("key", [None, "k"])
+@pytest.mark.parametrize("differs", ["ranks", "key"])
+def test_ranks_that_made_different_groups_are_told_what_the_others_wait_for(
+    open_ranks: OpenRanks, differs: str, key: str | None
+) -> None:
+    """They cannot be told from ranks that come late before the time is up."""
+
+    async def main() -> list[BaseException]:
+        async with open_ranks(3, timeout=10.0) as ranks:
+            calls = []
+            for communicator in ranks.communicators:
+                is_odd = communicator.rank == 1
+                members = (0, 1) if differs == "ranks" and is_odd else (0, 1, 2)
+                group = communicator.subgroup(members, key="other" if differs == "key" and is_odd else key)
+                assert group is not None
+                calls.append(group.all_reduce(np.zeros(1), algorithm="ring"))
+            return await asyncio.gather(*calls, return_exceptions=True)  # type: ignore[return-value]
+
+    errors = run_virtual(main())
+    assert all(isinstance(error, PeerTimeout | PeerCancelled) for error in errors)
+    named = "of group of ranks 0,1," if differs == "ranks" else "of group of ranks 0,1,2,"
+    for error in (errors[0], errors[2]):
+        assert f"in op #1 (all_reduce) {named} waiting for rank 0, and has made no such group" in str(error)
+    assert "rank 1: all_reduce #1 waited 10.0 s for rank 0 (last heard" in str(errors[1])
+    assert "in op #1 (all_reduce) of group of ranks 0,1,2, waiting for rank" in str(errors[1])
