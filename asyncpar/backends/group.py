@@ -25,6 +25,7 @@ from asyncpar.codecs import Codec
 from asyncpar.collectives.arguments import check_array, check_key, check_out, check_writable
 from asyncpar.collectives.call import Call
 from asyncpar.collectives.communicator import Communicator
+from asyncpar.collectives.ledger import UseCounts
 from asyncpar.collectives.reduction import Array
 from asyncpar.errors import UsageError
 
@@ -44,7 +45,7 @@ class CommunicationGroup:
         self.compression = compression
         self._compressed: Communicator | None = None
         self._tally = CallTally()
-        self._uses: dict[str, int] = {}
+        self._uses = UseCounts()
 
     def __repr__(self) -> str:
         return f"CommunicationGroup({self.name!r}, rank {self.rank} of {self.size}, {self.backend})"
@@ -180,7 +181,7 @@ class CommunicationGroup:
 
     def _use(self, key: str | None) -> _Use:
         name = "" if key is None else f"key {key}"
-        number = self._uses[name] = self._uses.get(name, 0) + 1
+        number = self._uses.add(name)
         return _Use(name, number)
 
     def _codec(self, x: Any, out: Array | None, key: str | None) -> Codec | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, Self, TypeVar
 
 import numpy as np
@@ -60,7 +61,10 @@ class Communicator(ArrayOperations):
     def __init__(self, engine: Engine) -> None:
         super().__init__(engine)
         self._mailbox = Mailbox(engine)
-        self._keyed: dict[tuple[tuple[int, ...], str], Communicator | None] = {}
+        self._keyed: dict[tuple[tuple[int, ...], str], Communicator] = {}
+        """Groups that were made of this one with a key, and are not closed."""
+        self._forget: Callable[[], object] | None = None
+        """What removes this group from those of the one it was made of."""
         self._is_world = False
 
     @classmethod
@@ -218,8 +222,8 @@ class Communicator(ArrayOperations):
 
         Nothing is sent.  Its members must ask for the same ranks in the same order, and as often: every call makes
         another group.  With ``key`` the ranks that pass equal keys are one group instead, in whatever order and however
-        often they ask; who asks again gets the same communicator.  Groups last until they are closed, or are without
-        ``key`` and nobody has them any more.
+        often they ask; who asks again gets the same communicator until it is closed, and then another one: members must
+        close it equally often.  Groups last until they are closed, or are without ``key`` and nobody has them any more.
 
         Ranks that ask for different ranks, or of which one uses another ``key``, wait for each other until the timeout:
         a rank that does not come cannot be told from one that comes late, from another task perhaps.  The error then
@@ -232,11 +236,15 @@ class Communicator(ArrayOperations):
         if key is None:
             engine = subgroups.subgroup(self._engine, ranks, name, has_own_timeout=has_own_timeout)
             return None if engine is None else Communicator(engine)
-        chosen = tuple(ranks)
-        if (chosen, key) not in self._keyed:
-            engine = subgroups.subgroup(self._engine, chosen, name, key, has_own_timeout=has_own_timeout)
-            self._keyed[chosen, key] = None if engine is None else Communicator(engine)
-        return self._keyed[chosen, key]
+        place = tuple(ranks), key
+        made = self._keyed.get(place)
+        if made is None:
+            engine = subgroups.subgroup(self._engine, place[0], name, key, has_own_timeout=has_own_timeout)
+            if engine is None:
+                return None
+            made = self._keyed[place] = Communicator(engine)
+            made._forget = partial(self._keyed.pop, place, None)
+        return made
 
     def split(
         self, color: int | None, key: int = 0, *, name: str | None = None
@@ -299,6 +307,8 @@ class Communicator(ArrayOperations):
                 operation.fail(UsageError(f"{operation.label}: group {group.name} was closed on this rank"))
         group.channels[:] = self._mailbox.close()
         self._engine.close()
+        if self._forget is not None:
+            self._forget()
 
     def refuse(self, operation: str, error: BaseException, *, key: str | None = None) -> None:
         """Give a call of ``operation`` its place that is refused with ``error`` before it gets here.

@@ -21,7 +21,7 @@ from asyncpar.collectives.call import Call
 from asyncpar.collectives.description import Description, describe, hash64
 from asyncpar.collectives.ending import ended, give_up, refuse
 from asyncpar.collectives.group import Group
-from asyncpar.collectives.ledger import GroupLedger
+from asyncpar.collectives.ledger import GroupLedger, UseCounts
 from asyncpar.collectives.operation import Limits, Operation
 from asyncpar.collectives.plan import Plan
 from asyncpar.collectives.policy import Policy
@@ -90,7 +90,7 @@ class Engine:
         self.others = tuple(rank for rank in ranks if rank != table.links.rank)
         self._prepared: OrderedDict[Hashable, Prepared] = OrderedDict()
         self._tallies: dict[tuple[str, str], Tally] = {}
-        self._subgroups: dict[tuple[int, ...], int] = {}
+        self._subgroups = UseCounts()
         self.arena: ArenaGroup | None = None
         self._keyed_arena: ArenaGroup | None = None
         if table.arena is not None and has_arena:
@@ -158,12 +158,9 @@ class Engine:
     def subgroup_number(self, ranks: tuple[int, ...], key: str | None = None) -> int:
         """Return a number for a group of ``ranks`` (of the world) that all its members find without talking.
 
-        Without ``key`` it counts how often they were asked for.
+        It counts how often they were asked for, with this ``key`` or without one.
         """
-        if key is not None:
-            return hash64("group", self.group.number, ranks, key)
-        made = self._subgroups[ranks] = self._subgroups.get(ranks, 0) + 1
-        return hash64("group", self.group.number, ranks, made)
+        return hash64("group", self.group.number, ranks, key, self._subgroups.add((ranks, key)))
 
     def leave_arena(self) -> None:
         """All operations have failed, and there will be no more: give back what the arena has for this group."""

@@ -8,12 +8,16 @@ unless they are active.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Container
+from collections.abc import Container, Hashable
 from typing import Protocol
+
+import numpy as np
 
 from asyncpar.collectives.description import KEYED, hash64
 
 _REMEMBERED_KEYED = 4096
+_COUNTED_APART = 4096
+_MASK = (1 << 64) - 1
 
 
 class Ledger(Protocol):
@@ -24,17 +28,67 @@ class Ledger(Protocol):
         ...
 
 
+class UseCounts:
+    """How often each of many names was used here; a name that was not used lately takes 12 bytes.
+
+    Names are told apart by their 64-bit hashes: of a million names, two are mixed up with probability 3e-8.
+    """
+
+    def __init__(self) -> None:
+        self._recent: dict[int, int] = {}
+        self._names = np.empty(0, np.uint64)
+        """Sorted hashes of names that were not used lately."""
+        self._counts = np.empty(0, np.uint32)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the names that were not used lately."""
+        return self._names.nbytes + self._counts.nbytes
+
+    def add(self, name: Hashable) -> int:
+        """Count a use of ``name``; return which one it is, from 1."""
+        hashed = hash(name) & _MASK
+        use = (self._recent.get(hashed) or self._count_of(hashed)) + 1
+        self._recent[hashed] = use
+        if len(self._recent) > _COUNTED_APART:
+            self._pack()
+        return use
+
+    def _count_of(self, hashed: int) -> int:
+        if not self._names.size:
+            return 0
+        place = int(np.searchsorted(self._names, np.uint64(hashed)))
+        is_known = place < self._names.size and int(self._names[place]) == hashed
+        return int(self._counts[place]) if is_known else 0
+
+    def _pack(self) -> None:
+        """Put the recent names to the others."""
+        names = np.fromiter(self._recent, np.uint64, len(self._recent))
+        counts = np.fromiter(self._recent.values(), np.uint32, len(self._recent))
+        order = np.argsort(names)
+        names, counts = names[order], counts[order]
+        places = np.searchsorted(self._names, names)
+        is_known = np.zeros(len(names), np.bool_)
+        inside = places < self._names.size
+        is_known[inside] = self._names[places[inside]] == names[inside]
+        self._counts[places[is_known]] = counts[is_known]
+        is_new = ~is_known
+        self._names = np.insert(self._names, places[is_new], names[is_new])
+        self._counts = np.insert(self._counts, places[is_new], counts[is_new])
+        self._recent.clear()
+
+
 class GroupLedger:
     """The numbers of a communicator: 1, 2, 3, ... in the order of calls, and hashes of keys.
 
     The n-th use of a key has the same number on every rank: uses are counted where they are called, per rank and key,
     whether they succeed or fail.  So a rank that skips a use of a key which the others call, as after a failure that
-    ends its step early, meets their (n+1)-th use with its n-th from then on.  A counter is kept per distinct key.
+    ends its step early, meets their (n+1)-th use with its n-th from then on.  Keys are counted while the group lives.
     """
 
     def __init__(self) -> None:
         self.last = 0
-        self._uses: dict[str, int] = {}
+        self._uses = UseCounts()
         self._keyed: OrderedDict[int, None] = OrderedDict()
 
     def allot(self) -> int:
@@ -47,7 +101,7 @@ class GroupLedger:
 
         Numbers in ``active`` are not forgotten.
         """
-        use = self._uses[key] = self._uses.get(key, 0) + 1
+        use = self._uses.add(key)
         sequence = hash64(key, use) | KEYED
         self._keyed[sequence] = None
         while len(self._keyed) > _REMEMBERED_KEYED:

@@ -67,6 +67,23 @@ async def test_a_group_lives_while_a_call_of_it_does(open_ranks: OpenRanks) -> N
         assert await asyncio.gather(*(run(world) for world in ranks.communicators)) == [2.0, 2.0]
 
 
+async def test_a_keyed_group_that_was_closed_is_made_anew_and_leaves_nothing(open_ranks: OpenRanks) -> None:
+    async with open_ranks(2) as ranks:
+
+        async def run(world: Communicator) -> list[float]:
+            sums = []
+            for turn in range(3):
+                group = world.subgroup((0, 1), key="again")
+                assert group is not None
+                assert world.subgroup((0, 1), key="again") is group
+                sums.append(float((await group.all_reduce(np.full(1, float(turn))))[0]))
+                group.close()
+                assert not world._keyed  # nothing of it can be seen otherwise
+            return sums
+
+        assert await asyncio.gather(*(run(world) for world in ranks.communicators)) == [[0.0, 2.0, 4.0]] * 2
+
+
 @pytest.mark.parametrize("closes", [True, False])
 @pytest.mark.parametrize(("transport", "count"), [("inproc", 2000 if IS_WHOLE else 500), ("shm", 300)])
 async def test_memory_stays_the_same_over_many_groups(transport: str, count: int, closes: bool) -> None:
