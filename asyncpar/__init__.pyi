@@ -69,11 +69,11 @@ from .runtime.actor import Actor as Actor
 from .runtime.actor import endpoint as endpoint
 from .runtime.dead_letters import DeadLetter as DeadLetter
 from .runtime.dead_letters import DeadLetters as DeadLetters
+from .runtime.declaration import Mailbox as Mailbox
+from .runtime.declaration import WhenFull as WhenFull
 from .runtime.delivery import time_left as time_left
-from .runtime.down import Down as Down
-from .runtime.down import DownReason as DownReason
-from .runtime.mailbox import Mailbox as Mailbox
-from .runtime.mailbox import WhenFull as WhenFull
+from .runtime.ending import Down as Down
+from .runtime.ending import DownReason as DownReason
 from .runtime.ref import ActorRef as ActorRef
 from .runtime.watches import Watch as Watch
 from .supervision.child import Child as Child

@@ -18,7 +18,7 @@ from asyncpar.membership.client import JoinRequest, join_world, serve_alone
 from asyncpar.membership.credentials import read_credentials
 from asyncpar.observe.agent_line import AgentLine
 from asyncpar.observe.reporting import Reporter
-from asyncpar.runtime.door import Door
+from asyncpar.runtime.gateway import Door
 from asyncpar.transport.inproc import InprocConnector, InprocFabric
 from asyncpar.transport.links import Connector, Links
 from asyncpar.transport.negotiation import GrpcConnector

@@ -14,8 +14,8 @@ from asyncpar.meshes.shape import Coordinates, MeshShape
 from asyncpar.meshes.tally import Tally
 from asyncpar.meshes.values import MeshValues, mesh_error
 from asyncpar.runtime.actor import Actor
-from asyncpar.runtime.down import Down
-from asyncpar.runtime.error_text import sendable
+from asyncpar.runtime.ending import Down
+from asyncpar.runtime.failure import sendable
 from asyncpar.runtime.message import Abandon
 from asyncpar.runtime.ref import ActorRef, Endpoint, NoSuchEndpoint, Told
 from asyncpar.runtime.system import ActorSystem

@@ -13,10 +13,10 @@ from asyncpar.meshes.shape import Coordinates, MeshShape
 from asyncpar.meshes.tally import Tally
 from asyncpar.meshes.values import MeshError, MeshValues
 from asyncpar.runtime.actor import Actor, as_reference
-from asyncpar.runtime.place import Place
+from asyncpar.runtime.lifecycle import check_actor_class
+from asyncpar.runtime.message import Place
 from asyncpar.runtime.ref import ActorRef
-from asyncpar.runtime.roster import check_name
-from asyncpar.runtime.spawner import check_actor_class
+from asyncpar.runtime.registry import check_name
 from asyncpar.runtime.system import ActorSystem
 
 A = TypeVar("A", bound=Actor)

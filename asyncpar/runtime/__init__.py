@@ -25,18 +25,19 @@ its result, and closing the node waits for it, saying so.
 
 Where to read, in this order
 
-- ``actor``: what users write, ``declaration`` what it may look like; ``ref``: what callers hold, ``reference_types``
-  how it stands for its class; ``mailbox``, ``down``, ``dead_letters``: the values they meet.
-- ``message``: what actor systems say to each other.
-- ``system``: ``ActorSystem``, which joins the halves; ``switchboard``: who hears which message; ``post``: the way out.
-- Calling: ``caller``, ``pending``, ``line`` and ``window`` (pure: how much may wait for an actor), ``arguments``.
-- Being called: ``callee``; ``roster``, ``spawner``, ``lookup``, ``requests`` (of other ranks), ``household`` (who owns
-  whom, who hears of an end); ``birth``, ``cell``: the life of one actor, with its ``backlog``, its
-  ``ending`` and its ``side`` lanes; ``handler``: runs its code, by ``execution`` and in ``thread``; ``endpoint``:
-  signatures and the binding of arguments; ``delivery``: the message that is handled.
-- ``failure``, ``error_text``: exceptions as text; ``culprit``: whose code blocks the loop.
-- ``watches``: exactly one ``Down``.  ``place``, ``groups``: actors on a mesh and their communicators.
+- ``actor``: the base class of users' actors; ``declaration``: endpoint marks and mailbox policies; ``ref``: references;
+  ``ending``: reasons and errors of an actor's end; ``dead_letters``: told messages that were not handled.
+- ``message``: the messages between actor systems; ``outbound`` sends them, ``routing`` dispatches those that arrive.
+- ``system``: ``ActorSystem``, the calling and the called half together.
+- Calling: ``caller``, ``pending``; ``window`` (pure): how many bytes may wait for one actor.
+- Called: ``callee``: calls that are served, and their answers; ``registry``: actors by name; ``lifecycle``: starting
+  actors, and reporting their ends; ``requests``: of other ranks, to start or end an actor.
+- One actor: ``cell``: its task; ``mailbox``: its queue and those of its concurrent endpoints; ``executor``: runs its
+  endpoints and hooks by ``execution`` (interruptible code, threads); ``endpoint``: signatures and the binding of
+  arguments; ``delivery``: the message that is handled.
+- ``failure``: exceptions as text; ``culprit``: which actor blocks the loop.
+- ``watches``: exactly one ``Down`` per watch.  ``groups``: communicators of actors on a mesh.
 - ``streams``, ``stream_caller``: streams of a call, in both directions.
-- ``deadlines``: ``asyncio.timeout`` that travels.
-- ``door``, ``door_values``: the same endpoints for programs without a node, over gRPC.
+- ``deadlines``: ``asyncio.timeout`` is sent along with a call.
+- ``gateway``: the same endpoints for programs without a node, over gRPC.
 """

@@ -8,10 +8,9 @@ from typing import Any, ClassVar, Concatenate, Final, Generic, ParamSpec, Protoc
 
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.errors import UsageError
-from asyncpar.runtime.declaration import EndpointMark, mark_endpoint, read_endpoints
-from asyncpar.runtime.down import Down, DownReason
-from asyncpar.runtime.mailbox import Mailbox
-from asyncpar.runtime.place import Place
+from asyncpar.runtime.declaration import EndpointMark, Mailbox, mark_endpoint, read_endpoints
+from asyncpar.runtime.ending import Down, DownReason
+from asyncpar.runtime.message import Place
 from asyncpar.runtime.ref import ActorRef, Endpoint, StreamingEndpoint
 from asyncpar.runtime.watches import Watch
 

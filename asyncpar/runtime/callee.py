@@ -13,12 +13,10 @@ from asyncpar.runtime import message
 from asyncpar.runtime.dead_letters import DeadLetter, DeadLetters
 from asyncpar.runtime.deadlines.alarm import AlarmClock
 from asyncpar.runtime.delivery import Delivery
-from asyncpar.runtime.error_text import error_text, sendable
-from asyncpar.runtime.failure import describe_failure, describe_unsendable
-from asyncpar.runtime.handler import Answers
-from asyncpar.runtime.line import Line
-from asyncpar.runtime.post import Post
-from asyncpar.runtime.roster import Roster
+from asyncpar.runtime.executor import Answers
+from asyncpar.runtime.failure import describe_failure, describe_unsendable, error_text, sendable
+from asyncpar.runtime.outbound import Line, Post
+from asyncpar.runtime.registry import Roster
 from asyncpar.runtime.streams.served import ServedStreams
 from asyncpar.runtime.window import ReceiveWindow
 from asyncpar.transport.links import MAX_MESSAGE_BYTES

@@ -10,11 +10,10 @@ import msgspec
 
 from asyncpar.errors import PeerLost, ProtocolError, UsageError
 from asyncpar.runtime import message
-from asyncpar.runtime.arguments import EncodedArguments
 from asyncpar.runtime.deadlines.calls import CallDeadlines
 from asyncpar.runtime.delivery import CURRENT, time_left
-from asyncpar.runtime.pending import Pending, ResultOf, error_of, lost_during
-from asyncpar.runtime.post import Post
+from asyncpar.runtime.outbound import Post
+from asyncpar.runtime.pending import EncodedArguments, Pending, ResultOf, error_of, lost_during
 from asyncpar.runtime.ref import ActorRef, Told
 from asyncpar.runtime.window import Parcel, SendWindow
 from asyncpar.transport.lane import Sending

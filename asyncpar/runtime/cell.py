@@ -11,23 +11,62 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable
-from typing import Any
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar
 
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.errors import ActorDown, PeerLost, UsageError
 from asyncpar.runtime.actor import Actor, Keeper
-from asyncpar.runtime.backlog import BURST, Backlog
-from asyncpar.runtime.birth import Birth, Household
 from asyncpar.runtime.delivery import CURRENT, Delivery
-from asyncpar.runtime.down import Down
-from asyncpar.runtime.ending import End, Ending
+from asyncpar.runtime.ending import Down, End, Ending
+from asyncpar.runtime.endpoint import EndpointSpec
 from asyncpar.runtime.execution import ENDS_PROGRAM, is_task_cancelled
-from asyncpar.runtime.handler import Answers, CancelledItself, Handler
-from asyncpar.runtime.message import ABSENT, CLOSED, FULL, USAGE
+from asyncpar.runtime.executor import Answers, CancelledItself, Handler
+from asyncpar.runtime.groups import Groups
+from asyncpar.runtime.mailbox import BURST, Backlog, Side
+from asyncpar.runtime.message import ABSENT, CLOSED, FULL, USAGE, Place
 from asyncpar.runtime.ref import ActorRef
-from asyncpar.runtime.side import Side
 from asyncpar.runtime.watches import Watch
+
+C = TypeVar("C")
+C_contra = TypeVar("C_contra", contravariant=True)
+
+
+class Household(Protocol[C_contra]):
+    """What a cell asks of the system it lives in, and tells it."""
+
+    groups: Groups
+
+    def ended(self, cell: C_contra) -> None:
+        """The cell handles nothing more."""
+        ...
+
+    def create_task(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Run ``work`` beside the cell's own task."""
+        ...
+
+    async def spawn_child(
+        self, cell: C_contra, actor: type[Actor], args: tuple[Any, ...], kwargs: dict[str, Any], *, name: str | None
+    ) -> ActorRef[Any]:
+        """Start an actor that ``cell`` owns.  Raises as ``ActorSystem.spawn``."""
+        ...
+
+    def watch(self, ref: ActorRef[Any], hear: Callable[[Down], None], among: set[Watch]) -> Watch:
+        """Watch ``ref`` for the cell; until it ends, the watch is ``among`` those."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Birth(Generic[C]):
+    """What a cell is made of.  ``create`` makes the actor; ``owner`` hears how it ends."""
+
+    ref: ActorRef[Any]
+    actor_class: type[Actor]
+    create: Callable[[], Actor]
+    endpoints: Mapping[str, EndpointSpec]
+    owner: C | None = None
+    place: Place | None = None
 
 
 class Cell(Keeper):

@@ -12,11 +12,11 @@ from pathlib import Path
 from types import FrameType
 from typing import Final
 
-from asyncpar.runtime import cell, handler
+from asyncpar.runtime import cell, executor
 from asyncpar.runtime.cell import Cell
 from asyncpar.runtime.delivery import Delivery
 
-_OWN_FILES: Final = frozenset({cell.__file__, handler.__file__})
+_OWN_FILES: Final = frozenset({cell.__file__, executor.__file__})
 _PACKAGE: Final = str(Path(__file__).parents[1]) + os.sep
 
 

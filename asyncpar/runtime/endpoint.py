@@ -4,19 +4,41 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, get_type_hints
+from dataclasses import dataclass, field, is_dataclass
+from functools import reduce
+from operator import or_
+from types import UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 
 from asyncpar.errors import UsageError
-from asyncpar.runtime.actor import Actor
+from asyncpar.runtime.actor import Actor, ActorType
 from asyncpar.runtime.declaration import endpoint_mark
-from asyncpar.runtime.reference_types import with_references
+from asyncpar.runtime.ref import ActorRef
 from asyncpar.runtime.streams.annotations import StreamType, incoming, outgoing, stream_number
 from asyncpar.runtime.streams.served import ServedStreams
 from asyncpar.wire.array import Buffer
 from asyncpar.wire.payload import Extension, PayloadDecoder
+
+
+def with_references(annotation: Any) -> Any:
+    """Return ``annotation`` with ``ActorRef[C]`` in place of each actor's class ``C`` that is a dataclass.
+
+    Decoders would take such a class for plain data; other classes they leave to ``RefExtension``.
+    """
+    if isinstance(annotation, ActorType):
+        return ActorRef[annotation] if is_dataclass(annotation) else annotation
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin in (None, ActorRef, Literal) or any(isinstance(argument, list) for argument in arguments):
+        return annotation
+    if origin is Annotated:
+        return Annotated[(with_references(arguments[0]), *arguments[1:])]
+    replaced = tuple(with_references(argument) for argument in arguments)
+    if replaced == arguments:
+        return annotation
+    return reduce(or_, replaced) if origin in (Union, UnionType) else origin[replaced]
+
 
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 _BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)

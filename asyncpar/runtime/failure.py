@@ -7,23 +7,46 @@ from types import TracebackType
 from typing import Final, NamedTuple
 
 from asyncpar.errors import UsageError
-from asyncpar.observe.error_text import traceback_of
+from asyncpar.observe.error_text import text_of, traceback_of
 from asyncpar.runtime import message
-from asyncpar.runtime.error_text import error_text, sendable
 from asyncpar.wire import payload
 from asyncpar.wire.array import type_name
+
+MAX_TEXT: Final = 64 * 1024
+"""Most characters of a message or traceback that travel."""
+_BRIEF: Final = 1000
+
+
+def error_text(error: BaseException) -> str:
+    """Return what ``error`` says, fit to be sent."""
+    return sendable(text_of(error))
+
+
+def sendable(text: str) -> str:
+    """Make ``text`` encodable and keep it within ``MAX_TEXT``: the end of a traceback says most."""
+    if len(text) > MAX_TEXT:
+        text = "..." + text[-MAX_TEXT:]
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def brief(error: BaseException | None) -> str:
+    """Return type and text of ``error``, short enough to be said to everyone who waits."""
+    if error is None:
+        return "for no reason that is known"
+    text = error_text(error)
+    return f"{type_name(type(error))}: {text if len(text) <= _BRIEF else text[:_BRIEF] + '...'}"
+
 
 _OWN: Final = [
     "cell",
     "execution",
-    "handler",
-    "line",
+    "executor",
+    "lifecycle",
+    "mailbox",
+    "outbound",
     "requests",
-    "side",
-    "spawner",
     "streams/producing",
     "streams/served",
-    "thread",
 ]
 _OWN_FILES: Final = frozenset({payload.__file__, *(str(Path(__file__).parent / f"{name}.py") for name in _OWN)})
 

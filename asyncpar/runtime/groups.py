@@ -8,7 +8,7 @@ from asyncpar.collectives.communicator import Communicator
 from asyncpar.config.rank_order import RankOrder
 from asyncpar.errors import UsageError
 from asyncpar.runtime import message
-from asyncpar.runtime.place import Place
+from asyncpar.runtime.message import Place
 from asyncpar.runtime.ref import ActorRef
 
 

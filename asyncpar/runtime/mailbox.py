@@ -1,63 +1,204 @@
-"""Mailboxes: how many messages may wait in front of an actor, and what becomes of those that find no room.
-
-Whatever the policy, a sender may have about ``window.WINDOW`` bytes under way to one actor (see ``window``), so that no
-mailbox grows without bound.  With the policy ``wait`` that is all: the rest waits at the senders.  The other two
-policies bound the number of waiting messages and never make a sender wait for long.
-
-The module decides only.
-"""
+"""The messages that wait in front of an actor.  Decides only."""
 
 from __future__ import annotations
 
-import enum
-from dataclasses import dataclass
-from typing import Final
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, Final
 
-from asyncpar.errors import UsageError
+from asyncpar.runtime.declaration import Mailbox, WhenFull
+from asyncpar.runtime.delivery import Delivery
+from asyncpar.runtime.execution import ActorThread
 
-DEFAULT_LIMIT: Final = 1000
-
-
-class WhenFull(enum.StrEnum):
-    """What happens to a message that finds the mailbox full."""
-
-    WAIT = "wait"
-    """It waits at its sender: asks by themselves, tells if they are awaited."""
-    FAIL = "fail"
-    """It is refused: an ask raises ``MailboxFull``, a tell becomes a dead letter."""
-    DROP_OLDEST = "drop_oldest"
-    """It gets the place of the oldest waiting message, which is refused."""
+BURST: Final = 32
+"""Messages handled in a row before the event loop gets a turn, if no endpoint gave it one."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Mailbox:
-    """The policy of an actor class: ``mailbox = Mailbox(limit=100, when_full="drop_oldest")`` in its body.
+class Backlog:
+    """Deliveries that wait, first in first out."""
 
-    ``limit`` is how many messages may wait (default 1000); with ``wait`` there is none, since senders are slowed down
-    by bytes.
-    """
+    __slots__ = ("_drops_oldest", "_limit", "_queue")
 
-    limit: int | None = None
-    when_full: WhenFull | str = WhenFull.WAIT
+    def __init__(self, policy: Mailbox) -> None:
+        self._limit = policy.limit
+        self._drops_oldest = policy.when_full is WhenFull.DROP_OLDEST
+        self._queue: deque[Delivery] | None = None  # most actors are idle, and a deque is large
 
-    def __post_init__(self) -> None:
-        try:
-            policy = WhenFull(self.when_full)
-        except ValueError:
-            words = ", ".join(repr(str(word)) for word in WhenFull)
-            raise UsageError(f"when_full: expected one of {words}, got {self.when_full!r}") from None
-        object.__setattr__(self, "when_full", policy)
-        if policy is WhenFull.WAIT:
-            if self.limit is not None:
-                raise UsageError(
-                    f"limit: expected None with when_full='wait', got {self.limit!r}: senders wait by bytes; choose "
-                    "'fail' or 'drop_oldest' for a limit in messages"
-                )
-        elif self.limit is None:
-            object.__setattr__(self, "limit", DEFAULT_LIMIT)
-        elif not _is_count(self.limit):
-            raise UsageError(f"limit: expected at least 1 message, got {self.limit!r}")
+    def __len__(self) -> int:
+        return 0 if self._queue is None else len(self._queue)
+
+    def put(self, delivery: Delivery) -> Delivery | None:
+        """Add ``delivery``; return the one for which there is no room: ``delivery`` itself, or the oldest."""
+        queue = self._queue
+        if queue is None:
+            queue = self._queue = deque()
+        if self._limit is not None and len(queue) >= self._limit:
+            if not self._drops_oldest:
+                return delivery
+            queue.append(delivery)
+            return queue.popleft()
+        queue.append(delivery)
+        return None
+
+    def pop(self) -> Delivery | None:
+        """Take out the oldest, None if there is none."""
+        if not self._queue:
+            return None
+        return self._queue.popleft()
+
+    def clear(self) -> list[Delivery]:
+        """Take out all."""
+        queue, self._queue = self._queue, None
+        return [] if queue is None else list(queue)
 
 
-def _is_count(limit: object) -> bool:
-    return isinstance(limit, int) and limit >= 1
+CreateTask = Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
+Handle = Callable[[Delivery, ActorThread], Awaitable[None]]
+
+
+class SideLane:
+    """The calls of one concurrent endpoint: begun in order, ``limit`` at once."""
+
+    def __init__(self, name: str, limit: int, policy: Mailbox, handle: Handle, create_task: CreateTask) -> None:
+        self._limit = limit
+        self._handle = handle
+        self._create_task = create_task
+        self._backlog = Backlog(policy)
+        self._workers: set[asyncio.Task[None]] = set()
+        self._running: set[Delivery] = set()
+        self._thread = ActorThread(name, threads=limit)
+        self._is_open = False
+        self.on_idle: Callable[[], None] = lambda: None
+
+    @property
+    def is_busy(self) -> bool:
+        """Does anything run or wait?"""
+        return bool(self._workers) or len(self._backlog) > 0
+
+    def put(self, delivery: Delivery) -> Delivery | None:
+        """Begin ``delivery`` as soon as there is a place; return the one for which there is no room, if any."""
+        refused = self._backlog.put(delivery)
+        self._work()
+        return refused
+
+    def open(self) -> None:
+        """The actor has started: begin what waits."""
+        self._is_open = True
+        for _ in range(min(len(self._backlog), self._limit)):
+            self._work()
+
+    def clear(self) -> list[Delivery]:
+        """Begin nothing more, and return what waits."""
+        self._is_open = False
+        return self._backlog.clear()
+
+    def runs(self, delivery: Delivery | None) -> bool:
+        """Is ``delivery`` being handled here?"""
+        return delivery in self._running
+
+    def interrupt(self) -> None:
+        """Cancel what runs."""
+        for delivery in list(self._running):
+            if delivery.execution is not None:
+                delivery.execution.interrupt()
+
+    async def wait_idle(self) -> None:
+        """Return when nothing runs any more."""
+        while self._workers:
+            await asyncio.wait(set(self._workers))
+
+    def close(self) -> None:
+        """Let the threads end."""
+        self._thread.close()
+
+    def _work(self) -> None:
+        if self._is_open and len(self._workers) < self._limit and len(self._backlog):
+            worker = self._create_task(self._run())
+            self._workers.add(worker)
+            worker.add_done_callback(self._done)
+
+    async def _run(self) -> None:
+        handled = 0
+        while (delivery := self._backlog.pop()) is not None:
+            self._running.add(delivery)
+            try:
+                await self._handle(delivery, self._thread)
+            finally:
+                self._running.discard(delivery)
+            handled += 1
+            if handled % BURST == 0:
+                await asyncio.sleep(0)
+
+    def _done(self, worker: asyncio.Task[None]) -> None:
+        self._workers.discard(worker)
+        self._work()
+        if not self.is_busy:
+            self.on_idle()
+
+
+class Side:
+    """All side lanes of one actor, made when their first message comes."""
+
+    def __init__(self, name: str, policy: Mailbox, handle: Handle, create_task: CreateTask) -> None:
+        self._name = name
+        self._policy = policy
+        self._handle = handle
+        self._create_task = create_task
+        self._lanes: dict[str, SideLane] = {}
+        self._is_open = False
+        self.on_idle: Callable[[], None] = lambda: None
+        """Called whenever nothing runs or waits any more."""
+
+    @property
+    def is_busy(self) -> bool:
+        """Does anything run or wait?"""
+        return any(lane.is_busy for lane in self._lanes.values())
+
+    def put(self, delivery: Delivery) -> Delivery | None:
+        """See ``SideLane.put``."""
+        lane = self._lanes.get(delivery.endpoint)
+        if lane is None:
+            lane = self._lanes[delivery.endpoint] = self._make(delivery)
+        return lane.put(delivery)
+
+    def open(self) -> None:
+        """The actor has started."""
+        self._is_open = True
+        for lane in self._lanes.values():
+            lane.open()
+
+    def clear(self) -> list[Delivery]:
+        """Begin nothing more, and return what waits."""
+        self._is_open = False
+        return [delivery for lane in self._lanes.values() for delivery in lane.clear()]
+
+    def runs(self, delivery: Delivery | None) -> bool:
+        """Is ``delivery`` being handled here?"""
+        return any(lane.runs(delivery) for lane in self._lanes.values())
+
+    def interrupt(self) -> None:
+        """Cancel what runs."""
+        for lane in self._lanes.values():
+            lane.interrupt()
+
+    async def wait_idle(self) -> None:
+        """Return when nothing runs any more."""
+        for lane in self._lanes.values():
+            await lane.wait_idle()
+
+    def close(self) -> None:
+        """Let the threads end.  Nothing runs any more."""
+        for lane in self._lanes.values():
+            lane.close()
+
+    def _make(self, delivery: Delivery) -> SideLane:
+        spec = delivery.spec
+        assert spec is not None
+        assert spec.concurrency is not None, "only concurrent endpoints have lanes"
+        name = f"actor {self._name} {spec.name}"
+        lane = SideLane(name, spec.concurrency, self._policy, self._handle, self._create_task)
+        lane.on_idle = lambda: None if self.is_busy else self.on_idle()
+        if self._is_open:
+            lane.open()
+        return lane

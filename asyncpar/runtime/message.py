@@ -12,7 +12,6 @@ from typing import Annotated, Final, TypeAlias
 import msgspec
 
 from asyncpar.errors import ProtocolError, UsageError
-from asyncpar.runtime.place import Place
 from asyncpar.wire.array import Buffer
 from asyncpar.wire.payload import PayloadDecoder
 
@@ -36,6 +35,19 @@ FULL: Final = "full"
 """The mailbox had no room."""
 DEADLINE: Final = "deadline"
 """The deadline of the call has passed."""
+
+
+class Place(msgspec.Struct, frozen=True, array_like=True):
+    """One actor of a mesh.
+
+    ``mesh`` names the mesh, equal for all its actors and for no other mesh of the world.  ``ranks`` are in row-major
+    order of the ``axes`` of the given ``sizes``.
+    """
+
+    mesh: str
+    axes: tuple[str, ...]
+    sizes: tuple[int, ...]
+    ranks: tuple[int, ...]
 
 
 class Call(msgspec.Struct, frozen=True, array_like=True, tag=1):

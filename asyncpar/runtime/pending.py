@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
+
+import msgspec
 
 from asyncpar.errors import (
     ActorDown,
@@ -22,7 +25,7 @@ from asyncpar.runtime.ref import ActorRef
 from asyncpar.runtime.streams.feeds import Feeds
 from asyncpar.runtime.streams.reading import Inlet
 from asyncpar.runtime.window import Parcel
-from asyncpar.wire.payload import PayloadDecoder
+from asyncpar.wire.payload import PayloadDecoder, PayloadEncoder
 
 
 @dataclass(slots=True, eq=False)
@@ -84,3 +87,24 @@ def error_of(failure: message.Failure, rank: int, operation: str) -> AsyncparErr
             return PeerLost(text, rank=rank, operation=operation, cause=failure.text)
         case _:
             return RemoteError(failure.text, rank=rank, type_name=failure.type_name, remote_traceback=failure.traceback)
+
+
+class EncodedArguments(tuple[Any, ...]):
+    """Positional arguments that have been encoded, together with the named ones, for any number of calls."""
+
+    encoder: PayloadEncoder
+    positional: list[msgspec.Raw]
+    named: dict[str, msgspec.Raw]
+
+    @classmethod
+    def of(
+        cls,
+        arguments: Sequence[Any],
+        encoder: PayloadEncoder,
+        positional: list[msgspec.Raw],
+        named: dict[str, msgspec.Raw],
+    ) -> Self:
+        """Return ``arguments`` with what ``encoder`` made of them and of the named ones."""
+        encoded = cls(arguments)
+        encoded.encoder, encoded.positional, encoded.named = encoder, positional, named
+        return encoded

@@ -12,12 +12,11 @@ from asyncpar.errors import ProtocolError, UsageError
 from asyncpar.runtime import message
 from asyncpar.runtime.cell import Cell
 from asyncpar.runtime.delivery import CURRENT
-from asyncpar.runtime.error_text import error_text
 from asyncpar.runtime.execution import ENDS_PROGRAM
-from asyncpar.runtime.failure import describe_failure
-from asyncpar.runtime.post import Post
-from asyncpar.runtime.roster import Roster
-from asyncpar.runtime.spawner import Spawner
+from asyncpar.runtime.failure import describe_failure, error_text
+from asyncpar.runtime.lifecycle import Spawner
+from asyncpar.runtime.outbound import Post
+from asyncpar.runtime.registry import Roster
 from asyncpar.transport.links import MAX_MESSAGE_BYTES
 from asyncpar.wire.payload import PayloadEncoder
 

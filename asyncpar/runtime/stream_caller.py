@@ -13,9 +13,8 @@ from asyncpar.errors import AsyncparError, PeerLost, ProtocolError
 from asyncpar.runtime import message
 from asyncpar.runtime.caller import Caller
 from asyncpar.runtime.deadlines.discovery import Iteration
-from asyncpar.runtime.line import Line
+from asyncpar.runtime.outbound import Line, Post
 from asyncpar.runtime.pending import Pending
-from asyncpar.runtime.post import Post
 from asyncpar.runtime.ref import ActorRef
 from asyncpar.runtime.streams.annotations import take_streams
 from asyncpar.runtime.streams.feeds import CreateTask, Feed, Feeds

@@ -12,26 +12,23 @@ from asyncpar.errors import PeerLost, UsageError
 from asyncpar.observe.loop_watch import LoopWatch
 from asyncpar.runtime import message
 from asyncpar.runtime.actor import Actor, as_reference
-from asyncpar.runtime.arguments import EncodedArguments
 from asyncpar.runtime.callee import Callee
 from asyncpar.runtime.caller import Caller
 from asyncpar.runtime.culprit import describe_culprit
 from asyncpar.runtime.dead_letters import DeadLetter, DeadLetters
-from asyncpar.runtime.down import Down
+from asyncpar.runtime.ending import Down
 from asyncpar.runtime.endpoint import EndpointSpec, describe_constructor
 from asyncpar.runtime.groups import Groups
-from asyncpar.runtime.household import LocalHousehold
-from asyncpar.runtime.lookup import class_path
-from asyncpar.runtime.message import MessageDecoder
-from asyncpar.runtime.place import Place
-from asyncpar.runtime.post import Post
+from asyncpar.runtime.lifecycle import LocalHousehold, Spawner, check_actor_class
+from asyncpar.runtime.message import MessageDecoder, Place
+from asyncpar.runtime.outbound import Post
+from asyncpar.runtime.pending import EncodedArguments
 from asyncpar.runtime.ref import ActorRef, Messenger, RefExtension, Told
+from asyncpar.runtime.registry import Roster, check_name, class_path
 from asyncpar.runtime.requests import Requests
-from asyncpar.runtime.roster import Roster, check_name
-from asyncpar.runtime.spawner import Spawner, check_actor_class
+from asyncpar.runtime.routing import Switchboard
 from asyncpar.runtime.stream_caller import StreamCaller
 from asyncpar.runtime.streams.annotations import find_stream
-from asyncpar.runtime.switchboard import Switchboard
 from asyncpar.runtime.watches import Watch, Watches
 from asyncpar.transport.home_loop import check_home_loop, is_home_loop
 from asyncpar.transport.links import Links

@@ -9,8 +9,8 @@ from typing import Any
 
 from asyncpar.errors import AsyncparError, PeerLost, ProtocolError, RemoteError
 from asyncpar.runtime import message
-from asyncpar.runtime.down import Down, DownReason
-from asyncpar.runtime.post import Post
+from asyncpar.runtime.ending import Down, DownReason
+from asyncpar.runtime.outbound import Post
 from asyncpar.runtime.ref import ActorRef
 from asyncpar.transport.links import Links
 

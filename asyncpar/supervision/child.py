@@ -10,8 +10,8 @@ from typing import Any
 
 from asyncpar.errors import UsageError
 from asyncpar.runtime.actor import Actor
-from asyncpar.runtime.roster import check_name
-from asyncpar.runtime.spawner import check_actor_class
+from asyncpar.runtime.lifecycle import check_actor_class
+from asyncpar.runtime.registry import check_name
 from asyncpar.supervision.policy import Restart, parse_restart
 
 

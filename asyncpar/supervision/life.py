@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from asyncpar.errors import RemoteError
-from asyncpar.runtime.error_text import error_text
+from asyncpar.runtime.failure import error_text
 from asyncpar.runtime.ref import ActorRef
 from asyncpar.supervision.child import Child, ChildState, ChildStatus
 from asyncpar.supervision.machine import Standing, SupervisorMachine

@@ -11,7 +11,7 @@ from typing import Final, TypeVar
 
 from asyncpar.errors import ActorDown, RestartsExceeded, UsageError
 from asyncpar.runtime.actor import Actor, endpoint
-from asyncpar.runtime.down import Down, DownReason
+from asyncpar.runtime.ending import Down, DownReason
 from asyncpar.runtime.execution import ENDS_PROGRAM
 from asyncpar.supervision.child import Child, ChildStatus, check_children
 from asyncpar.supervision.events import (

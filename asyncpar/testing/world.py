@@ -13,7 +13,7 @@ from asyncpar.config.transport import IN_PROCESS_TRANSPORTS, parse_transport
 from asyncpar.config.world import Member, World
 from asyncpar.errors import UsageError
 from asyncpar.node import Node, start_node
-from asyncpar.runtime.door import Door
+from asyncpar.runtime.gateway import Door
 from asyncpar.testing.loop import VirtualTimeLoop
 from asyncpar.transport.inproc import InprocConnector, InprocFabric
 from asyncpar.transport.rpc import Credentials

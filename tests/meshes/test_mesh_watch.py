@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from asyncpar.meshes.mesh_ref import MeshWatch
 from asyncpar.meshes.shape import MeshShape
-from asyncpar.runtime.down import Down, DownReason
+from asyncpar.runtime.ending import Down, DownReason
 from asyncpar.runtime.ref import ActorRef
 from asyncpar.runtime.system import ActorSystem
 from asyncpar.runtime.watches import Watch

@@ -20,8 +20,7 @@ from asyncpar.launch.progress_line import drawn_line, plain_line
 from asyncpar.launch.report_lines import FailureRecord, ProgressRecord, parse_record
 from asyncpar.observe.loop_watch import Blocked, LoopWatch, Sleeper, format_frames
 from asyncpar.observe.reporting import Phase, Reporter, find_peer_error, record_failures
-from asyncpar.runtime.error_text import brief
-from asyncpar.runtime.failure import describe_error
+from asyncpar.runtime.failure import brief, describe_error
 
 HUGE = 10**6
 

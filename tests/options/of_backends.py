@@ -39,7 +39,7 @@ from asyncpar.errors import (
 )
 from asyncpar.pipeline import MemoryManager, PipelineExecutor, PipelineSchedule, StepAlarm
 from asyncpar.runtime.actor import Actor, endpoint
-from asyncpar.runtime.mailbox import Mailbox, WhenFull
+from asyncpar.runtime.declaration import Mailbox, WhenFull
 from asyncpar.supervision.child import Child
 from asyncpar.supervision.policy import Backoff, Intensity
 from asyncpar.supervision.supervisor import Supervisor

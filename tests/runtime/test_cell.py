@@ -12,7 +12,7 @@ import pytest
 
 from asyncpar.errors import ActorDown, AsyncparError, PeerCancelled, PeerLost, RemoteError, UsageError
 from asyncpar.runtime.actor import Actor, endpoint
-from asyncpar.runtime.backlog import BURST
+from asyncpar.runtime.mailbox import BURST
 from asyncpar.runtime.ref import ActorRef
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from asyncpar.errors import UsageError
 from asyncpar.runtime.actor import Actor, endpoint
-from asyncpar.runtime.mailbox import Mailbox
+from asyncpar.runtime.declaration import Mailbox
 
 T = TypeVar("T")
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from asyncpar.errors import UsageError
 from asyncpar.meshes.shape import MeshShape
 from asyncpar.runtime.groups import ranks_along
-from asyncpar.runtime.place import Place
+from asyncpar.runtime.message import Place
 
 
 def place_on(shape: MeshShape) -> Place:

@@ -11,9 +11,9 @@ import pytest
 
 from asyncpar.errors import PeerLost
 from asyncpar.runtime.actor import Actor, endpoint
-from asyncpar.runtime.backlog import BURST
 from asyncpar.runtime.dead_letters import DeadLetter
-from asyncpar.runtime.mailbox import Mailbox
+from asyncpar.runtime.declaration import Mailbox
+from asyncpar.runtime.mailbox import BURST
 from asyncpar.runtime.window import OVERHEAD, WINDOW, Parcel, SendWindow
 from tests.runtime.conftest import OpenRanks
 from tests.runtime.plain_actors import Plain, turns

@@ -13,9 +13,9 @@ import pytest
 from asyncpar.errors import ActorDown, PeerLost, ProtocolError
 from asyncpar.runtime import message
 from asyncpar.runtime.actor import Actor, endpoint
-from asyncpar.runtime.backlog import BURST
 from asyncpar.runtime.delivery import Delivery, time_left
-from asyncpar.runtime.down import Down, DownReason
+from asyncpar.runtime.ending import Down, DownReason
+from asyncpar.runtime.mailbox import BURST
 from asyncpar.runtime.watches import Watch
 from tests.runtime.conftest import OpenRanks
 from tests.runtime.plain_actors import Careless, Plain, turns

@@ -9,7 +9,7 @@ import pytest
 
 from asyncpar.errors import ActorDown, MailboxFull, UsageError
 from asyncpar.runtime.actor import Actor, endpoint
-from asyncpar.runtime.mailbox import Mailbox, WhenFull
+from asyncpar.runtime.declaration import Mailbox, WhenFull
 
 
 class Busy(Actor):

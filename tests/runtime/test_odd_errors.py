@@ -11,7 +11,7 @@ import pytest
 
 from asyncpar.errors import ActorDown, AsyncparError, RemoteError, UsageError
 from asyncpar.runtime.actor import Actor, endpoint
-from asyncpar.runtime.down import DownReason
+from asyncpar.runtime.ending import DownReason
 from tests.runtime.conftest import OpenRanks
 
 TEXTS = 1 << 20

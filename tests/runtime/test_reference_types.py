@@ -10,8 +10,8 @@ import pytest
 
 from asyncpar.errors import UsageError
 from asyncpar.runtime.actor import Actor, endpoint
+from asyncpar.runtime.endpoint import with_references
 from asyncpar.runtime.ref import ActorRef
-from asyncpar.runtime.reference_types import with_references
 
 
 @dataclass

@@ -11,7 +11,7 @@ import pytest
 
 from asyncpar.errors import ActorDown, PeerLost, RemoteError, UsageError
 from asyncpar.runtime.actor import Actor, endpoint
-from asyncpar.runtime.lookup import class_path, find_actor_class
+from asyncpar.runtime.registry import class_path, find_actor_class
 from tests.runtime.test_mailbox import settle
 
 

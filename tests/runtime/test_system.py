@@ -15,7 +15,7 @@ import pytest
 from asyncpar.errors import ActorDown, ProtocolError, RemoteError, UsageError
 from asyncpar.runtime import message
 from asyncpar.runtime.actor import Actor, endpoint
-from asyncpar.runtime.error_text import MAX_TEXT
+from asyncpar.runtime.failure import MAX_TEXT
 from asyncpar.runtime.system import ActorSystem
 from asyncpar.wire.payload import PayloadEncoder
 

@@ -9,7 +9,7 @@ import pytest
 
 from asyncpar.errors import PeerLost, RemoteError, UsageError
 from asyncpar.runtime.actor import Actor, endpoint
-from asyncpar.runtime.down import Down, DownReason
+from asyncpar.runtime.ending import Down, DownReason
 
 
 class Worker(Actor):

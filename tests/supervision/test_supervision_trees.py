@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 
-from asyncpar.runtime.down import DownReason
+from asyncpar.runtime.ending import DownReason
 from asyncpar.supervision.child import Child
 from asyncpar.supervision.policy import Backoff, Intensity
 from asyncpar.supervision.supervisor import Supervisor

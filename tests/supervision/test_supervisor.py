@@ -9,7 +9,7 @@ import pytest
 
 from asyncpar.errors import ActorDown, RemoteError, UsageError
 from asyncpar.runtime.actor import Actor
-from asyncpar.runtime.down import Down, DownReason
+from asyncpar.runtime.ending import Down, DownReason
 from asyncpar.supervision.child import Child, ChildState
 from asyncpar.supervision.policy import Backoff, Intensity
 from asyncpar.supervision.supervisor import Supervisor

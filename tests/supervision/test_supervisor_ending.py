@@ -10,7 +10,7 @@ import pytest
 
 from asyncpar.errors import ActorDown
 from asyncpar.runtime.actor import Actor, endpoint
-from asyncpar.runtime.down import DownReason
+from asyncpar.runtime.ending import DownReason
 from asyncpar.supervision.child import Child
 from asyncpar.supervision.policy import Backoff
 from asyncpar.supervision.supervisor import Supervisor

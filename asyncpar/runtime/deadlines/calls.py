@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping
 from asyncpar.runtime import message
 from asyncpar.runtime.deadlines.discovery import Iteration, check_interpreter
 from asyncpar.runtime.deadlines.sweeper import DeadlineSweeper
+from asyncpar.runtime.outbound import Post
 from asyncpar.runtime.pending import Pending
-from asyncpar.runtime.post import Post
 from asyncpar.runtime.window import Parcel
 
 

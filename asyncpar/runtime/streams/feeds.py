@@ -12,7 +12,7 @@ from asyncpar.errors import ProtocolError
 from asyncpar.runtime import message
 from asyncpar.runtime.execution import ENDS_PROGRAM, is_task_cancelled
 from asyncpar.runtime.failure import describe_error
-from asyncpar.runtime.line import Line
+from asyncpar.runtime.outbound import Line
 from asyncpar.runtime.streams.producing import Outlet, close_iterator
 from asyncpar.wire.payload import UnwrittenPayload
 

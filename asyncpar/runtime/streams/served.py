@@ -8,7 +8,7 @@ from typing import Any
 from asyncpar.errors import AsyncparError, ProtocolError, RemoteError, UsageError
 from asyncpar.runtime import message
 from asyncpar.runtime.execution import Execution
-from asyncpar.runtime.line import Line
+from asyncpar.runtime.outbound import Line
 from asyncpar.runtime.streams.flow import STREAM_WINDOW
 from asyncpar.runtime.streams.producing import Outlet
 from asyncpar.runtime.streams.reading import Inlet

@@ -23,7 +23,7 @@ from asyncpar.errors import LaunchError, PeerLost, PeerTimeout, UsageError
 from asyncpar.membership.host import host_id, host_name, resolve, route_to
 from asyncpar.observe.agent_line import AgentLine
 from asyncpar.observe.loop_watch import BLOCKED_AFTER
-from asyncpar.runtime.door import Door
+from asyncpar.runtime.gateway import Door
 from asyncpar.torch.meeting.credentials import read_pass
 from asyncpar.torch.meeting.keeper import become_tenant, store_keeper
 from asyncpar.torch.meeting.meeting import Abandoned, StoreMeeting

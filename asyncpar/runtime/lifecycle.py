@@ -7,19 +7,22 @@ import logging
 from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
+from asyncpar.errors import UsageError
 from asyncpar.runtime import message
 from asyncpar.runtime.actor import Actor
-from asyncpar.runtime.birth import Household
 from asyncpar.runtime.callee import Callee
-from asyncpar.runtime.cell import Cell
-from asyncpar.runtime.down import Down, DownReason
+from asyncpar.runtime.cell import Birth, Cell, Household
+from asyncpar.runtime.ending import Down, DownReason
+from asyncpar.runtime.endpoint import EndpointSpec, describe_constructor, describe_endpoints
+from asyncpar.runtime.executor import Answers
 from asyncpar.runtime.failure import begin_in_user_code, describe_error
 from asyncpar.runtime.groups import Groups
-from asyncpar.runtime.post import Post
-from asyncpar.runtime.ref import ActorRef
-from asyncpar.runtime.roster import Roster
-from asyncpar.runtime.spawner import Spawner
+from asyncpar.runtime.message import Place
+from asyncpar.runtime.outbound import Post
+from asyncpar.runtime.ref import ActorRef, Messenger
+from asyncpar.runtime.registry import Roster, find_actor_class
 from asyncpar.runtime.watches import Watch, Watches, decode_down
+from asyncpar.wire.payload import Extension
 
 _LOG = logging.getLogger(__name__)
 
@@ -126,3 +129,94 @@ class LocalHousehold(Household[Cell]):
             owner.notify("on_child_down", decode_down(cell.ref, downed))
         elif cell.ending.error is not None:
             _LOG.error("rank %d: actor %r failed", cell.ref.rank, cell.name, exc_info=cell.ending.error)
+
+
+class Spawner:
+    """Makes the cells of one rank.  ``tasks`` is where their tasks are born."""
+
+    def __init__(
+        self,
+        roster: Roster,
+        *,
+        rank: int,
+        messenger: Messenger,
+        extension: Extension,
+        tasks: asyncio.TaskGroup,
+        answers: Answers,
+        on_spawn: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.household: Household[Cell] | None = None
+        """Where the cells live; set once, before the first is made."""
+        self._answers = answers
+        self._on_spawn = on_spawn
+        self._roster = roster
+        self._rank = rank
+        self._messenger = messenger
+        self._extension = extension
+        self._tasks = tasks
+        self._endpoints: dict[type[Actor], dict[str, EndpointSpec]] = {}
+
+    async def spawn(
+        self,
+        actor_class: type[Actor],
+        create: Callable[[], Actor],
+        *,
+        name: str | None,
+        owner: Cell | None = None,
+        place: Place | None = None,
+    ) -> ActorRef[Any]:
+        """Start an actor and return when its ``on_start`` has.  See ``ActorSystem.spawn``."""
+        check_actor_class(actor_class)
+        ref = ActorRef(
+            self._messenger, name=self._roster.new_name(name, actor_class), rank=self._rank, actor_class=actor_class
+        )
+        birth: Birth[Cell] = Birth(
+            ref=ref,
+            actor_class=actor_class,
+            create=create,
+            endpoints=self.describe(actor_class),
+            owner=owner,
+            place=place,
+        )
+        assert self.household is not None
+        cell = Cell(birth, answers=self._answers, household=self.household)
+        self._roster.add(cell)
+        if owner is not None:
+            owner.children.append(cell)
+        self._on_spawn()
+        cell.task = self.create_task(cell.run(), name=f"actor {ref.name} of rank {self._rank}")
+        try:
+            await cell.started
+        except asyncio.CancelledError:
+            if cell.has_served:
+                cell.stop()
+            else:
+                cell.kill()
+            raise
+        return ref
+
+    async def spawn_for(self, request: message.Spawn, payload: memoryview) -> ActorRef[Any]:
+        """Start the actor that another rank asked for.  Raises ``UsageError`` if the request is wrong."""
+        actor_class = find_actor_class(request.actor_class)
+        constructor = describe_constructor(actor_class, self._extension)
+        args, kwargs = constructor.bind(request.arguments, request.keywords, payload)
+        return await self.spawn(
+            actor_class, lambda: actor_class(*args, **kwargs), name=request.name or None, place=request.place
+        )
+
+    def create_task(self, work: Coroutine[Any, Any, None], *, name: str | None = None) -> asyncio.Task[None]:
+        """Run ``work`` until this rank's system closes."""
+        return self._tasks.create_task(work, name=name)
+
+    def describe(self, actor_class: type[Actor]) -> dict[str, EndpointSpec]:
+        """Return the endpoints of ``actor_class``, read once."""
+        described = self._endpoints.get(actor_class)
+        if described is None:
+            described = self._endpoints[actor_class] = describe_endpoints(actor_class, self._extension)
+        return described
+
+
+def check_actor_class(actor: object) -> None:
+    """Raise ``UsageError`` unless ``actor`` is a subclass of ``Actor``."""
+    if not (isinstance(actor, type) and issubclass(actor, Actor)):
+        raise UsageError(f"actor class: expected a subclass of Actor, got {actor!r}")

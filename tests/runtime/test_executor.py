@@ -10,7 +10,7 @@ import pytest
 
 from asyncpar.errors import MailboxFull, UsageError
 from asyncpar.runtime.actor import Actor, endpoint
-from asyncpar.runtime.mailbox import Mailbox
+from asyncpar.runtime.declaration import Mailbox
 from asyncpar.runtime.window import WINDOW
 
 MEBIBYTE = np.zeros(1 << 20, np.uint8)

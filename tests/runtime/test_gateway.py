@@ -25,7 +25,7 @@ import asyncpar as ap
 from asyncpar._proto.asyncpar.v1 import actors_pb2
 from asyncpar._proto.asyncpar.v1.actors_pb2 import ActorCall, ActorError, ActorResult, ActorTold, Array, Value
 from asyncpar.runtime.delivery import time_left
-from asyncpar.runtime.door import Door
+from asyncpar.runtime.gateway import Door
 from asyncpar.transport.rpc import Credentials, RpcServer
 
 SERVICE = "asyncpar.v1.Actors"

@@ -7,6 +7,7 @@ from collections import OrderedDict
 from typing import Any, Final
 
 from asyncpar.errors import UsageError
+from asyncpar.runtime.actor import Actor
 from asyncpar.runtime.cell import Cell
 
 MAX_NAME: Final = 255
@@ -57,3 +58,28 @@ def check_name(name: object) -> str:
     if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME or not name.isprintable():
         raise UsageError(f"name: expected 1 to {MAX_NAME} printable characters, got {reprlib.repr(name)}")
     return name
+
+
+def class_path(actor_class: type[Actor]) -> str:
+    """Return ``module:qualified name``, by which other ranks find the class."""
+    return f"{actor_class.__module__}:{actor_class.__qualname__}"
+
+
+def find_actor_class(path: str) -> type[Actor]:
+    """Return the subclass of ``Actor`` at ``path``, the newest if it was defined again.
+
+    Raises ``UsageError`` if this process knows none.
+    """
+    found = None
+    waiting: list[type[Actor]] = [Actor]
+    seen: set[type[Actor]] = set()
+    while waiting:
+        for kind in waiting.pop().__subclasses__():
+            if kind not in seen:
+                seen.add(kind)
+                waiting.append(kind)
+                if class_path(kind) == path:
+                    found = kind
+    if found is None:
+        raise UsageError(f"actor class: {path} is not known to this rank; import its module there before the spawn")
+    return found

@@ -12,7 +12,7 @@ from asyncpar.runtime import message
 from asyncpar.runtime.callee import Callee
 from asyncpar.runtime.caller import Caller
 from asyncpar.runtime.delivery import Delivery
-from asyncpar.runtime.household import LocalHousehold
+from asyncpar.runtime.lifecycle import LocalHousehold
 from asyncpar.runtime.requests import Requests
 from asyncpar.runtime.stream_caller import StreamCaller
 from asyncpar.runtime.streams.served import ServedStreams

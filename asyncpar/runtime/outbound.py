@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import Any
+
+import msgspec
 
 from asyncpar.errors import PeerLost
 from asyncpar.runtime import message
 from asyncpar.transport.lane import Sending
-from asyncpar.transport.links import Links
-from asyncpar.wire.payload import PayloadEncoder
+from asyncpar.transport.links import MAX_MESSAGE_BYTES, Links
+from asyncpar.wire.payload import Extension, PayloadEncoder, UnwrittenPayload
 from asyncpar.wire.segments import Payload
 
 
@@ -50,3 +53,27 @@ def _look_at(done: asyncio.Future[None]) -> None:
     """See how a send ended: if the peer was lost, whoever waits for it is told by the loss listener."""
     if not done.cancelled():
         done.exception()
+
+
+class Line:
+    """Sends to one rank, in order; if it is gone, nothing happens here: the loss listener tells who waits for it."""
+
+    __slots__ = ("_extension", "_post", "rank")
+
+    def __init__(self, post: Post, rank: int, extension: Extension) -> None:
+        self.rank = rank
+        self._post = post
+        self._extension = extension
+
+    def say(self, envelope: message.Message) -> None:
+        """Send a small message."""
+        self._post.say(self.rank, envelope)
+
+    def send(self, payload: memoryview) -> None:
+        """Send what ``encode`` made, written."""
+        self._post.send_quietly(self.rank, payload)
+
+    def encode(self, value: Any, envelope: Callable[[msgspec.Raw], message.Message], *, what: str) -> UnwrittenPayload:
+        """Return the message that carries a copy of ``value``.  Raises ``UsageError`` if it cannot be sent."""
+        encoder = PayloadEncoder(extension=self._extension, limit=MAX_MESSAGE_BYTES)
+        return encoder.prepare(envelope(encoder.part(value, what=what)), what=what)

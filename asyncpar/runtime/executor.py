@@ -12,9 +12,8 @@ from asyncpar.errors import AsyncparError, ProtocolError, UsageError
 from asyncpar.runtime.actor import Actor
 from asyncpar.runtime.delivery import CURRENT, Delivery
 from asyncpar.runtime.ending import End, Ending
-from asyncpar.runtime.execution import ENDS_PROGRAM, Execution, is_task_cancelled
+from asyncpar.runtime.execution import ENDS_PROGRAM, ActorThread, Execution, is_task_cancelled
 from asyncpar.runtime.message import USAGE
-from asyncpar.runtime.thread import ActorThread
 
 T = TypeVar("T")
 
