@@ -1,0 +1,141 @@
+"""Every option of the public names of ``asyncpar.torch`` changes something that can be seen.
+
+The tables of ``tests/options`` do the same for all other packages.  ``ProcessGroup`` and ``Work`` are made by torch.
+"""
+
+from __future__ import annotations
+
+import inspect
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+
+import asyncpar.torch
+from asyncpar.errors import PeerTimeout
+from asyncpar.torch import GradientHook, ModuleStage, ThreadRanks, module_stages, run_threads, torch_loss
+from asyncpar.torch.stage.parameters import BoundParameter
+from tests.torch.hooked import Linears, hooked, make_inputs
+
+RANKS = 3
+
+
+def all_options() -> set[str]:
+    """Return what can be left out in calls of the public names."""
+    return {
+        f"{name}.{parameter.name}"
+        for name in asyncpar.torch.__all__
+        for parameter in inspect.signature(getattr(asyncpar.torch, name)).parameters.values()
+        if parameter.default is not inspect.Parameter.empty
+    }
+
+
+def hook(**settings: Any) -> Any:
+    """Return figures, kept tensors and gradients of two steps of three ranks on one host."""
+
+    def steps(rank: int) -> Any:
+        model, state = hooked(Linears(), **settings)
+        for step in range(2):
+            model.zero_grad()
+            model(make_inputs(rank, step)).backward()
+        figures = state.statistics()
+        kept = state.state_dict()["residuals"]
+        gradients = [one.grad for one in model.parameters() if one.grad is not None]
+        return figures.buckets_compressed, sorted(map(str, kept)), [one.tolist() for one in gradients]
+
+    return run_threads(RANKS, steps)
+
+
+def group_of_hook(*, alone: bool = False) -> Any:
+    """Return how many ranks a hook is for."""
+
+    def ranks(rank: int) -> int:
+        groups = [dist.new_group([one]) for one in range(RANKS)]
+        return GradientHook(group=groups[rank] if alone else None).statistics().ranks
+
+    return run_threads(RANKS, ranks)
+
+
+def named(*, is_named: bool = False) -> Any:
+    """Return by what names a hook keeps residuals."""
+
+    def keys(rank: int) -> list[str]:
+        module = Linears()
+        model, state = hooked(module, **({"parameters": module.named_parameters()} if is_named else {}))
+        model(make_inputs(rank, 0)).backward()
+        return sorted(map(str, state.state_dict()["residuals"]))
+
+    return run_threads(RANKS, keys)
+
+
+def drawn(make: Callable[..., ModuleStage], **settings: Any) -> Any:
+    """Return what dropout leaves."""
+    y, _ = make(**settings).forward(np.ones((8, 8), np.float32))
+    return y.tolist()
+
+
+def one_stage(**settings: Any) -> ModuleStage:
+    return ModuleStage("it", torch.nn.Dropout(0.5), **settings)
+
+
+def one_of_several(**settings: Any) -> ModuleStage:
+    return module_stages({"it": torch.nn.Dropout(0.5)}, **settings)[0]
+
+
+def shared(*, is_shared: bool = False) -> bool:
+    """Return whether a stage has a parameter of an earlier stage, for the same weight."""
+    weight = torch.nn.Linear(4, 4, bias=False)
+    first = ModuleStage("first", weight)
+    known = [one for one in first.parameters() if isinstance(one, BoundParameter)]
+    second = ModuleStage("second", weight, shared=known) if is_shared else ModuleStage("second", weight)
+    return second.parameters()[0] is first.parameters()[0]
+
+
+def scaled(**settings: Any) -> Any:
+    """Return the loss and its gradient."""
+    loss, gradient = torch_loss(torch.nn.functional.mse_loss, **settings)(
+        np.ones(4, np.float32), np.zeros(4, np.float32)
+    )
+    return loss, gradient.tolist()
+
+
+def patience(**settings: Any) -> str:
+    """Return how ranks that take a while end."""
+    try:
+        ThreadRanks(1, **settings).run(lambda _: time.sleep(0.2))
+    except PeerTimeout:
+        return "not over in time"
+    return "over"
+
+
+EFFECTS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
+    "GradientHook.codec": (hook, {"codec": "sign"}),
+    "GradientHook.error_feedback": (hook, {"error_feedback": False}),
+    "GradientHook.minimum_bytes": (hook, {"minimum_bytes": 1 << 14}),
+    "GradientHook.warm_up_steps": (hook, {"warm_up_steps": 1}),
+    "GradientHook.hosts": (hook, {"hosts": [[0, 1], [2]]}),
+    "GradientHook.group": (group_of_hook, {"alone": True}),
+    "GradientHook.parameters": (named, {"is_named": True}),
+    "ModuleStage.seed": (partial(drawn, one_stage), {"seed": 1}),
+    "ModuleStage.shared": (shared, {"is_shared": True}),
+    "module_stages.seed": (partial(drawn, one_of_several), {"seed": 1}),
+    "torch_loss.scale": (scaled, {"scale": 0.5}),
+    "ThreadRanks.timeout": (patience, {"timeout": 0.05}),
+}
+
+
+def test_every_option_has_an_entry() -> None:
+    assert all_options() == EFFECTS.keys()
+
+
+@pytest.mark.parametrize("option", EFFECTS)
+def test_another_value_than_the_default_can_be_seen(option: str) -> None:
+    probe, changes = EFFECTS[option]
+    before = probe()
+    assert probe() == before
+    assert probe(**changes) != before
