@@ -16,7 +16,7 @@ from typing import Any, TypeVar, overload
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from asyncpar.arena.exchange import ArenaMemory
+from asyncpar.arena.arena import ArenaMemory
 from asyncpar.arena.formation import form_arena
 from asyncpar.attachment import Attach, Attachment, attach_alone, attach_launched
 from asyncpar.collectives.arena_group import ArenaHost

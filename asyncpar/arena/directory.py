@@ -38,7 +38,9 @@ _WITHDRAWN: Final = 1 << 63
 """Set in the length of the slots of an offer that its owner has withdrawn."""
 
 _FORMER_BYTES: Final = 64 << 10
-"""As much from the beginning of an offer is cleared for its next group: blocks, and boards of thousands of ranks."""
+"""As much from the beginning of an offer is cleared for its next group: blocks, and order logs of thousands of
+ranks.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,8 +12,8 @@ found something that nobody rang for, and tests ask for 0.
 
 A task may start before it is awaited, namely when a later one of its channel is: so the order in which callers await
 does not matter.  A task that has failed leaves a tombstone, whose turn passes at once.  Where a group agrees on turns
-only as it goes along (see ``keyed``), the driver asks its lineup for more tasks whenever it has run out of them; it is
-busy, so it sleeps and is rung like all others, as long as it expects any.
+only as it goes along (see ``KeyedRunQueue``), the driver asks its run queue for more tasks whenever it has run out of
+them; it is busy, so it sleeps and is rung like all others, as long as it expects any.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from typing import Final, Protocol
 
 from asyncpar.arena.arena import Arena
 from asyncpar.arena.channel import Channel, Mismatch, Turn
-from asyncpar.arena.lineup import Lineup, Task
+from asyncpar.arena.run_queue import RunQueue, Task
 from asyncpar.arena.segment import SLEEPING
 
 SLICE_SECONDS: Final = 1e-3
@@ -64,11 +64,11 @@ class Driver:
         self._loop = loop
         self._thread = threading.get_ident()
         self._lost = lost
-        self._lineups: dict[Lineup, Channel] = {}
-        self._numbers: dict[Lineup, list[int]] = {}
+        self._queues: dict[RunQueue, Channel] = {}
+        self._numbers: dict[RunQueue, list[int]] = {}
         self._told: dict[int, Told] = {}
         self._early: dict[tuple[int, int], int] = {}
-        self._busy: dict[Lineup, Channel] = {}
+        self._busy: dict[RunQueue, Channel] = {}
         self.shares_cores = not arena.may_spin
         """Does polling take time away from those that are waited for?"""
         most = _MOST_YIELDS if self.shares_cores else _MOST_POLLS
@@ -84,24 +84,24 @@ class Driver:
         self._fence = threading.Lock()
         self._timer: asyncio.TimerHandle | None = None
 
-    def open(self, lineup: Lineup, channel: Channel, *more: Told) -> None:
+    def open(self, run_queue: RunQueue, channel: Channel, *more: Told) -> None:
         """Give a group its channel, and let it learn ``more`` from the doorbell."""
-        lineup.channel = channel
-        self._lineups[lineup] = channel
-        self._numbers[lineup] = [told.number for told in (channel, *more)]
+        run_queue.channel = channel
+        self._queues[run_queue] = channel
+        self._numbers[run_queue] = [told.number for told in (channel, *more)]
         for told in (channel, *more):
             self._told[told.number] = told
             for rank in told.ranks if self._early else ():
                 self._take(rank, told.number, self._early.pop((rank, told.number), 0))
 
-    def forget(self, lineup: Lineup) -> None:
+    def forget(self, run_queue: RunQueue) -> None:
         """A group has ended on this rank: touch its memory no more."""
-        channel = self._lineups.pop(lineup, None)
-        self._busy.pop(lineup, None)
-        for number in self._numbers.pop(lineup, ()):
+        channel = self._queues.pop(run_queue, None)
+        self._busy.pop(run_queue, None)
+        for number in self._numbers.pop(run_queue, ()):
             self._told.pop(number, None)
         if channel is not None:
-            lineup.close()
+            run_queue.close()
 
     def told(self, messages: Sequence[tuple[int, int, int]]) -> None:
         """Take what came through the doorbell: (rank, group, progress)."""
@@ -120,16 +120,16 @@ class Driver:
             known = told.progress[told.ranks.index(rank)]
             known[0] = max(known[0], word)
 
-    def run(self, lineup: Lineup, task: Task) -> None:
-        """``task``, which is in ``lineup``, is awaited now: get as far as possible with it."""
-        channel = lineup.channel
+    def run(self, run_queue: RunQueue, task: Task) -> None:
+        """``task``, which is in ``run_queue``, is awaited now: get as far as possible with it."""
+        channel = run_queue.channel
         assert channel is not None
         if not task.is_wanted:
-            lineup.wanted(task)
+            run_queue.wanted(task)
         self._sleeping[0] = 0
-        self._busy[lineup] = channel
-        if self._advance(lineup, channel, time.monotonic() + SLICE_SECONDS):
-            del self._busy[lineup]
+        self._busy[run_queue] = channel
+        if self._advance(run_queue, channel, time.monotonic() + SLICE_SECONDS):
+            del self._busy[run_queue]
         if self._busy and not self._is_continuing:
             self._sleep()
 
@@ -142,14 +142,14 @@ class Driver:
 
     def notice_loss(self) -> None:
         """A rank is gone, which matters also to groups that have nothing to do."""
-        self._busy.update(self._lineups)
+        self._busy.update(self._queues)
         self.advance_all()
 
-    def bury(self, lineup: Lineup, task: Task) -> None:
-        """``task`` of ``lineup`` has died: let its turn pass, soon."""
-        if lineup.channel is not None:
-            lineup.died(task)
-            self._busy[lineup] = lineup.channel
+    def bury(self, run_queue: RunQueue, task: Task) -> None:
+        """``task`` of ``run_queue`` has died: let its turn pass, soon."""
+        if run_queue.channel is not None:
+            run_queue.died(task)
+            self._busy[run_queue] = run_queue.channel
             self._loop.call_soon(self.advance_all)
 
     def close(self) -> None:
@@ -158,7 +158,7 @@ class Driver:
             self._timer.cancel()
             self._timer = None
         self._busy.clear()
-        self._lineups.clear()
+        self._queues.clear()
         self._numbers.clear()
         self._told.clear()
         self._early.clear()
@@ -263,20 +263,20 @@ class Driver:
         """Work on every channel that has something to do; True if anything moved."""
         end = time.monotonic() + SLICE_SECONDS
         moved = False
-        for lineup, channel in list(self._busy.items()):
-            head = lineup.tasks[0] if lineup.tasks else None
+        for run_queue, channel in list(self._busy.items()):
+            head = run_queue.tasks[0] if run_queue.tasks else None
             wait = None if head is None else head.wait
-            if self._advance(lineup, channel, end):
-                del self._busy[lineup]
+            if self._advance(run_queue, channel, end):
+                del self._busy[run_queue]
                 moved = True
-            elif lineup.tasks and (lineup.tasks[0] is not head or lineup.tasks[0].wait is not wait):
+            elif run_queue.tasks and (run_queue.tasks[0] is not head or run_queue.tasks[0].wait is not wait):
                 moved = True
         return moved
 
-    def _advance(self, lineup: Lineup, channel: Channel, end: float) -> bool:
-        """Work on the head of ``lineup`` until it must wait or ``end`` has come; True when nothing is to be done."""
-        tasks = lineup.tasks
-        while tasks or (lineup.is_expecting and self._refill(lineup)):
+    def _advance(self, run_queue: RunQueue, channel: Channel, end: float) -> bool:
+        """Work on the head of ``run_queue`` until it must wait or ``end`` has come; True when nothing is to be done."""
+        tasks = run_queue.tasks
+        while tasks or (run_queue.is_expecting and self._refill(run_queue)):
             task = tasks[0]
             if task.is_dead:
                 if not self._pass(task, channel):
@@ -298,17 +298,17 @@ class Driver:
                     return False
             elif not task.is_dead:
                 return False
-        return not lineup.is_expecting
+        return not run_queue.is_expecting
 
-    def _refill(self, lineup: Lineup) -> bool:
+    def _refill(self, run_queue: RunQueue) -> bool:
         """Line up what has got its turn, or gets it in a moment; False if there is nothing."""
-        if lineup.refill():
+        if run_queue.refill():
             return True
-        if self._is_settling or not lineup.is_worth_polling:
+        if self._is_settling or not run_queue.is_worth_polling:
             return False
         is_over = False
-        while not is_over and self.poll(lineup.has_news):
-            is_over = lineup.refill()
+        while not is_over and self.poll(run_queue.has_news):
+            is_over = run_queue.refill()
         self.polled(was_worth_it=is_over)
         return is_over
 

@@ -1,16 +1,16 @@
 """Form the arena of one host: its ranks meet, exchange descriptors, prove that they share memory; all of them or none.
 
-Theory of operation.  The ranks whose ``host_id`` is equal are candidates, and the lowest, the convener, listens on an
+Theory of operation.  The ranks whose ``host_id`` is equal are candidates, and the lowest, the leader, listens on an
 abstract Unix socket whose name only those can compute who hold the job secret.  The others connect.  Both ends ask the
 kernel who the other is (the same user), and then prove that they hold the secret, before a byte is parsed.  After that:
 
-    attendee to convener     Offer, with descriptors of its segment, doorbell and process; or Unable, which says why
-    convener to attendees    Roster: all offers, all descriptors; then everyone maps all segments
-    attendee to convener     Ready, or Unable
-    convener to attendees    Verdict; then everyone closes its socket
+    member to leader     Offer, with descriptors of its segment, doorbell and process; or Unable, which says why
+    leader to members    Roster: all offers, all descriptors; then everyone maps all segments
+    member to leader     Ready, or Unable
+    leader to members    Verdict; then everyone closes its socket
 
 A host is proved by reading: each rank finds in each segment it has mapped the random number that the owner wrote there
-and told the convener on another way.  Nobody uses the arena before a good verdict, so either all ranks have it or none.
+and told the leader on another way.  Nobody uses the arena before a good verdict, so either all ranks have it or none.
 (The one exception is no exception for those who work with it: a rank that dies or gives up while the verdict travels is
 seen as lost, or as having left, by those who have an arena.)
 
@@ -21,22 +21,158 @@ closes it when the formation ends, in whatever way, cancellation included.
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
 
-from asyncpar.arena.arena import Arena
-from asyncpar.arena.attendee import Attendee
-from asyncpar.arena.contribution import Contribution, OnLeft, OnLost, assemble, contribute
-from asyncpar.arena.convener import Convener
-from asyncpar.arena.formation_messages import Offer, Unable, Verdict, describe
-from asyncpar.arena.meeting import Meeting
+from asyncpar.arena.arena import Arena, Peer
+from asyncpar.arena.doorbell import Doorbell
+from asyncpar.arena.formation_messages import (
+    DESCRIPTORS_PER_RANK,
+    Offer,
+    Rendezvous,
+    Unable,
+    Verdict,
+    decode_cores,
+    describe,
+    encode_cores,
+)
+from asyncpar.arena.limits import core_quota, has_unlimited_address_space, may_spin, usable_cores
+from asyncpar.arena.packet_socket import close_all
+from asyncpar.arena.rendezvous import RendezvousLeader, RendezvousMember
+from asyncpar.arena.segment import NONCE_BYTES, Segment, round_to_pages
 from asyncpar.arena.settings import ArenaSettings
 from asyncpar.config.world import World
 from asyncpar.errors import AsyncparError, PeerLost, UsageError
 
 _log = logging.getLogger(__name__)
 
-Contribute = Callable[[int, ArenaSettings], Contribution]
+OnLost = Callable[[int, str], None]
+OnLeft = Callable[[int], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalSegment:
+    """What one rank brings: its ``segment`` and ``doorbell``, the ``offer`` that describes them, and descriptors.
+
+    ``descriptors`` are to be sent beside the offer; ``lent`` closes those that only serve for that.
+    """
+
+    offer: Offer
+    segment: Segment
+    doorbell: Doorbell
+    descriptors: tuple[int, ...]
+    lent: ExitStack
+
+    def close(self) -> None:
+        """Let go of everything."""
+        self.lent.close()
+        self.doorbell.close()
+        self.segment.close()
+
+
+def contribute(rank: int, settings: ArenaSettings) -> LocalSegment:
+    """Make what ``rank`` brings.
+
+    Raises ``ArenaFull`` without memory for it, ``UsageError`` or ``OSError`` where the system lacks something.
+    """
+    missing = [name for name in ("memfd_create", "pidfd_open") if not hasattr(os, name)]
+    if missing:
+        raise UsageError(f"arena: this Python was built without os.{missing[0]}")
+    nonce = os.urandom(NONCE_BYTES)
+    with ExitStack() as undo:
+        lent = undo.enter_context(ExitStack())
+        process = os.pidfd_open(os.getpid())
+        lent.callback(os.close, process)
+        segment = Segment.create(control_bytes=settings.bytes, heap_bytes=_heap_bytes(), nonce=nonce)
+        undo.callback(segment.close)
+        memory = segment.open_for_peers()
+        lent.callback(os.close, memory)
+        doorbell = Doorbell()
+        undo.callback(doorbell.close)
+        offer = Offer(
+            rank=rank,
+            terms=settings.terms,
+            nonce=nonce,
+            control_bytes=segment.control_bytes,
+            heap_bytes=segment.heap_bytes,
+            process=f"{os.stat('/proc/self/ns/pid').st_ino}:{os.getpid()}",
+            cores=encode_cores(usable_cores()),
+            quota=core_quota(),
+            maps_heaps=has_unlimited_address_space(),
+        )
+        undo.pop_all()
+        return LocalSegment(
+            offer=offer,
+            segment=segment,
+            doorbell=doorbell,
+            descriptors=(memory, doorbell.write_end, process),
+            lent=lent,
+        )
+    raise AssertionError("unreachable")
+
+
+def assemble(
+    own: LocalSegment,
+    offers: Sequence[Offer],
+    descriptors: dict[int, list[int]],
+    *,
+    polls: bool,
+    on_lost: OnLost,
+    on_left: OnLeft,
+) -> Arena:
+    """Map what all ranks brought and return the arena, which watches nobody yet.
+
+    ``descriptors``, of the peers by rank, are taken out as they find an owner; close what is left.  Raises
+    ``ProtocolError`` for a segment that is not what was offered, ``OSError`` when the system refuses.
+    """
+    peers: dict[int, Peer] = {}
+    with ExitStack() as undo:
+        for offer in offers:
+            if offer.rank != own.offer.rank:
+                peers[offer.rank] = _open_peer(own.offer, offer, descriptors.pop(offer.rank), undo)
+        arena = Arena(
+            rank=own.offer.rank,
+            segment=own.segment,
+            doorbell=own.doorbell,
+            peers=peers,
+            may_spin=may_spin(
+                {offer.rank: decode_cores(offer.cores) for offer in offers},
+                {offer.rank: offer.quota for offer in offers},
+                {offer.rank: offer.process for offer in offers},
+            ),
+            polls=polls,
+            on_lost=on_lost,
+            on_left=on_left,
+        )
+        limited = [offer.rank for offer in offers if not offer.maps_heaps]
+        if limited:
+            arena.forbid_buffers(f"the address space of rank {limited[0]} is limited (ulimit -v)")
+        undo.pop_all()
+        return arena
+    raise AssertionError("unreachable")
+
+
+def _open_peer(own: Offer, offer: Offer, descriptors: list[int], undo: ExitStack) -> Peer:
+    """Take over what a peer brought; ``undo`` lets go of it."""
+    assert len(descriptors) == DESCRIPTORS_PER_RANK, "counted when they came"
+    memory, doorbell, process = descriptors
+    undo.callback(close_all, [doorbell] if offer.process == own.process else [doorbell, process])
+    if offer.process == own.process:
+        os.close(process)
+    segment = Segment.open(memory, control_bytes=offer.control_bytes, heap_bytes=offer.heap_bytes, nonce=offer.nonce)
+    undo.callback(segment.close)
+    return Peer(segment=segment, doorbell=doorbell, process=None if offer.process == own.process else process)
+
+
+def _heap_bytes() -> int:
+    """Return the memory of this host: no buffer is ever larger, and address space costs nothing."""
+    return round_to_pages(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+
+
+Contribute = Callable[[int, ArenaSettings], LocalSegment]
 
 
 async def form_arena(
@@ -57,21 +193,21 @@ async def form_arena(
     Afterwards ``on_lost`` is called, with a cause, when a peer's process ends, and ``on_left`` when a peer has closed
     its arena: at most one of them, once, per peer, on the event loop.
     """
-    meeting = Meeting.of(world, rank, secret=secret)
-    idle = _reason_for_none(meeting, settings)
+    rendezvous = Rendezvous.of(world, rank, secret=secret)
+    idle = _reason_for_none(rendezvous, settings)
     if idle:
         if settings.required and world.size > 1:
             raise UsageError(f"arena: {idle}")
-        if rank == meeting.convener:
+        if rank == rendezvous.leader:
             _log.info("no arena on host %s: %s", world.members[rank].host, idle)
         return None
-    forming = _Forming(meeting, rank, settings, on_lost=on_lost, on_left=on_left)
+    forming = _Forming(rendezvous, rank, settings, on_lost=on_lost, on_left=on_left)
     try:
         return await forming.run(contribute)
     except (AsyncparError, OSError) as error:
         if settings.required:
             raise _typed(error, world) from error
-        if rank == meeting.convener:
+        if rank == rendezvous.leader:
             _log.warning("no arena on host %s, lanes will do: %s", world.members[rank].host, describe(error))
         return None
 
@@ -80,14 +216,14 @@ class _Forming:
     """One rank's part in a formation: what it owns until the verdict."""
 
     def __init__(
-        self, meeting: Meeting, rank: int, settings: ArenaSettings, *, on_lost: OnLost, on_left: OnLeft
+        self, rendezvous: Rendezvous, rank: int, settings: ArenaSettings, *, on_lost: OnLost, on_left: OnLeft
     ) -> None:
-        self._meeting = meeting
+        self._rendezvous = rendezvous
         self._rank = rank
         self._settings = settings
         self._on_lost = on_lost
         self._on_left = on_left
-        self._contribution: Contribution | None = None
+        self._contribution: LocalSegment | None = None
         self._arena: Arena | None = None
 
     async def run(self, contribute: Contribute) -> Arena:
@@ -117,10 +253,12 @@ class _Forming:
     async def _meet(self, own: Offer | Unable) -> Verdict:
         descriptors = () if self._contribution is None else self._contribution.descriptors
         seconds = self._settings.seconds
-        if self._rank == self._meeting.convener:
-            return await Convener(self._meeting, own, descriptors, assemble=self._assemble).convene(seconds=seconds)
-        attendee = Attendee(self._meeting, self._rank, own, descriptors, assemble=self._assemble)
-        return await attendee.attend(seconds=seconds)
+        if self._rank == self._rendezvous.leader:
+            return await RendezvousLeader(self._rendezvous, own, descriptors, assemble=self._assemble).convene(
+                seconds=seconds
+            )
+        member = RendezvousMember(self._rendezvous, self._rank, own, descriptors, assemble=self._assemble)
+        return await member.attend(seconds=seconds)
 
     def _assemble(self, offers: Sequence[Offer], descriptors: dict[int, list[int]]) -> None:
         assert self._contribution is not None, "a roster needs every rank's offer"
@@ -141,11 +279,11 @@ class _Forming:
             self._contribution.close()
 
 
-def _reason_for_none(meeting: Meeting, settings: ArenaSettings) -> str:
+def _reason_for_none(rendezvous: Rendezvous, settings: ArenaSettings) -> str:
     if settings.is_off:
         return "it is turned off (ASYNCPAR_ARENA_BYTES)"
-    if len(meeting.ranks) == 1:
-        return f"rank {meeting.convener} is alone there"
+    if len(rendezvous.ranks) == 1:
+        return f"rank {rendezvous.leader} is alone there"
     return ""
 
 

@@ -1,6 +1,6 @@
 """Decide whether the ranks of one host get an arena: all of them or none.  Sans-I/O: feed events, obey commands.
 
-The lowest rank, the *convener*, decides for all, itself included.  Everyone offers what it brings; when all offers are
+The lowest rank, the *leader*, decides for all, itself included.  Everyone offers what it brings; when all offers are
 there, everyone gets the roster; when everyone has mapped it, there is an arena.  Whatever goes wrong before that is the
 end of it, and nothing that happens later changes the verdict.  Those who come late to a failed formation are still
 told, so that nobody has to wait for its own deadline.
@@ -23,7 +23,7 @@ class Came:
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """A rank said something; the convener itself does, too."""
+    """A rank said something; the leader itself does, too."""
 
     rank: int
     message: Offer | Unable | Ready
@@ -71,7 +71,7 @@ Command = Share | Tell | Finish
 
 
 class Formation:
-    """The convener's view of one formation among ``ranks``, ascending, itself first."""
+    """The leader's view of one formation among ``ranks``, ascending, itself first."""
 
     def __init__(self, ranks: Sequence[int]) -> None:
         self._ranks = tuple(ranks)
@@ -116,13 +116,13 @@ class Formation:
         if rank != offer.rank or rank in self._offers:
             return self._end(f"rank {rank} offered out of turn, as rank {offer.rank}", culprit=rank)
         self._offers[rank] = offer
-        convener = self._offers.get(self._ranks[0])
-        if convener is None:
+        leader = self._offers.get(self._ranks[0])
+        if leader is None:
             return []
         for other in self._offers.values():
-            if other.terms != convener.terms:
+            if other.terms != leader.terms:
                 return self._end(
-                    f"the ranks have different settings: rank {convener.rank} {convener.terms}, "
+                    f"the ranks have different settings: rank {leader.rank} {leader.terms}, "
                     f"rank {other.rank} {other.terms}"
                 )
         if len(self._offers) < len(self._ranks):

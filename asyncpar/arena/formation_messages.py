@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
+import hmac
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Annotated, Final, TypeAlias
 
 import msgspec
 
 from asyncpar.arena.segment import NONCE_BYTES
+from asyncpar.config.world import World
 from asyncpar.errors import ProtocolError
+from asyncpar.wire.handshake import TOKEN_BYTES, LinkTerms
 
 MAX_MESSAGE_BYTES: Final = 64 << 10
 MAX_PROBLEM_CHARACTERS: Final = 500
@@ -103,3 +109,57 @@ def decode_cores(mask: bytes) -> frozenset[int]:
     """Return the numbers in a bit mask."""
     number = int.from_bytes(mask, "little")
     return frozenset(core for core in range(number.bit_length()) if number >> core & 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rendezvous:
+    """The rendezvous of ``ranks``, ascending, which are those of one host; the first leads it.
+
+    The address is an abstract Unix socket: it is no file, it vanishes with its socket, and it holds a MAC, so that
+    nobody without the secret can be there first.
+    """
+
+    job: str
+    generation: int
+    host_id: str
+    ranks: tuple[int, ...]
+    secret: bytes = field(repr=False)
+    servers: Mapping[int, str] = field(default_factory=dict, repr=False)
+    """Where each rank has its gRPC server; not for those that have none."""
+
+    @classmethod
+    def of(cls, world: World, rank: int, *, secret: bytes) -> Rendezvous:
+        """Return the rendezvous that ``rank`` belongs to."""
+        host_id = world.members[rank].host_id
+        ranks = tuple(member.rank for member in world.members if member.host_id == host_id)
+        return cls(
+            job=world.job,
+            generation=world.generation,
+            host_id=host_id,
+            ranks=ranks,
+            secret=secret,
+            servers={rank: world.members[rank].address for rank in ranks},
+        )
+
+    @property
+    def leader(self) -> int:
+        return self.ranks[0]
+
+    @property
+    def address(self) -> bytes:
+        """Where the leader listens, in this network namespace."""
+        return b"\0asyncpar-" + self._mac("address").hex().encode()
+
+    def terms(self, dialer: int) -> LinkTerms:
+        """Return what ``dialer`` and the leader prove to each other."""
+        token = self._mac("token", dialer)[:TOKEN_BYTES]
+        return LinkTerms(job=self.job, generation=self.generation, dialer=dialer, listener=self.leader, token=token)
+
+    def find_terms(self, token: bytes) -> LinkTerms | None:
+        """Return the terms that go with ``token``."""
+        candidates = (self.terms(rank) for rank in self.ranks[1:])
+        return next((terms for terms in candidates if hmac.compare_digest(terms.token, token)), None)
+
+    def _mac(self, *label: object) -> bytes:
+        content = msgspec.msgpack.encode((label, self.job, self.generation, self.host_id, self.ranks))
+        return hmac.digest(self.secret, b"asyncpar arena\0" + content, hashlib.sha256)

@@ -21,7 +21,7 @@ from typing import Any, Final
 import numpy as np
 
 from asyncpar.arena.channel import Channel, Turn
-from asyncpar.arena.lineup import Program
+from asyncpar.arena.run_queue import Program
 from asyncpar.collectives.arena_operations import AT_ONCE_BYTES, CHUNK_BYTES
 from asyncpar.collectives.bundle import Bundle, Section, Stretch, cut, pack, unpack
 from asyncpar.collectives.layout import ceil_bounds, ceil_div

@@ -9,7 +9,7 @@ from time import perf_counter
 from typing import Any
 
 from asyncpar.arena.channel import Turn
-from asyncpar.arena.lineup import Program, Task, Wait
+from asyncpar.arena.run_queue import Program, Task, Wait
 from asyncpar.collectives.arena_group import ArenaGroup
 from asyncpar.collectives.causes import reason_of
 from asyncpar.collectives.ending import ended, give_up, thrown
@@ -34,7 +34,7 @@ class ArenaOperation(Operation):
             return [task.group.ranks[place] for place in task.missing]
         if self.waiter is not None and not task.group.is_open:
             return [*task.group.missing(), *super().waits_for()]
-        absent = task.group.lineup.absent(task)
+        absent = task.group.run_queue.absent(task)
         return [task.group.ranks[place] for place in absent] or super().waits_for()
 
     def refresh(self, now: float) -> None:
@@ -115,7 +115,7 @@ class ArenaTask(Task):
         if self.program is not None:
             self.program.close()
         self.program = self._make = self._shows = None
-        self.group.host.driver.bury(self.group.lineup, self)
+        self.group.host.driver.bury(self.group.run_queue, self)
 
 
 class ArenaCall(Coroutine[Any, Any, Any]):
@@ -170,7 +170,7 @@ class ArenaCall(Coroutine[Any, Any, Any]):
                 driver.give_turn(now)
                 yield
             if group.is_open and not task.is_dead:
-                driver.run(group.lineup, task)
+                driver.run(group.run_queue, task)
             if not task.is_done:
                 yield from self._wait().__await__()
         except BaseException as error:
@@ -220,7 +220,7 @@ class ArenaCall(Coroutine[Any, Any, Any]):
                 operation.payload_sent = 0  # nothing went through the slot: messages count what they carry
                 self.result = await self._by_messages(operation)
                 return
-            group.host.driver.run(group.lineup, task)
+            group.host.driver.run(group.run_queue, task)
         if not task.is_done:
             task.future = operation.table.loop.create_future()
             await operation.wait(None, task.future)

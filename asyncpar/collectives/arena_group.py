@@ -7,15 +7,14 @@ import logging
 from collections.abc import Sequence
 from enum import Enum, auto
 
-from asyncpar.arena.agenda import open_agenda
 from asyncpar.arena.arena import Arena
-from asyncpar.arena.board import Board, Counts, behind_board
 from asyncpar.arena.channel import Channel, Offer
 from asyncpar.arena.directory import Directory
 from asyncpar.arena.doorbell import Message
 from asyncpar.arena.driver import Driver
-from asyncpar.arena.keyed import KeyedLineup
-from asyncpar.arena.lineup import Lineup
+from asyncpar.arena.order_log import Counts, OrderLog, behind_order_log
+from asyncpar.arena.run_queue import KeyedRunQueue, RunQueue
+from asyncpar.arena.sequencer import open_sequencer
 from asyncpar.collectives.description import hash64
 from asyncpar.collectives.operation import Operation
 from asyncpar.collectives.staging import Scratch
@@ -135,7 +134,7 @@ class ArenaGroup:
         self.host = host
         self.number = number
         self.ranks = ranks
-        self.lineup = KeyedLineup() if are_keyed else Lineup()
+        self.run_queue = KeyedRunQueue() if are_keyed else RunQueue()
         self.is_open = False
         self.is_refused = False
         self._name = name
@@ -168,7 +167,7 @@ class ArenaGroup:
         """The group has ended on this rank, and all its operations with it: its memory may be another's in time."""
         host, was_open = self.host, self.is_open
         host.end_opening(self)
-        host.driver.forget(self.lineup)
+        host.driver.forget(self.run_queue)
         host.directory.withdraw(self.number, self.ranks, was_open=was_open)
         self._state, self.is_open, self.is_refused = _State.REFUSED, False, True
 
@@ -194,7 +193,7 @@ class ArenaGroup:
         without = [rank for rank, offer in zip(self.ranks, offers, strict=True) if not offer.slot_bytes]
         if without:
             self._state, self.is_refused = _State.REFUSED, True
-            self.lineup.tasks.clear()
+            self.run_queue.tasks.clear()
             if self._place == 0:
                 _log.info(
                     "group %s: no room left in the arena of rank %d, messages are used instead; "
@@ -214,10 +213,10 @@ class ArenaGroup:
     def _open_channel(self, offers: Sequence[Offer]) -> None:
         host, number, ranks, place = self.host, self.number, self.ranks, self._place
         counts: Sequence[Counts] = ()
-        if isinstance(self.lineup, KeyedLineup):
-            board = Board(host.arena, number=number, ranks=ranks, place=place, offers=offers)
-            self.lineup.agenda = open_agenda(board, host.links.lost)
-            offers = [behind_board(offer, len(ranks)) for offer in offers]
-            counts = board.counts
+        if isinstance(self.run_queue, KeyedRunQueue):
+            order_log = OrderLog(host.arena, number=number, ranks=ranks, place=place, offers=offers)
+            self.run_queue.sequencer = open_sequencer(order_log, host.links.lost)
+            offers = [behind_order_log(offer, len(ranks)) for offer in offers]
+            counts = order_log.counts
         channel = Channel(host.arena, number=number, ranks=ranks, place=place, offers=offers)
-        host.driver.open(self.lineup, channel, *counts)
+        host.driver.open(self.run_queue, channel, *counts)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from asyncpar.arena.channel import Channel, Turn
-from asyncpar.arena.lineup import Program
+from asyncpar.arena.run_queue import Program
 from asyncpar.collectives import arena_programs as programs
 from asyncpar.collectives.arena_call import MakeProgram
 from asyncpar.collectives.arena_slices import reduce_slices

@@ -30,7 +30,7 @@ from typing import Any
 import numpy as np
 
 from asyncpar.arena.channel import Turn
-from asyncpar.arena.lineup import Program
+from asyncpar.arena.run_queue import Program
 from asyncpar.collectives.arena_reading import Finish, heap_places, in_heap, let_go
 from asyncpar.collectives.reduction import Array, Combine
 

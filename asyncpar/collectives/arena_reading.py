@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from asyncpar.arena.channel import Turn
-from asyncpar.arena.lineup import Program
+from asyncpar.arena.run_queue import Program
 from asyncpar.collectives.reduction import Array
 
 Finish = Callable[[Array], None]

@@ -10,7 +10,7 @@ from typing import Any, Final
 import numpy as np
 
 from asyncpar.arena.channel import Channel, Turn
-from asyncpar.arena.lineup import Program
+from asyncpar.arena.run_queue import Program
 from asyncpar.collectives.algorithms.catalog import ARENA
 from asyncpar.collectives.arena_bundles import AtOnce, InChunks, arrange
 from asyncpar.collectives.bundle import Bundle, Form, Section, check_arrays, cut, form_of, pack, sections_of, unpack

@@ -124,7 +124,7 @@ class Engine:
     def plan_quickly(self, key: Hashable, make: Callable[[ArenaGroup, Channel], QuickPlan | None]) -> None:
         """Keep what ``make`` returns for calls like ``key`` from now on, if the group's channel is open."""
         group = self.arena
-        channel = None if group is None else group.lineup.channel
+        channel = None if group is None else group.run_queue.channel
         plan = None if group is None or channel is None else make(group, channel)
         if plan is not None:
             if len(self.quick) >= KEPT_PLANS:
@@ -326,7 +326,7 @@ class Engine:
         )
         operation.payload_sent = sends
         task = operation.task = ArenaTask(operation, group, make, shows)
-        group.lineup.called(task)
+        group.run_queue.called(task)
         self.table.enter(operation)
         return task
 

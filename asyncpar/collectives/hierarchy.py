@@ -4,7 +4,7 @@ Theory of operation.  The payload goes in pieces, each through three stages: *up
 each part of the piece at its carrier; *across*, in which carriers reduce their parts with those of other hosts; and
 *down*, in which carriers hand them to everyone.  Across is the very schedule of messages that ranks on hosts without an
 arena run, so hosts need not know of each other how they are inside.  Up and down are tasks of the arena, each run as
-soon as all ranks of the host are ready for it, in whatever order that comes about (see ``arena.agenda``): a rank
+soon as all ranks of the host are ready for it, in whatever order that comes about (see ``arena.sequencer``): a rank
 announces the way up of a piece a little ahead of need, and the way down when its part is there.  So while one piece is
 across, the next is on its way up and the one before it on its way down.
 

@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
-from asyncpar.arena.agenda import NAMED
-from asyncpar.arena.lineup import Wait
+from asyncpar.arena.run_queue import Wait
+from asyncpar.arena.sequencer import NAMED
 from asyncpar.collectives.arena_call import ArenaTask, MakeProgram
 from asyncpar.collectives.arena_group import ArenaGroup
 from asyncpar.collectives.description import hash64
@@ -51,7 +51,7 @@ class HostedOperation(Operation):
         """Announce ``task`` to the ranks of this host, and get as far as possible with it."""
         if self.failure is None:
             self.tasks.append(task)
-            task.group.host.driver.run(task.group.lineup, task)
+            task.group.host.driver.run(task.group.run_queue, task)
 
     async def ended(self, task: HostTask) -> None:
         """Wait until ``task`` is over."""
@@ -112,4 +112,4 @@ class HostTask(ArenaTask):
         """Return the places of the ranks that it waits for."""
         if self.is_done:
             return ()
-        return self.missing if self.has_entered or self.missing else self.group.lineup.absent(self)
+        return self.missing if self.has_entered or self.missing else self.group.run_queue.absent(self)

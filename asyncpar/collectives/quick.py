@@ -19,7 +19,7 @@ from time import perf_counter
 from typing import Any, Final, Protocol
 
 from asyncpar.arena.channel import ROUND_BITS, Channel, Turn
-from asyncpar.arena.lineup import Program
+from asyncpar.arena.run_queue import Program
 from asyncpar.collectives.arena_call import ArenaCall, ArenaOperation, ArenaTask, MakeProgram
 from asyncpar.collectives.arena_group import ArenaGroup
 from asyncpar.collectives.description import Description
@@ -44,7 +44,7 @@ class QuickPlan(ABC):
 
     def __init__(self, group: ArenaGroup, channel: Channel, description: Description, x: Array) -> None:
         self.description = description
-        self.lineup = group.lineup
+        self.run_queue = group.run_queue
         self.others = channel.others
         self.driver = group.host.driver
         self._channel = channel
@@ -226,7 +226,7 @@ class QuickCall(Coroutine[Any, Any, Array]):
         except BaseException as error:
             self._give_up(error)
             raise
-        if len(early) == 1 and sequence in early and table.is_calm(self._plan.lineup) and self._is_over_at_once():
+        if len(early) == 1 and sequence in early and table.is_calm(self._plan.run_queue) and self._is_over_at_once():
             return self._x
         if sequence in early:
             engine.admit_early()

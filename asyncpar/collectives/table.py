@@ -6,7 +6,7 @@ import asyncio
 from collections import OrderedDict
 from typing import Final
 
-from asyncpar.arena.lineup import Lineup
+from asyncpar.arena.run_queue import RunQueue
 from asyncpar.collectives.arena_group import ArenaHost
 from asyncpar.collectives.claims import NameClaims
 from asyncpar.collectives.control import Abort, Probe, Status, decode_control, encode_control, shortened
@@ -83,9 +83,9 @@ class OperationTable:
             if told is not None:
                 operation.fail(_error_of(operation, *told))
 
-    def is_calm(self, lineup: Lineup) -> bool:
+    def is_calm(self, run_queue: RunQueue) -> bool:
         """Is nothing lined up, nobody lost, and nothing aborted that was not called yet?"""
-        return not (lineup.tasks or self._aborted or self.links.lost or self.links.closed is not None)
+        return not (run_queue.tasks or self._aborted or self.links.lost or self.links.closed is not None)
 
     def lost_member(self, group: Home) -> PeerLost | None:
         """Return the error of the rank of ``group`` that was lost first, this one included; None if all are there.

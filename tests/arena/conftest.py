@@ -14,8 +14,7 @@ import pytest
 import uvloop
 
 from asyncpar.arena.arena import Arena
-from asyncpar.arena.contribution import Contribution, contribute
-from asyncpar.arena.formation import form_arena
+from asyncpar.arena.formation import LocalSegment, contribute, form_arena
 from asyncpar.arena.settings import ArenaSettings
 from asyncpar.config.world import Member, World
 
@@ -58,7 +57,7 @@ class Ranks:
     size: int
     settings: ArenaSettings = SETTINGS
     hosts: tuple[str, ...] = ()
-    contribute: dict[int, Callable[[int, ArenaSettings], Contribution]] = field(default_factory=dict)
+    contribute: dict[int, Callable[[int, ArenaSettings], LocalSegment]] = field(default_factory=dict)
     own_secrets: dict[int, bytes] = field(default_factory=dict)
     own_settings: dict[int, ArenaSettings] = field(default_factory=dict)
     addresses: dict[int, str] = field(default_factory=dict)

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from asyncpar.arena.arena import Arena, Peer
-from asyncpar.arena.contribution import contribute
 from asyncpar.arena.doorbell import Message
+from asyncpar.arena.formation import contribute
 from asyncpar.arena.segment import HEADER_BYTES, SLEEPING, Segment
 from asyncpar.arena.settings import ArenaSettings
 from asyncpar.errors import UsageError

@@ -9,10 +9,10 @@ from typing import Any, cast
 import pytest
 
 from asyncpar.arena.arena import Arena
-from asyncpar.arena.board import Counts
 from asyncpar.arena.channel import Channel
 from asyncpar.arena.driver import Driver
-from asyncpar.arena.lineup import Lineup
+from asyncpar.arena.order_log import Counts
+from asyncpar.arena.run_queue import RunQueue
 
 
 def make_driver(*, polls: bool = False) -> Driver:
@@ -27,7 +27,7 @@ def make_channel(number: int, *ranks: int) -> Any:
 
 async def test_without_polling_progress_is_what_was_told_and_never_falls() -> None:
     driver, channel = make_driver(), make_channel(7, 0, 2, 1)
-    driver.open(Lineup(), cast(Channel, channel))
+    driver.open(RunQueue(), cast(Channel, channel))
     driver.told([(1, 7, 5), (2, 7, 3), (1, 7, 4), (3, 7, 9)])
     assert channel.progress == [[0], [3], [5]]
 
@@ -36,7 +36,7 @@ async def test_what_a_rank_tells_before_this_one_has_opened_the_group_is_kept() 
     driver, channel = make_driver(), make_channel(7, 0, 1, 2)
     counts = Counts(8, (1, 2), [[0], [0]])
     driver.told([(1, 7, 5), (2, 8, 6), (1, 7, 4), (1, 9, 1)])
-    driver.open(Lineup(), cast(Channel, channel), counts)
+    driver.open(RunQueue(), cast(Channel, channel), counts)
     assert channel.progress == [[0], [5], [0]]
     assert counts.progress == [[0], [6]]
 
@@ -44,7 +44,7 @@ async def test_what_a_rank_tells_before_this_one_has_opened_the_group_is_kept() 
 @pytest.mark.parametrize("number", [7, 8])
 async def test_a_group_hears_of_all_that_it_was_opened_with(number: int) -> None:
     driver, channel, counts = make_driver(), make_channel(7, 0, 1), Counts(8, (1,), [[0]])
-    driver.open(Lineup(), cast(Channel, channel), counts)
+    driver.open(RunQueue(), cast(Channel, channel), counts)
     driver.told([(1, number, 3)])
     assert (channel.progress[1], counts.progress[0]) == (([3], [0]) if number == 7 else ([0], [3]))
 
@@ -52,6 +52,6 @@ async def test_a_group_hears_of_all_that_it_was_opened_with(number: int) -> None
 async def test_where_memory_is_polled_messages_only_wake() -> None:
     driver, channel = make_driver(polls=True), make_channel(7, 0, 1)
     driver.told([(1, 7, 3)])
-    driver.open(Lineup(), cast(Channel, channel))
+    driver.open(RunQueue(), cast(Channel, channel))
     driver.told([(1, 7, 4)])
     assert channel.progress == [[0], [0]]

@@ -16,11 +16,10 @@ import msgspec
 import numpy as np
 import pytest
 
-from asyncpar.arena import convener, reachability
+from asyncpar.arena import reachability, rendezvous
 from asyncpar.arena.arena import Arena
-from asyncpar.arena.contribution import Contribution, contribute
-from asyncpar.arena.formation_messages import Offer
-from asyncpar.arena.meeting import Meeting
+from asyncpar.arena.formation import LocalSegment, contribute
+from asyncpar.arena.formation_messages import Offer, Rendezvous
 from asyncpar.arena.packet_socket import open_socket
 from asyncpar.arena.segment import HEADER_BYTES
 from asyncpar.arena.settings import ArenaSettings
@@ -35,8 +34,8 @@ def problems(caplog: pytest.LogCaptureFixture, level: int = logging.WARNING) -> 
     return [record.getMessage() for record in caplog.records if record.levelno >= level]
 
 
-def failing_with(error: Exception) -> Callable[[int, ArenaSettings], Contribution]:
-    def fail(_rank: int, _settings: ArenaSettings) -> Contribution:
+def failing_with(error: Exception) -> Callable[[int, ArenaSettings], LocalSegment]:
+    def fail(_rank: int, _settings: ArenaSettings) -> LocalSegment:
         raise error
 
     return fail
@@ -82,7 +81,7 @@ def test_each_host_has_an_arena_of_its_own(run: Run) -> None:
 
 
 def test_a_roster_of_many_ranks_comes_in_parts(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(convener, "OFFERS_PER_MESSAGE", 2)
+    monkeypatch.setattr(rendezvous, "OFFERS_PER_MESSAGE", 2)
 
     async def main() -> None:
         arenas = await Ranks(5).form_all()
@@ -217,7 +216,7 @@ def test_different_settings_make_it_none(run: Run, caplog: pytest.LogCaptureFixt
 def test_an_offer_that_is_not_true_makes_it_none(
     run: Run, changes: dict[str, object], problem: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def lie(rank: int, settings: ArenaSettings) -> Contribution:
+    def lie(rank: int, settings: ArenaSettings) -> LocalSegment:
         true = contribute(rank, settings)
         return replace(true, offer=msgspec.structs.replace(true.offer, **changes))
 
@@ -227,7 +226,7 @@ def test_an_offer_that_is_not_true_makes_it_none(
 
 
 def test_a_rank_of_limited_address_space_has_an_arena_but_nobody_has_buffers(run: Run) -> None:
-    def limited(rank: int, settings: ArenaSettings) -> Contribution:
+    def limited(rank: int, settings: ArenaSettings) -> LocalSegment:
         true = contribute(rank, settings)
         return replace(true, offer=msgspec.structs.replace(true.offer, maps_heaps=False))
 
@@ -333,17 +332,17 @@ def test_a_convener_of_another_secret_is_not_met(run: Run) -> None:
     run(Ranks(2, settings=HASTY, own_secrets={1: b"t" * 32}).fail_all())
 
 
-def test_a_meeting_place_that_is_taken_makes_it_none(run: Run, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_rendezvous_place_that_is_taken_makes_it_none(run: Run, caplog: pytest.LogCaptureFixture) -> None:
     ranks = Ranks(2, settings=HASTY)
     with open_socket() as squatter:
-        squatter.bind(Meeting.of(ranks.world, 0, secret=SECRET).address)
+        squatter.bind(Rendezvous.of(ranks.world, 0, secret=SECRET).address)
         run(ranks.fail_all())
     assert problems(caplog) == ["no arena on host here, lanes will do: Address already in use"]
 
 
 def _connect(ranks: Ranks) -> socket.socket:
     sock = open_socket()
-    sock.connect(Meeting.of(ranks.world, 0, secret=SECRET).address)
+    sock.connect(Rendezvous.of(ranks.world, 0, secret=SECRET).address)
     return sock
 
 

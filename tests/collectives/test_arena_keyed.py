@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from asyncpar.arena.agenda import SequencerAgenda
-from asyncpar.arena.board import RING
-from asyncpar.arena.keyed import KeyedLineup
+from asyncpar.arena.order_log import RING
+from asyncpar.arena.run_queue import KeyedRunQueue
+from asyncpar.arena.sequencer import LeadingSequencer
 from asyncpar.collectives.arena_group import ArenaGroup
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.errors import OperationMismatch, PeerCancelled, PeerLost, PeerTimeout
@@ -49,10 +49,10 @@ def keyed_group(communicator: Communicator) -> ArenaGroup:
     return group
 
 
-def lineup_of(node: Node) -> KeyedLineup:
-    lineup = keyed_group(node.world).lineup
-    assert isinstance(lineup, KeyedLineup)
-    return lineup
+def run_queue_of(node: Node) -> KeyedRunQueue:
+    run_queue = keyed_group(node.world).run_queue
+    assert isinstance(run_queue, KeyedRunQueue)
+    return run_queue
 
 
 def started(nodes: Sequence[Node]) -> int:
@@ -276,13 +276,13 @@ async def test_of_what_was_given_up_nothing_is_kept(victim: int) -> None:
         await settle()
         await sum_everywhere(nodes)
         for node in nodes:
-            lineup = lineup_of(node)
-            assert not lineup._unplaced
-            assert not lineup.tasks
-            assert len(lineup._unsent) <= RING
-        agenda = lineup_of(nodes[0]).agenda
-        assert isinstance(agenda, SequencerAgenda)
-        assert len(agenda._roll) == 0
+            run_queue = run_queue_of(node)
+            assert not run_queue._unplaced
+            assert not run_queue.tasks
+            assert len(run_queue._unsent) <= RING
+        sequencer = run_queue_of(nodes[0]).sequencer
+        assert isinstance(sequencer, LeadingSequencer)
+        assert len(sequencer._roll) == 0
 
 
 @pytest.mark.parametrize("missing", [0, 1, 2])

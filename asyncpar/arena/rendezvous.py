@@ -1,4 +1,4 @@
-"""The lowest rank of a host lets the others in, passes around what they bring, and tells all of them the verdict."""
+"""The rendezvous of the ranks of a host: the lowest leads it, the others bring segments and hear the verdict."""
 
 from __future__ import annotations
 
@@ -9,19 +9,30 @@ import socket
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
-from asyncpar.arena.formation_machine import Came, Event, Expired, Finish, Formation, Gone, Said, Share, Tell
+from asyncpar.arena.formation_machine import (
+    Came,
+    Event,
+    Expired,
+    Finish,
+    Formation,
+    Gone,
+    Said,
+    Share,
+    Tell,
+    check_roster,
+)
 from asyncpar.arena.formation_messages import (
     DESCRIPTORS_PER_RANK,
     OFFERS_PER_MESSAGE,
     Message,
     Offer,
     Ready,
+    Rendezvous,
     Roster,
     Unable,
     Verdict,
     describe,
 )
-from asyncpar.arena.meeting import Meeting
 from asyncpar.arena.packet_socket import PacketSocket, check_user, close_all, open_socket, wait_readable
 from asyncpar.arena.reachability import LOOK_SECONDS, Lookout
 from asyncpar.errors import AsyncparError, AuthenticationError, ProtocolError
@@ -36,20 +47,20 @@ Raises ``OSError`` or ``AsyncparError`` that says why it cannot.
 """
 
 
-class Convener:
-    """Convenes ``meeting``, once.
+class RendezvousLeader:
+    """Convenes ``rendezvous``, once.
 
     ``own`` is what this rank brings, with its ``descriptors``, or says why it cannot take part.
     """
 
     def __init__(
-        self, meeting: Meeting, own: Offer | Unable, descriptors: Sequence[int], *, assemble: Assemble
+        self, rendezvous: Rendezvous, own: Offer | Unable, descriptors: Sequence[int], *, assemble: Assemble
     ) -> None:
-        self._meeting = meeting
+        self._rendezvous = rendezvous
         self._own = own
         self._own_descriptors = list(descriptors)
         self._assemble = assemble
-        self._machine = Formation(meeting.ranks)
+        self._machine = Formation(rendezvous.ranks)
         self._strangers: set[PacketSocket] = set()
         self._sockets: dict[int, PacketSocket] = {}
         self._descriptors: dict[int, list[int]] = {}
@@ -60,18 +71,18 @@ class Convener:
     async def convene(self, *, seconds: float) -> Verdict:
         """Return the verdict that everyone who came was told, after ``seconds`` at most.
 
-        Raises ``OSError`` when the meeting place cannot be had.
+        Raises ``OSError`` when the rendezvous place cannot be had.
         """
         listener = open_socket()
         timer = asyncio.get_running_loop().call_later(seconds, self._feed, Expired())
         try:
-            listener.bind(self._meeting.address)
-            listener.listen(len(self._meeting.ranks))
+            listener.bind(self._rendezvous.address)
+            listener.listen(len(self._rendezvous.ranks))
             async with self._group:
                 self._begin(self._accept(listener))
-                for rank in self._meeting.ranks[1:]:
+                for rank in self._rendezvous.ranks[1:]:
                     self._begin(self._miss(rank))
-                self._feed(Said(self._meeting.convener, self._own))
+                self._feed(Said(self._rendezvous.leader, self._own))
                 verdict = await self._finished
                 for task in self._tasks:
                     task.cancel()
@@ -110,7 +121,7 @@ class Convener:
             except BlockingIOError:
                 continue
             except OSError as error:  # too many open files: nobody can come any more
-                self._feed(Said(self._meeting.convener, Unable(describe(error))))
+                self._feed(Said(self._rendezvous.leader, Unable(describe(error))))
                 return
             sock.setblocking(False)
             try:
@@ -125,7 +136,7 @@ class Convener:
 
     async def _miss(self, rank: int) -> None:
         """Notice that ``rank`` ended before it came; the connection of one that came tells of its end."""
-        lookout = Lookout(self._meeting.servers.get(rank, ""))
+        lookout = Lookout(self._rendezvous.servers.get(rank, ""))
         while rank not in self._sockets:
             if await lookout.is_gone():
                 self._feed(Gone(rank, "nobody listens at its address any more"))
@@ -135,7 +146,7 @@ class Convener:
     async def _attend(self, packets: PacketSocket) -> None:
         """Listen to whoever connected, until the end."""
         handshake = Handshake.listen(
-            self._meeting.find_terms, secret=self._meeting.secret, nonce=os.urandom(NONCE_BYTES)
+            self._rendezvous.find_terms, secret=self._rendezvous.secret, nonce=os.urandom(NONCE_BYTES)
         )
         try:
             await packets.shake_hands(handshake)
@@ -168,15 +179,15 @@ class Convener:
 
     async def _share(self, offers: tuple[Offer, ...]) -> None:
         """Pass around what all ranks bring, then use it, too."""
-        convener = self._meeting.convener
-        descriptors = {convener: self._own_descriptors, **self._descriptors}
+        leader = self._rendezvous.leader
+        descriptors = {leader: self._own_descriptors, **self._descriptors}
         await asyncio.gather(*(_send_roster(packets, offers, descriptors) for packets in self._sockets.values()))
         try:
             self._assemble(offers, self._descriptors)
         except (OSError, AsyncparError) as error:
-            self._feed(Said(convener, Unable(describe(error))))
+            self._feed(Said(leader, Unable(describe(error))))
         else:
-            self._feed(Said(convener, Ready()))
+            self._feed(Said(leader, Ready()))
 
 
 async def _send_roster(packets: PacketSocket, offers: Sequence[Offer], descriptors: dict[int, list[int]]) -> None:
@@ -189,3 +200,129 @@ async def _send_roster(packets: PacketSocket, offers: Sequence[Offer], descripto
             )
         except OSError:
             return
+
+
+RETRY_SECONDS = 0.02
+"""Between two attempts to connect to a leader that is not there yet."""
+
+
+class RendezvousMember:
+    """Attends ``rendezvous`` as ``rank``, once.
+
+    ``own`` is what this rank brings, with its ``descriptors``, or says why it cannot take part.
+    """
+
+    def __init__(
+        self, rendezvous: Rendezvous, rank: int, own: Offer | Unable, descriptors: Sequence[int], *, assemble: Assemble
+    ) -> None:
+        self._rendezvous = rendezvous
+        self._rank = rank
+        self._own = own
+        self._own_descriptors = descriptors
+        self._assemble = assemble
+        self._offers: list[Offer] = []
+        self._descriptors: dict[int, list[int]] = {}
+
+    async def attend(self, *, seconds: float) -> Verdict:
+        """Return the verdict.
+
+        A leader that does not come within ``seconds``, goes away, or says nothing for twice that time is a verdict,
+        too.  Raises ``AuthenticationError`` and ``ProtocolError`` when it is not who it should be.
+        """
+        leader = self._rendezvous.leader
+        packets: PacketSocket | None = None
+        try:
+            async with asyncio.timeout(seconds):
+                packets = await self._connect()
+            async with asyncio.timeout(2 * seconds):
+                await self._offer(packets)
+                return await self._listen(packets)
+        except TimeoutError:
+            what = "did not come" if packets is None else "gave no verdict"
+            return Verdict(f"rank {leader} {what} in time", leader)
+        except ConnectionError as error:
+            return Verdict(f"rank {leader} is gone: {describe(error)}", leader)
+        finally:
+            if packets is not None:
+                packets.close()
+            for descriptors in self._descriptors.values():
+                close_all(descriptors)
+
+    # -- inside ------------------------------------------------------------------------------------------------------
+
+    async def _connect(self) -> PacketSocket:
+        """Connect to the leader as soon as it is there, and prove each other."""
+        lookout = Lookout(self._rendezvous.servers.get(self._rendezvous.leader, ""))
+        while (sock := self._try_to_connect()) is None:
+            if await lookout.is_gone():
+                raise ConnectionError("nobody listens at its address any more")
+            await asyncio.sleep(RETRY_SECONDS)
+        packets = PacketSocket(sock)
+        try:
+            check_user(sock)
+            terms = self._rendezvous.terms(self._rank)
+            await packets.shake_hands(
+                Handshake.dial(terms, secret=self._rendezvous.secret, nonce=os.urandom(NONCE_BYTES))
+            )
+        except BaseException:
+            packets.close()
+            raise
+        return packets
+
+    def _try_to_connect(self) -> socket.socket | None:
+        """Return a socket to the leader, None if it is not there yet, or busy with others."""
+        sock = open_socket()
+        try:
+            sock.connect(self._rendezvous.address)
+        except (ConnectionRefusedError, BlockingIOError):
+            sock.close()
+            return None
+        except BaseException:
+            sock.close()
+            raise
+        return sock
+
+    async def _offer(self, packets: PacketSocket) -> None:
+        try:
+            await packets.send(self._own, self._own_descriptors)
+        except ConnectionError:
+            return  # the verdict may be there already, and the leader gone
+
+    async def _listen(self, packets: PacketSocket) -> Verdict:
+        while True:
+            message, descriptors = await packets.receive()
+            if isinstance(message, Roster) and len(descriptors) == DESCRIPTORS_PER_RANK * len(message.offers):
+                await self._take(packets, message, descriptors)
+                continue
+            close_all(descriptors)
+            if isinstance(message, Verdict) and not descriptors:
+                return message
+            raise ProtocolError(
+                f"arena: rank {self._rendezvous.leader} sent {type(message).__name__} with "
+                f"{len(descriptors)} descriptors"
+            )
+
+    async def _take(self, packets: PacketSocket, roster: Roster, descriptors: list[int]) -> None:
+        """Collect a part of the roster; once it is whole, map it and say how that went."""
+        for place, offer in enumerate(roster.offers):
+            theirs = descriptors[DESCRIPTORS_PER_RANK * place : DESCRIPTORS_PER_RANK * (place + 1)]
+            if offer.rank == self._rank or offer.rank in self._descriptors:
+                close_all(theirs)
+            else:
+                self._descriptors[offer.rank] = theirs
+        self._offers += roster.offers
+        if len(self._offers) < len(self._rendezvous.ranks):
+            return
+        answer: Ready | Unable = Ready()
+        try:
+            self._check()
+            self._assemble(self._offers, self._descriptors)
+        except (OSError, AsyncparError) as error:
+            answer = Unable(describe(error))
+        await packets.send(answer)
+
+    def _check(self) -> None:
+        assert isinstance(self._own, Offer), "who is unable is told the verdict at once"
+        problem = check_roster(self._offers, ranks=self._rendezvous.ranks, own=self._own)
+        if problem:
+            raise ProtocolError(f"arena: {problem}")

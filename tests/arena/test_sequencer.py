@@ -8,10 +8,10 @@ from typing import cast
 
 import pytest
 
-from asyncpar.arena.agenda import NAMED, Agenda, Roll, open_agenda
 from asyncpar.arena.arena import Arena
-from asyncpar.arena.board import RING, Board, behind_board
 from asyncpar.arena.channel import Offer
+from asyncpar.arena.order_log import RING, OrderLog, behind_order_log
+from asyncpar.arena.sequencer import NAMED, Readiness, Sequencer, open_sequencer
 
 A, B, C = NAMED | 1, NAMED | 2, NAMED | 3
 NUMBER = 77
@@ -48,7 +48,7 @@ class FakeArena:
 
 
 class Group:
-    """The agendas of all ranks of a group; ranks of the world are 10, 11, 12, ..."""
+    """The sequencers of all ranks of a group; ranks of the world are 10, 11, 12, ..."""
 
     def __init__(self, size: int, *, polls: bool) -> None:
         self.size = size
@@ -58,23 +58,23 @@ class Group:
         segments = {rank: FakeSegment() for rank in self.ranks}
         offers = [Offer(4096, SLOT // 2)] * size
         arenas = [FakeArena(rank, segments, self.mail, polls) for rank in self.ranks]
-        self.boards = [
-            Board(cast(Arena, arena), number=NUMBER, ranks=self.ranks, place=place, offers=offers)
+        self.order_logs = [
+            OrderLog(cast(Arena, arena), number=NUMBER, ranks=self.ranks, place=place, offers=offers)
             for place, arena in enumerate(arenas)
         ]
-        self.agendas: list[Agenda] = [open_agenda(board, self.lost) for board in self.boards]
+        self.sequencers: list[Sequencer] = [open_sequencer(order_log, self.lost) for order_log in self.order_logs]
         self.turns: list[list[int]] = [[] for _ in self.ranks]
 
     def look(self, place: int) -> list[int]:
         """Let a rank read the turns that are new to it."""
-        new = self.agendas[place].turns()
+        new = self.sequencers[place].turns()
         self.turns[place] += new
         return new
 
     def deliver(self, sender: int, receiver: int) -> None:
         """Let a rank read the oldest message of another."""
         number, word = self.mail[self.ranks[sender], self.ranks[receiver]].popleft()
-        for counts in self.boards[receiver].counts:
+        for counts in self.order_logs[receiver].counts:
             if counts.number == number:
                 cell = counts.progress[counts.ranks.index(self.ranks[sender])]
                 cell[0] = max(cell[0], word)
@@ -93,7 +93,7 @@ class Group:
 
 
 def test_what_all_have_announced_is_complete_in_the_order_in_which_that_came_about() -> None:
-    roll = Roll(3)
+    roll = Readiness(3)
     for place, entry in ((0, A), (1, B), (0, B), (2, B), (1, A), (2, C), (2, A)):
         roll.hear(place, entry)
     assert list(roll.complete) == [B, A]
@@ -101,7 +101,7 @@ def test_what_all_have_announced_is_complete_in_the_order_in_which_that_came_abo
 
 
 def test_what_was_taken_back_is_forgotten() -> None:
-    roll = Roll(2)
+    roll = Readiness(2)
     for number in range(1000):
         roll.hear(1, NAMED | number)
         roll.hear(1, number)
@@ -111,14 +111,14 @@ def test_what_was_taken_back_is_forgotten() -> None:
 
 
 def test_one_that_takes_it_back_does_not_take_it_from_the_others() -> None:
-    roll = Roll(3)
+    roll = Readiness(3)
     for place, entry in ((0, A), (1, A), (0, A ^ NAMED), (2, A)):
         roll.hear(place, entry)
     assert (list(roll.complete), roll.absent(A)) == ([], [0])
 
 
 def test_what_is_complete_cannot_be_taken_back() -> None:
-    roll = Roll(2)
+    roll = Readiness(2)
     for place, entry in ((0, A), (1, A), (1, A ^ NAMED)):
         roll.hear(place, entry)
     assert list(roll.complete) == [A]
@@ -128,22 +128,22 @@ def test_what_is_complete_cannot_be_taken_back() -> None:
 def test_turns_are_given_to_what_all_have_announced(polls: bool) -> None:
     group = Group(3, polls=polls)
     for place, entries in enumerate(([A, B], [B, C, A], [B])):
-        group.agendas[place].announce(entries)
+        group.sequencers[place].announce(entries)
     group.settle()
     assert group.turns == [[B]] * 3
-    group.agendas[2].announce([C, A])
+    group.sequencers[2].announce([C, A])
     group.settle()
     assert group.turns == [[B, A]] * 3
 
 
 def test_without_polling_a_rank_knows_what_it_was_told_and_no_more() -> None:
     group = Group(2, polls=False)
-    group.agendas[0].announce([A])
-    group.agendas[1].announce([A])
+    group.sequencers[0].announce([A])
+    group.sequencers[1].announce([A])
     assert group.look(0) == []
-    assert not group.agendas[0].has_news()
+    assert not group.sequencers[0].has_news()
     group.deliver(1, 0)
-    assert group.agendas[0].has_news()
+    assert group.sequencers[0].has_news()
     assert group.look(0) == [A]
     assert group.look(1) == []
     group.deliver(0, 1)
@@ -153,7 +153,7 @@ def test_without_polling_a_rank_knows_what_it_was_told_and_no_more() -> None:
 @pytest.mark.parametrize("polls", [True, False])
 def test_a_ring_is_not_overrun(polls: bool) -> None:
     group = Group(2, polls=polls)
-    member = group.agendas[1]
+    member = group.sequencers[1]
     assert member.room == RING
     member.announce([NAMED | number for number in range(RING)])
     assert member.room == 0
@@ -161,7 +161,7 @@ def test_a_ring_is_not_overrun(polls: bool) -> None:
     assert member.room == RING
     member.announce([NAMED | number for number in range(RING, 2 * RING)])
     for start in range(0, 2 * RING, RING // 2):
-        group.agendas[0].announce([NAMED | number for number in range(start, start + RING // 2)])
+        group.sequencers[0].announce([NAMED | number for number in range(start, start + RING // 2)])
         group.settle() if start == 3 * RING // 2 else group.look(0)
     assert group.turns == [[NAMED | number for number in range(2 * RING)]] * 2
 
@@ -169,54 +169,54 @@ def test_a_ring_is_not_overrun(polls: bool) -> None:
 def test_the_order_waits_for_the_rank_that_is_furthest_behind() -> None:
     group = Group(3, polls=True)
     for start in (0, RING):
-        for agenda in group.agendas:
-            agenda.announce([NAMED | number for number in range(start, start + RING)])
+        for sequencer in group.sequencers:
+            sequencer.announce([NAMED | number for number in range(start, start + RING)])
         group.look(0)
         group.look(1)
     assert [len(turns) for turns in group.turns] == [RING, RING, 0]
-    assert group.agendas[0].is_busy
+    assert group.sequencers[0].is_busy
     group.settle()
     assert [len(turns) for turns in group.turns] == [2 * RING] * 3
-    assert not group.agendas[0].is_busy
+    assert not group.sequencers[0].is_busy
 
 
 @pytest.mark.parametrize("polls", [True, False])
 def test_who_has_not_announced_is_known(polls: bool) -> None:
     group = Group(3, polls=polls)
-    group.agendas[0].announce([A])
-    group.agendas[2].announce([A, B])
+    group.sequencers[0].announce([A])
+    group.sequencers[2].announce([A, B])
     group.settle()
-    assert group.agendas[0].absent(A) == [1]
-    assert group.agendas[2].absent(A) == [1]
-    assert group.agendas[2].absent(B) == [0, 1]
-    group.agendas[0].announce([A ^ NAMED])
-    assert group.agendas[2].absent(A) == [1, 0]
+    assert group.sequencers[0].absent(A) == [1]
+    assert group.sequencers[2].absent(A) == [1]
+    assert group.sequencers[2].absent(B) == [0, 1]
+    group.sequencers[0].announce([A ^ NAMED])
+    assert group.sequencers[2].absent(A) == [1, 0]
 
 
 @pytest.mark.parametrize("polls", [True, False])
 def test_when_a_rank_is_lost_the_sequencer_ends_the_order(polls: bool) -> None:
     group = Group(3, polls=polls)
-    for agenda in group.agendas:
-        agenda.announce([A])
+    for sequencer in group.sequencers:
+        sequencer.announce([A])
     group.look(0)
     group.lost.add(group.ranks[2])
-    assert group.agendas[0].is_busy
-    assert not group.agendas[1].has_ended
+    assert group.sequencers[0].is_busy
+    assert not group.sequencers[1].has_ended
     group.settle()
-    for agenda in group.agendas:
-        agenda.announce([B])
+    for sequencer in group.sequencers:
+        sequencer.announce([B])
     group.settle()
     assert group.turns == [[A]] * 3
-    assert [agenda.has_ended for agenda in group.agendas] == [True] * 3
-    assert [agenda.has_news() for agenda in group.agendas] == [False] * 3
-    assert not group.agendas[0].is_busy
+    assert [sequencer.has_ended for sequencer in group.sequencers] == [True] * 3
+    assert [sequencer.has_news() for sequencer in group.sequencers] == [False] * 3
+    assert not group.sequencers[0].is_busy
 
 
 @pytest.mark.parametrize("polls", [True, False])
 def test_what_a_lost_sequencer_has_given_a_turn_keeps_it(polls: bool) -> None:
     group = Group(2, polls=polls)
-    for agenda in group.agendas:
-        agenda.announce([A, B])
+    for sequencer in group.sequencers:
+        sequencer.announce([A, B])
     if not polls:
         group.deliver(1, 0)
     group.look(0)
@@ -224,7 +224,7 @@ def test_what_a_lost_sequencer_has_given_a_turn_keeps_it(polls: bool) -> None:
         group.deliver(0, 1)
     group.lost.add(group.ranks[0])
     assert group.look(1) == [A, B]
-    assert group.agendas[1].has_ended
+    assert group.sequencers[1].has_ended
 
 
 @pytest.mark.parametrize("polls", [True, False])
@@ -239,15 +239,15 @@ def test_whatever_is_announced_and_given_up_in_whatever_order_all_agree(polls: b
     given_up: set[int] = set()
     while any(waiting):
         place = chance.randrange(size)
-        agenda = group.agendas[place]
+        sequencer = group.sequencers[place]
         match chance.randrange(4):
             case 0 if waiting[place]:
-                entries = waiting[place][-min(agenda.room, chance.randint(1, 60)) :] if agenda.room else []
+                entries = waiting[place][-min(sequencer.room, chance.randint(1, 60)) :] if sequencer.room else []
                 del waiting[place][len(waiting[place]) - len(entries) :]
                 if entries:
-                    agenda.announce(entries)
-                    if chance.random() < 0.3 and agenda.room:
-                        agenda.announce([entries[0] ^ NAMED])
+                    sequencer.announce(entries)
+                    if chance.random() < 0.3 and sequencer.room:
+                        sequencer.announce([entries[0] ^ NAMED])
                         given_up.add(entries[0])
             case 1:
                 group.look(place)
@@ -263,17 +263,17 @@ def test_whatever_is_announced_and_given_up_in_whatever_order_all_agree(polls: b
     assert set(numbers) - given_up <= set(first)
 
 
-def test_a_channel_finds_its_place_behind_the_board() -> None:
+def test_a_channel_finds_its_place_behind_the_order_log() -> None:
     for size in (2, 9, 300):
         offer = Offer(4096, 64 << 10)
-        rest = behind_board(offer, size)
+        rest = behind_order_log(offer, size)
         assert rest.offset % 64 == 0
         assert rest.offset + 2 * rest.slot_bytes == offer.offset + 2 * offer.slot_bytes
-        board = Board(
+        order_log = OrderLog(
             cast(Arena, FakeArena(0, dict.fromkeys(range(size), FakeSegment()), defaultdict(deque), True)),
             number=1,
             ranks=range(size),
             place=0,
             offers=[offer] * size,
         )
-        assert all(8 * len(words) <= rest.offset - offer.offset for words in board._words)
+        assert all(8 * len(words) <= rest.offset - offer.offset for words in order_log._words)

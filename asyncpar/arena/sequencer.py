@@ -27,13 +27,13 @@ from collections import deque
 from collections.abc import Collection, Sequence
 from typing import Final
 
-from asyncpar.arena.board import ANNOUNCED, HEARD, ORDERED, SEQUENCER, TAKEN, Board, RingReader, RingWriter
+from asyncpar.arena.order_log import ANNOUNCED, HEARD, ORDERED, SEQUENCER, TAKEN, OrderLog, RingReader, RingWriter
 
 NAMED: Final = 1 << 63
 """Set in the numbers of all operations here; without it, a number in the announcements is taken back."""
 
 
-class Roll:
+class Readiness:
     """Who of ``size`` ranks has announced what.  Pure."""
 
     def __init__(self, size: int) -> None:
@@ -64,11 +64,11 @@ class Roll:
         return [place for place in range(self._everyone.bit_length()) if not places >> place & 1]
 
 
-class Agenda(ABC):
+class Sequencer(ABC):
     """What one rank says and learns about the turns of its group.  ``lost`` has the ranks that are gone."""
 
-    def __init__(self, board: Board, announcements: RingWriter, lost: Collection[int]) -> None:
-        self._board = board
+    def __init__(self, log: OrderLog, announcements: RingWriter, lost: Collection[int]) -> None:
+        self._log = log
         self._announcements = announcements
         self._lost = lost
 
@@ -104,22 +104,22 @@ class Agenda(ABC):
         """Return the places of the other ranks that keep an operation from getting its turn."""
 
     def _is_broken(self) -> bool:
-        return bool(self._lost) and any(rank in self._lost for rank in self._board.ranks)
+        return bool(self._lost) and any(rank in self._lost for rank in self._log.ranks)
 
 
-class SequencerAgenda(Agenda):
+class LeadingSequencer(Sequencer):
     """That of the rank that gives turns."""
 
-    def __init__(self, board: Board, lost: Collection[int]) -> None:
-        own, members = [board.own(HEARD)], range(1, board.size)
-        super().__init__(board, RingWriter(board.announcements(SEQUENCER), board.count(ANNOUNCED, ()), own), lost)
-        self._roll = Roll(board.size)
-        announced = [board.own(ANNOUNCED), *board.watch(ANNOUNCED, members)]
+    def __init__(self, log: OrderLog, lost: Collection[int]) -> None:
+        own, members = [log.own(HEARD)], range(1, log.size)
+        super().__init__(log, RingWriter(log.announcements(SEQUENCER), log.count(ANNOUNCED, ()), own), lost)
+        self._roll = Readiness(log.size)
+        announced = [log.own(ANNOUNCED), *log.watch(ANNOUNCED, members)]
         self._readers = [
-            RingReader(board.announcements(place), written, board.count(HEARD + place, [place] if place else ()))
+            RingReader(log.announcements(place), written, log.count(HEARD + place, [place] if place else ()))
             for place, written in enumerate(announced)
         ]
-        self._order = RingWriter(board.order(SEQUENCER), board.count(ORDERED, members), board.watch(TAKEN, members))
+        self._order = RingWriter(log.order(SEQUENCER), log.count(ORDERED, members), log.watch(TAKEN, members))
         self._has_ended = False
 
     def has_news(self) -> bool:
@@ -151,19 +151,19 @@ class SequencerAgenda(Agenda):
 
     def absent(self, number: int) -> list[int]:
         absent = self._roll.absent(number)
-        return [place for place in absent or range(self._board.size) if place != SEQUENCER]
+        return [place for place in absent or range(self._log.size) if place != SEQUENCER]
 
 
-class MemberAgenda(Agenda):
+class FollowingSequencer(Sequencer):
     """That of any other rank."""
 
-    def __init__(self, board: Board, lost: Collection[int]) -> None:
-        place = board.place
-        heard = board.watch(HEARD + place, [SEQUENCER])
-        count = board.count(ANNOUNCED, [SEQUENCER])
-        super().__init__(board, RingWriter(board.announcements(place), count, heard), lost)
-        ordered = board.watch(ORDERED, [SEQUENCER])[0]
-        self._order = RingReader(board.order(SEQUENCER), ordered, board.count(TAKEN, [SEQUENCER]))
+    def __init__(self, log: OrderLog, lost: Collection[int]) -> None:
+        place = log.place
+        heard = log.watch(HEARD + place, [SEQUENCER])
+        count = log.count(ANNOUNCED, [SEQUENCER])
+        super().__init__(log, RingWriter(log.announcements(place), count, heard), lost)
+        ordered = log.watch(ORDERED, [SEQUENCER])[0]
+        self._order = RingReader(log.order(SEQUENCER), ordered, log.count(TAKEN, [SEQUENCER]))
 
     def has_news(self) -> bool:
         return self._order.has_news()
@@ -177,16 +177,16 @@ class MemberAgenda(Agenda):
 
     @property
     def has_ended(self) -> bool:
-        return self._order.has_ended or self._board.ranks[SEQUENCER] in self._lost
+        return self._order.has_ended or self._log.ranks[SEQUENCER] in self._lost
 
     def absent(self, number: int) -> list[int]:
-        """As ``Agenda.absent``, by what the others announced last: who does not show it, then who took it back."""
-        board = self._board
-        shown = {place: board.announcements(place).tolist() for place in range(board.size) if place != board.place}
+        """As ``Sequencer.absent``, by what the others announced last: who does not show it, then who took it back."""
+        log = self._log
+        shown = {place: log.announcements(place).tolist() for place in range(log.size) if place != log.place}
         silent = [place for place, entries in shown.items() if number not in entries]
         return silent + [place for place, entries in shown.items() if number ^ NAMED in entries] or [SEQUENCER]
 
 
-def open_agenda(board: Board, lost: Collection[int]) -> Agenda:
-    """Return the agenda of the rank whose board this is."""
-    return SequencerAgenda(board, lost) if board.place == SEQUENCER else MemberAgenda(board, lost)
+def open_sequencer(log: OrderLog, lost: Collection[int]) -> Sequencer:
+    """Return the sequencer of the rank whose order log this is."""
+    return LeadingSequencer(log, lost) if log.place == SEQUENCER else FollowingSequencer(log, lost)

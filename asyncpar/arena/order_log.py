@@ -1,17 +1,17 @@
 """The memory in which the ranks of a group agree on the order of operations that are matched by name.
 
-Theory of operation.  Every rank has a *board* in its own segment, which only it writes: two rings of numbers and a few
-counts.  In its *announcements* a rank says what it is ready to run; in the *order* the rank at place 0, the
-*sequencer*, says which operation has which turn (see ``agenda``).  Whoever appends to a ring writes entries first and
-then the count of all entries so far.  Counts only grow, and a rank acts on those of others as it does on progress (see
-``channel``): where memory is polled it looks at them; elsewhere it goes by what the doorbell told it, which covers the
-entries.  No wake-up is lost, for the reason given there: whoever posts a count stores it, then a fence, then looks who
-sleeps.
+Theory of operation.  Every rank has an *order log* in its own segment, which only it writes: two rings of numbers and a
+few counts.  In its *announcements* a rank says what it is ready to run; in the *order* the rank at place 0, the
+*sequencer*, says which operation has which turn (see ``sequencer``).  Whoever appends to a ring writes entries first
+and then the count of all entries so far.  Counts only grow, and a rank acts on those of others as it does on progress
+(see ``channel``): where memory is polled it looks at them; elsewhere it goes by what the doorbell told it, which covers
+the entries.  No wake-up is lost, for the reason given there: whoever posts a count stores it, then a fence, then looks
+who sleeps.
 
-No entry is overwritten before it was read.  Whoever reads a ring counts what it has read, in its own board: each rank
-one count for the order, the sequencer one for each rank's announcements.  The writer stays within ``RING`` entries of
-the reader that is furthest behind.  These counts are posted only when half a ring has been read since.  That is often
-enough: the ring of a writer that is stuck is full, and its reader, when it reads at all, reads all of it.
+No entry is overwritten before it was read.  Whoever reads a ring counts what it has read, in its own order log: each
+rank one count for the order, the sequencer one for each rank's announcements.  The writer stays within ``RING`` entries
+of the reader that is furthest behind.  These counts are posted only when half a ring has been read since.  That is
+often enough: the ring of a writer that is stuck is full, and its reader, when it reads at all, reads all of it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SEQUENCER: Final = 0
 """The place in its group of the rank that gives operations their turns."""
 
 ANNOUNCED, ORDERED, TAKEN = 0, 1, 2
-"""Words of a board: entries in its announcements, in its order, and read of the order."""
+"""Words of an order log: entries in its announcements, in its order, and read of the order."""
 
 _ANNOUNCEMENTS: Final = 8
 _ORDER: Final = _ANNOUNCEMENTS + RING
@@ -46,13 +46,13 @@ Cell = memoryview | list[int]
 """A count, in element 0, as far as this rank may act on it."""
 
 
-def behind_board(offer: Offer, size: int) -> Offer:
-    """Return what is left of ``offer`` for the channel of ``size`` ranks when there is a board before it."""
-    length = _board_bytes(size)
+def behind_order_log(offer: Offer, size: int) -> Offer:
+    """Return what is left of ``offer`` for the channel of ``size`` ranks when there is an order log before it."""
+    length = _order_log_bytes(size)
     return Offer(offer.offset + length, offer.slot_bytes - length // 2)
 
 
-def _board_bytes(size: int) -> int:
+def _order_log_bytes(size: int) -> int:
     return -(-(HEARD + size) * 8 // _ALIGNMENT) * _ALIGNMENT
 
 
@@ -141,8 +141,8 @@ class RingReader:
         return entries
 
 
-class Board:
-    """The boards of one group, as the rank at ``place`` sees them.
+class OrderLog:
+    """The order logs of one group, as the rank at ``place`` sees them.
 
     ``offers`` are what the ranks have set aside for the group, by place; ``number`` is that of its channel.
     """
@@ -155,7 +155,7 @@ class Board:
         """What this rank is told of others: all that it ``watches``."""
         self._arena = arena
         self._number = number
-        words = _board_bytes(self.size) // 8
+        words = _order_log_bytes(self.size) // 8
         segments = [arena.segments[rank] for rank in ranks]
         self._words = [segment.words(offer.offset, words) for segment, offer in zip(segments, offers, strict=True)]
 
@@ -172,7 +172,7 @@ class Board:
         return self._words[self.place][at : at + 1]
 
     def watch(self, at: int, places: Sequence[int]) -> list[Cell]:
-        """Return the counts of other ranks in word ``at`` of their boards."""
+        """Return the counts of other ranks in word ``at`` of their order logs."""
         polls = self._arena.polls
         cells: list[Cell] = [self._words[place][at : at + 1] if polls else [0] for place in places]
         ranks = tuple(self.ranks[place] for place in places)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import asyncpar as ap
-from asyncpar.arena.exchange import ArenaMemory
+from asyncpar.arena.arena import ArenaMemory
 from asyncpar.errors import UsageError
 from asyncpar.testing import local_world
 from asyncpar.transport.shared import LEAST_SHARED
