@@ -1,16 +1,16 @@
 """Gradient synchronization: buckets in backward order, packed, encoded, reduced, decoded and unpacked.
 
-Read ``plan.py``, then ``phases.py``, ``schemes/scheme.py`` and ``schemes/owners.py``, then ``walk.py``, ``flow.py``,
-``step.py`` and ``passage.py``; ``synchronizer.py`` puts them together, ``keeper.py`` is what it keeps between steps.
+Read ``plan.py``, then ``phases.py``, ``schemes/scheme.py`` and ``schemes/owners.py``, ``bucket_run.py``
+and ``step.py``; ``synchronizer.py`` puts them together, ``layout_cache.py`` keeps layouts between steps.
 """
 
 from asyncpar.gradsync.config import GradientBucketingConfig, GradientCompressionConfig, NonFinitePolicy
 from asyncpar.gradsync.groups import HostGroups
+from asyncpar.gradsync.layout import least_bytes
 from asyncpar.gradsync.outcome import StepOutcome
 from asyncpar.gradsync.plan import Bucket, BucketPlan, GradientSpec, Slot, plan_buckets
 from asyncpar.gradsync.statistics import SyncMemory, SyncStatistics
 from asyncpar.gradsync.step import SyncStep
-from asyncpar.gradsync.strategies import least_bytes
 from asyncpar.gradsync.synchronizer import GradientSynchronizer
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""The groups of ranks that reduce gradients with each other."""
+"""Groups of ranks that reduce gradients together."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ EVERYONE, REPLICAS, SLICES, ENDS = "everyone", "dp", "tp", "pp"
 class SyncGroups:
     """``everyone`` joins all ranks of the configuration, ``replicas`` those with this rank's slice of this stage.
 
-    ``slices`` joins the tensor-parallel ranks of this replica and stage, ``ends`` the first and the last stage of this
-    rank's pipeline; None where there is nobody else, and ``ends`` also on the stages in between.
+    ``tp`` joins the tensor-parallel ranks of this replica and stage, ``embedding`` the first and the last stage of this
+    rank's pipeline; None where there is nobody else, and ``embedding`` also on the stages in between.
     """
 
     everyone: Communicator
     replicas: Communicator
-    slices: Communicator | None = None
-    ends: Communicator | None = None
+    tp: Communicator | None = None
+    embedding: Communicator | None = None
     partitions: Partitions = field(default_factory=dict)
     """All groups of each kind in which ranks must agree, also those without this rank."""
 
@@ -45,7 +45,7 @@ class SyncGroups:
     @property
     def all(self) -> tuple[Communicator, ...]:
         """Each group once."""
-        groups = [self.everyone, self.replicas, self.slices, self.ends]
+        groups = [self.everyone, self.replicas, self.tp, self.embedding]
         return tuple(dict.fromkeys(group for group in groups if group is not None))
 
 
@@ -107,10 +107,8 @@ def make_groups(config: ThreeDParallelismConfig, mapping: RankMapping, communica
         },
         everyone=communicator,
         replicas=_member(communicator, mapping.dp_group_ranks(), ids.get_dp_group_id(tp, pp)),
-        slices=_member(communicator, mapping.tp_group_ranks(), ids.get_tp_group_id(dp, pp))
-        if config.tp_size > 1
-        else None,
-        ends=_member(communicator, (pipeline[0], pipeline[-1]), f"{ids.get_pp_group_id(dp, tp)}_ends")
+        tp=_member(communicator, mapping.tp_group_ranks(), ids.get_tp_group_id(dp, pp)) if config.tp_size > 1 else None,
+        embedding=_member(communicator, (pipeline[0], pipeline[-1]), f"{ids.get_pp_group_id(dp, tp)}_ends")
         if is_end
         else None,
     )

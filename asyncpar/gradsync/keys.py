@@ -34,11 +34,11 @@ class Name:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BucketKeys:
-    """What the names of one bucket's collectives begin with, over replicas, slices and ends."""
+    """Prefixes of one bucket's names, over replicas, tensor-parallel ranks and both ends of a pipeline."""
 
     replicas: Name
-    slices: Name
-    ends: Name
+    tp: Name
+    embedding: Name
 
 
 @dataclass(slots=True)
@@ -89,8 +89,8 @@ class Keys:
         """Return the names of a bucket."""
         return BucketKeys(
             replicas=Name(self, f"bucket/{bucket.index}"),
-            slices=Name(self, f"tp/{bucket.shared_name}"),
-            ends=Name(self, f"pp/{bucket.shared_name}"),
+            tp=Name(self, f"tp/{bucket.shared_name}"),
+            embedding=Name(self, f"pp/{bucket.shared_name}"),
         )
 
     def adopt(self, epoch: int) -> None:

@@ -24,7 +24,7 @@ from asyncpar.gradsync.keys import Name
 from asyncpar.gradsync.model import HasGradient, Parameters
 from asyncpar.gradsync.obligation import Obligation
 from asyncpar.gradsync.plan import Bucket, Slot
-from asyncpar.gradsync.schemes import Leg, Place, Scheme
+from asyncpar.gradsync.schemes import Place, ReductionStep, Scheme
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,24 +55,24 @@ def pack(scheme: Scheme, packing: Packing) -> None:
 
 def tensor_parallel_phase(scheme: Scheme, groups: SyncGroups, key: Name) -> Obligation[Any] | None:
     """Return the reduction over tensor-parallel ranks; None where the bucket or the configuration has none."""
-    replicated, slices = scheme.bucket.placement.replicated, groups.slices
-    if slices is None or replicated is None:
+    replicated, tp = scheme.bucket.placement.replicated, groups.tp
+    if tp is None or replicated is None:
         return None
     op = "mean" if replicated is Replication.WHOLE else "sum"
-    return Obligation(lambda: slices.all_reduce(scheme.payload, op=op, key=str(key)))
+    return Obligation(lambda: tp.all_reduce(scheme.payload, op=op, key=str(key)))
 
 
 def pipeline_phase(scheme: Scheme, groups: SyncGroups, key: Name) -> Obligation[Any] | None:
     """Return the sum of a tied tensor over the first and the last stage; None where there is nothing to add."""
-    tied, ends = scheme.bucket.placement.tied, groups.ends
-    if ends is None or tied is None:
+    tied, embedding = scheme.bucket.placement.tied, groups.embedding
+    if embedding is None or tied is None:
         return None
-    return Obligation(lambda: ends.all_reduce(scheme.payload, key=str(key)))
+    return Obligation(lambda: embedding.all_reduce(scheme.payload, key=str(key)))
 
 
-def data_parallel_phase(scheme: Scheme, key: Name, place: Place) -> Sequence[Leg]:
-    """Return the legs over replicas."""
-    return scheme.legs(key, place)
+def data_parallel_phase(scheme: Scheme, key: Name, place: Place) -> Sequence[ReductionStep]:
+    """Return the steps over replicas."""
+    return scheme.reduction_steps(key, place)
 
 
 def unpack(scheme: Scheme, parameters: Parameters, *, factor: float) -> None:

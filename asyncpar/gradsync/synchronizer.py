@@ -21,22 +21,18 @@ from asyncpar.collectives.task_group import CleanTaskGroup
 from asyncpar.config.parallel import RankMapping, ThreeDParallelismConfig
 from asyncpar.errors import NonFiniteValue, PeerError, UsageError
 from asyncpar.gradsync import phases
-from asyncpar.gradsync.accumulation import Accumulation
 from asyncpar.gradsync.agreement import Disagreement
+from asyncpar.gradsync.bucket_run import BucketFlow, FlowSettings, ThreadTurns
 from asyncpar.gradsync.config import GradientBucketingConfig, GradientCompressionConfig, NonFinitePolicy
-from asyncpar.gradsync.flow import BucketFlow, FlowSettings
 from asyncpar.gradsync.groups import HostGroups, make_groups
-from asyncpar.gradsync.keeper import KeeperSettings, LayoutKeeper
 from asyncpar.gradsync.keys import Keys
 from asyncpar.gradsync.layout import Layout
-from asyncpar.gradsync.model import HasGradient, ModelShards, Parameters, parameters_by_name
+from asyncpar.gradsync.layout_cache import LayoutCache, SyncSettings
+from asyncpar.gradsync.model import Accumulation, HasGradient, ModelShards, Parameters, parameters_by_name
 from asyncpar.gradsync.outcome import StepOutcome
-from asyncpar.gradsync.passage import Passage, first_error
 from asyncpar.gradsync.proposal import propose, propose_to_measure, refuse
-from asyncpar.gradsync.statistics import SyncMemory, SyncStatistics
-from asyncpar.gradsync.step import SyncStep
-from asyncpar.gradsync.traffic import SyncTraffic
-from asyncpar.gradsync.walk import ThreadTurns
+from asyncpar.gradsync.statistics import SyncMemory, SyncStatistics, SyncTraffic
+from asyncpar.gradsync.step import StepRun, SyncStep, first_error
 
 
 class GradientSynchronizer:
@@ -70,7 +66,7 @@ class GradientSynchronizer:
         self._policy = NonFinitePolicy(when_not_finite)
         if self._policy is NonFinitePolicy.DROP and config.world_size != config.dp_size:
             raise UsageError("when_not_finite: drop is for data parallelism alone, use skip_step or abort")
-        settings = KeeperSettings(
+        settings = SyncSettings(
             groups=self._groups,
             rank_order=config.rank_order(),
             hosts=hosts,
@@ -78,7 +74,7 @@ class GradientSynchronizer:
             strategy=config.comm_strategy,
             policy=self._policy,
         )
-        self._keeper = LayoutKeeper(settings, compression or GradientCompressionConfig())
+        self._layouts = LayoutCache(settings, compression or GradientCompressionConfig())
         self._accumulation = Accumulation()
         self._statistics = SyncStatistics()
         self._is_stepping = False
@@ -142,31 +138,31 @@ class GradientSynchronizer:
             by_name, layout = await self._prepare(parameters)
             step = SyncStep(layout.plan, overlap=self._bucketing.overlap_communication)
             before = SyncTraffic.read(layout.communicators)
-            passage = self._make_passage(layout, by_name)
+            run = self._make_run(layout, by_name)
             with telling_why() as why:
                 try:
                     with first_error():
                         async with CleanTaskGroup() as tasks:
-                            passage.begin(step, tasks)
+                            run.begin(step, tasks)
                             try:
                                 yield step
                             except BaseException as error:
                                 why.take(error)  # before the group cancels what is under way
                                 raise
                             step.finish()
-                    await passage.end(step)
+                    await run.end(step)
                 except Disagreement:
                     step.close()
-                    self._keeper.start_over()
+                    self._layouts.start_over()
                     raise
                 except BaseException as error:
                     why.take(error)
                     step.close()
-                    await passage.give_up(why.text)
+                    await run.give_up(why.text)
                     raise
             if not self._skips(step.outcome):
                 step.record.count(SyncTraffic.read(layout.communicators) - before, least_bytes=layout.least_bytes)
-                await self._commit(step, passage, by_name)
+                await self._commit(step, run, by_name)
         except BaseException:
             self._keys.epoch += 1
             raise
@@ -179,9 +175,9 @@ class GradientSynchronizer:
         The codec ``"auto"`` is chosen in the first step, which then makes them.
         """
         self._check_idle("reserve")
-        if not self._keeper.must_measure:
-            resolved = await self._keeper.resolve("reserve")
-            self._keeper.lay_out(parameters_by_name(parameters), resolved)
+        if not self._layouts.must_measure:
+            resolved = await self._layouts.resolve("reserve")
+            self._layouts.lay_out(parameters_by_name(parameters), resolved)
 
     def accumulate(self, model_shards: ModelShards) -> None:
         """Keep the gradients of a micro-step and zero them; the next step takes the mean over micro-steps, too.
@@ -206,7 +202,7 @@ class GradientSynchronizer:
         """
         self._check_idle("restart")
         self._keys.restart(number)
-        self._keeper.start_over()
+        self._layouts.start_over()
         self._accumulation.clear()
 
     # -- state -------------------------------------------------------------------------------------------------------
@@ -214,14 +210,14 @@ class GradientSynchronizer:
     def get_sync_stats(self) -> SyncStatistics:
         """Return a copy of the statistics so far."""
         return dataclasses.replace(
-            self._statistics, residual_norm=self._keeper.residual_norm(), memory_bytes=self.get_memory_usage().total
+            self._statistics, residual_norm=self._layouts.residual_norm(), memory_bytes=self.get_memory_usage().total
         )
 
     def get_memory_usage(self) -> SyncMemory:
         """Return the bytes of buckets, residuals and accumulated gradients that are held on this rank now."""
         return SyncMemory(
-            buffers=self._keeper.nbytes,
-            residuals=self._keeper.residual_nbytes,
+            buffers=self._layouts.nbytes,
+            residuals=self._layouts.residual_nbytes,
             accumulation=self._accumulation.nbytes,
         )
 
@@ -230,7 +226,7 @@ class GradientSynchronizer:
 
         Empty before the first step, inside a single host, with other codecs, and where the choice was restored.
         """
-        return self._keeper.codec_table
+        return self._layouts.codec_table
 
     def update_compression_config(self, compression: GradientCompressionConfig) -> None:
         """Use ``compression`` from the next step on; to be called on all ranks.
@@ -238,12 +234,12 @@ class GradientSynchronizer:
         Residuals are kept if the new setting uses error feedback, else dropped.
         """
         self._check_idle("update_compression_config")
-        self._keeper.change(compression)
+        self._layouts.change(compression)
 
     def update_bucketing_config(self, bucketing: GradientBucketingConfig) -> None:
         """Use ``bucketing`` from the next step on; to be called on all ranks.  Residuals are kept."""
         self._check_idle("update_bucketing_config")
-        self._keeper.rebucket(bucketing)
+        self._layouts.rebucket(bucketing)
         self._bucketing = bucketing
 
     def clear_buffers(self) -> None:
@@ -252,17 +248,17 @@ class GradientSynchronizer:
         The next step makes new ones.  To be called on all ranks.
         """
         self._check_idle("clear_buffers")
-        self._keeper.clear()
+        self._layouts.clear()
         self._accumulation.clear()
 
     def residuals(self) -> dict[str, Values]:
         """Return a copy of each parameter's residual, flat, by name; empty without error feedback."""
-        return self._keeper.residuals()
+        return self._layouts.residuals()
 
     def restore_residuals(self, residuals: Mapping[str, Values]) -> None:
         """Go on with ``residuals`` of an earlier run of this rank; to be called on all ranks, before a step."""
         self._check_idle("restore_residuals")
-        self._keeper.restore_residuals(residuals)
+        self._layouts.restore_residuals(residuals)
 
     def state(self) -> dict[str, NDArray[Any]]:
         """Return a copy of all that error feedback and codecs keep on this rank, vectors by name, for checkpoints.
@@ -270,7 +266,7 @@ class GradientSynchronizer:
         It belongs to parameters, not to buckets, so it survives another plan.  The order in which gradients became
         final, which decides on buckets, is part of it, and so is what the codec ``"auto"`` has chosen.
         """
-        return self._keeper.state()
+        return self._layouts.state()
 
     @property
     def steps(self) -> int:
@@ -283,7 +279,7 @@ class GradientSynchronizer:
         With the ``steps`` of that run, on as many ranks with the same gradients, the next steps give the same bits.
         """
         self._check_idle("restore")
-        self._keeper.restore(state)
+        self._layouts.restore(state)
         if steps is not None:
             self._drawn_before = steps - self._keys.steps
 
@@ -295,16 +291,16 @@ class GradientSynchronizer:
         What is wrong on this rank alone is told to the others, which then raise, too.
         """
         try:
-            if self._keeper.must_measure:
+            if self._layouts.must_measure:
                 agreement = propose_to_measure(self._groups, self._keys)
                 self._keys.has_agreed = True
                 self._keys.adopt(await agreement.run())
-            resolved = await self._keeper.resolve(f"{self._keys.rare}/auto")
+            resolved = await self._layouts.resolve(f"{self._keys.rare}/auto")
             by_name = parameters_by_name(parameters)
             self._accumulation.check(by_name)
-            return by_name, self._keeper.lay_out(by_name, resolved)
+            return by_name, self._layouts.lay_out(by_name, resolved)
         except Disagreement:
-            self._keeper.start_over()
+            self._layouts.start_over()
             raise
         except UsageError as error:
             await self._refuse(error)
@@ -318,11 +314,11 @@ class GradientSynchronizer:
         try:
             await refuse(self._groups, self._keys, error).run()
         except Disagreement:
-            self._keeper.start_over()
+            self._layouts.start_over()
         except PeerError as lost:
             error.add_note(f"the other ranks could not be told: {lost}")
 
-    def _make_passage(self, layout: Layout, by_name: Parameters) -> Passage:
+    def _make_run(self, layout: Layout, by_name: Parameters) -> StepRun:
         """Return what has to run in this step."""
         agreed = asyncio.Event()
         settings = FlowSettings(
@@ -353,15 +349,15 @@ class GradientSynchronizer:
             layout,
             number=self.steps,
             micro_steps=settings.packing.micro_steps,
-            is_observed=self._keeper.is_observed,
+            is_observed=self._layouts.is_observed,
         )
-        return Passage(
+        return StepRun(
             agreement,
             flows,
             self._groups,
             keys=self._keys,
             agreed=agreed,
-            observes=self._bucketing.overlap_communication and not self._keeper.is_observed,
+            observes=self._bucketing.overlap_communication and not self._layouts.is_observed,
         )
 
     def _skips(self, outcome: StepOutcome) -> bool:
@@ -375,21 +371,21 @@ class GradientSynchronizer:
         self._accumulation.clear()
         return True
 
-    async def _commit(self, step: SyncStep, passage: Passage, by_name: Parameters) -> None:
+    async def _commit(self, step: SyncStep, run: StepRun, by_name: Parameters) -> None:
         """Write back: nothing can fail from here on, and other ranks do so, too, even if this one is cancelled."""
         try:
-            await off_loop(partial(self._write, passage, by_name), nbytes=passage.nbytes)
+            await off_loop(partial(self._write, run, by_name), nbytes=run.nbytes)
         finally:
-            for flow in passage.flows:
+            for flow in run.flows:
                 flow.scheme.commit()
             self._accumulation.clear()
             step.record.add_to(self._statistics)
-            if passage.order is not None:
-                self._keeper.observe(passage.order)
+            if run.order is not None:
+                self._layouts.observe(run.order)
 
-    def _write(self, passage: Passage, by_name: Parameters) -> None:
+    def _write(self, run: StepRun, by_name: Parameters) -> None:
         write = phases.unpack_as_views if self._bucketing.gradient_as_bucket_view else phases.unpack
-        for flow in passage.flows:
+        for flow in run.flows:
             write(flow.scheme, by_name, factor=flow.scheme.factor(flow.outcome.contributors))
 
     def _check_idle(self, what: str) -> None:

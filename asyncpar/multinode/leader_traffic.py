@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from asyncpar.gradsync import least_bytes
-from asyncpar.gradsync.traffic import SyncTraffic
+from asyncpar.gradsync.statistics import SyncTraffic
 from asyncpar.multinode.groups import NodeGroups
 from asyncpar.multinode.statistics import CompressionInfo
 

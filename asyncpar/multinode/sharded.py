@@ -12,8 +12,7 @@ from typing import Any
 from asyncpar.collectives.bridge import LoopBridge
 from asyncpar.errors import NonFiniteValue
 from asyncpar.gradsync import SyncStatistics
-from asyncpar.gradsync.statistics import StepRecord
-from asyncpar.gradsync.traffic import SyncTraffic
+from asyncpar.gradsync.statistics import StepRecord, SyncTraffic
 from asyncpar.multinode.config import MultiNodeConfig
 from asyncpar.multinode.flow import StepFlow
 from asyncpar.multinode.groups import NodeGroups

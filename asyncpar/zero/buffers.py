@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asyncpar.errors import ArenaFull, UsageError
-from asyncpar.gradsync.schemes.memory import Empty
+from asyncpar.gradsync.schemes.scheme import Empty
 from asyncpar.zero.memory import TransientBytes
 
 _KEPT = 8

@@ -13,7 +13,7 @@ from asyncpar.codecs.int8 import Int8
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.collectives.reduction import reduction_for
 from asyncpar.errors import NonFiniteValue, ProtocolError
-from asyncpar.gradsync.schemes.rows import FINE, NON_FINITE, body_of, row_bytes, set_status
+from asyncpar.gradsync.schemes.lossy import FINE, NON_FINITE, body_of, row_bytes, set_status
 from asyncpar.zero.buffers import BufferPool, Loans
 from asyncpar.zero.feedback import RowFeedback
 from asyncpar.zero.packing import Rows

@@ -14,10 +14,9 @@ from asyncpar.collectives.communicator import Communicator
 from asyncpar.collectives.reduction import Reduction
 from asyncpar.config.parallel import RankMapping, ThreeDParallelismConfig
 from asyncpar.gradsync import choice, phases, synchronizer
-from asyncpar.gradsync.accumulation import Accumulation
 from asyncpar.gradsync.groups import HostGroups, SyncGroups, make_groups, split_by_host
 from asyncpar.gradsync.keys import Name
-from asyncpar.gradsync.model import HasGradient, Parameters, parameters_by_name
+from asyncpar.gradsync.model import Accumulation, HasGradient, Parameters, parameters_by_name
 from asyncpar.gradsync.obligation import Obligation
 from asyncpar.gradsync.schemes import Exact, Scheme
 from tests.breakages.breakage import Breakage, Mistake, impatient, on_virtual_time
@@ -66,10 +65,10 @@ def sum_all_slices(patch: pytest.MonkeyPatch) -> None:
     right = phases.tensor_parallel_phase
 
     def wrong(scheme: Scheme, groups: SyncGroups, key: Name) -> Obligation[Any] | None:
-        slices = groups.slices
-        if slices is None or scheme.bucket.placement.replicated is not None:
+        tp = groups.tp
+        if tp is None or scheme.bucket.placement.replicated is not None:
             return right(scheme, groups, key)
-        return Obligation(lambda: slices.all_reduce(scheme.payload, key=str(key)))
+        return Obligation(lambda: tp.all_reduce(scheme.payload, key=str(key)))
 
     patch.setattr(phases, "tensor_parallel_phase", wrong)
 
@@ -88,7 +87,7 @@ def reduce_tied_tensors_over_all_stages(patch: pytest.MonkeyPatch) -> None:
     def wrong(config: ThreeDParallelismConfig, mapping: RankMapping, communicator: Communicator) -> SyncGroups:
         groups = make_groups(config, mapping, communicator)
         pipeline = communicator.subgroup(mapping.pp_group_ranks(), key="broken")
-        return groups if groups.ends is None else dataclasses.replace(groups, ends=pipeline)
+        return groups if groups.embedding is None else dataclasses.replace(groups, embedding=pipeline)
 
     patch.setattr(synchronizer, "make_groups", wrong)
 

@@ -17,7 +17,7 @@ from asyncpar.arena.arena import Arena
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.errors import ArenaFull, NonFiniteValue, PeerCancelled, UsageError
 from asyncpar.gradsync import GradientBucketingConfig, GradientCompressionConfig, GradientSynchronizer
-from asyncpar.gradsync.schemes import Owners, Pair
+from asyncpar.gradsync.schemes import Pair, ShardedReduce
 from asyncpar.nn import Array
 from asyncpar.node import Node
 from asyncpar.testing.world import local_world
@@ -58,12 +58,12 @@ def heap_bytes(node: Node) -> int:
 
 def shown_arrays(synchronizer: GradientSynchronizer) -> list[NDArray[Any]]:
     """What a synchronizer shows other ranks."""
-    layout = synchronizer._keeper.layout
+    layout = synchronizer._layouts.layout
     assert layout is not None
     arrays: list[NDArray[Any]] = []
     for scheme in layout.schemes:
         match scheme:
-            case Owners():
+            case ShardedReduce():
                 arrays += [scheme.outgoing, scheme.owned]
             case Pair():
                 arrays += [scheme.outgoing]

@@ -10,7 +10,7 @@ import pytest
 
 from asyncpar.codecs import Identity, Int4
 from asyncpar.errors import AsyncparError, UsageError
-from asyncpar.gradsync import measurement
+from asyncpar.gradsync import choice
 from asyncpar.gradsync.prediction import LinkSpeed
 from asyncpar.gradsync.schemes import Hosted
 from tests.gradsync.worlds import (
@@ -35,12 +35,12 @@ def pretend(monkeypatch: pytest.MonkeyPatch, link: LinkSpeed) -> list[int]:
         measured.append(between.size)
         return link
 
-    monkeypatch.setattr(measurement, "measure_link", measure_link)
+    monkeypatch.setattr(choice, "measure_link", measure_link)
     return measured
 
 
 def codecs_of(ranks: Sequence[Rank]) -> set[object]:
-    resolved = [rank.synchronizer._keeper._resolved for rank in ranks]
+    resolved = [rank.synchronizer._layouts._resolved for rank in ranks]
     return {None if one is None else one.codec for one in resolved}
 
 
@@ -67,7 +67,7 @@ async def test_over_a_slow_link_few_bits_travel(monkeypatch: pytest.MonkeyPatch,
         assert codecs_of(ranks) == {Int4()}
         layered = len(set(hosts)) < len(hosts)
         for rank in ranks:
-            layout = rank.synchronizer._keeper.layout
+            layout = rank.synchronizer._layouts.layout
             assert layout is not None
             assert {isinstance(scheme, Hosted) for scheme in layout.schemes} == {layered}
         assert "int4*" in ranks[-1].synchronizer.codec_table()
@@ -100,7 +100,7 @@ async def test_a_rank_that_cannot_measure_leaves_nobody_waiting(monkeypatch: pyt
     def fail(*_: Any, **__: Any) -> None:
         raise UsageError("there is no clock")
 
-    monkeypatch.setattr(measurement, "measure_codec", fail)
+    monkeypatch.setattr(choice, "measure_codec", fail)
     async with parallel_world(3, hosts=["a", "a", "b"], compression=compressed("auto")) as ranks:
         errors = await on_all_failing(ranks, lambda rank: rank.synchronize())
     assert "there is no clock" in str(errors[0])

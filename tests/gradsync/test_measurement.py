@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 import pytest
 
 from asyncpar.errors import UsageError
-from asyncpar.gradsync.measurement import measure, measure_codec, measure_link
+from asyncpar.gradsync.choice import measure, measure_codec, measure_link
 from asyncpar.gradsync.prediction import CANDIDATES, LinkSpeed
 from asyncpar.testing.world import local_world
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from asyncpar.gradsync import SyncStatistics
-from asyncpar.gradsync.statistics import StepRecord, merge_intervals
-from asyncpar.gradsync.traffic import SyncTraffic
+from asyncpar.gradsync.statistics import StepRecord, SyncTraffic, merge_intervals
 
 
 def test_intervals_are_merged_where_they_touch() -> None:

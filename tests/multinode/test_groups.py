@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from asyncpar.gradsync.traffic import SyncTraffic
+from asyncpar.gradsync.statistics import SyncTraffic
 from asyncpar.multinode import MultiNodeTrainer
 from asyncpar.multinode.groups import NodeGroups
 from asyncpar.node import Node

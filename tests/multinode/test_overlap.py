@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from asyncpar.gradsync.traffic import SyncTraffic
+from asyncpar.gradsync.statistics import SyncTraffic
 from asyncpar.parallel.worker import ComputeWorker
 from asyncpar.testing.loop import run_virtual
 from asyncpar.zero.config import ZeROConfig, ZeROStage

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from asyncpar.gradsync.traffic import SyncTraffic
-from asyncpar.gradsync.walk import WalkTimes
+from asyncpar.gradsync.bucket_run import RunTimes
+from asyncpar.gradsync.statistics import SyncTraffic
 from asyncpar.torch.hook.statistics import HookStatistics, HookTally, StepTally
 
 
 def add_step(tally: HookTally, *intervals: tuple[float, float], sent: int, **figures: Any) -> None:
     step = StepTally(**figures)
     for interval in intervals:
-        step.add(interval, WalkTimes(sending=0.125, exchanging=0.25, receiving=0.5))
+        step.add(interval, RunTimes(sending=0.125, exchanging=0.25, receiving=0.5))
     tally.add_step(step, SyncTraffic(payload_bytes=sent))
 
 

@@ -1,14 +1,11 @@
 """How a bucket becomes its mean over replicas: a scheme for every kind of codec.  Start with ``scheme.py``."""
 
-from asyncpar.gradsync.schemes.copies import Copies, CopyHolders
-from asyncpar.gradsync.schemes.exact import Alone, Exact
-from asyncpar.gradsync.schemes.hosted import Hosted
-from asyncpar.gradsync.schemes.memory import Empty, Memory
-from asyncpar.gradsync.schemes.owners import Owners
+from asyncpar.gradsync.schemes.owners import ShardedReduce
 from asyncpar.gradsync.schemes.pair import PAIR, Pair
+from asyncpar.gradsync.schemes.relayed import Copies, CopyHolders, Hosted
 from asyncpar.gradsync.schemes.rounds import Rounds
-from asyncpar.gradsync.schemes.scheme import Leg, Place, Scheme
-from asyncpar.gradsync.schemes.summed import Summed, headroom
+from asyncpar.gradsync.schemes.scheme import Empty, Memory, Place, ReductionStep, Scheme
+from asyncpar.gradsync.schemes.summed import Alone, Exact, Summed, headroom
 
 __all__ = [
     "PAIR",
@@ -18,13 +15,13 @@ __all__ = [
     "Empty",
     "Exact",
     "Hosted",
-    "Leg",
     "Memory",
-    "Owners",
     "Pair",
     "Place",
+    "ReductionStep",
     "Rounds",
     "Scheme",
+    "ShardedReduce",
     "Summed",
     "headroom",
 ]

@@ -23,23 +23,22 @@ from asyncpar.errors import NonFiniteValue
 from asyncpar.gradsync.keys import Name
 from asyncpar.gradsync.obligation import Obligation
 from asyncpar.gradsync.plan import Bucket
-from asyncpar.gradsync.schemes.feedback import part
-from asyncpar.gradsync.schemes.lossy import Lossy
-from asyncpar.gradsync.schemes.memory import Memory
-from asyncpar.gradsync.schemes.rows import (
+from asyncpar.gradsync.schemes.lossy import (
     FINE,
     GIVEN_UP,
     NON_FINITE,
+    Lossy,
     are_fine,
     body_of,
     decoding,
+    part,
     row_bytes,
     set_status,
 )
-from asyncpar.gradsync.schemes.scheme import Leg, Place
+from asyncpar.gradsync.schemes.scheme import Memory, Place, ReductionStep
 
 
-class Owners(Lossy):
+class ShardedReduce(Lossy):
     """The sum of decoded shards, by their owners.
 
     ``outgoing`` and ``incoming`` hold one encoded row per rank, ``owned`` the row of this rank's sum.
@@ -64,12 +63,14 @@ class Owners(Lossy):
         self._total: Values = np.zeros(self._shard, np.float32)
         self._lost_of_total: Values | None = np.zeros(self._shard, np.float32) if has_feedback else None
 
-    def legs(self, key: Name, place: Place) -> Sequence[Leg]:
+    def reduction_steps(self, key: Name, place: Place) -> Sequence[ReductionStep]:
         self._drawn = self._codec.at(*place)
         exchange, gather = self._communicator.all_to_all, self._communicator.all_gather
         return [
-            Leg(self.encode, Obligation(lambda: exchange(self.outgoing, out=self.incoming, key=f"{key}/shards"))),
-            Leg(self.sum_owned, Obligation(lambda: gather(self.owned, out=self.incoming, key=f"{key}/sums"))),
+            ReductionStep(
+                self.encode, Obligation(lambda: exchange(self.outgoing, out=self.incoming, key=f"{key}/shards"))
+            ),
+            ReductionStep(self.sum_owned, Obligation(lambda: gather(self.owned, out=self.incoming, key=f"{key}/sums"))),
         ]
 
     def encode(self) -> None:
@@ -114,8 +115,8 @@ class Owners(Lossy):
         for rank in range(self.size):
             self._decode(rank, self.result[self._of(rank)], adds=False)
 
-    def spoil(self) -> None:
-        super().spoil()
+    def poison(self) -> None:
+        super().poison()
         set_status(self.outgoing, GIVEN_UP)
         set_status(self.owned, GIVEN_UP)
 

@@ -19,19 +19,18 @@ from asyncpar.errors import NonFiniteValue
 from asyncpar.gradsync.keys import Name
 from asyncpar.gradsync.obligation import Obligation
 from asyncpar.gradsync.plan import Bucket
-from asyncpar.gradsync.schemes.lossy import Lossy
-from asyncpar.gradsync.schemes.memory import Memory
-from asyncpar.gradsync.schemes.rows import (
+from asyncpar.gradsync.schemes.lossy import (
     FINE,
     GIVEN_UP,
     NON_FINITE,
+    Lossy,
     are_fine,
     body_of,
     decoding,
     row_bytes,
     set_status,
 )
-from asyncpar.gradsync.schemes.scheme import Leg, Place, scale
+from asyncpar.gradsync.schemes.scheme import Memory, Place, ReductionStep, scale
 
 PAIR = 2
 
@@ -55,10 +54,12 @@ class Pair(Lossy):
         self.outgoing: Bytes = memory.shared((row_bytes(self._body),), np.uint8)
         self.incoming: Bytes = np.zeros((PAIR, row_bytes(self._body)), np.uint8)
 
-    def legs(self, key: Name, place: Place) -> Sequence[Leg]:
+    def reduction_steps(self, key: Name, place: Place) -> Sequence[ReductionStep]:
         self._drawn = self._codec.at(*place)
         gather = self._communicator.all_gather
-        return [Leg(self.encode, Obligation(lambda: gather(self.outgoing, out=self.incoming, key=f"{key}/both")))]
+        return [
+            ReductionStep(self.encode, Obligation(lambda: gather(self.outgoing, out=self.incoming, key=f"{key}/both")))
+        ]
 
     def encode(self) -> None:
         """Fill the outgoing row, or say that values are not finite."""
@@ -85,6 +86,6 @@ class Pair(Lossy):
         yield from super().buffers()
         yield from (self.outgoing, self.incoming)
 
-    def spoil(self) -> None:
-        super().spoil()
+    def poison(self) -> None:
+        super().poison()
         set_status(self.outgoing, GIVEN_UP)

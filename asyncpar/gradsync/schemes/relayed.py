@@ -1,16 +1,27 @@
-"""What the schemes have in common in which some ranks reduce and broadcast the result to the others."""
+"""Schemes in which some ranks reduce and broadcast the result to the others.
+
+``Copies``: copies of one parameter lie on several slices or stages.  Groups of replicas that lie differently on hosts
+add in different orders, and would come to different means of the same gradients, so copies would drift apart.  Hence
+one of the ranks that hold copies reduces over the replicas, and the others take its result.
+
+``Hosted``: uncompressed sums inside each host, a codec between the first ranks of hosts, and back.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from asyncpar.codecs import Values
+from asyncpar.collectives.communicator import Communicator
+from asyncpar.gradsync.groups import SyncGroups
+from asyncpar.gradsync.keys import Name
+from asyncpar.gradsync.obligation import Obligation
 from asyncpar.gradsync.plan import Bucket
-from asyncpar.gradsync.schemes.memory import Memory
-from asyncpar.gradsync.schemes.scheme import Scheme, all_finite
+from asyncpar.gradsync.schemes.scheme import Memory, Place, ReductionStep, Scheme, all_finite, scale
 
 
 class Relayed(Scheme):
@@ -38,11 +49,11 @@ class Relayed(Scheme):
     def settle(self) -> None:
         self.is_finite = all_finite(self.reduced)
 
-    def spoil(self) -> None:
-        super().spoil()
+    def poison(self) -> None:
+        super().poison()
         self.reduced.fill(np.nan)
         if self._inner is not None:
-            self._inner.spoil()
+            self._inner.poison()
 
     def commit(self) -> None:
         if self._inner is not None:
@@ -79,3 +90,103 @@ class Relayed(Scheme):
             self._inner.settle()
             if not self._inner.is_finite:
                 self.reduced.fill(np.nan)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CopyHolders:
+    """The groups that hold copies of a bucket, in the order in which its mean is broadcast in them.
+
+    The first rank of all of them ``reduces``.  A tensor that is tied and replicated goes to the other end first, then
+    to the tensor-parallel ranks there.
+    """
+
+    groups: tuple[tuple[str, Communicator], ...]
+    reduces: bool
+
+    @classmethod
+    def of(cls, bucket: Bucket, groups: SyncGroups) -> CopyHolders | None:
+        """Return those of ``bucket`` on this rank; None if no other rank of its replica has a copy."""
+        tp = groups.tp if bucket.placement.replicated is not None else None
+        embedding = groups.embedding if bucket.placement.tied is not None else None
+        if tp is None and embedding is None:
+            return None
+        is_first_slice = tp is None or tp.rank == 0
+        found: list[tuple[str, Communicator]] = []
+        if embedding is not None and is_first_slice:
+            found.append(("embedding", embedding))
+        if tp is not None:
+            found.append(("tp", tp))
+        return cls(groups=tuple(found), reduces=is_first_slice and (embedding is None or embedding.rank == 0))
+
+
+class Copies(Relayed):
+    """Broadcasts the mean over ``size`` replicas, which ``inner`` reduces, from the first of ``holders``."""
+
+    def __init__(
+        self,
+        bucket: Bucket,
+        holders: CopyHolders,
+        inner: Scheme | None,
+        *,
+        size: int,
+        dtype: np.dtype[Any],
+        memory: Memory,
+    ) -> None:
+        super().__init__(bucket, inner, size=size, is_mean=True, dtype=dtype, memory=memory)
+        self._holders = holders
+
+    def settle_inner(self) -> None:
+        """Complete the mean: other holders do not know how the replicas of the first lie on hosts."""
+        super().settle_inner()
+        factor = 1.0 if self._inner is None else self._inner.factor(self.size)
+        if factor != 1.0:
+            scale(self.reduced, factor)
+
+    def reduction_steps(self, key: Name, place: Place) -> Sequence[ReductionStep]:
+        inner = [] if self._inner is None else self._inner.reduction_steps(key, place)
+        return [*inner, *(self._handing_out(kind, group, key) for kind, group in self._holders.groups)]
+
+    def _handing_out(self, kind: str, group: Communicator, key: Name) -> ReductionStep:
+        name = key.other(f"copies/{kind}/{self.bucket.shared_name}")
+        is_first = kind == self._holders.groups[0][0]
+        work = self.settle_inner if is_first else None
+        return ReductionStep(work, Obligation(lambda: group.broadcast(self.reduced, key=str(name))))
+
+
+class Hosted(Relayed):
+    """Adds inside a host, lets ``between`` reduce over hosts, and hands out the result.
+
+    ``inside`` joins the ranks of this host.  Its first rank has ``between``, a scheme over the first ranks of all
+    hosts.  Gradients are divided by ``divisor_inside`` before they are added there; ``divisor`` is that of the result.
+    """
+
+    def __init__(
+        self,
+        bucket: Bucket,
+        inside: Communicator,
+        between: Scheme | None,
+        *,
+        hosts: int,
+        is_mean: bool,
+        dtype: np.dtype[Any],
+        memory: Memory,
+        divisor: int,
+        divisor_inside: int,
+    ) -> None:
+        super().__init__(bucket, between, size=hosts, is_mean=is_mean, dtype=dtype, memory=memory)
+        self._inside = inside
+        self.divisor = divisor
+        self._divisor_inside = divisor_inside
+
+    def reduction_steps(self, key: Name, place: Place) -> Sequence[ReductionStep]:
+        inside = self._inside
+        work = self._divide if self._divisor_inside > 1 else None
+        into = ReductionStep(work, Obligation(lambda: inside.all_reduce(self.payload, key=f"{key}/inside")))
+        out_of = ReductionStep(
+            self.settle_inner, Obligation(lambda: inside.broadcast(self.reduced, key=f"{key}/outside"))
+        )
+        between = [] if self._inner is None else self._inner.reduction_steps(key / "between", place)
+        return [into, *between, out_of]
+
+    def _divide(self) -> None:
+        scale(self.payload, 1.0 / self._divisor_inside)

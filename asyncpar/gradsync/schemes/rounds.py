@@ -15,8 +15,7 @@ from asyncpar.gradsync.keys import Name
 from asyncpar.gradsync.obligation import Obligation
 from asyncpar.gradsync.plan import Bucket
 from asyncpar.gradsync.schemes.lossy import Lossy
-from asyncpar.gradsync.schemes.memory import Memory
-from asyncpar.gradsync.schemes.scheme import Leg, Place, all_finite
+from asyncpar.gradsync.schemes.scheme import Memory, Place, ReductionStep, all_finite
 
 
 class Rounds(Lossy):
@@ -41,10 +40,10 @@ class Rounds(Lossy):
         self._encoder = codec.encoder(bucket.shapes)
         self._has_state = False
 
-    def legs(self, key: Name, place: Place) -> Sequence[Leg]:  # noqa: ARG002
+    def reduction_steps(self, key: Name, place: Place) -> Sequence[ReductionStep]:  # noqa: ARG002
         works = [self._start, *(self._advancing(index) for index in range(len(self._encoder.messages) - 1))]
         return [
-            Leg(work, Obligation(self._reducing(message, key / f"round/{index}")))
+            ReductionStep(work, Obligation(self._reducing(message, key / f"round/{index}")))
             for index, (work, message) in enumerate(zip(works, self._encoder.messages, strict=True))
         ]
 
@@ -55,8 +54,8 @@ class Rounds(Lossy):
             self._encoder.finish(self.result, lost=self.feedback.lost)
             self.is_finite = all_finite(self.result)
 
-    def spoil(self) -> None:
-        super().spoil()
+    def poison(self) -> None:
+        super().poison()
         for message in self._encoder.messages:
             message.fill(np.nan)
 

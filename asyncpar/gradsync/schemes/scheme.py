@@ -1,8 +1,8 @@
 """The interface of schemes.
 
-A scheme owns the memory of one bucket, and knows what it takes to reduce it: legs, each some work that needs no other
-rank and then one collective, and what is left to do after the last.  Work runs in threads, collectives on the loop;
-whoever runs a scheme waits for the one before it begins the other.
+A scheme owns the memory of one bucket and reduces it in reduction steps: each is some work that needs no other rank,
+then one collective.  ``settle`` follows the last.  Work runs in threads, collectives on the loop; the caller waits for
+the one before it begins the other.
 """
 
 from __future__ import annotations
@@ -16,9 +16,34 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asyncpar.codecs import Values
+from asyncpar.errors import ArenaFull, UsageError
 from asyncpar.gradsync.keys import Name
 from asyncpar.gradsync.obligation import Obligation
 from asyncpar.gradsync.plan import Bucket
+
+Empty: TypeAlias = Callable[[tuple[int, ...], np.dtype[Any]], NDArray[Any]]
+"""Returns a new array of undefined content, such as ``Communicator.empty``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Memory:
+    """``empty`` makes what other ranks read, so that collectives need not copy it.
+
+    With ``keeps_input`` what a bucket comes to goes elsewhere than what went into it.
+    """
+
+    empty: Empty = np.empty
+    keeps_input: bool = False
+
+    def shared(self, shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
+        """Return zeros that other ranks can read, or of ordinary memory where there is no room for them."""
+        try:
+            array = self.empty(shape, np.dtype(dtype))
+        except (ArenaFull, UsageError):
+            return np.zeros(shape, dtype)
+        array.fill(0)
+        return array
+
 
 _PIECE = 1 << 16
 """Values that stay in the cache between one look at them and the next."""
@@ -28,7 +53,7 @@ Place: TypeAlias = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Leg:
+class ReductionStep:
     """Work, then a collective."""
 
     work: Callable[[], None] | None
@@ -38,10 +63,10 @@ class Leg:
 class Scheme(ABC):
     """Reduces one bucket over replicas, in every step anew.
 
-    ``flat`` takes the bucket's gradients before the first leg.  After ``settle``, ``result``, which may be ``flat``,
-    holds their sum or mean: the mean over ``contributors`` ranks is ``result * factor(contributors)``.  Both begin with
-    the values of the bucket; what comes behind them is padding.  With ``keeps_input`` nothing but ``pack`` ever writes
-    to ``flat``, and ``result`` is another array (unless there is nobody to reduce with).
+    ``flat`` takes the bucket's gradients before the first reduction step.  After ``settle``, ``result``, which may be
+    ``flat``, holds their sum or mean: the mean over ``contributors`` ranks is ``result * factor(contributors)``.  Both
+    begin with the values of the bucket; what comes behind them is padding.  With ``keeps_input`` nothing but ``pack``
+    ever writes to ``flat``, and ``result`` is another array (unless there is nobody to reduce with).
 
     ``divisor`` is by what that sum or mean was divided on the way, lest it overflows.
 
@@ -78,8 +103,8 @@ class Scheme(ABC):
         """Is ``result`` the mean over all ranks, and not the sum?"""
 
     @abstractmethod
-    def legs(self, key: Name, place: Place) -> Sequence[Leg]:
-        """Return the legs of a step, whose collectives meet by names that begin with ``key``."""
+    def reduction_steps(self, key: Name, place: Place) -> Sequence[ReductionStep]:
+        """Return the reductions of a training step in order; the names of their collectives begin with ``key``."""
 
     @abstractmethod
     def settle(self) -> None:
@@ -95,7 +120,7 @@ class Scheme(ABC):
         """
         return False
 
-    def spoil(self) -> None:
+    def poison(self) -> None:
         """Make sure that what this rank may still send cannot pass for gradients."""
         if not self.keeps_input:
             self.payload.fill(np.nan)  # the padding stays zero

@@ -1,4 +1,4 @@
-"""Codecs whose encoded form can be summed: encode, all-reduce, decode.
+"""Schemes of one all-reduce: without a codec, or with one whose encoded form can be summed.
 
 A float16 cannot hold every sum of float16 gradients, so each rank's part is divided by a power of two before it is
 encoded, and the sum multiplied by it when it is decoded.  So what small values lose is known, and part of the residual.
@@ -6,7 +6,7 @@ encoded, and the sum multiplied by it when it is decoded.  So what small values 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Coroutine, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,8 +19,59 @@ from asyncpar.gradsync.keys import Name
 from asyncpar.gradsync.obligation import Obligation
 from asyncpar.gradsync.plan import Bucket
 from asyncpar.gradsync.schemes.lossy import Lossy
-from asyncpar.gradsync.schemes.memory import Memory
-from asyncpar.gradsync.schemes.scheme import Leg, Place
+from asyncpar.gradsync.schemes.scheme import Memory, Place, ReductionStep, Scheme, all_finite
+
+
+class Exact(Scheme):
+    """The mean, by an all-reduce with ``algorithm``."""
+
+    is_mean = True
+
+    def __init__(self, bucket: Bucket, communicator: Communicator, *, algorithm: str | None, memory: Memory) -> None:
+        super().__init__(bucket, size=communicator.size, keeps_input=memory.keeps_input)
+        self._communicator = communicator
+        self._algorithm = algorithm
+        self.flat = memory.shared((bucket.count,), bucket.dtype)
+        self.result = memory.shared((bucket.count,), bucket.dtype) if memory.keeps_input else self.flat
+        self._poisoned: NDArray[Any] | None = None
+
+    def reduction_steps(self, key: Name, place: Place) -> Sequence[ReductionStep]:  # noqa: ARG002
+        self._poisoned = None
+        return [ReductionStep(None, Obligation(lambda: self._reduce(key)))]
+
+    def settle(self) -> None:
+        self.is_finite = all_finite(self.result)
+
+    def poison(self) -> None:
+        super().poison()
+        if self.keeps_input:
+            self._poisoned = np.full_like(self.flat, np.nan)
+
+    def buffers(self) -> Iterator[NDArray[Any]]:
+        yield from super().buffers()
+        if self._poisoned is not None:
+            yield self._poisoned
+
+    def _reduce(self, key: Name) -> Coroutine[Any, Any, NDArray[Any]]:
+        values = self.flat if self._poisoned is None else self._poisoned
+        out = None if self.result is self.flat else self.result
+        return self._communicator.all_reduce(values, op="mean", out=out, algorithm=self._algorithm, key=str(key))
+
+
+class Alone(Scheme):
+    """There is no other replica."""
+
+    is_mean = True
+
+    def __init__(self, bucket: Bucket, *, keeps_input: bool = False) -> None:
+        super().__init__(bucket, size=1, keeps_input=keeps_input)
+        self.flat = self.result = np.zeros(bucket.count, bucket.dtype)
+
+    def reduction_steps(self, key: Name, place: Place) -> Sequence[ReductionStep]:  # noqa: ARG002
+        return []
+
+    def settle(self) -> None:
+        self.is_finite = all_finite(self.result)
 
 
 def headroom(dtype: np.dtype[Any] | None, parts: int) -> int:
@@ -60,11 +111,13 @@ class Summed(Lossy):
         self.divisor = divisor
         self._encoded: Bytes = memory.shared((codec.encoded_bytes(count),), np.uint8)
 
-    def legs(self, key: Name, place: Place) -> Sequence[Leg]:
+    def reduction_steps(self, key: Name, place: Place) -> Sequence[ReductionStep]:
         self._drawn = self._codec.at(*place)
         encoded = self._encoded.view(self._sum_dtype)
         reduce = self._communicator.all_reduce
-        return [Leg(self._encode, Obligation(lambda: reduce(encoded, algorithm=self._algorithm, key=str(key))))]
+        return [
+            ReductionStep(self._encode, Obligation(lambda: reduce(encoded, algorithm=self._algorithm, key=str(key))))
+        ]
 
     def settle(self) -> None:
         try:
@@ -74,8 +127,8 @@ class Summed(Lossy):
         else:
             self.is_finite = True
 
-    def spoil(self) -> None:
-        super().spoil()
+    def poison(self) -> None:
+        super().poison()
         self._encoded.view(self._sum_dtype).fill(np.nan)
 
     def buffers(self) -> Iterator[NDArray[Any]]:

@@ -11,7 +11,7 @@ from asyncpar.collectives.communicator import Communicator
 from asyncpar.gradsync.keys import Name
 from asyncpar.gradsync.obligation import Obligation
 from asyncpar.gradsync.plan import Bucket
-from asyncpar.gradsync.schemes import Leg, Place, Scheme
+from asyncpar.gradsync.schemes import Place, ReductionStep, Scheme
 from asyncpar.gradsync.schemes.scheme import all_finite
 
 
@@ -32,10 +32,10 @@ class Prescaled(Scheme):
         self.flat = self.result = values
         return True
 
-    def legs(self, key: Name, place: Place) -> Sequence[Leg]:  # noqa: ARG002
+    def reduction_steps(self, key: Name, place: Place) -> Sequence[ReductionStep]:  # noqa: ARG002
         if self.size == 1:
             return []
-        return [Leg(None, Obligation(lambda: self._communicator.all_reduce(self.flat, key=f"{key}/exact")))]
+        return [ReductionStep(None, Obligation(lambda: self._communicator.all_reduce(self.flat, key=f"{key}/exact")))]
 
     def settle(self) -> None:
         self.is_finite = not self._looks or all_finite(self.flat)

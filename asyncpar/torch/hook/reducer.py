@@ -20,14 +20,13 @@ from asyncpar.codecs import Identity
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.errors import PeerCancelled, UsageError
 from asyncpar.gradsync.agreement import Disagreement, Lines, find_difference
+from asyncpar.gradsync.bucket_run import BucketRun, RunTimes, ThreadTurns
 from asyncpar.gradsync.choice import Resolved
 from asyncpar.gradsync.groups import REPLICAS, SyncGroups
 from asyncpar.gradsync.keys import Keys
-from asyncpar.gradsync.layout import SchemeMaker
+from asyncpar.gradsync.layout import SchemeMaker, least_bytes
 from asyncpar.gradsync.schemes import Scheme
-from asyncpar.gradsync.strategies import least_bytes
-from asyncpar.gradsync.traffic import SyncTraffic
-from asyncpar.gradsync.walk import ThreadTurns, Walk, WalkTimes
+from asyncpar.gradsync.statistics import SyncTraffic
 from asyncpar.torch.hook.bucket import GivenBucket
 from asyncpar.torch.hook.exact import Prescaled
 from asyncpar.torch.hook.memory import HookMemory, Seat
@@ -242,20 +241,20 @@ class HookReducer:
         found.set_result(resolved)
         return resolved
 
-    async def _reduce(self, circle: _Circle, step: _Step, seat: Seat, scheme: Scheme, given: GivenBucket) -> WalkTimes:
+    async def _reduce(self, circle: _Circle, step: _Step, seat: Seat, scheme: Scheme, given: GivenBucket) -> RunTimes:
         """Take the bucket through ``scheme``; no rank waits for this one if it fails."""
         key = self._keys.bucket(seat.bucket).replicas
-        legs = scheme.legs(key, (step.number, zlib.crc32(seat.bucket.shared_name.encode())))
+        steps = scheme.reduction_steps(key, (step.number, zlib.crc32(seat.bucket.shared_name.encode())))
         passage = HookPassage(scheme, given, is_lent=scheme.lend(given.array), ranks=circle.own.size)
-        walk = Walk(scheme=scheme, turns=self._turns, agreed=self._agreed)
+        run = BucketRun(scheme=scheme, turns=self._turns, agreed=self._agreed)
         try:
             if isinstance(scheme, Prescaled):
-                await walk.take(legs, before=lambda: passage.divide(self._memory, seat))
+                await run.take(steps, before=lambda: passage.divide(self._memory, seat))
             else:
-                await walk.take(legs, before=passage.read, after=passage.write)
+                await run.take(steps, before=passage.read, after=passage.write)
         except BaseException:
-            scheme.spoil()
-            for leg in legs:
-                await leg.exchange.give_up()
+            scheme.poison()
+            for reduction in steps:
+                await reduction.exchange.give_up()
             raise
-        return walk.times
+        return run.times

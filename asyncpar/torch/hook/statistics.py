@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from asyncpar.gradsync.statistics import merge_intervals
-from asyncpar.gradsync.traffic import SyncTraffic
-from asyncpar.gradsync.walk import WalkTimes
+from asyncpar.gradsync.bucket_run import RunTimes
+from asyncpar.gradsync.statistics import SyncTraffic, merge_intervals
 
 _UNITS = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 
@@ -117,7 +116,7 @@ class StepTally:
     exchange: float = 0.0
     decode: float = 0.0
 
-    def add(self, interval: tuple[float, float], times: WalkTimes) -> None:
+    def add(self, interval: tuple[float, float], times: RunTimes) -> None:
         """Add a bucket that is through."""
         self.intervals.append(interval)
         self.encode += times.sending

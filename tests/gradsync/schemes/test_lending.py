@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from asyncpar.codecs import Codec, parse_codec
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.gradsync import Bucket, GradientSpec, plan_buckets
-from asyncpar.gradsync.schemes import Alone, Memory, Owners, Pair
+from asyncpar.gradsync.schemes import Alone, Memory, Pair, ShardedReduce
 from tests.gradsync.schemes.test_owners import Seat
 
 COUNT = 64
@@ -70,7 +70,7 @@ def test_owners_take_a_bucket_that_is_cut_without_padding() -> None:
     assert isinstance(codec, Codec)
     for size, fits in ((4, True), (3, False)):
         seat = cast(Communicator, Seat(rank=0, size=size))
-        scheme = Owners(make_bucket(), seat, codec, has_feedback=True, memory=Memory())
+        scheme = ShardedReduce(make_bucket(), seat, codec, has_feedback=True, memory=Memory())
         assert scheme.lend(np.ones(COUNT, np.float32)) == fits
 
 

@@ -13,7 +13,7 @@ from asyncpar.collectives.communicator import Communicator
 from asyncpar.errors import PeerCancelled, ProtocolError
 from asyncpar.gradsync import GradientSpec, phases, plan_buckets
 from asyncpar.gradsync.plan import Bucket
-from asyncpar.gradsync.schemes import Memory, Owners
+from asyncpar.gradsync.schemes import Memory, ShardedReduce
 from asyncpar.nn import Parameter
 
 SIZE = 3
@@ -47,24 +47,24 @@ def make_bucket(dtype: str = "float32") -> Bucket:
     return bucket
 
 
-def make_scheme(rank: int = 0, dtype: str = "float32", *, feedback: bool = True) -> Owners:
+def make_scheme(rank: int = 0, dtype: str = "float32", *, feedback: bool = True) -> ShardedReduce:
     seat = cast(Communicator, Seat(rank))
-    return Owners(make_bucket(dtype), seat, Int8(), has_feedback=feedback, memory=Memory())
+    return ShardedReduce(make_bucket(dtype), seat, Int8(), has_feedback=feedback, memory=Memory())
 
 
-def exchange(ranks: list[Owners]) -> None:
+def exchange(ranks: list[ShardedReduce]) -> None:
     for rank, scheme in enumerate(ranks):
         for other, peer in enumerate(ranks):
             peer.incoming[rank] = scheme.outgoing[other]
 
 
-def gather(ranks: list[Owners]) -> None:
+def gather(ranks: list[ShardedReduce]) -> None:
     for scheme in ranks:
         for rank, peer in enumerate(ranks):
             scheme.incoming[rank] = peer.owned
 
 
-def reduce_by_owners(ranks: list[Owners], parameters: list[dict[str, Parameter]]) -> None:
+def reduce_by_owners(ranks: list[ShardedReduce], parameters: list[dict[str, Parameter]]) -> None:
     for scheme, own in zip(ranks, parameters, strict=True):
         phases.pack(scheme, phases.Packing(parameters=own))
         scheme.encode()
@@ -76,7 +76,7 @@ def reduce_by_owners(ranks: list[Owners], parameters: list[dict[str, Parameter]]
         scheme.settle()
 
 
-def make_world() -> tuple[list[Owners], list[dict[str, Parameter]]]:
+def make_world() -> tuple[list[ShardedReduce], list[dict[str, Parameter]]]:
     return [make_scheme(rank) for rank in range(SIZE)], [make_parameters(rank) for rank in range(SIZE)]
 
 
@@ -167,7 +167,7 @@ def test_double_precision_beyond_float32_counts_as_not_finite() -> None:
 
 def test_a_bucket_that_was_given_up_cannot_pass_for_gradients() -> None:
     scheme = make_scheme()
-    scheme.spoil()
+    scheme.poison()
     scheme.incoming[:] = scheme.outgoing
     with pytest.raises(PeerCancelled, match="rank 0 gave up the step before it sent bucket 0"):
         scheme.sum_owned()

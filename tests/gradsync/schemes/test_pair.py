@@ -30,7 +30,7 @@ def make_pair(name: str = "int8", *, keeps_input: bool = False) -> list[Pair]:
 
 def pack_and_encode(pair: list[Pair], parameters: list[dict[str, Parameter]]) -> None:
     for scheme, own in zip(pair, parameters, strict=True):
-        scheme.legs(Name(Keys("test"), "key"), (1, 2))
+        scheme.reduction_steps(Name(Keys("test"), "key"), (1, 2))
         phases.pack(scheme, phases.Packing(parameters=own))
         scheme.encode()
 
@@ -93,7 +93,7 @@ def test_a_sum_that_overflows_is_not_finite_on_either() -> None:
 def test_a_rank_that_gave_up_is_named() -> None:
     pair, parameters = make_world()
     pack_and_encode(pair, parameters)
-    pair[1].spoil()
+    pair[1].poison()
     gather(pair)
     with pytest.raises(PeerCancelled, match="rank 1 gave up the step before it sent bucket 0"):
         pair[0].settle()

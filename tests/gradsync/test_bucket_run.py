@@ -11,24 +11,24 @@ import numpy as np
 
 from asyncpar.collectives.offload import INLINE_BYTES
 from asyncpar.gradsync import GradientSpec, plan_buckets
+from asyncpar.gradsync.bucket_run import BucketRun, ThreadTurns
 from asyncpar.gradsync.obligation import Obligation
-from asyncpar.gradsync.schemes import Alone, Leg
-from asyncpar.gradsync.walk import ThreadTurns, Walk
+from asyncpar.gradsync.schemes import Alone, ReductionStep
 
 LARGE = INLINE_BYTES  # values of four bytes: four times what is done inline
 
 
-def make_walk(turns: ThreadTurns, *, count: int = LARGE) -> Walk:
+def make_run(turns: ThreadTurns, *, count: int = LARGE) -> BucketRun:
     spec = GradientSpec(name="x", shape=(count,), dtype=np.dtype(np.float32))
     (bucket,) = plan_buckets([spec], bucket_bytes=1, max_buckets=1).buckets
     agreed = asyncio.Event()
     agreed.set()
-    return Walk(scheme=Alone(bucket), turns=turns, agreed=agreed)
+    return BucketRun(scheme=Alone(bucket), turns=turns, agreed=agreed)
 
 
 async def test_a_cancelled_phase_is_waited_for() -> None:
     turns = ThreadTurns(threads=1)
-    walk = make_walk(turns)
+    run = make_run(turns)
     has_begun, may_end = asyncio.Event(), threading.Event()
     loop = asyncio.get_running_loop()
 
@@ -37,7 +37,7 @@ async def test_a_cancelled_phase_is_waited_for() -> None:
         may_end.wait()
 
     async with asyncio.TaskGroup() as tasks:
-        running = tasks.create_task(walk.work([phase], is_first=True))
+        running = tasks.create_task(run.work([phase], is_first=True))
         await has_begun.wait()
         running.cancel()
         for _ in range(5):
@@ -50,7 +50,7 @@ async def test_a_cancelled_phase_is_waited_for() -> None:
 async def test_phases_of_large_buckets_take_turns_in_order() -> None:
     """Buckets that are ready together go one after the other: the first must not wait for all to be encoded."""
     turns = ThreadTurns(threads=1)
-    walks = [make_walk(turns) for _ in range(4)]
+    runs = [make_run(turns) for _ in range(4)]
     loop = asyncio.get_running_loop()
     begun: asyncio.Queue[int] = asyncio.Queue()
     may_end = threading.Semaphore(0)
@@ -60,29 +60,29 @@ async def test_phases_of_large_buckets_take_turns_in_order() -> None:
         may_end.acquire()
 
     async with asyncio.TaskGroup() as tasks:
-        for index, walk in enumerate(walks):
-            tasks.create_task(walk.work([partial(phase, index)], is_first=True))
+        for index, run in enumerate(runs):
+            tasks.create_task(run.work([partial(phase, index)], is_first=True))
         try:
-            for index in range(len(walks)):
+            for index in range(len(runs)):
                 assert await begun.get() == index
                 await loop.run_in_executor(None, str)  # a thread is free for another phase
                 assert begun.empty()
                 may_end.release()
         finally:
-            may_end.release(len(walks))
+            may_end.release(len(runs))
 
 
 async def test_times_tell_work_before_the_first_message_from_work_behind_it_and_both_from_messages() -> None:
-    walk = make_walk(ThreadTurns(threads=1), count=1)
+    run = make_run(ThreadTurns(threads=1), count=1)
     seen: list[str] = []
 
     def say(what: str) -> Callable[[], None]:
         return lambda: seen.append(what)
 
     async def message() -> None:
-        seen.append(f"message with {walk.times.sending > 0} {walk.times.receiving > 0}")
+        seen.append(f"message with {run.times.sending > 0} {run.times.receiving > 0}")
 
-    leg = Leg(say("encode"), Obligation(message))
-    await walk.take([leg, leg], before=say("pack"), after=say("unpack"))
+    step = ReductionStep(say("encode"), Obligation(message))
+    await run.take([step, step], before=say("pack"), after=say("unpack"))
     assert seen == ["pack", "encode", "message with True False", "encode", "message with True True", "unpack"]
-    assert walk.times.exchanging > 0
+    assert run.times.exchanging > 0

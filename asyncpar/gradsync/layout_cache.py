@@ -1,4 +1,4 @@
-"""Keeps the layout between steps, and carries over what belongs to parameters when there is a new one."""
+"""Caches the layout between steps, and carries residuals and codec state over to a new one."""
 
 from __future__ import annotations
 
@@ -19,10 +19,9 @@ from asyncpar.gradsync import phases
 from asyncpar.gradsync.choice import Resolved, resolve
 from asyncpar.gradsync.config import GradientBucketingConfig, GradientCompressionConfig, NonFinitePolicy
 from asyncpar.gradsync.groups import HostGroups, SyncGroups
-from asyncpar.gradsync.layout import Layout, SchemeMaker, make_layout
+from asyncpar.gradsync.layout import Layout, SchemeMaker, algorithm_of, is_alike, make_layout
 from asyncpar.gradsync.model import Parameters, spec_of
 from asyncpar.gradsync.plan import BucketPlan, GradientSpec, plan_buckets
-from asyncpar.gradsync.strategies import algorithm_of, is_alike
 
 T = TypeVar("T")
 
@@ -33,7 +32,7 @@ _CHOICE = "choice of auto"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KeeperSettings:
+class SyncSettings:
     """Immutable settings of a synchronizer.
 
     ``hosts``, if given, are what the hierarchical strategy takes for hosts.
@@ -55,10 +54,10 @@ class _Kept:
     codec_state: dict[str, Values] = field(default_factory=dict)
 
 
-class LayoutKeeper:
+class LayoutCache:
     """``compression`` may be changed between steps, by ``change``; all ranks do so alike."""
 
-    def __init__(self, settings: KeeperSettings, compression: GradientCompressionConfig) -> None:
+    def __init__(self, settings: SyncSettings, compression: GradientCompressionConfig) -> None:
         self._settings = settings
         self._layout: Layout | None = None
         self._resolved: Resolved | None = None
