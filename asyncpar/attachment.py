@@ -18,7 +18,7 @@ from asyncpar.membership.client import JoinRequest, join_world, serve_alone
 from asyncpar.membership.credentials import read_credentials
 from asyncpar.observe.agent_line import AgentLine
 from asyncpar.observe.reporting import Reporter
-from asyncpar.runtime.gateway import Door
+from asyncpar.runtime.gateway import ActorGateway
 from asyncpar.transport.inproc import InprocConnector, InprocFabric
 from asyncpar.transport.links import Connector, Links
 from asyncpar.transport.negotiation import GrpcConnector
@@ -39,7 +39,7 @@ class Attachment:
 
     ``pin`` pins algorithms; ``lane`` is the kind of lane that all ranks pinned, which the cost model then reckons with.
     ``arena`` says how ranks of one host share memory (None: not at all); they prove to each other that they hold
-    ``secret``.  ``door`` lets callers in that have no node; code of actors that blocks the loop for longer than
+    ``secret``.  ``gateway`` lets callers in that have no node; code of actors that blocks the loop for longer than
     ``blocked_after`` seconds is reported.
     """
 
@@ -52,7 +52,7 @@ class Attachment:
     lane: str | None = None
     secret: bytes = b""
     arena: ArenaSettings | None = None
-    door: Door | None = None
+    gateway: ActorGateway | None = None
     blocked_after: float | None = None
     line: AgentLine | None = None
     """The line to the agent, which tells of lost ranks; None for a rank that was not launched."""
@@ -66,15 +66,15 @@ def attach_alone(serving: Serving, blocked_after: float | None) -> Attach:
     """Attach to a world of one: nobody to link to."""
 
     async def attach(stack: AsyncExitStack) -> Attachment:
-        fabric, door = InprocFabric(), Door()
+        fabric, gateway = InprocFabric(), ActorGateway()
         return Attachment(
             world=world_of_one(),
             rank=0,
             connector=InprocConnector(fabric),
             join=fabric.join,
-            server=await serve_alone(stack, serving, os.environ, register=door.register),
+            server=await serve_alone(stack, serving, os.environ, register=gateway.register),
             pin=os.environ.get(PIN),
-            door=door,
+            gateway=gateway,
             blocked_after=blocked_after,
         )
 
@@ -90,9 +90,9 @@ def attach_launched(
         credentials = read_credentials(environment)
         pinned = transport or environment.transport
         arena = arena_settings(os.environ, pinned)
-        door = Door()
+        gateway = ActorGateway()
         server, connector = await serve_links(
-            stack, credentials, bind=environment.bind, transport=pinned, serving=serving, door=door
+            stack, credentials, bind=environment.bind, transport=pinned, serving=serving, gateway=gateway
         )
         request = _join_request(environment, address=server.address, settings=describe_settings(pinned, arena))
         line = open_agent_line(stack, environment)
@@ -107,7 +107,7 @@ def attach_launched(
             lane=pinned,
             secret=credentials.secret,
             arena=arena,
-            door=door,
+            gateway=gateway,
             blocked_after=blocked_after,
             line=line,
         )
@@ -178,7 +178,7 @@ async def serve_links(
     bind: str,
     transport: str | None,
     serving: Serving = Serving(),  # noqa: B008  # immutable
-    door: Door | None = None,
+    gateway: ActorGateway | None = None,
 ) -> tuple[RpcServer, GrpcConnector]:
     """Start a gRPC server that accepts links; ``stack`` stops it."""
     host, port = serving.place(bind=bind)
@@ -197,8 +197,8 @@ async def serve_links(
         checks_payloads=parse_checksums(os.environ.get(_CHECKSUMS)),
     )
     connector.register(server)
-    if door is not None:
-        door.register(server)
+    if gateway is not None:
+        gateway.register(server)
     serving.register(server)
     await server.start()
     stack.push_async_callback(server.stop)

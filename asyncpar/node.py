@@ -236,9 +236,9 @@ async def _live(attach: Attach, started: asyncio.Future[Node]) -> None:
         actors = await stack.enter_async_context(ActorSystem(links, watch))
         node = Node(attachment, links, actors, arena)
         attachment.join(links)
-        if attachment.door is not None:
-            attachment.door.open(actors)
-            stack.callback(attachment.door.close)
+        if attachment.gateway is not None:
+            attachment.gateway.open(actors)
+            stack.callback(attachment.gateway.close)
         if line is not None:
             line.deliver(links.end_job)
         started.set_result(node)

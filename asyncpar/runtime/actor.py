@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Concatenate, Final, Generic, ParamSpec, Protoc
 
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.errors import UsageError
-from asyncpar.runtime.declaration import EndpointMark, Mailbox, mark_endpoint, read_endpoints
+from asyncpar.runtime.declaration import EndpointMark, MailboxPolicy, mark_endpoint, read_endpoints
 from asyncpar.runtime.ending import Down, DownReason
 from asyncpar.runtime.message import Place
 from asyncpar.runtime.ref import ActorRef, Endpoint, StreamingEndpoint
@@ -20,7 +20,7 @@ R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
 
 
-class Keeper(ABC):
+class ActorContext(ABC):
     """What an actor needs of the system it lives in."""
 
     ref: ActorRef[Any]
@@ -78,7 +78,7 @@ class _FromReference(Generic[R_co]):
     def __get__(self, instance: Actor | None, owner: type | None = None) -> R_co:
         if instance is None:
             raise AttributeError("only actors that were spawned have it")
-        return self._read(instance._kept().ref)
+        return self._read(instance._require_context().ref)
 
 
 class ActorType(ABCMeta):
@@ -105,18 +105,18 @@ class Actor(metaclass=ActorType):
 
     endpoints: ClassVar[frozenset[str]] = frozenset()
     """The names of the methods that others may call."""
-    mailbox: ClassVar[Mailbox] = Mailbox()
+    mailbox: ClassVar[MailboxPolicy] = MailboxPolicy()
     """How many messages may wait, and what happens to those that find no room."""
     name = _FromReference(lambda ref: ref.name)
     """The actor's name on its rank."""
     rank = _FromReference(lambda ref: ref.rank)
     """The rank it lives on."""
-    _keeper: Keeper | None = None
+    _actor_context: ActorContext | None = None
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         names = read_endpoints(cls, RESERVED)
-        if not isinstance(cls.mailbox, Mailbox):
+        if not isinstance(cls.mailbox, MailboxPolicy):
             raise UsageError(f"mailbox: {cls.__qualname__}.mailbox is no Mailbox but {cls.mailbox!r}")
         cls.endpoints = names
 
@@ -150,30 +150,30 @@ class Actor(metaclass=ActorType):
     @property
     def ref(self) -> Self:
         """The reference to this actor, to be handed to others.  There is none before ``on_start``."""
-        return cast(Self, self._kept().ref)
+        return cast(Self, self._require_context().ref)
 
     async def spawn(self, actor: type[A], *args: Any, name: str | None = None, **kwargs: Any) -> A:
         """Start a child on this rank and return its reference.  See ``ActorSystem.spawn``.
 
         Children end with their owner: they are stopped, last started first, before its ``on_stop``.
         """
-        return cast(A, await self._kept().spawn_child(actor, args, kwargs, name=name))
+        return cast(A, await self._require_context().spawn_child(actor, args, kwargs, name=name))
 
     async def stop_child(self, ref: ActorRef[Any] | Actor) -> None:
         """Stop a child and return after its ``on_stop``; ``on_child_down`` does not hear of it."""
-        await self._kept().stop_child(as_reference(ref))
+        await self._require_context().stop_child(as_reference(ref))
 
     async def kill_child(self, ref: ActorRef[Any] | Actor) -> None:
         """Kill a child and return when it is gone; ``on_child_down`` does not hear of it."""
-        await self._kept().kill_child(as_reference(ref))
+        await self._require_context().kill_child(as_reference(ref))
 
     def watch(self, ref: ActorRef[Any] | Actor) -> Watch:
         """Let ``on_down`` hear, exactly once, when the actor has ended; whoever has ended already counts as missing."""
-        return self._kept().watch(as_reference(ref))
+        return self._require_context().watch(as_reference(ref))
 
     def stop_self(self) -> None:
         """Let this actor stop once the messages that wait have been handled."""
-        self._kept().stop()
+        self._require_context().stop()
 
     def group(self, axis: str | None = None) -> Communicator:
         """Return the communicator over the actors of this one's mesh that differ along ``axis`` only: collectives.
@@ -184,12 +184,12 @@ class Actor(metaclass=ActorType):
 
         Raises ``UsageError``, naming the axes that there are, for another one, and if this actor is not on a mesh.
         """
-        return self._kept().group(axis)
+        return self._require_context().group(axis)
 
-    def _kept(self) -> Keeper:
-        if self._keeper is None:
+    def _require_context(self) -> ActorContext:
+        if self._actor_context is None:
             raise UsageError(f"ref: {type(self).__qualname__} was not spawned yet; use it from on_start on")
-        return self._keeper
+        return self._actor_context
 
 
 RESERVED: Final = frozenset(name for kind in (Actor, ActorRef) for name in dir(kind) if not name.startswith("_"))

@@ -12,10 +12,10 @@ from asyncpar.errors import PeerLost, ProtocolError, UsageError
 from asyncpar.runtime import message
 from asyncpar.runtime.deadlines.calls import CallDeadlines
 from asyncpar.runtime.delivery import CURRENT, time_left
-from asyncpar.runtime.outbound import Post
+from asyncpar.runtime.outbound import Outbound
 from asyncpar.runtime.pending import EncodedArguments, Pending, ResultOf, error_of, lost_during
 from asyncpar.runtime.ref import ActorRef, Told
-from asyncpar.runtime.window import Parcel, SendWindow
+from asyncpar.runtime.window import OutboundMessage, SendWindow
 from asyncpar.transport.lane import Sending
 from asyncpar.transport.links import MAX_MESSAGE_BYTES
 from asyncpar.wire.payload import Extension, PayloadDecoder, PayloadEncoder
@@ -25,15 +25,15 @@ from asyncpar.wire.segments import Payload
 class _Told(Told):
     """A told message: sent, queued, or lost."""
 
-    __slots__ = ("error", "parcel", "waiter")
+    __slots__ = ("error", "outgoing", "waiter")
 
-    def __init__(self, parcel: Parcel) -> None:
-        self.parcel = parcel
+    def __init__(self, outgoing: OutboundMessage) -> None:
+        self.outgoing = outgoing
         self.error: PeerLost | None = None
         self.waiter: asyncio.Future[None] | None = None
 
     def __await__(self) -> Generator[Any, None, None]:
-        while not self.parcel.is_sent:
+        while not self.outgoing.is_sent:
             if self.error is not None:
                 raise self.error.with_traceback(None)
             if self.waiter is None or self.waiter.done():
@@ -48,14 +48,14 @@ class _Told(Told):
 class Caller:
     """Sends calls to actors and ends each with its result or an error."""
 
-    def __init__(self, rank: int, *, extension: Extension, post: Post) -> None:
+    def __init__(self, rank: int, *, extension: Extension, outbound: Outbound) -> None:
         self._rank = rank
         self._extension = extension
-        self._post = post
+        self._outbound = outbound
         self._pending: dict[int, Pending] = {}
-        self.deadlines = CallDeadlines(self._pending, post)
+        self.deadlines = CallDeadlines(self._pending, outbound)
         self._windows: dict[tuple[int, str], SendWindow] = {}
-        self._told: dict[Parcel, _Told] = {}
+        self._told: dict[OutboundMessage, _Told] = {}
         self._next_call = 0
         self._is_closed = False
 
@@ -101,16 +101,16 @@ class Caller:
             encoded: list[msgspec.Raw] = [encoder.typed(argument, what=what) for argument in arguments]
             named = keywords and {name: encoder.typed(argument, what=what) for name, argument in keywords.items()}
             envelope = message.Call(call, ref.name, endpoint, encoded, named, time_left(), wants_stream)
-            parcel = Parcel(finish(envelope, what=what))
+            outgoing = OutboundMessage(finish(envelope, what=what))
         except UsageError as error:
             raise (self._refusal(endpoint, arguments, keywords) or error) from None
         origin, loop = CURRENT.get(), asyncio.get_running_loop()
-        pending = self._pending[call] = Pending(call, ref, endpoint, result, loop.create_future(), parcel, origin)
+        pending = self._pending[call] = Pending(call, ref, endpoint, result, loop.create_future(), outgoing, origin)
         if origin is not None:
             origin.asks = origin.asks or set()
             origin.asks.add(call)
         try:
-            self._put(ref, endpoint, parcel)
+            self._put(ref, endpoint, outgoing)
         except PeerLost:
             self._forget(pending)
             raise
@@ -126,8 +126,8 @@ class Caller:
         else:
             pending.future.cancel()
             self._withdraw(pending)
-        if pending.parcel is not None and pending.parcel.sending is not None:
-            pending.parcel.sending.release()  # the arguments are lent no longer
+        if pending.outgoing is not None and pending.outgoing.sending is not None:
+            pending.outgoing.sending.release()  # the arguments are lent no longer
 
     def tell(self, ref: ActorRef[Any], endpoint: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Told:
         """Send a call that nobody answers."""
@@ -137,10 +137,10 @@ class Caller:
             window.check_room(f"tell {endpoint} of {ref!r}")
         encoder, encoded, named = self.encode(endpoint, arguments, keywords)
         envelope = message.Tell(ref.name, endpoint, encoded, named)
-        parcel = Parcel(encoder.finish(envelope, what=f"the call of {endpoint}"))
-        told = _Told(parcel)
-        if not self._put(ref, endpoint, parcel):
-            self._told[parcel] = told
+        outgoing = OutboundMessage(encoder.finish(envelope, what=f"the call of {endpoint}"))
+        told = _Told(outgoing)
+        if not self._put(ref, endpoint, outgoing):
+            self._told[outgoing] = told
         return told
 
     async def request(
@@ -162,7 +162,7 @@ class Caller:
             return await pending.future
         except asyncio.CancelledError:
             if pending.future.done() and not pending.future.cancelled():  # nobody takes the answer, which is here
-                self._post.say(ref.rank, message.Cancel(call))
+                self._outbound.say(ref.rank, message.Cancel(call))
             raise
         finally:
             self.end(pending)
@@ -170,7 +170,7 @@ class Caller:
     def say_to(self, rank: int, envelope: message.Message) -> None:
         """Send what needs no answer to a rank that need not be there any more."""
         if not self._is_closed:
-            self._post.say(rank, envelope)
+            self._outbound.say(rank, envelope)
 
     def encode(
         self, endpoint: str, arguments: tuple[Any, ...], keywords: dict[str, Any]
@@ -197,16 +197,16 @@ class Caller:
             return error.with_traceback(None)
         return None
 
-    def _put(self, ref: ActorRef[Any], endpoint: str, parcel: Parcel) -> bool:
-        """Send ``parcel`` or queue it; True if it was sent."""
+    def _put(self, ref: ActorRef[Any], endpoint: str, outgoing: OutboundMessage) -> bool:
+        """Send ``outgoing`` or queue it; True if it was sent."""
         place = (ref.rank, ref.name)
         window = self._windows.get(place)
         if window is None:
             window = self._windows[place] = SendWindow()
-        if not window.put(parcel):
+        if not window.put(outgoing):
             return False
         try:
-            parcel.sending = self._send(ref, endpoint, parcel.payload)
+            outgoing.sending = self._send(ref, endpoint, outgoing.payload)
         except PeerLost:
             self._windows.pop(place, None)
             raise
@@ -214,7 +214,7 @@ class Caller:
 
     def _send(self, ref: ActorRef[Any], verb: str, payload: Payload) -> Sending | None:
         try:
-            return self._post.send(ref.rank, payload)
+            return self._outbound.send(ref.rank, payload)
         except PeerLost as error:
             raise lost_during(error, f"{verb} of {ref!r}") from None
 
@@ -225,16 +225,16 @@ class Caller:
         return call
 
     def _withdraw(self, pending: Pending) -> None:
-        ref, parcel = pending.ref, pending.parcel
-        window = None if parcel is None else self._windows.get((ref.rank, ref.name))
-        if window is not None and parcel is not None and window.drop(parcel):
+        ref, outgoing = pending.ref, pending.outgoing
+        window = None if outgoing is None else self._windows.get((ref.rank, ref.name))
+        if window is not None and outgoing is not None and window.drop(outgoing):
             return
-        if (parcel is not None and not parcel.is_sent) or self._is_closed:
+        if (outgoing is not None and not outgoing.is_sent) or self._is_closed:
             return
-        if parcel is None or parcel.sending is None or parcel.sending.release():
-            self._post.say(ref.rank, message.Cancel(pending.call))
+        if outgoing is None or outgoing.sending is None or outgoing.sending.release():
+            self._outbound.say(ref.rank, message.Cancel(pending.call))
         elif window is not None:
-            self.credit(ref.rank, message.Credit(ref.name, parcel.cost))  # it never left, so it needs no room there
+            self.credit(ref.rank, message.Credit(ref.name, outgoing.cost))  # it never left, so it needs no room there
 
     def _forget(self, pending: Pending) -> None:
         del self._pending[pending.call]
@@ -282,10 +282,10 @@ class Caller:
         """Send what may travel, in order.  A message to this rank may be refused at once, and so set free the next."""
         window.is_sending = True
         try:
-            while (parcel := window.next()) is not None:
-                parcel.sending = self._post.send_quietly(rank, parcel.payload)
-                self.deadlines.sent(parcel)
-                told = self._told.pop(parcel, None)
+            while (outgoing := window.next()) is not None:
+                outgoing.sending = self._outbound.send_quietly(rank, outgoing.payload)
+                self.deadlines.sent(outgoing)
+                told = self._told.pop(outgoing, None)
                 if told is not None:
                     told.wake()
         finally:
@@ -297,8 +297,8 @@ class Caller:
             if pending.ref.rank == rank and not pending.future.done():
                 pending.future.set_exception(lost_during(error, str(pending)))
         for place in [place for place in self._windows if place[0] == rank]:
-            for parcel in self._windows.pop(place).clear():
-                told = self._told.pop(parcel, None)
+            for outgoing in self._windows.pop(place).clear():
+                told = self._told.pop(outgoing, None)
                 if told is not None:
                     told.error = error
                     told.wake()

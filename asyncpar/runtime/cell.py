@@ -11,72 +11,58 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any
 
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.errors import ActorDown, PeerLost, UsageError
-from asyncpar.runtime.actor import Actor, Keeper
+from asyncpar.runtime.actor import Actor, ActorContext
+from asyncpar.runtime.callee import Callee
 from asyncpar.runtime.delivery import CURRENT, Delivery
 from asyncpar.runtime.ending import Down, End, Ending
 from asyncpar.runtime.endpoint import EndpointSpec
 from asyncpar.runtime.execution import ENDS_PROGRAM, is_task_cancelled
-from asyncpar.runtime.executor import Answers, CancelledItself, Handler
+from asyncpar.runtime.executor import Executor, SelfCancelled
 from asyncpar.runtime.groups import Groups
-from asyncpar.runtime.mailbox import BURST, Backlog, Side
+from asyncpar.runtime.mailbox import BURST, ConcurrentEndpoints, Mailbox
 from asyncpar.runtime.message import ABSENT, CLOSED, FULL, USAGE, Place
 from asyncpar.runtime.ref import ActorRef
-from asyncpar.runtime.watches import Watch
-
-C = TypeVar("C")
-C_contra = TypeVar("C_contra", contravariant=True)
-
-
-class Household(Protocol[C_contra]):
-    """What a cell asks of the system it lives in, and tells it."""
-
-    groups: Groups
-
-    def ended(self, cell: C_contra) -> None:
-        """The cell handles nothing more."""
-        ...
-
-    def create_task(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Run ``work`` beside the cell's own task."""
-        ...
-
-    async def spawn_child(
-        self, cell: C_contra, actor: type[Actor], args: tuple[Any, ...], kwargs: dict[str, Any], *, name: str | None
-    ) -> ActorRef[Any]:
-        """Start an actor that ``cell`` owns.  Raises as ``ActorSystem.spawn``."""
-        ...
-
-    def watch(self, ref: ActorRef[Any], hear: Callable[[Down], None], among: set[Watch]) -> Watch:
-        """Watch ``ref`` for the cell; until it ends, the watch is ``among`` those."""
-        ...
+from asyncpar.runtime.watches import Watch, Watches
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Birth(Generic[C]):
-    """What a cell is made of.  ``create`` makes the actor; ``owner`` hears how it ends."""
+class ActorSpec:
+    """What a cell is made of.  ``create`` makes the actor; ``owner`` is told how it ends."""
 
     ref: ActorRef[Any]
     actor_class: type[Actor]
     create: Callable[[], Actor]
     endpoints: Mapping[str, EndpointSpec]
-    owner: C | None = None
+    owner: Cell | None = None
     place: Place | None = None
 
 
-class Cell(Keeper):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Services:
+    """Parts of the actor system that the cells of a rank share.  ``spawn`` and ``ended`` are those of ``Lifecycle``."""
+
+    callee: Callee
+    groups: Groups
+    tasks: asyncio.TaskGroup
+    watches: Watches
+    spawn: Callable[[type[Actor], Callable[[], Actor], str | None, Cell | None], Awaitable[ActorRef[Any]]]
+    ended: Callable[[Cell], None]
+
+
+class Cell(ActorContext):
     """One actor and its mailbox.  ``run`` is its task; everything else is called on the same loop."""
 
-    def __init__(self, birth: Birth[Cell], *, answers: Answers, household: Household[Cell]) -> None:
-        self.ref = birth.ref
-        self.name = birth.ref.name
-        self.owner = birth.owner
-        self.place = birth.place
+    def __init__(self, spec: ActorSpec, services: Services) -> None:
+        self.ref = spec.ref
+        self.name = spec.ref.name
+        self.owner = spec.owner
+        self.place = spec.place
         self.ending = Ending()
         self.task: asyncio.Task[None] | None = None
         self.started: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -92,13 +78,13 @@ class Cell(Keeper):
         self.children: list[Cell] = []
         self.listeners = 0
         """How many will say what ``on_stop`` raises; if none does, it is logged."""
-        self._birth = birth
-        self._household = household
-        self._handler = Handler(birth.ref.name, self.ending, answers, fail=self.fail)
-        self._mailbox = Backlog(birth.actor_class.mailbox)
+        self._spec = spec
+        self._services = services
+        self._executor = Executor(spec.ref.name, self.ending, services.callee, fail=self.fail)
+        self._mailbox = Mailbox(spec.actor_class.mailbox)
         self._notices: deque[tuple[str, Callable[[], Awaitable[None]], Down | None]] | None = None
         self._watches: set[Watch] | None = None
-        self._side: Side | None = None
+        self._concurrent: ConcurrentEndpoints | None = None
         self._waker: asyncio.Future[None] | None = None
         self._last: Cell | None = None
         self._is_over = False
@@ -107,15 +93,15 @@ class Cell(Keeper):
 
     def put(self, delivery: Delivery) -> None:
         """Add to the mailbox, or refuse what has no room there."""
-        spec = delivery.spec = self._birth.endpoints.get(delivery.endpoint)
+        spec = delivery.spec = self._spec.endpoints.get(delivery.endpoint)
         if spec is None:
-            names = sorted(self._birth.endpoints)
-            text = f"{delivery.endpoint!r} is no endpoint of {self._birth.actor_class.__qualname__}; it has {names}"
-            self._handler.decline(delivery, ABSENT, text)
+            names = sorted(self._spec.endpoints)
+            text = f"{delivery.endpoint!r} is no endpoint of {self._spec.actor_class.__qualname__}; it has {names}"
+            self._executor.decline(delivery, ABSENT, text)
             return
         misuse = spec.misuse(wants_stream=delivery.wants_stream, is_told=delivery.call is None)
         if misuse is not None:
-            self._handler.decline(delivery, USAGE, misuse)
+            self._executor.decline(delivery, USAGE, misuse)
             return
         if spec.concurrency is None:
             refused = self._mailbox.put(delivery)
@@ -123,12 +109,12 @@ class Cell(Keeper):
         else:
             refused = self._besides().put(delivery)
         if refused is not None:
-            limit = self._birth.actor_class.mailbox.limit
-            self._handler.decline(refused, FULL, f"the mailbox is full ({limit} messages wait)")
+            limit = self._spec.actor_class.mailbox.limit
+            self._executor.decline(refused, FULL, f"the mailbox is full ({limit} messages wait)")
 
     def notify(self, hook: str, down: Down) -> None:
         """Let the actor's ``hook`` hear of ``down`` before any message that waits."""
-        self._hear_soon(hook, lambda: getattr(self._handler.actor, hook)(down), down)
+        self._hear_soon(hook, lambda: getattr(self._executor.actor, hook)(down), down)
 
     def stop(self) -> None:
         """Take no more messages, handle what waits, then end."""
@@ -157,7 +143,7 @@ class Cell(Keeper):
 
     def is_waiting_for(self) -> bool:
         """Does the caller run inside this actor, or inside a child of it, so that it cannot wait for its end?"""
-        is_inside = self.is_current_task() or (self._side is not None and self._side.runs(CURRENT.get()))
+        is_inside = self.is_current_task() or (self._concurrent is not None and self._concurrent.runs(CURRENT.get()))
         return is_inside or any(child.is_waiting_for() for child in self.children)
 
     async def wait_ended(self, within: float | None = None) -> bool:
@@ -180,14 +166,14 @@ class Cell(Keeper):
         """How children ended of which this actor has not heard."""
         return [down for hook, _, down in self._notices or () if down is not None and hook == "on_child_down"]
 
-    # -- the actor's side (Keeper) ---------------------------------------------------------------------------------
+    # -- ActorContext -----------------------------------------------------------------------------------------
 
     async def spawn_child(
         self, actor: type[Actor], args: tuple[Any, ...], kwargs: dict[str, Any], *, name: str | None
     ) -> ActorRef[Any]:
         if self.ending.is_urgent or self._is_over:
             raise UsageError(f"spawn: {self.ref!r} is ending, it can have no more children")
-        return await self._household.spawn_child(self, actor, args, kwargs, name=name)
+        return await self._services.spawn(actor, lambda: actor(*args, **kwargs), name, self)
 
     async def stop_child(self, ref: ActorRef[Any]) -> None:
         child = self._child(ref)
@@ -200,7 +186,7 @@ class Cell(Keeper):
         await child.wait_ended()
 
     def group(self, axis: str | None) -> Communicator:
-        return self._household.groups.find(self.ref, self.place, axis)
+        return self._services.groups.find(self.ref, self.place, axis)
 
     async def end_child(self, ref: ActorRef[Any], *, within: float | None) -> BaseException | None:
         child = self._find_child(ref)
@@ -222,7 +208,7 @@ class Cell(Keeper):
     def watch(self, ref: ActorRef[Any]) -> Watch:
         if self._watches is None:
             self._watches = set()
-        return self._household.watch(ref, lambda down: self.notify("on_down", down), self._watches)
+        return self._services.watches.begin(ref, lambda down: self.notify("on_down", down), self._watches)
 
     def _child(self, ref: ActorRef[Any]) -> Cell:
         child = self._find_child(ref)
@@ -254,14 +240,14 @@ class Cell(Keeper):
             self.ending.begin(End.STOP)
             self._is_over = True
             self._refuse_waiting()
-            self._handler.close()
+            self._executor.close()
             for watch in list(self._watches or ()):
                 watch.cancel()
-            if self._side is not None:
-                self._side.close()
+            if self._concurrent is not None:
+                self._concurrent.close()
             if not self.started.done():
                 self.started.set_exception(self._never_started())
-            self._household.ended(self)
+            self._services.ended(self)
 
     async def _start(self) -> bool:
         """Make the actor; False if it will never be ready."""
@@ -271,16 +257,16 @@ class Cell(Keeper):
             return False
         try:
             actor = await self._make()
-            object.__setattr__(actor, "_keeper", self)  # a frozen dataclass may be an actor, too
-            self._handler.actor = actor
-            await self._handler.execute(actor.on_start())
+            object.__setattr__(actor, "_actor_context", self)  # a frozen dataclass may be an actor, too
+            self._executor.actor = actor
+            await self._executor.execute(actor.on_start())
         except ENDS_PROGRAM:
             raise
         except asyncio.CancelledError as error:
             if is_task_cancelled():
                 raise
             if not self.ending.is_urgent:
-                self.ending.begin(End.FAIL, CancelledItself(f"actor {self.name!r}: on_start cancelled itself", error))
+                self.ending.begin(End.FAIL, SelfCancelled(f"actor {self.name!r}: on_start cancelled itself", error))
             return False
         except BaseException as error:  # noqa: BLE001  # user code; spawn raises it
             self.ending.begin(End.FAIL, error)
@@ -291,13 +277,13 @@ class Cell(Keeper):
         self.has_served = True
         if not self.started.done():
             self.started.set_result(None)
-        if self._side is not None:
-            self._side.open()
+        if self._concurrent is not None:
+            self._concurrent.open()
         return True
 
     async def _make(self) -> Actor:
         """Run the constructor; in a coroutine, since a future cannot hold the ``StopIteration`` that one may raise."""
-        return self._birth.create()
+        return self._spec.create()
 
     async def _serve(self) -> None:
         handled = 0
@@ -308,7 +294,7 @@ class Cell(Keeper):
             else:
                 delivery = await self._next()
                 if delivery is not None:
-                    await self._handler.handle(delivery)
+                    await self._executor.handle(delivery)
                 elif not self._notices:
                     return
                 del delivery  # an idle actor keeps no message alive
@@ -322,7 +308,7 @@ class Cell(Keeper):
             delivery = self._mailbox.pop()
             if delivery is not None:
                 return delivery
-            if self.ending.has_begun and (self._side is None or not self._side.is_busy):
+            if self.ending.has_begun and (self._concurrent is None or not self._concurrent.is_busy):
                 return None
             self._waker = asyncio.get_running_loop().create_future()
             await self._waker
@@ -331,14 +317,14 @@ class Cell(Keeper):
     async def _hear(self, hook: str, work: Callable[[], Awaitable[None]]) -> None:
         """Run a hook of the actor, mostly to tell it of an end; if it cannot bear it, it fails."""
         try:
-            await self._handler.execute(work())
+            await self._executor.execute(work())
         except ENDS_PROGRAM:
             raise
         except asyncio.CancelledError as error:
             if is_task_cancelled():
                 raise
             if not self.ending.is_urgent:
-                self.fail(CancelledItself(f"actor {self.name!r}: {hook} cancelled itself", error))
+                self.fail(SelfCancelled(f"actor {self.name!r}: {hook} cancelled itself", error))
         except BaseException as error:  # noqa: BLE001  # user code; the owner is told
             self.fail(error)
 
@@ -348,10 +334,10 @@ class Cell(Keeper):
             self.ending.begin(End.CLOSE)  # the task is being cancelled: there is no other reason
         self.is_finishing = True
         self._refuse_waiting()
-        if self._side is not None:
-            self._side.interrupt()
-            await self._side.wait_idle()
-        actor = self._handler.actor if has_started else None
+        if self._concurrent is not None:
+            self._concurrent.interrupt()
+            await self._concurrent.wait_idle()
+        actor = self._executor.actor if has_started else None
         if actor is not None and self.ending.end is not End.KILL:
             await self._run_last(actor._end_children)
         await self._end_children()
@@ -377,7 +363,7 @@ class Cell(Keeper):
     async def _run_last(self, hook: Callable[[], Awaitable[None]]) -> None:
         """Run a hook of the actor while it is coming to its end."""
         try:
-            await self._handler.execute(hook())
+            await self._executor.execute(hook())
         except ENDS_PROGRAM:
             raise
         except asyncio.CancelledError:
@@ -391,9 +377,9 @@ class Cell(Keeper):
     def _end_by(self, end: End, error: BaseException | None = None) -> None:
         self.ending.begin(end, error)
         if end is End.KILL or (end > End.STOP and not self.is_finishing):
-            self._handler.interrupt()
-            if self._side is not None:
-                self._side.interrupt()
+            self._executor.interrupt()
+            if self._concurrent is not None:
+                self._concurrent.interrupt()
             self._refuse_waiting()
         self._wake()
 
@@ -407,14 +393,16 @@ class Cell(Keeper):
         if self._waker is not None and not self._waker.done():
             self._waker.set_result(None)
 
-    def _besides(self) -> Side:
-        if self._side is None:
-            policy = self._birth.actor_class.mailbox
-            self._side = Side(self.name, policy, self._handler.handle_beside, self._household.create_task)
-            self._side.on_idle = self._wake
+    def _besides(self) -> ConcurrentEndpoints:
+        if self._concurrent is None:
+            policy = self._spec.actor_class.mailbox
+            self._concurrent = ConcurrentEndpoints(
+                self.name, policy, self._executor.handle, self._services.tasks.create_task
+            )
+            self._concurrent.on_idle = self._wake
             if self.started.done():
-                self._side.open()
-        return self._side
+                self._concurrent.open()
+        return self._concurrent
 
     def _never_started(self) -> BaseException:
         error = self.ending.error
@@ -422,9 +410,9 @@ class Cell(Keeper):
             return error
         if self.ending.refusal == CLOSED:
             return PeerLost("this node is closed", rank=self.ref.rank, cause="closed")
-        return ActorDown(f"actor {self.name!r}: {self.ending.epitaph} before it had started", rank=self.ref.rank)
+        return ActorDown(f"actor {self.name!r}: {self.ending.exit_reason} before it had started", rank=self.ref.rank)
 
     def _refuse_waiting(self) -> None:
-        waiting = self._mailbox.clear() + ([] if self._side is None else self._side.clear())
+        waiting = self._mailbox.clear() + ([] if self._concurrent is None else self._concurrent.clear())
         for delivery in waiting:
-            self._handler.turn_away(delivery)
+            self._executor.turn_away(delivery)

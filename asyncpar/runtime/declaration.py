@@ -100,7 +100,7 @@ class WhenFull(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Mailbox:
+class MailboxPolicy:
     """The policy of an actor class: ``mailbox = Mailbox(limit=100, when_full="drop_oldest")`` in its body.
 
     ``limit`` is how many messages may wait (default 1000); with ``wait`` there is none, since senders are slowed down
@@ -127,6 +127,10 @@ class Mailbox:
             object.__setattr__(self, "limit", DEFAULT_LIMIT)
         elif not _is_count(self.limit):
             raise UsageError(f"limit: expected at least 1 message, got {self.limit!r}")
+
+
+Mailbox = MailboxPolicy
+"""The public name of the policy: ``asyncpar.Mailbox``."""
 
 
 def _is_count(limit: object) -> bool:

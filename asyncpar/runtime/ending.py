@@ -93,7 +93,7 @@ class Ending:
         return _REASONS[self.end or End.STOP]
 
     @property
-    def epitaph(self) -> str:
+    def exit_reason(self) -> str:
         """How it ended, for people."""
         match self.end:
             case End.CLOSE:

@@ -6,10 +6,11 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from asyncpar.errors import AsyncparError, ProtocolError, UsageError
 from asyncpar.runtime.actor import Actor
+from asyncpar.runtime.callee import Callee
 from asyncpar.runtime.delivery import CURRENT, Delivery
 from asyncpar.runtime.ending import End, Ending
 from asyncpar.runtime.execution import ENDS_PROGRAM, ActorThread, Execution, is_task_cancelled
@@ -18,31 +19,7 @@ from asyncpar.runtime.message import USAGE
 T = TypeVar("T")
 
 
-class Answers(Protocol):
-    """What becomes of deliveries.  Never blocks, raises nothing but cancellations."""
-
-    def taken(self, delivery: Delivery) -> None:
-        """The delivery left the mailbox."""
-        ...
-
-    async def answered(self, delivery: Delivery, value: object, *, may_change: bool) -> None:
-        """The endpoint returned ``value``.  Returns when it is copied: at once if it ``may_change``."""
-        ...
-
-    def raised(self, delivery: Delivery, error: BaseException) -> None:
-        """The endpoint, which was asked, raised ``error``."""
-        ...
-
-    def refused(self, delivery: Delivery, reason: str, text: str) -> None:
-        """The endpoint was not called, or not to its end, for a reason of ``message``."""
-        ...
-
-    def open_streams(self, delivery: Delivery) -> None:
-        """Make ``delivery.streams``, unless it was told."""
-        ...
-
-
-class CancelledItself(AsyncparError):  # noqa: N818
+class SelfCancelled(AsyncparError):  # noqa: N818
     """User code raised ``CancelledError`` although nobody cancelled it."""
 
     def __init__(self, text: str, error: asyncio.CancelledError) -> None:
@@ -50,72 +27,34 @@ class CancelledItself(AsyncparError):  # noqa: N818
         self.__cause__ = error
 
 
-class Handler:
+class Executor:
     """Handles the messages of one actor.  ``fail`` is called with what a told endpoint raised."""
 
-    def __init__(self, name: str, ending: Ending, answers: Answers, *, fail: Callable[[BaseException], None]) -> None:
+    def __init__(self, name: str, ending: Ending, callee: Callee, *, fail: Callable[[BaseException], None]) -> None:
         self.actor: Actor | None = None
         self._name = name
         self._ending = ending
-        self._answers = answers
+        self._callee = callee
         self._fail = fail
         self._thread: ActorThread | None = None
         self._running: Execution | None = None
 
-    async def handle(self, delivery: Delivery) -> None:
-        """Handle one message in the actor's own task."""
-        await self._handle(delivery, None)
+    async def handle(self, delivery: Delivery, thread: ActorThread | None = None) -> None:
+        """Handle one message in the actor's own task, or with ``thread`` in a task beside it.
 
-    async def handle_beside(self, delivery: Delivery, thread: ActorThread) -> None:
-        """Handle one message in a task of its own; plain ``def`` endpoints run in ``thread``."""
-        await self._handle(delivery, thread)
-
-    async def execute(self, work: Awaitable[T]) -> T:
-        """Await user code in the actor's own task; ``interrupt`` cancels it."""
-        self._running = Execution()
-        try:
-            return await self._running.run(work)
-        finally:
-            self._running = None
-
-    def interrupt(self) -> None:
-        """Cancel what runs in the actor's own task."""
-        if self._running is not None:
-            self._running.interrupt()
-
-    def refuse(self, delivery: Delivery, reason: str, text: str) -> None:
-        """Answer that ``delivery`` is not handled."""
-        self._answers.refused(delivery, reason, text)
-
-    def decline(self, delivery: Delivery, reason: str, text: str) -> None:
-        """Answer that ``delivery`` is not handled, and has no place in the mailbox."""
-        self._answers.taken(delivery)
-        self.refuse(delivery, reason, text)
-
-    def turn_away(self, delivery: Delivery) -> None:
-        """Take ``delivery`` out of the mailbox unhandled, because the actor ends."""
-        self._answers.taken(delivery)
-        self._refuse_by_end(delivery)
-
-    def close(self) -> None:
-        """Let the thread end.  Nothing runs any more."""
-        if self._thread is not None:
-            self._thread.close()
-
-    # -- inside ----------------------------------------------------------------------------------------------------
-
-    async def _handle(self, delivery: Delivery, thread: ActorThread | None) -> None:
-        self._answers.taken(delivery)
+        A plain ``def`` endpoint runs in ``thread``, or in the actor's own one.
+        """
+        self._callee.taken(delivery)
         if delivery.is_cancelled:
             return
         spec = delivery.spec
         assert spec is not None
         try:
             if spec.has_streams:
-                self._answers.open_streams(delivery)
+                self._callee.open_streams(delivery)
             args, kwargs = spec.bind(delivery.arguments, delivery.keywords, delivery.payload, delivery.streams)
         except (UsageError, ProtocolError) as error:
-            self.refuse(delivery, USAGE, str(error))
+            self._callee.refused(delivery, USAGE, str(error))
             return
         execution = delivery.execution = Execution()
         if thread is None:
@@ -135,7 +74,7 @@ class Handler:
             self._broken_off(delivery, error)
         else:
             # other endpoints may change what one that runs beside them on the loop has returned: it is copied at once
-            await self._answers.answered(delivery, value, may_change=thread is not None and spec.is_async)
+            await self._callee.answered(delivery, value, may_change=thread is not None and spec.is_async)
         finally:
             CURRENT.reset(token)
             delivery.forget()
@@ -143,6 +82,36 @@ class Handler:
                 delivery.streams.close()
             if thread is None:
                 self._running = None
+
+    async def execute(self, work: Awaitable[T]) -> T:
+        """Await user code in the actor's own task; ``interrupt`` cancels it."""
+        self._running = Execution()
+        try:
+            return await self._running.run(work)
+        finally:
+            self._running = None
+
+    def interrupt(self) -> None:
+        """Cancel what runs in the actor's own task."""
+        if self._running is not None:
+            self._running.interrupt()
+
+    def decline(self, delivery: Delivery, reason: str, text: str) -> None:
+        """Answer that ``delivery`` is not handled, and has no place in the mailbox."""
+        self._callee.taken(delivery)
+        self._callee.refused(delivery, reason, text)
+
+    def turn_away(self, delivery: Delivery) -> None:
+        """Take ``delivery`` out of the mailbox unhandled, because the actor ends."""
+        self._callee.taken(delivery)
+        self._refuse_by_end(delivery)
+
+    def close(self) -> None:
+        """Let the thread end.  Nothing runs any more."""
+        if self._thread is not None:
+            self._thread.close()
+
+    # -- inside ----------------------------------------------------------------------------------------------------
 
     def _broken_off(self, delivery: Delivery, error: BaseException) -> None:
         """An endpoint ended with ``error``."""
@@ -155,7 +124,7 @@ class Handler:
 
     def _raised(self, delivery: Delivery, error: BaseException) -> None:
         if delivery.call is not None:
-            self._answers.raised(delivery, error)
+            self._callee.raised(delivery, error)
             return
         with suppress(AttributeError, TypeError):  # some exceptions take no notes
             error.add_note(f"in {delivery.endpoint} of actor {self._name!r}, told by rank {delivery.sender}")
@@ -172,10 +141,10 @@ class Handler:
         elif delivery.call is not None:
             self._raised(delivery, error)
         else:
-            self._raised(delivery, CancelledItself(f"{delivery.endpoint} cancelled itself", error))
+            self._raised(delivery, SelfCancelled(f"{delivery.endpoint} cancelled itself", error))
 
     def _refuse_by_end(self, delivery: Delivery) -> None:
-        self.refuse(delivery, self._ending.refusal, self._ending.epitaph)
+        self._callee.refused(delivery, self._ending.refusal, self._ending.exit_reason)
 
     def _own_thread(self) -> ActorThread:
         if self._thread is None:

@@ -177,7 +177,7 @@ class _Request:
     keywords: dict[str, Any]
 
 
-class Door(actors_pb2_grpc.ActorsServicer):
+class ActorGateway(actors_pb2_grpc.ActorsServicer):
     """Serves the actors of one node's world from ``open`` to ``close``."""
 
     def __init__(self) -> None:

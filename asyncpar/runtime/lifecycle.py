@@ -4,24 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from typing import Any, Final
 
 from asyncpar.errors import UsageError
 from asyncpar.runtime import message
 from asyncpar.runtime.actor import Actor
 from asyncpar.runtime.callee import Callee
-from asyncpar.runtime.cell import Birth, Cell, Household
-from asyncpar.runtime.ending import Down, DownReason
+from asyncpar.runtime.cell import ActorSpec, Cell, Services
+from asyncpar.runtime.ending import DownReason
 from asyncpar.runtime.endpoint import EndpointSpec, describe_constructor, describe_endpoints
-from asyncpar.runtime.executor import Answers
 from asyncpar.runtime.failure import begin_in_user_code, describe_error
 from asyncpar.runtime.groups import Groups
 from asyncpar.runtime.message import Place
-from asyncpar.runtime.outbound import Post
+from asyncpar.runtime.outbound import Outbound
 from asyncpar.runtime.ref import ActorRef, Messenger
-from asyncpar.runtime.registry import Roster, find_actor_class
-from asyncpar.runtime.watches import Watch, Watches, decode_down
+from asyncpar.runtime.registry import ActorRegistry, find_actor_class
+from asyncpar.runtime.watches import Watches, decode_down
 from asyncpar.wire.payload import Extension
 
 _LOG = logging.getLogger(__name__)
@@ -35,27 +34,91 @@ _UNENDING: Final = (
 )
 
 
-class LocalHousehold(Household[Cell]):
-    """Tells of ends: watchers by message, owners by notice, and the log where nobody else would hear of a failure."""
+class Lifecycle:
+    """Starts the actors of one rank, and reports their ends: to watchers, to owners, otherwise to the log."""
 
-    def __init__(self, roster: Roster, spawner: Spawner, callee: Callee, watches: Watches, post: Post) -> None:
-        self._roster = roster
-        self._spawner = spawner
-        self._callee = callee
-        self._watches = watches
-        self._post = post
-        self._watched: dict[tuple[int, int], Cell] = {}
-        self._is_closing = False
+    def __init__(
+        self,
+        registry: ActorRegistry,
+        *,
+        messenger: Messenger,
+        extension: Extension,
+        tasks: asyncio.TaskGroup,
+        callee: Callee,
+        watches: Watches,
+        outbound: Outbound,
+        on_spawn: Callable[[], None],
+    ) -> None:
         self.groups = Groups()
+        self._registry = registry
+        self._messenger = messenger
+        self._extension = extension
+        self._tasks = tasks
+        self._callee = callee
+        self._outbound = outbound
+        self._on_spawn = on_spawn
+        self._services = Services(
+            callee=callee, groups=self.groups, tasks=tasks, watches=watches, spawn=self.spawn, ended=self.ended
+        )
+        self._endpoints: dict[type[Actor], dict[str, EndpointSpec]] = {}
+        self._watched: dict[tuple[int, int], Cell] = {}
+
+    # -- starting --------------------------------------------------------------------------------------------------
+
+    async def spawn(
+        self,
+        actor_class: type[Actor],
+        create: Callable[[], Actor],
+        name: str | None,
+        owner: Cell | None = None,
+        place: Place | None = None,
+    ) -> ActorRef[Any]:
+        """Start an actor and return when its ``on_start`` has.  See ``ActorSystem.spawn``."""
+        check_actor_class(actor_class)
+        rank, own_name = self._registry.rank, self._registry.new_name(name, actor_class)
+        ref: ActorRef[Any] = ActorRef(self._messenger, name=own_name, rank=rank, actor_class=actor_class)
+        endpoints = self.describe(actor_class)
+        spec = ActorSpec(ref=ref, actor_class=actor_class, create=create, endpoints=endpoints, owner=owner, place=place)
+        cell = Cell(spec, services=self._services)
+        self._registry.add(cell)
+        if owner is not None:
+            owner.children.append(cell)
+        self._on_spawn()
+        cell.task = self._tasks.create_task(cell.run(), name=f"actor {own_name} of rank {rank}")
+        try:
+            await cell.started
+        except asyncio.CancelledError:
+            if cell.has_served:
+                cell.stop()
+            else:
+                cell.kill()
+            raise
+        return ref
+
+    async def spawn_for(self, request: message.Spawn, payload: memoryview) -> ActorRef[Any]:
+        """Start the actor that another rank asked for.  Raises ``UsageError`` if the request is wrong."""
+        actor_class = find_actor_class(request.actor_class)
+        constructor = describe_constructor(actor_class, self._extension)
+        args, kwargs = constructor.bind(request.arguments, request.keywords, payload)
+        return await self.spawn(
+            actor_class, lambda: actor_class(*args, **kwargs), request.name or None, place=request.place
+        )
+
+    def describe(self, actor_class: type[Actor]) -> dict[str, EndpointSpec]:
+        """Return the endpoints of ``actor_class``, read once."""
+        described = self._endpoints.get(actor_class)
+        if described is None:
+            described = self._endpoints[actor_class] = describe_endpoints(actor_class, self._extension)
+        return described
 
     # -- watchers --------------------------------------------------------------------------------------------------
 
     def watched(self, rank: int, watch: message.Watch) -> None:
         """``rank`` wants to hear how an actor ends."""
-        cell = self._roster.cells.get(watch.actor)
+        cell = self._registry.cells.get(watch.actor)
         if cell is None:
-            reason = DownReason.CLOSED if self._is_closing else DownReason.MISSING
-            self._post.say(rank, message.Downed(watch.watch, reason))
+            reason = DownReason.CLOSED if self._registry.is_closing else DownReason.MISSING
+            self._outbound.say(rank, message.Downed(watch.watch, reason))
         else:
             cell.watchers.add((rank, watch.watch))
             self._watched[rank, watch.watch] = cell
@@ -73,39 +136,28 @@ class LocalHousehold(Household[Cell]):
 
     async def close(self) -> None:
         """End every actor, newest first and owners before their children, cancelling what it does."""
-        self._is_closing = True
-        self._callee.begin_closing()
-        while self._roster.cells:
-            cell = next(reversed(self._roster.cells.values()))
-            while cell.owner is not None and self._roster.cells.get(cell.owner.name) is cell.owner:
+        self._registry.is_closing = True
+        while self._registry.cells:
+            cell = next(reversed(self._registry.cells.values()))
+            while cell.owner is not None and self._registry.cells.get(cell.owner.name) is cell.owner:
                 cell = cell.owner  # which knows in which order to end its children
             cell.is_dismissed = True
             cell.close()
             while not await cell.wait_ended(PATIENCE):
                 _LOG.warning("rank %d: the node waits for actor %r: %s", cell.ref.rank, cell.name, _UNENDING)
 
-    # -- cells' side (Household) -----------------------------------------------------------------------------------
+    # -- ends --------------------------------------------------------------------------------------------------------
 
     def ended(self, cell: Cell) -> None:
-        self._roster.remove(cell)
+        """Forget ``cell``, which handles nothing more, and tell its watchers and its owner."""
+        self._registry.remove(cell)
         self._callee.settle(cell.name)
         details = () if cell.ending.error is None else describe_error(cell.ending.error)
         for rank, number in list(cell.watchers):  # who hears of it may watch, or watch no longer
             self._watched.pop((rank, number), None)
-            self._post.say(rank, message.Downed(number, cell.ending.reason, *details))
+            self._outbound.say(rank, message.Downed(number, cell.ending.reason, *details))
         self._tell_owner(cell, message.Downed(0, cell.ending.reason, *details))
         self._log_unheard(cell)
-
-    def create_task(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        return self._spawner.create_task(work)
-
-    async def spawn_child(
-        self, cell: Cell, actor: type[Actor], args: tuple[Any, ...], kwargs: dict[str, Any], *, name: str | None
-    ) -> ActorRef[Any]:
-        return await self._spawner.spawn(actor, lambda: actor(*args, **kwargs), name=name, owner=cell)
-
-    def watch(self, ref: ActorRef[Any], hear: Callable[[Down], None], among: set[Watch]) -> Watch:
-        return self._watches.begin(ref, hear, among)
 
     def _log_unheard(self, cell: Cell) -> None:
         """Log what nobody will hear of: how children of ``cell`` failed, and what its ``on_stop`` raised."""
@@ -129,91 +181,6 @@ class LocalHousehold(Household[Cell]):
             owner.notify("on_child_down", decode_down(cell.ref, downed))
         elif cell.ending.error is not None:
             _LOG.error("rank %d: actor %r failed", cell.ref.rank, cell.name, exc_info=cell.ending.error)
-
-
-class Spawner:
-    """Makes the cells of one rank.  ``tasks`` is where their tasks are born."""
-
-    def __init__(
-        self,
-        roster: Roster,
-        *,
-        rank: int,
-        messenger: Messenger,
-        extension: Extension,
-        tasks: asyncio.TaskGroup,
-        answers: Answers,
-        on_spawn: Callable[[], None] = lambda: None,
-    ) -> None:
-        self.household: Household[Cell] | None = None
-        """Where the cells live; set once, before the first is made."""
-        self._answers = answers
-        self._on_spawn = on_spawn
-        self._roster = roster
-        self._rank = rank
-        self._messenger = messenger
-        self._extension = extension
-        self._tasks = tasks
-        self._endpoints: dict[type[Actor], dict[str, EndpointSpec]] = {}
-
-    async def spawn(
-        self,
-        actor_class: type[Actor],
-        create: Callable[[], Actor],
-        *,
-        name: str | None,
-        owner: Cell | None = None,
-        place: Place | None = None,
-    ) -> ActorRef[Any]:
-        """Start an actor and return when its ``on_start`` has.  See ``ActorSystem.spawn``."""
-        check_actor_class(actor_class)
-        ref = ActorRef(
-            self._messenger, name=self._roster.new_name(name, actor_class), rank=self._rank, actor_class=actor_class
-        )
-        birth: Birth[Cell] = Birth(
-            ref=ref,
-            actor_class=actor_class,
-            create=create,
-            endpoints=self.describe(actor_class),
-            owner=owner,
-            place=place,
-        )
-        assert self.household is not None
-        cell = Cell(birth, answers=self._answers, household=self.household)
-        self._roster.add(cell)
-        if owner is not None:
-            owner.children.append(cell)
-        self._on_spawn()
-        cell.task = self.create_task(cell.run(), name=f"actor {ref.name} of rank {self._rank}")
-        try:
-            await cell.started
-        except asyncio.CancelledError:
-            if cell.has_served:
-                cell.stop()
-            else:
-                cell.kill()
-            raise
-        return ref
-
-    async def spawn_for(self, request: message.Spawn, payload: memoryview) -> ActorRef[Any]:
-        """Start the actor that another rank asked for.  Raises ``UsageError`` if the request is wrong."""
-        actor_class = find_actor_class(request.actor_class)
-        constructor = describe_constructor(actor_class, self._extension)
-        args, kwargs = constructor.bind(request.arguments, request.keywords, payload)
-        return await self.spawn(
-            actor_class, lambda: actor_class(*args, **kwargs), name=request.name or None, place=request.place
-        )
-
-    def create_task(self, work: Coroutine[Any, Any, None], *, name: str | None = None) -> asyncio.Task[None]:
-        """Run ``work`` until this rank's system closes."""
-        return self._tasks.create_task(work, name=name)
-
-    def describe(self, actor_class: type[Actor]) -> dict[str, EndpointSpec]:
-        """Return the endpoints of ``actor_class``, read once."""
-        described = self._endpoints.get(actor_class)
-        if described is None:
-            described = self._endpoints[actor_class] = describe_endpoints(actor_class, self._extension)
-        return described
 
 
 def check_actor_class(actor: object) -> None:

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Final
 
-from asyncpar.runtime.declaration import Mailbox, WhenFull
+from asyncpar.runtime.declaration import MailboxPolicy, WhenFull
 from asyncpar.runtime.delivery import Delivery
 from asyncpar.runtime.execution import ActorThread
 
@@ -15,12 +15,12 @@ BURST: Final = 32
 """Messages handled in a row before the event loop gets a turn, if no endpoint gave it one."""
 
 
-class Backlog:
+class Mailbox:
     """Deliveries that wait, first in first out."""
 
     __slots__ = ("_drops_oldest", "_limit", "_queue")
 
-    def __init__(self, policy: Mailbox) -> None:
+    def __init__(self, policy: MailboxPolicy) -> None:
         self._limit = policy.limit
         self._drops_oldest = policy.when_full is WhenFull.DROP_OLDEST
         self._queue: deque[Delivery] | None = None  # most actors are idle, and a deque is large
@@ -57,14 +57,14 @@ CreateTask = Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
 Handle = Callable[[Delivery, ActorThread], Awaitable[None]]
 
 
-class SideLane:
+class ConcurrentEndpoint:
     """The calls of one concurrent endpoint: begun in order, ``limit`` at once."""
 
-    def __init__(self, name: str, limit: int, policy: Mailbox, handle: Handle, create_task: CreateTask) -> None:
+    def __init__(self, name: str, limit: int, policy: MailboxPolicy, handle: Handle, create_task: CreateTask) -> None:
         self._limit = limit
         self._handle = handle
         self._create_task = create_task
-        self._backlog = Backlog(policy)
+        self._mailbox = Mailbox(policy)
         self._workers: set[asyncio.Task[None]] = set()
         self._running: set[Delivery] = set()
         self._thread = ActorThread(name, threads=limit)
@@ -74,24 +74,24 @@ class SideLane:
     @property
     def is_busy(self) -> bool:
         """Does anything run or wait?"""
-        return bool(self._workers) or len(self._backlog) > 0
+        return bool(self._workers) or len(self._mailbox) > 0
 
     def put(self, delivery: Delivery) -> Delivery | None:
         """Begin ``delivery`` as soon as there is a place; return the one for which there is no room, if any."""
-        refused = self._backlog.put(delivery)
+        refused = self._mailbox.put(delivery)
         self._work()
         return refused
 
     def open(self) -> None:
         """The actor has started: begin what waits."""
         self._is_open = True
-        for _ in range(min(len(self._backlog), self._limit)):
+        for _ in range(min(len(self._mailbox), self._limit)):
             self._work()
 
     def clear(self) -> list[Delivery]:
         """Begin nothing more, and return what waits."""
         self._is_open = False
-        return self._backlog.clear()
+        return self._mailbox.clear()
 
     def runs(self, delivery: Delivery | None) -> bool:
         """Is ``delivery`` being handled here?"""
@@ -113,14 +113,14 @@ class SideLane:
         self._thread.close()
 
     def _work(self) -> None:
-        if self._is_open and len(self._workers) < self._limit and len(self._backlog):
+        if self._is_open and len(self._workers) < self._limit and len(self._mailbox):
             worker = self._create_task(self._run())
             self._workers.add(worker)
             worker.add_done_callback(self._done)
 
     async def _run(self) -> None:
         handled = 0
-        while (delivery := self._backlog.pop()) is not None:
+        while (delivery := self._mailbox.pop()) is not None:
             self._running.add(delivery)
             try:
                 await self._handle(delivery, self._thread)
@@ -137,15 +137,15 @@ class SideLane:
             self.on_idle()
 
 
-class Side:
+class ConcurrentEndpoints:
     """All side lanes of one actor, made when their first message comes."""
 
-    def __init__(self, name: str, policy: Mailbox, handle: Handle, create_task: CreateTask) -> None:
+    def __init__(self, name: str, policy: MailboxPolicy, handle: Handle, create_task: CreateTask) -> None:
         self._name = name
         self._policy = policy
         self._handle = handle
         self._create_task = create_task
-        self._lanes: dict[str, SideLane] = {}
+        self._lanes: dict[str, ConcurrentEndpoint] = {}
         self._is_open = False
         self.on_idle: Callable[[], None] = lambda: None
         """Called whenever nothing runs or waits any more."""
@@ -156,7 +156,7 @@ class Side:
         return any(lane.is_busy for lane in self._lanes.values())
 
     def put(self, delivery: Delivery) -> Delivery | None:
-        """See ``SideLane.put``."""
+        """See ``ConcurrentEndpoint.put``."""
         lane = self._lanes.get(delivery.endpoint)
         if lane is None:
             lane = self._lanes[delivery.endpoint] = self._make(delivery)
@@ -192,12 +192,12 @@ class Side:
         for lane in self._lanes.values():
             lane.close()
 
-    def _make(self, delivery: Delivery) -> SideLane:
+    def _make(self, delivery: Delivery) -> ConcurrentEndpoint:
         spec = delivery.spec
         assert spec is not None
         assert spec.concurrency is not None, "only concurrent endpoints have lanes"
         name = f"actor {self._name} {spec.name}"
-        lane = SideLane(name, spec.concurrency, self._policy, self._handle, self._create_task)
+        lane = ConcurrentEndpoint(name, spec.concurrency, self._policy, self._handle, self._create_task)
         lane.on_idle = lambda: None if self.is_busy else self.on_idle()
         if self._is_open:
             lane.open()

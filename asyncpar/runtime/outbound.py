@@ -16,7 +16,7 @@ from asyncpar.wire.payload import Extension, PayloadEncoder, UnwrittenPayload
 from asyncpar.wire.segments import Payload
 
 
-class Post:
+class Outbound:
     """Sends payloads to ranks, in order for each rank.  ``deliver`` gets those for this rank."""
 
     def __init__(self, links: Links, deliver: Callable[[int, memoryview], None]) -> None:
@@ -55,23 +55,23 @@ def _look_at(done: asyncio.Future[None]) -> None:
         done.exception()
 
 
-class Line:
+class ReplyChannel:
     """Sends to one rank, in order; if it is gone, nothing happens here: the loss listener tells who waits for it."""
 
-    __slots__ = ("_extension", "_post", "rank")
+    __slots__ = ("_extension", "_outbound", "rank")
 
-    def __init__(self, post: Post, rank: int, extension: Extension) -> None:
+    def __init__(self, outbound: Outbound, rank: int, extension: Extension) -> None:
         self.rank = rank
-        self._post = post
+        self._outbound = outbound
         self._extension = extension
 
     def say(self, envelope: message.Message) -> None:
         """Send a small message."""
-        self._post.say(self.rank, envelope)
+        self._outbound.say(self.rank, envelope)
 
     def send(self, payload: memoryview) -> None:
         """Send what ``encode`` made, written."""
-        self._post.send_quietly(self.rank, payload)
+        self._outbound.send_quietly(self.rank, payload)
 
     def encode(self, value: Any, envelope: Callable[[msgspec.Raw], message.Message], *, what: str) -> UnwrittenPayload:
         """Return the message that carries a copy of ``value``.  Raises ``UsageError`` if it cannot be sent."""

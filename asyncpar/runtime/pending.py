@@ -24,7 +24,7 @@ from asyncpar.runtime.delivery import Delivery
 from asyncpar.runtime.ref import ActorRef
 from asyncpar.runtime.streams.feeds import Feeds
 from asyncpar.runtime.streams.reading import Inlet
-from asyncpar.runtime.window import Parcel
+from asyncpar.runtime.window import OutboundMessage
 from asyncpar.wire.payload import PayloadDecoder, PayloadEncoder
 
 
@@ -32,7 +32,7 @@ from asyncpar.wire.payload import PayloadDecoder, PayloadEncoder
 class Pending:
     """A call, or a request to the system of a rank, that waits for its answer.
 
-    ``parcel`` is the call's; a request has none.  ``origin`` is the message in whose endpoint it was made.
+    ``outgoing`` is the call's; a request has none.  ``origin`` is the message in whose endpoint it was made.
     """
 
     call: int
@@ -40,7 +40,7 @@ class Pending:
     endpoint: str
     result: PayloadDecoder[Any]
     future: asyncio.Future[Any]
-    parcel: Parcel | None = None
+    outgoing: OutboundMessage | None = None
     origin: Delivery | None = None
     inlet: Inlet[Any] | None = field(default=None, init=False)
     """Where the items of the endpoint go, if it was called for a stream."""

@@ -7,20 +7,23 @@ from collections import OrderedDict
 from typing import Any, Final
 
 from asyncpar.errors import UsageError
+from asyncpar.runtime import message
 from asyncpar.runtime.actor import Actor
 from asyncpar.runtime.cell import Cell
 
 MAX_NAME: Final = 255
-_MOST_EPITAPHS: Final = 1000
+_MOST_EXIT_REASONS: Final = 1000
 
 
-class Roster:
+class ActorRegistry:
     """Cells by name, oldest first."""
 
     def __init__(self, rank: int) -> None:
         self.cells: dict[str, Cell] = {}
-        self._rank = rank
-        self._epitaphs: OrderedDict[str, str] = OrderedDict()
+        self.is_closing = False
+        """Is the node closing?  Actors that are missing from then on were closed with it."""
+        self.rank = rank
+        self._exit_reasons: OrderedDict[str, str] = OrderedDict()
         self._names = 0
 
     def new_name(self, name: str | None, actor_class: type[Any]) -> str:
@@ -33,24 +36,33 @@ class Roster:
                     return own_name
         check_name(name)
         if name in self.cells:
-            raise UsageError(f"name: {name!r} is taken by another actor on rank {self._rank}")
+            raise UsageError(f"name: {name!r} is taken by another actor on rank {self.rank}")
         return name
 
     def add(self, cell: Cell) -> None:
         """``cell`` lives here from now on."""
         self.cells[cell.name] = cell
-        self._epitaphs.pop(cell.name, None)
+        self._exit_reasons.pop(cell.name, None)
 
     def remove(self, cell: Cell) -> None:
         """``cell`` has ended.  How, is remembered for a while."""
         del self.cells[cell.name]
-        self._epitaphs[cell.name] = cell.ending.epitaph
-        if len(self._epitaphs) > _MOST_EPITAPHS:
-            self._epitaphs.popitem(last=False)
+        self._exit_reasons[cell.name] = cell.ending.exit_reason
+        if len(self._exit_reasons) > _MOST_EXIT_REASONS:
+            self._exit_reasons.popitem(last=False)
 
-    def epitaph(self, name: str) -> str | None:
+    def exit_reason(self, name: str) -> str | None:
         """Return how the actor called ``name`` ended; None if it is not known that there was one."""
-        return self._epitaphs.get(name)
+        return self._exit_reasons.get(name)
+
+    def absence(self, name: str) -> tuple[str, str]:
+        """Say why there is no actor called ``name``: the reason and the text of a failure."""
+        if self.is_closing:
+            return message.CLOSED, "the node was closed"
+        exit_reason = self._exit_reasons.get(name)
+        if exit_reason is not None:
+            return message.STOPPED, exit_reason
+        return message.ABSENT, f"there is no actor {name!r} on rank {self.rank}"
 
 
 def check_name(name: object) -> str:

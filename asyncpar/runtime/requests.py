@@ -14,9 +14,9 @@ from asyncpar.runtime.cell import Cell
 from asyncpar.runtime.delivery import CURRENT
 from asyncpar.runtime.execution import ENDS_PROGRAM
 from asyncpar.runtime.failure import describe_failure, error_text
-from asyncpar.runtime.lifecycle import Spawner
-from asyncpar.runtime.outbound import Post
-from asyncpar.runtime.registry import Roster
+from asyncpar.runtime.lifecycle import Lifecycle
+from asyncpar.runtime.outbound import Outbound
+from asyncpar.runtime.registry import ActorRegistry
 from asyncpar.transport.links import MAX_MESSAGE_BYTES
 from asyncpar.wire.payload import PayloadEncoder
 
@@ -26,11 +26,13 @@ _MOST_STARTED: Final = 1000
 class Requests:
     """Serves requests, each in a task of its own, and answers each once unless its sender has gone."""
 
-    def __init__(self, roster: Roster, spawner: Spawner, *, rank: int, post: Post) -> None:
-        self._roster = roster
-        self._spawner = spawner
-        self._rank = rank
-        self._post = post
+    def __init__(
+        self, registry: ActorRegistry, lifecycle: Lifecycle, *, tasks: asyncio.TaskGroup, outbound: Outbound
+    ) -> None:
+        self._registry = registry
+        self._lifecycle = lifecycle
+        self._tasks = tasks
+        self._outbound = outbound
         self._serving: dict[tuple[int, int], asyncio.Task[None]] = {}
         self._started: OrderedDict[tuple[int, int], weakref.ref[Cell]] = OrderedDict()
         """Actors that were started last: a cancellation may cross the answer."""
@@ -75,13 +77,14 @@ class Requests:
 
         Raises ``UsageError`` if there is none, and what its ``on_stop`` raised.
         """
-        cell = self._roster.cells.get(name)
+        cell = self._registry.cells.get(name)
         if cell is None:
-            gone = self._roster.epitaph(name)
+            gone = self._registry.exit_reason(name)
             if is_kill and gone:
                 return
             raise UsageError(
-                f"ref: there is no actor {name!r} on rank {self._rank}" + (f" any more: {gone}" if gone else "")
+                f"ref: there is no actor {name!r} on rank {self._registry.rank}"
+                + (f" any more: {gone}" if gone else "")
             )
         if cell.is_waiting_for():
             raise UsageError(
@@ -100,9 +103,9 @@ class Requests:
             raise ProtocolError(f"actor message: rank {sender} sent request {call} twice")
         if self._is_closed:
             work.close()
-            self._post.say(sender, message.Failure(call, message.CLOSED, "the node was closed"))
+            self._outbound.say(sender, message.Failure(call, message.CLOSED, "the node was closed"))
             return
-        task = self._spawner.create_task(self._answer(sender, call, work))
+        task = self._tasks.create_task(self._answer(sender, call, work))
         self._serving[place] = task
 
         def over(_: asyncio.Task[None]) -> None:
@@ -116,23 +119,23 @@ class Requests:
         try:
             value = await work
         except UsageError as error:
-            self._post.say(sender, message.Failure(call, message.USAGE, error_text(error)))
+            self._outbound.say(sender, message.Failure(call, message.USAGE, error_text(error)))
         except asyncio.CancelledError:
             work.close()
             if self._is_closed:
-                self._post.say(sender, message.Failure(call, message.CLOSED, "the node was closed"))
+                self._outbound.say(sender, message.Failure(call, message.CLOSED, "the node was closed"))
         except ENDS_PROGRAM:
             raise
         except BaseException as error:  # noqa: BLE001  # user code; whoever asked is told
-            self._post.say(sender, describe_failure(call, error))
+            self._outbound.say(sender, describe_failure(call, error))
         else:
             encoder = PayloadEncoder(limit=MAX_MESSAGE_BYTES)
             reply = message.Reply(call, encoder.part(value, what="the answer"))
-            self._post.send_quietly(sender, encoder.finish(reply, what="the answer"))
+            self._outbound.send_quietly(sender, encoder.finish(reply, what="the answer"))
 
     async def _spawn(self, sender: int, request: message.Spawn, payload: memoryview) -> str:
-        ref = await self._spawner.spawn_for(request, payload)
-        cell = self._roster.cells.get(ref.name)
+        ref = await self._lifecycle.spawn_for(request, payload)
+        cell = self._registry.cells.get(ref.name)
         if cell is not None:
             self._started[sender, request.call] = weakref.ref(cell)
             if len(self._started) > _MOST_STARTED:

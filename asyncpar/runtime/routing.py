@@ -12,7 +12,8 @@ from asyncpar.runtime import message
 from asyncpar.runtime.callee import Callee
 from asyncpar.runtime.caller import Caller
 from asyncpar.runtime.delivery import Delivery
-from asyncpar.runtime.lifecycle import LocalHousehold
+from asyncpar.runtime.lifecycle import Lifecycle
+from asyncpar.runtime.registry import ActorRegistry
 from asyncpar.runtime.requests import Requests
 from asyncpar.runtime.stream_caller import StreamCaller
 from asyncpar.runtime.streams.served import ServedStreams
@@ -21,19 +22,21 @@ from asyncpar.runtime.watches import Watches
 Handler = Callable[[int, Any, memoryview], None]
 
 
-class Switchboard:
+class MessageRouter:
     """Knows who handles which kind of message."""
 
     def __init__(
         self,
+        registry: ActorRegistry,
         caller: Caller,
         callee: Callee,
         *,
         streams: StreamCaller,
         requests: Requests,
         watches: Watches,
-        household: LocalHousehold,
+        lifecycle: Lifecycle,
     ) -> None:
+        self._registry = registry
         self._caller = caller
         self._callee = callee
         self._requests = requests
@@ -47,18 +50,18 @@ class Switchboard:
             message.Credit: lambda rank, credit, _: caller.credit(rank, credit),
             message.Spawn: requests.spawn,
             message.End: lambda rank, end, _: requests.end(rank, end),
-            message.Watch: lambda rank, watch, _: household.watched(rank, watch),
-            message.Unwatch: lambda rank, unwatch, _: household.unwatched(rank, unwatch.watch),
+            message.Watch: lambda rank, watch, _: lifecycle.watched(rank, watch),
+            message.Unwatch: lambda rank, unwatch, _: lifecycle.unwatched(rank, unwatch.watch),
             message.Yield: streams.item,
             message.YieldCredit: self._yield_credit,
             message.Feed: self._feed,
             message.FeedEnd: self._feed_end,
             message.FeedCredit: lambda rank, credit, _: streams.credit(rank, credit),
-            message.Abandon: lambda _, abandon, __: household.groups.abandon(abandon),
+            message.Abandon: lambda _, abandon, __: lifecycle.groups.abandon(abandon),
             message.Downed: lambda rank, downed, _: watches.downed(rank, downed),
         }
 
-    def connect(self, rank: int, received: message.Message, payload: memoryview) -> None:
+    def dispatch(self, rank: int, received: message.Message, payload: memoryview) -> None:
         """Hand over ``received``, which came from ``rank`` in ``payload``.  Raises ``ProtocolError``."""
         self._handlers[type(received)](rank, received, payload)
 
@@ -75,11 +78,19 @@ class Switchboard:
             deadline,
             call.wants_stream,
         )
-        self._callee.accept(delivery)
+        self._accept(delivery)
+
+    def _accept(self, delivery: Delivery) -> None:
+        """Put a call or tell into the mailbox of its actor, or refuse it."""
+        cell = self._registry.cells.get(delivery.actor)
+        if cell is None:
+            self._callee.refuse_absent(delivery, *self._registry.absence(delivery.actor))
+        elif self._callee.accept(delivery, cell.ending):
+            cell.put(delivery)
 
     def _tell(self, rank: int, tell: message.Tell, payload: memoryview) -> None:
         delivery = Delivery(rank, None, tell.actor, tell.endpoint, tell.arguments, tell.keywords, payload)
-        self._callee.accept(delivery)
+        self._accept(delivery)
 
     def _cancel(self, rank: int, cancel: message.Cancel, _: memoryview) -> None:
         self._callee.cancel(rank, cancel.call)

@@ -13,7 +13,7 @@ from asyncpar.errors import AsyncparError, PeerLost, ProtocolError
 from asyncpar.runtime import message
 from asyncpar.runtime.caller import Caller
 from asyncpar.runtime.deadlines.discovery import Iteration
-from asyncpar.runtime.outbound import Line, Post
+from asyncpar.runtime.outbound import Outbound, ReplyChannel
 from asyncpar.runtime.pending import Pending
 from asyncpar.runtime.ref import ActorRef
 from asyncpar.runtime.streams.annotations import take_streams
@@ -25,9 +25,9 @@ from asyncpar.wire.payload import Extension, PayloadDecoder
 class StreamCaller:
     """Makes the calls of one rank that stream, by way of its ``caller``."""
 
-    def __init__(self, caller: Caller, *, post: Post, extension: Extension, create_task: CreateTask) -> None:
+    def __init__(self, caller: Caller, *, outbound: Outbound, extension: Extension, create_task: CreateTask) -> None:
         self._caller = caller
-        self._post = post
+        self._outbound = outbound
         self._extension = extension
         self._create_task = create_task
         self._nothing = PayloadDecoder[Any](Any)
@@ -100,7 +100,7 @@ class StreamCaller:
 
     def _inlet(self, pending: Pending, item: PayloadDecoder[Any]) -> Inlet[Any]:
         def grant(amount: int) -> None:
-            self._post.say(pending.ref.rank, message.YieldCredit(pending.call, amount))
+            self._outbound.say(pending.ref.rank, message.YieldCredit(pending.call, amount))
 
         inlet = Inlet[Any](item, what=str(pending), grant=grant)
         pending.future.add_done_callback(partial(_end, inlet))
@@ -108,10 +108,10 @@ class StreamCaller:
 
     def _attach(self, pending: Pending, sources: Sequence[tuple[str, AsyncIterable[Any]]]) -> Feeds:
         """Let ``sources`` be fed to the call when its endpoint wants them, at most until it is answered."""
-        line = Line(self._post, pending.ref.rank, self._extension)
+        channel = ReplyChannel(self._outbound, pending.ref.rank, self._extension)
         feeds = Feeds(
             [
-                Feed(source, what=what, call=pending.call, number=number, line=line)
+                Feed(source, what=what, call=pending.call, number=number, channel=channel)
                 for number, (what, source) in enumerate(sources)
             ],
             self._create_task,

@@ -19,14 +19,14 @@ from asyncpar.runtime.dead_letters import DeadLetter, DeadLetters
 from asyncpar.runtime.ending import Down
 from asyncpar.runtime.endpoint import EndpointSpec, describe_constructor
 from asyncpar.runtime.groups import Groups
-from asyncpar.runtime.lifecycle import LocalHousehold, Spawner, check_actor_class
+from asyncpar.runtime.lifecycle import Lifecycle, check_actor_class
 from asyncpar.runtime.message import MessageDecoder, Place
-from asyncpar.runtime.outbound import Post
+from asyncpar.runtime.outbound import Outbound
 from asyncpar.runtime.pending import EncodedArguments
 from asyncpar.runtime.ref import ActorRef, Messenger, RefExtension, Told
-from asyncpar.runtime.registry import Roster, check_name, class_path
+from asyncpar.runtime.registry import ActorRegistry, check_name, class_path
 from asyncpar.runtime.requests import Requests
-from asyncpar.runtime.routing import Switchboard
+from asyncpar.runtime.routing import MessageRouter
 from asyncpar.runtime.stream_caller import StreamCaller
 from asyncpar.runtime.streams.annotations import find_stream
 from asyncpar.runtime.watches import Watch, Watches
@@ -52,34 +52,34 @@ class ActorSystem(Messenger):
         self._world_size = links.world.size
         self._extension = RefExtension(self, world_size=links.world.size)
         self._tasks = asyncio.TaskGroup()
-        self._roster = Roster(links.rank)
-        post = Post(links, self._dispatch)
-        self._caller = Caller(links.rank, extension=self._extension, post=post)
-        self._callee = Callee(self._roster, rank=links.rank, extension=self._extension, post=post)
-        self._spawner = Spawner(
-            self._roster,
-            rank=links.rank,
+        self._registry = ActorRegistry(links.rank)
+        outbound = Outbound(links, self._dispatch)
+        self._caller = Caller(links.rank, extension=self._extension, outbound=outbound)
+        self._callee = Callee(rank=links.rank, extension=self._extension, outbound=outbound)
+        self._watches = Watches(links, outbound)
+        self._lifecycle = Lifecycle(
+            self._registry,
             messenger=self,
             extension=self._extension,
             tasks=self._tasks,
-            answers=self._callee,
+            callee=self._callee,
+            watches=self._watches,
+            outbound=outbound,
             on_spawn=self.loop_watch.start,
         )
         self._streams = StreamCaller(
-            self._caller, post=post, extension=self._extension, create_task=self._tasks.create_task
+            self._caller, outbound=outbound, extension=self._extension, create_task=self._tasks.create_task
         )
-        self._requests = Requests(self._roster, self._spawner, rank=links.rank, post=post)
-        self._watches = Watches(links, post)
-        self._household = LocalHousehold(self._roster, self._spawner, self._callee, self._watches, post)
-        self._spawner.household = self._household
+        self._requests = Requests(self._registry, self._lifecycle, tasks=self._tasks, outbound=outbound)
         self._decoder = MessageDecoder()
-        self._switchboard = Switchboard(
+        self._router = MessageRouter(
+            self._registry,
             self._caller,
             self._callee,
             streams=self._streams,
             requests=self._requests,
             watches=self._watches,
-            household=self._household,
+            lifecycle=self._lifecycle,
         )
         self._untyped = PayloadDecoder[Any](Any, extension=self._extension)
         self._plain = PayloadDecoder[Any](Any, extension=self._extension, as_plain=True)
@@ -120,7 +120,7 @@ class ActorSystem(Messenger):
     @property
     def groups(self) -> Groups:
         """The communicators of actors on meshes."""
-        return self._household.groups
+        return self._lifecycle.groups
 
     async def spawn(self, actor: type[A], *args: Any, name: str | None = None, **kwargs: Any) -> A:
         """Start an actor on this rank and return its reference when its ``on_start`` has ended.
@@ -132,7 +132,7 @@ class ActorSystem(Messenger):
         """
         check_actor_class(actor)
         self._check_here("spawn")
-        return cast(A, await self._spawner.spawn(actor, lambda: actor(*args, **kwargs), name=name))
+        return cast(A, await self._lifecycle.spawn(actor, lambda: actor(*args, **kwargs), name))
 
     def spawn_on(
         self,
@@ -227,7 +227,7 @@ class ActorSystem(Messenger):
         self._is_open = False
         self._requests.close()
         try:
-            await self._household.close()
+            await self._lifecycle.close()
         finally:  # also if this is cancelled: whoever waits must get to know
             self._watches.close()
             self._caller.close()
@@ -317,12 +317,12 @@ class ActorSystem(Messenger):
 
     def _dispatch(self, rank: int, payload: memoryview) -> None:
         """Hand a message to whom it concerns.  Raises ``ProtocolError``, which ends the connection it came from."""
-        self._switchboard.connect(rank, self._decoder.decode(payload), payload)
+        self._router.dispatch(rank, self._decoder.decode(payload), payload)
 
     def _peer_lost(self, rank: int, error: PeerLost) -> None:
         self._caller.peer_lost(rank, error)
         self._callee.peer_lost(rank, error)
-        self._household.peer_lost(rank)
+        self._lifecycle.peer_lost(rank)
         self._requests.peer_lost(rank)
         self._watches.peer_lost(rank, error)
 
@@ -342,7 +342,7 @@ class ActorSystem(Messenger):
         self._check_here(endpoint, ref)
         if ref.actor_class is None:
             return None
-        spec = self._spawner.describe(ref.actor_class)[endpoint]
+        spec = self._lifecycle.describe(ref.actor_class)[endpoint]
         spec.check(len(arguments), tuple(keywords))
         misuse = spec.misuse(wants_stream=wants_stream, is_told=is_told)
         if misuse is not None:
@@ -350,10 +350,10 @@ class ActorSystem(Messenger):
         return spec
 
     def _check_not_itself(self, ref: ActorRef[Any], endpoint: str) -> None:
-        cell = self._roster.cells.get(ref.name)
+        cell = self._registry.cells.get(ref.name)
         if cell is None or cell.ref.actor_class is None or not cell.is_current_task():
             return
-        spec = self._spawner.describe(cell.ref.actor_class).get(endpoint)
+        spec = self._lifecycle.describe(cell.ref.actor_class).get(endpoint)
         if spec is not None and spec.concurrency is None:
             raise UsageError(
                 f"{endpoint} of {ref!r}: an actor that asks itself waits for ever; call self.{endpoint}(), or tell"

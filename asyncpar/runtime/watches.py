@@ -10,7 +10,7 @@ from typing import Any
 from asyncpar.errors import AsyncparError, PeerLost, ProtocolError, RemoteError
 from asyncpar.runtime import message
 from asyncpar.runtime.ending import Down, DownReason
-from asyncpar.runtime.outbound import Post
+from asyncpar.runtime.outbound import Outbound
 from asyncpar.runtime.ref import ActorRef
 from asyncpar.transport.links import Links
 
@@ -65,10 +65,10 @@ class _Watching:
 class Watches:
     """The watches of this rank's actors and programs."""
 
-    def __init__(self, links: Links, post: Post) -> None:
+    def __init__(self, links: Links, outbound: Outbound) -> None:
         self._rank = links.rank
         self._lost = links.lost
-        self._post = post
+        self._outbound = outbound
         self._watching: dict[int, _Watching] = {}
         self._next = 0
         self._closed: PeerLost | None = None
@@ -94,7 +94,7 @@ class Watches:
         self._watching[number] = watching
         if among is not None:
             among.add(watch)
-        self._post.say(ref.rank, message.Watch(number, ref.name))
+        self._outbound.say(ref.rank, message.Watch(number, ref.name))
         return watch
 
     def downed(self, rank: int, downed: message.Downed) -> None:
@@ -128,7 +128,7 @@ class Watches:
         watching = self._watching.pop(number, None)
         if watching is not None:
             _leave(watching)
-            self._post.say(watching.ref.rank, message.Unwatch(number))
+            self._outbound.say(watching.ref.rank, message.Unwatch(number))
 
 
 def _leave(watching: _Watching) -> None:

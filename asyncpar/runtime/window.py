@@ -30,7 +30,7 @@ MAX_QUEUED_BYTES: Final = 256 << 20
 
 
 @dataclass(slots=True, eq=False)
-class Parcel:
+class OutboundMessage:
     """A call or tell on its way to an actor."""
 
     payload: Payload
@@ -49,12 +49,12 @@ def message_cost(payload: Payload) -> int:
 
 
 class SendWindow:
-    """The sender's end: decide which parcels for one actor may travel."""
+    """The sender's end: decide which messages for one actor may travel."""
 
     def __init__(self) -> None:
         self.is_sending = False
         """Is somebody in the middle of sending what ``next`` gives?"""
-        self._queue: OrderedDict[Parcel, None] = OrderedDict()
+        self._queue: OrderedDict[OutboundMessage, None] = OrderedDict()
         self._queued_bytes = 0
         self._travelling = 0
 
@@ -68,21 +68,21 @@ class SendWindow:
         """Has the queue grown so long that nothing may be added without waiting for its turn?"""
         return len(self._queue) >= MAX_QUEUED_MESSAGES or self._queued_bytes >= MAX_QUEUED_BYTES
 
-    def put(self, parcel: Parcel) -> bool:
-        """Return True if ``parcel`` may travel now; otherwise it is queued."""
+    def put(self, outgoing: OutboundMessage) -> bool:
+        """Return True if ``outgoing`` may travel now; otherwise it is queued."""
         if not self._queue and self._travelling < WINDOW:
-            self._release(parcel)
+            self._release(outgoing)
             return True
-        self._queue[parcel] = None
-        self._queued_bytes += len(parcel.payload)
+        self._queue[outgoing] = None
+        self._queued_bytes += len(outgoing.payload)
         return False
 
-    def drop(self, parcel: Parcel) -> bool:
-        """Take ``parcel`` out of the queue; False if it has left."""
-        if parcel.is_sent or parcel not in self._queue:
+    def drop(self, outgoing: OutboundMessage) -> bool:
+        """Take ``outgoing`` out of the queue; False if it has left."""
+        if outgoing.is_sent or outgoing not in self._queue:
             return False
-        del self._queue[parcel]
-        self._queued_bytes -= len(parcel.payload)
+        del self._queue[outgoing]
+        self._queued_bytes -= len(outgoing.payload)
         return True
 
     def credit(self, amount: int) -> None:
@@ -91,17 +91,17 @@ class SendWindow:
             raise ProtocolError(f"actor credit: {self._travelling} are outstanding, the peer returned {amount}")
         self._travelling -= amount
 
-    def next(self) -> Parcel | None:
-        """Return the first parcel of the queue if it may travel now."""
+    def next(self) -> OutboundMessage | None:
+        """Return the first outgoing of the queue if it may travel now."""
         if not self._queue or self._travelling >= WINDOW:
             return None
-        parcel, _ = self._queue.popitem(last=False)
-        self._queued_bytes -= len(parcel.payload)
-        self._release(parcel)
-        return parcel
+        outgoing, _ = self._queue.popitem(last=False)
+        self._queued_bytes -= len(outgoing.payload)
+        self._release(outgoing)
+        return outgoing
 
-    def clear(self) -> list[Parcel]:
-        """Forget everything: the peer is lost.  Return the parcels that never left."""
+    def clear(self) -> list[OutboundMessage]:
+        """Forget everything: the peer is lost.  Return the messages that never left."""
         queued = list(self._queue)
         self._queue.clear()
         self._queued_bytes = self._travelling = 0
@@ -115,9 +115,9 @@ class SendWindow:
                 "await the tells, so that a slow actor slows them down"
             )
 
-    def _release(self, parcel: Parcel) -> None:
-        parcel.is_sent = True
-        self._travelling += parcel.cost
+    def _release(self, outgoing: OutboundMessage) -> None:
+        outgoing.is_sent = True
+        self._travelling += outgoing.cost
 
 
 class ReceiveWindow:

@@ -120,7 +120,7 @@ class Supervisor(Actor):
         if failure is not None:
             life.failure = failure
             _LOG.warning("%r: child %r failed", self.ref, life.name, exc_info=failure)
-        if life.ref is not down.ref or down.reason is DownReason.CLOSED or self._kept().is_ending:
+        if life.ref is not down.ref or down.reason is DownReason.CLOSED or self._require_context().is_ending:
             return  # an earlier life, which was to be stopped anyway; or all is ending
         await self._handle(Ended(life.name, failure))
 
@@ -141,7 +141,7 @@ class Supervisor(Actor):
     async def _request(self, event: StopChild | RestartChild) -> None:
         """Have ``event`` handled in this actor's own task, where no caller can cancel it half-way; wait for that."""
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._kept().run_soon(partial(self._serve, event, done))
+        self._require_context().run_soon(partial(self._serve, event, done))
         await done
 
     async def _serve(self, event: StopChild | RestartChild, done: asyncio.Future[None]) -> None:
@@ -193,7 +193,9 @@ class Supervisor(Actor):
         child = life.child
         life.starts += 1
         try:
-            life.ref = await self._kept().spawn_child(child.actor_class, child.args, dict(child.kwargs), name=life.name)
+            life.ref = await self._require_context().spawn_child(
+                child.actor_class, child.args, dict(child.kwargs), name=life.name
+            )
         except (asyncio.CancelledError, *ENDS_PROGRAM):
             raise
         except BaseException as error:  # noqa: BLE001  # user code; the machine decides what follows
@@ -206,7 +208,7 @@ class Supervisor(Actor):
     async def _stop(self, command: Stop) -> Stopped:
         life = self._lives[command.child]
         assert life.ref is not None, "only what was started is stopped"
-        error = await self._kept().end_child(life.ref, within=life.shutdown)
+        error = await self._require_context().end_child(life.ref, within=life.shutdown)
         if error is not None:
             _LOG.error("%r: on_stop of child %r raised", self.ref, life.name, exc_info=error)
         return Stopped(life.name)
@@ -221,7 +223,7 @@ class Supervisor(Actor):
     def _wake_at(self, until: float) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = asyncio.get_running_loop().call_at(until, self._kept().run_soon, self._tick)
+        self._timer = asyncio.get_running_loop().call_at(until, self._require_context().run_soon, self._tick)
 
     def _now(self) -> float:
         return asyncio.get_running_loop().time()

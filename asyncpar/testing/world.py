@@ -13,7 +13,7 @@ from asyncpar.config.transport import IN_PROCESS_TRANSPORTS, parse_transport
 from asyncpar.config.world import Member, World
 from asyncpar.errors import UsageError
 from asyncpar.node import Node, start_node
-from asyncpar.runtime.gateway import Door
+from asyncpar.runtime.gateway import ActorGateway
 from asyncpar.testing.loop import VirtualTimeLoop
 from asyncpar.transport.inproc import InprocConnector, InprocFabric
 from asyncpar.transport.rpc import Credentials
@@ -85,8 +85,11 @@ async def _attach_sockets(
     stack: AsyncExitStack, hosts: list[str], transport: str | None, pin: str | None, *, arena: bool
 ) -> list[Attach]:
     credentials = Credentials(secrets.token_bytes(32))
-    doors = [Door() for _ in hosts]
-    served = [await serve_links(stack, credentials, bind="127.0.0.1", transport=transport, door=door) for door in doors]
+    gateways = [ActorGateway() for _ in hosts]
+    served = [
+        await serve_links(stack, credentials, bind="127.0.0.1", transport=transport, gateway=gateway)
+        for gateway in gateways
+    ]
     world = World(members=_members(hosts, [server.address for server, _ in served]))
 
     def attach_as(rank: int) -> Attach:
@@ -103,7 +106,7 @@ async def _attach_sockets(
                 lane=transport,
                 secret=credentials.secret,
                 arena=arena_settings(os.environ, transport) if arena else None,
-                door=doors[rank],
+                gateway=gateways[rank],
             )
 
         return attach

@@ -39,7 +39,7 @@ from asyncpar.errors import (
 )
 from asyncpar.pipeline import MemoryManager, PipelineExecutor, PipelineSchedule, StepAlarm
 from asyncpar.runtime.actor import Actor, endpoint
-from asyncpar.runtime.declaration import Mailbox, WhenFull
+from asyncpar.runtime.declaration import MailboxPolicy, WhenFull
 from asyncpar.supervision.child import Child
 from asyncpar.supervision.policy import Backoff, Intensity
 from asyncpar.supervision.supervisor import Supervisor
@@ -146,7 +146,7 @@ def fill(*, count: int = 6, **settings: Any) -> Any:
     """Ask a busy actor more than it can take; return what becomes of the asks."""
 
     class Busy(Actor):
-        mailbox = Mailbox(**settings)
+        mailbox = MailboxPolicy(**settings)
 
         @endpoint
         async def work(self, number: int) -> int:

@@ -11,7 +11,7 @@ import pytest
 
 from asyncpar.errors import UsageError
 from asyncpar.runtime.actor import Actor, endpoint
-from asyncpar.runtime.declaration import Mailbox
+from asyncpar.runtime.declaration import MailboxPolicy
 
 T = TypeVar("T")
 
@@ -58,7 +58,7 @@ def test_concurrency_is_a_number_of_at_least_one(count: Any) -> None:
 def test_the_limit_of_a_mailbox_is_a_number() -> None:
     limit: Any = "3"
     with pytest.raises(UsageError, match="limit: expected at least 1 message, got '3'"):
-        Mailbox(limit=limit, when_full="fail")
+        MailboxPolicy(limit=limit, when_full="fail")
 
 
 @pytest.mark.parametrize("hook", ["on_start", "on_stop", "on_down", "on_child_down"])

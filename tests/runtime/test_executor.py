@@ -10,14 +10,14 @@ import pytest
 
 from asyncpar.errors import MailboxFull, UsageError
 from asyncpar.runtime.actor import Actor, endpoint
-from asyncpar.runtime.declaration import Mailbox
+from asyncpar.runtime.declaration import MailboxPolicy
 from asyncpar.runtime.window import WINDOW
 
 MEBIBYTE = np.zeros(1 << 20, np.uint8)
 
 
 class Busy(Actor):
-    mailbox: ClassVar[Mailbox] = Mailbox(limit=1, when_full="fail")
+    mailbox: ClassVar[MailboxPolicy] = MailboxPolicy(limit=1, when_full="fail")
 
     def __init__(self, entered: asyncio.Event, gate: asyncio.Event) -> None:
         self.entered = entered

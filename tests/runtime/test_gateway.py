@@ -1,4 +1,4 @@
-"""The door for other languages, used as they use it: a bare gRPC channel, messages of the published proto, a token."""
+"""The actor gateway, used as other languages use it: a bare gRPC channel, messages of the published proto, a token."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ import asyncpar as ap
 from asyncpar._proto.asyncpar.v1 import actors_pb2
 from asyncpar._proto.asyncpar.v1.actors_pb2 import ActorCall, ActorError, ActorResult, ActorTold, Array, Value
 from asyncpar.runtime.delivery import time_left
-from asyncpar.runtime.gateway import Door
+from asyncpar.runtime.gateway import ActorGateway
 from asyncpar.transport.rpc import Credentials, RpcServer
 
 SERVICE = "asyncpar.v1.Actors"
@@ -503,7 +503,7 @@ async def test_a_rank_that_has_left_is_unavailable() -> None:
 async def test_a_node_that_is_not_in_its_world_yet_is_unavailable() -> None:
     credentials = Credentials(bytes(32))
     server = RpcServer(credentials)
-    Door().register(server)
+    ActorGateway().register(server)
     await server.start()
     client = Client(server.address, credentials.secret)
     code, error = await error_of(client.ask("add", packed(1)))

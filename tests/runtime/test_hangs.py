@@ -12,9 +12,9 @@ import pytest
 from asyncpar.errors import PeerLost
 from asyncpar.runtime.actor import Actor, endpoint
 from asyncpar.runtime.dead_letters import DeadLetter
-from asyncpar.runtime.declaration import Mailbox
+from asyncpar.runtime.declaration import MailboxPolicy
 from asyncpar.runtime.mailbox import BURST
-from asyncpar.runtime.window import OVERHEAD, WINDOW, Parcel, SendWindow
+from asyncpar.runtime.window import OVERHEAD, WINDOW, OutboundMessage, SendWindow
 from tests.runtime.conftest import OpenRanks
 from tests.runtime.plain_actors import Plain, turns
 
@@ -64,15 +64,15 @@ async def test_a_concurrent_endpoint_that_tells_itself_leaves_turns_to_others(op
         assert await ref.enough() > 0
 
 
-def test_dropping_many_queued_parcels_takes_no_quadratic_time() -> None:
+def test_dropping_many_queued_messages_takes_no_quadratic_time() -> None:
     window = SendWindow()
-    window.put(Parcel(memoryview(bytes(WINDOW))))
-    parcels = [Parcel(memoryview(b"")) for _ in range(20_000)]
-    for parcel in parcels:
-        window.put(parcel)
+    window.put(OutboundMessage(memoryview(bytes(WINDOW))))
+    messages = [OutboundMessage(memoryview(b"")) for _ in range(20_000)]
+    for outgoing in messages:
+        window.put(outgoing)
     begin = time.process_time()
-    for parcel in reversed(parcels):
-        assert window.drop(parcel)
+    for outgoing in reversed(messages):
+        assert window.drop(outgoing)
     assert time.process_time() - begin < 1.0
     window.credit(WINDOW + OVERHEAD)
     assert window.next() is None
@@ -83,7 +83,7 @@ def test_dropping_many_queued_parcels_takes_no_quadratic_time() -> None:
 
 
 class Latest(Actor):
-    mailbox: ClassVar[Mailbox] = Mailbox(limit=2, when_full="drop_oldest")
+    mailbox: ClassVar[MailboxPolicy] = MailboxPolicy(limit=2, when_full="drop_oldest")
 
     def __init__(self, gate: asyncio.Event) -> None:
         self.gate = gate
@@ -173,7 +173,7 @@ async def test_a_remote_spawn_that_is_cancelled_at_any_step_leaves_nobody_behind
             await asyncio.wait({spawning})
             for _ in range(200):
                 await asyncio.sleep(0)
-            is_there = f"child {steps}" in there._roster.cells
+            is_there = f"child {steps}" in there._registry.cells
             assert is_there == was_done, f"cancelled after {steps} turns"
 
 
@@ -194,5 +194,5 @@ async def test_a_close_that_is_cancelled_ends_what_waits_for_others(open_ranks: 
         closing.cancel()
         with pytest.raises(PeerLost, match="this node is closed"):
             await asking
-        here._roster.cells["Slow-1"].kill()
-        await here._roster.cells["Slow-1"].wait_ended()
+        here._registry.cells["Slow-1"].kill()
+        await here._registry.cells["Slow-1"].wait_ended()

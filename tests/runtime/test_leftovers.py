@@ -50,7 +50,7 @@ async def test_no_hook_begins_after_a_kill(open_ranks: OpenRanks) -> None:
         (system,) = ranks.systems
         ref, other = await system.spawn(Bereaved), await system.spawn(Plain)
         await ref.follow(other)
-        cell = system._roster.cells["Bereaved-1"]
+        cell = system._registry.cells["Bereaved-1"]
         for _ in range(BURST):  # the last one of a burst is followed by a turn for others
             ref.nothing.tell()
         await turns(1)
@@ -189,11 +189,11 @@ async def test_an_actor_that_has_ended_watches_nobody(open_ranks: OpenRanks) -> 
         other = await there.spawn(Plain, name="other")
         ref = await here.spawn(Bereaved)
         await ref.follow(other)
-        cell = weakref.ref(here._roster.cells["Bereaved-1"])
+        cell = weakref.ref(here._registry.cells["Bereaved-1"])
         await here.stop(ref)
         await here.ref("other", rank=1).note("the unwatch has arrived before this")
         assert len(here._watches) == 0
-        assert not there._roster.cells["other"].watchers
+        assert not there._registry.cells["other"].watchers
         del ref
         gc.collect()
         assert cell() is None

@@ -9,7 +9,7 @@ import pytest
 
 from asyncpar.errors import ActorDown, MailboxFull, UsageError
 from asyncpar.runtime.actor import Actor, endpoint
-from asyncpar.runtime.declaration import Mailbox, WhenFull
+from asyncpar.runtime.declaration import MailboxPolicy, WhenFull
 
 
 class Busy(Actor):
@@ -30,11 +30,11 @@ class Busy(Actor):
 
 
 class Strict(Busy):
-    mailbox: ClassVar[Mailbox] = Mailbox(limit=2, when_full="fail")
+    mailbox: ClassVar[MailboxPolicy] = MailboxPolicy(limit=2, when_full="fail")
 
 
 class Recent(Busy):
-    mailbox: ClassVar[Mailbox] = Mailbox(limit=2, when_full=WhenFull.DROP_OLDEST)
+    mailbox: ClassVar[MailboxPolicy] = MailboxPolicy(limit=2, when_full=WhenFull.DROP_OLDEST)
 
 
 @pytest.fixture(params=[0, 1], ids=["same rank", "other rank"])
@@ -127,7 +127,7 @@ async def test_told_messages_without_room_are_dead_letters(open_ranks: Any, home
 )
 def test_a_policy_that_makes_no_sense_is_refused(arguments: dict[str, Any], text: str) -> None:
     with pytest.raises(UsageError, match=text):
-        Mailbox(**arguments)
+        MailboxPolicy(**arguments)
 
 
 def test_a_class_needs_a_policy_that_is_one() -> None:

@@ -9,24 +9,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncpar.errors import ProtocolError, UsageError
-from asyncpar.runtime.window import MAX_QUEUED_MESSAGES, OVERHEAD, WINDOW, Parcel, ReceiveWindow, SendWindow
+from asyncpar.runtime.window import MAX_QUEUED_MESSAGES, OVERHEAD, WINDOW, OutboundMessage, ReceiveWindow, SendWindow
 
 ZEROS = memoryview(bytes(3 * WINDOW))
 
 
-def parcel(cost: int) -> Parcel:
-    return Parcel(ZEROS[: cost - OVERHEAD])
+def outgoing(cost: int) -> OutboundMessage:
+    return OutboundMessage(ZEROS[: cost - OVERHEAD])
 
 
-def give_credit(window: SendWindow, amount: int) -> list[Parcel]:
+def give_credit(window: SendWindow, amount: int) -> list[OutboundMessage]:
     """Return what may travel then."""
     window.credit(amount)
     return list(iter(window.next, None))
 
 
-def test_parcels_travel_until_the_window_is_full_and_go_on_with_credit() -> None:
+def test_messages_travel_until_the_window_is_full_and_go_on_with_credit() -> None:
     window = SendWindow()
-    first, second, third = parcel(WINDOW - 1), parcel(2000), parcel(2000)
+    first, second, third = outgoing(WINDOW - 1), outgoing(2000), outgoing(2000)
     assert window.put(first)
     assert window.put(second)
     assert not window.put(third)
@@ -35,26 +35,26 @@ def test_parcels_travel_until_the_window_is_full_and_go_on_with_credit() -> None
     assert third.is_sent
 
 
-def test_a_parcel_larger_than_the_window_travels_alone() -> None:
+def test_a_message_larger_than_the_window_travels_alone() -> None:
     window = SendWindow()
-    assert window.put(parcel(3 * WINDOW))
-    small = parcel(2000)
+    assert window.put(outgoing(3 * WINDOW))
+    small = outgoing(2000)
     assert not window.put(small)
     assert give_credit(window, 3 * WINDOW) == [small]
 
 
-def test_order_is_kept_when_later_parcels_would_fit() -> None:
+def test_order_is_kept_when_later_messages_would_fit() -> None:
     window = SendWindow()
-    window.put(parcel(WINDOW))
-    big, small = parcel(WINDOW), parcel(2000)
+    window.put(outgoing(WINDOW))
+    big, small = outgoing(WINDOW), outgoing(2000)
     assert not window.put(big)
     assert not window.put(small)
     assert give_credit(window, WINDOW) == [big]
 
 
-def test_a_dropped_parcel_never_travels() -> None:
+def test_a_dropped_message_never_travels() -> None:
     window = SendWindow()
-    sent, dropped = parcel(WINDOW), parcel(2000)
+    sent, dropped = outgoing(WINDOW), outgoing(2000)
     window.put(sent)
     window.put(dropped)
     assert window.drop(dropped)
@@ -71,10 +71,10 @@ def test_credit_for_what_was_not_sent_is_a_protocol_error() -> None:
 
 def test_a_queue_that_grows_too_long_is_a_usage_error() -> None:
     window = SendWindow()
-    window.put(parcel(WINDOW))
+    window.put(outgoing(WINDOW))
     for _ in range(MAX_QUEUED_MESSAGES):
         window.check_room("tell")
-        window.put(parcel(OVERHEAD))
+        window.put(outgoing(OVERHEAD))
     with pytest.raises(UsageError, match=r"tell: 65536 messages .* wait to be sent to this actor; await the tells"):
         window.check_room("tell")
 
@@ -103,7 +103,7 @@ def test_an_honest_sender_never_overspends_and_never_gets_stuck(steps: list[tupl
             arrive(released.cost)
 
     for cost, takes in steps:
-        if sender.put(parcel(cost)):
+        if sender.put(outgoing(cost)):
             arrive(cost)
         for _ in range(min(takes, len(mailbox))):
             take()

@@ -9,9 +9,9 @@ from collections.abc import Iterable, Mapping
 from asyncpar.runtime import message
 from asyncpar.runtime.deadlines.discovery import Iteration, check_interpreter
 from asyncpar.runtime.deadlines.sweeper import DeadlineSweeper
-from asyncpar.runtime.outbound import Post
+from asyncpar.runtime.outbound import Outbound
 from asyncpar.runtime.pending import Pending
-from asyncpar.runtime.window import Parcel
+from asyncpar.runtime.window import OutboundMessage
 
 
 class CallDeadlines:
@@ -20,12 +20,12 @@ class CallDeadlines:
     Raises ``UsageError`` on an interpreter on which they cannot be found.
     """
 
-    def __init__(self, pending: Mapping[int, Pending], post: Post) -> None:
+    def __init__(self, pending: Mapping[int, Pending], outbound: Outbound) -> None:
         check_interpreter()
         self._pending = pending
-        self._post = post
+        self._outbound = outbound
         self._sweeper = DeadlineSweeper(self._found)
-        self._held: dict[Parcel, tuple[Pending, float | None]] = {}
+        self._held: dict[OutboundMessage, tuple[Pending, float | None]] = {}
         """Deadlines of calls that have not left yet."""
 
     def begin(self, pending: Pending, iterator: Iteration | None = None) -> None:
@@ -38,12 +38,12 @@ class CallDeadlines:
     def end(self, pending: Pending) -> None:
         """The task waits no longer."""
         self._sweeper.forget(pending.call)
-        if self._held and pending.parcel is not None:
-            self._held.pop(pending.parcel, None)
+        if self._held and pending.outgoing is not None:
+            self._held.pop(pending.outgoing, None)
 
-    def sent(self, parcel: Parcel) -> None:
+    def sent(self, outgoing: OutboundMessage) -> None:
         """A call that had to wait has left."""
-        held = self._held.pop(parcel, None) if self._held else None
+        held = self._held.pop(outgoing, None) if self._held else None
         if held is not None:
             self._say(*held)
 
@@ -59,14 +59,14 @@ class CallDeadlines:
 
     def _found(self, call: int, deadline: float | None) -> None:
         pending = self._pending.get(call)
-        if pending is None or pending.parcel is None or pending.future.done():
+        if pending is None or pending.outgoing is None or pending.future.done():
             return
-        if pending.parcel.is_sent:
+        if pending.outgoing.is_sent:
             self._say(pending, deadline)
         else:
-            self._held[pending.parcel] = pending, deadline
+            self._held[pending.outgoing] = pending, deadline
 
     def _say(self, pending: Pending, deadline: float | None) -> None:
         now = asyncio.get_running_loop().time()
         seconds = math.inf if deadline is None else max(0.0, deadline - now)
-        self._post.say(pending.ref.rank, message.Deadline(pending.call, seconds))
+        self._outbound.say(pending.ref.rank, message.Deadline(pending.call, seconds))

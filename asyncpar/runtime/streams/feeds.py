@@ -12,7 +12,7 @@ from asyncpar.errors import ProtocolError
 from asyncpar.runtime import message
 from asyncpar.runtime.execution import ENDS_PROGRAM, is_task_cancelled
 from asyncpar.runtime.failure import describe_error
-from asyncpar.runtime.outbound import Line
+from asyncpar.runtime.outbound import ReplyChannel
 from asyncpar.runtime.streams.producing import Outlet, close_iterator
 from asyncpar.wire.payload import UnwrittenPayload
 
@@ -28,15 +28,15 @@ class CreateTask(Protocol):
 class Feed:
     """One of them.  It is not asked for an item before the endpoint asks for one."""
 
-    def __init__(self, source: AsyncIterable[Any], *, what: str, call: int, number: int, line: Line) -> None:
+    def __init__(self, source: AsyncIterable[Any], *, what: str, call: int, number: int, channel: ReplyChannel) -> None:
         self.error: BaseException | None = None
         """What the source raised, or why one of its items cannot be sent."""
-        self.outlet = Outlet(0, encode=self._encode, send=line.send, is_stopped=lambda: self._is_stopped)
+        self.outlet = Outlet(0, encode=self._encode, send=channel.send, is_stopped=lambda: self._is_stopped)
         self._source = source
         self._what = what
         self._call = call
         self._number = number
-        self._line = line
+        self._channel = channel
         self._context = copy_context()
         self._task: asyncio.Task[None] | None = None
         self._has_begun = False
@@ -82,17 +82,17 @@ class Feed:
         except BaseException as error:  # noqa: BLE001  # user code; the caller raises it
             self._failed(error)
         else:
-            self._line.say(message.FeedEnd(self._call, self._number))
+            self._channel.say(message.FeedEnd(self._call, self._number))
 
     def _failed(self, error: BaseException) -> None:
         if self._is_stopped:
             _LOG.error("closing %s raised", self._what, exc_info=error)
             return
         self.error = error
-        self._line.say(message.FeedEnd(self._call, self._number, True, *describe_error(error)))
+        self._channel.say(message.FeedEnd(self._call, self._number, True, *describe_error(error)))
 
     def _encode(self, item: Any, place: int) -> UnwrittenPayload:
-        return self._line.encode(
+        return self._channel.encode(
             item,
             lambda value: message.Feed(self._call, self._number, value),
             what=f"item {place} of {self._what}",

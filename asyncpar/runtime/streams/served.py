@@ -8,7 +8,7 @@ from typing import Any
 from asyncpar.errors import AsyncparError, ProtocolError, RemoteError, UsageError
 from asyncpar.runtime import message
 from asyncpar.runtime.execution import Execution
-from asyncpar.runtime.outbound import Line
+from asyncpar.runtime.outbound import ReplyChannel
 from asyncpar.runtime.streams.flow import STREAM_WINDOW
 from asyncpar.runtime.streams.producing import Outlet
 from asyncpar.runtime.streams.reading import Inlet
@@ -18,9 +18,9 @@ from asyncpar.wire.payload import PayloadDecoder, UnwrittenPayload
 class ServedStreams:
     """Made when the endpoint is about to run, closed when it has ended."""
 
-    def __init__(self, call: int, *, line: Line, title: str) -> None:
+    def __init__(self, call: int, *, channel: ReplyChannel, title: str) -> None:
         self._call = call
-        self._line = line
+        self._channel = channel
         self._title = title
         self._inlets: dict[int, Inlet[Any]] = {}
         self._outlet: Outlet | None = None
@@ -33,7 +33,7 @@ class ServedStreams:
             raise UsageError(f"{what}: is the same stream as another argument")
 
         def grant(amount: int) -> None:
-            self._line.say(message.FeedCredit(self._call, number, amount))
+            self._channel.say(message.FeedCredit(self._call, number, amount))
 
         inlet = self._inlets[number] = Inlet[Any](decoder, what=what, grant=grant, is_shut=True)
         return inlet
@@ -41,7 +41,7 @@ class ServedStreams:
     async def produce(self, source: AsyncIterable[Any], execution: Execution) -> None:
         """Send every item of ``source``, which runs as ``execution``.  Raises what ``source`` raises."""
         self._outlet = Outlet(
-            STREAM_WINDOW, encode=self._encode, send=self._line.send, is_stopped=lambda: execution.is_interrupted
+            STREAM_WINDOW, encode=self._encode, send=self._channel.send, is_stopped=lambda: execution.is_interrupted
         )
         await self._outlet.drain(source)
 
@@ -68,7 +68,9 @@ class ServedStreams:
         """A stream has ended.  Raises ``ProtocolError`` if there is none."""
         error = None
         if end.is_failure:
-            error = RemoteError(end.text, rank=self._line.rank, type_name=end.type_name, remote_traceback=end.traceback)
+            error = RemoteError(
+                end.text, rank=self._channel.rank, type_name=end.type_name, remote_traceback=end.traceback
+            )
         self._inlet(end.stream).finish(error)
 
     def credit(self, amount: int) -> None:
@@ -85,4 +87,4 @@ class ServedStreams:
 
     def _encode(self, item: Any, place: int) -> UnwrittenPayload:
         what = f"item {place} of {self._title}"
-        return self._line.encode(item, lambda value: message.Yield(self._call, value), what=what)
+        return self._channel.encode(item, lambda value: message.Yield(self._call, value), what=what)

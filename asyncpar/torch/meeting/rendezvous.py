@@ -23,7 +23,7 @@ from asyncpar.errors import LaunchError, PeerLost, PeerTimeout, UsageError
 from asyncpar.membership.host import host_id, host_name, resolve, route_to
 from asyncpar.observe.agent_line import AgentLine
 from asyncpar.observe.loop_watch import BLOCKED_AFTER
-from asyncpar.runtime.gateway import Door
+from asyncpar.runtime.gateway import ActorGateway
 from asyncpar.torch.meeting.credentials import read_pass
 from asyncpar.torch.meeting.keeper import become_tenant, store_keeper
 from asyncpar.torch.meeting.meeting import Abandoned, StoreMeeting
@@ -149,9 +149,9 @@ class _Guest:
         own = read_pass(environment, launched, self.rank)
         hello = self._hello(launched, {"settings": describe_settings(transport, arena), **own.terms})
         roster = await self._ask(partial(meeting.call_roll, hello, own.charter()))
-        credentials, door = own.credentials_for(roster), Door()
+        credentials, gateway = own.credentials_for(roster), ActorGateway()
         bind = await call_in_thread(partial(choose_bind, roster, environment, self.store, self.rank))
-        server, connector = await serve_links(stack, credentials, bind=bind, transport=transport, door=door)
+        server, connector = await serve_links(stack, credentials, bind=bind, transport=transport, gateway=gateway)
         addresses = await self._ask(partial(meeting.exchange, roster, server.address))
         return Attachment(
             world=found_world(roster, addresses),
@@ -163,7 +163,7 @@ class _Guest:
             lane=transport,
             secret=credentials.secret,
             arena=arena,
-            door=door,
+            gateway=gateway,
             blocked_after=BLOCKED_AFTER,
             line=line if roster.has_ranks_of_job else None,
         )
