@@ -6,7 +6,7 @@ import os
 import signal
 from types import FrameType
 
-from asyncpar.observe.standard_streams import open_closed_streams
+from asyncpar.observe.reporting import open_closed_streams
 
 
 def _end(number: int, frame: FrameType | None) -> None:  # noqa: ARG001

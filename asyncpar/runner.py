@@ -11,8 +11,7 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from asyncpar.errors import UsageError
-from asyncpar.observe.reporting import Reporter, find_peer_error, record_failures
-from asyncpar.observe.standard_streams import open_closed_streams
+from asyncpar.observe.reporting import Reporter, find_peer_error, open_closed_streams, record_failures
 from asyncpar.signals import OwnHandler
 from asyncpar.transport.links import LEFT
 

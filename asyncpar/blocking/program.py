@@ -11,8 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType, TracebackType
 
-from asyncpar.observe.reporting import Reporter, record_failures
-from asyncpar.observe.standard_streams import open_closed_streams
+from asyncpar.observe.reporting import Reporter, open_closed_streams, record_failures
 from asyncpar.runner import SIGINT_EXIT, SIGNAL_SECONDS, SIGTERM_EXIT, is_left_behind
 from asyncpar.signals import OwnHandler
 

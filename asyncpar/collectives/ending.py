@@ -13,7 +13,7 @@ from asyncpar.collectives.causes import reason_of
 from asyncpar.collectives.control import Reason
 from asyncpar.collectives.operation import Operation
 from asyncpar.errors import OperationMismatch, PeerError, PeerLost
-from asyncpar.observe.error_text import text_of
+from asyncpar.observe.reporting import text_of
 
 
 @dataclass(slots=True)

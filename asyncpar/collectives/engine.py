@@ -30,7 +30,7 @@ from asyncpar.collectives.reduction import Array
 from asyncpar.collectives.statistics import CollectiveStatistics, Tally, Traffic
 from asyncpar.collectives.table import OperationTable
 from asyncpar.errors import PeerLost, UsageError
-from asyncpar.observe.error_text import text_of
+from asyncpar.observe.reporting import text_of
 from asyncpar.transport.home_loop import check_home_loop, is_home_loop
 
 T = TypeVar("T")

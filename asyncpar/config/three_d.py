@@ -8,9 +8,9 @@ from enum import StrEnum
 from types import MappingProxyType
 
 from asyncpar.config.checks import check_choice, check_count, check_positive
-from asyncpar.config.layer_split import split_layers
 from asyncpar.config.rank_order import RankOrder
 from asyncpar.config.schedule_type import PipelineScheduleType
+from asyncpar.config.slicing import split_layers
 from asyncpar.config.strategies import (
     CommunicationStrategy,
     MemoryOptimizationStrategy,

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from asyncpar.config.checks import check_count, check_positive
-from asyncpar.config.layer_split import spread_layers
 from asyncpar.config.parallel import PipelineScheduleType, ThreeDParallelismConfig
+from asyncpar.config.slicing import spread_layers
 from asyncpar.errors import UsageError
 from asyncpar.estimate.job import Job
 from asyncpar.estimate.layout import Layout, estimate_layouts

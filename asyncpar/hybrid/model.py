@@ -10,8 +10,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from asyncpar.config.layer_split import split_layers
 from asyncpar.config.parallel import ThreeDParallelismConfig
+from asyncpar.config.slicing import split_layers
 from asyncpar.nn.parameter import Array, Parameter
 from asyncpar.nn.sequential import Sequential
 from asyncpar.nn.stage import Stage

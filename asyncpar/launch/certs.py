@@ -13,8 +13,7 @@ import click
 from asyncpar.errors import UsageError
 from asyncpar.launch.command_line import OneLineCommand, exit_with, option
 from asyncpar.launch.options import parse_count
-from asyncpar.security.certificates import list_roles
-from asyncpar.security.layout import certificate_file
+from asyncpar.security.certificates import certificate_file, list_roles
 
 
 @click.group()

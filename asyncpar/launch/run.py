@@ -16,7 +16,7 @@ from asyncpar.launch.options import LaunchOptions
 from asyncpar.launch.output import OutputStream
 from asyncpar.launch.plan import Outcome
 from asyncpar.launch.site import make_log_directory, survey
-from asyncpar.observe.standard_streams import open_closed_streams
+from asyncpar.observe.reporting import open_closed_streams
 
 _LAST_WORD_PATIENCE = 1.0
 _IN_CLEAR = (

@@ -28,7 +28,7 @@ from types import CodeType, FrameType
 from typing import Any, Final
 
 from asyncpar.errors import UsageError
-from asyncpar.observe.error_text import text_of
+from asyncpar.observe.reporting import text_of
 
 BLOCKED_AFTER: Final = 0.1
 """How many seconds code may keep the loop from going on before that is reported."""

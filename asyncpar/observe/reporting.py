@@ -13,6 +13,7 @@ import select
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from enum import StrEnum
@@ -21,7 +22,45 @@ from types import TracebackType
 from typing import SupportsFloat
 
 from asyncpar.errors import PeerError, UsageError
-from asyncpar.observe.error_text import text_of, traceback_of
+
+_UNPRINTABLE = (Exception, SystemExit)
+"""What the text of a value may raise; RecursionError is one of these."""
+
+
+def text_of(value: object) -> str:
+    """Return ``str(value)``, or what kind of error keeps it from being made."""
+    try:
+        return _encodable(str(value))
+    except _UNPRINTABLE as failure:
+        return f"<its text cannot be made: {_kind(failure)}>"
+
+
+def traceback_of(error: BaseException) -> str:
+    """Return ``error`` as Python would show it, or its text and why there is no more."""
+    try:
+        return _encodable("".join(traceback.format_exception(type(error), error, error.__traceback__)))
+    except _UNPRINTABLE as failure:
+        return f"{_kind(error)}: {text_of(error)}\n(its traceback cannot be shown: {_kind(failure)})\n"
+
+
+def _kind(error: BaseException) -> str:
+    return _encodable(type(error).__qualname__)
+
+
+def _encodable(text: str) -> str:
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def open_closed_streams() -> None:
+    """Open the null device on each of the descriptors 0, 1 and 2 that is closed.
+
+    Else the next file or socket gets that number: libuv aborts the process over it (``uv__close``), and what a child
+    prints ends up in it.
+    """
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(descriptor, True)
+    os.close(descriptor)
+
 
 _VARIABLE = "ASYNCPAR_REPORT_FD"
 _ATOMIC_BYTES = 4096  # PIPE_BUF of Linux: a write up to here is taken whole or not at all

@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import Final, NamedTuple
 
 from asyncpar.errors import UsageError
-from asyncpar.observe.error_text import text_of, traceback_of
+from asyncpar.observe.reporting import text_of, traceback_of
 from asyncpar.runtime import message
 from asyncpar.wire import payload
 from asyncpar.wire.array import type_name

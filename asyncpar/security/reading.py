@@ -16,9 +16,8 @@ from cryptography.hazmat.primitives import serialization
 
 from asyncpar.config.secret import Secret, check_private_file
 from asyncpar.errors import UsageError
-from asyncpar.security.certificates import Certificates, list_roles
+from asyncpar.security.certificates import AUTHORITY_FILE, Certificates, certificate_file, key_file, list_roles
 from asyncpar.security.identity import Identity, Role, RoleKind
-from asyncpar.security.layout import AUTHORITY_FILE, certificate_file, key_file
 
 _LONGEST_FILE = 1 << 20
 _REMEDY = "make new ones with `asyncpar certs init`, for all hosts"

@@ -16,8 +16,9 @@ from asyncpar._proto.asyncpar.v1 import link_pb2, link_pb2_grpc
 from asyncpar.config.transport import LINK_SECONDS
 from asyncpar.errors import AuthenticationError, PeerLost, UsageError
 from asyncpar.security.identity import rank_role
+from asyncpar.transport.busy_poll import BusyPoll
+from asyncpar.transport.connect import TCP, UNIX, TcpListener, UnixListener, tcp_medium
 from asyncpar.transport.connection import Connection
-from asyncpar.transport.gathering import Gathering
 from asyncpar.transport.grpc_lane import GrpcLane
 from asyncpar.transport.grpc_stream import FRAMES_METHOD, SERVICE, Context, ServerStream, StreamEnded, shake_hands
 from asyncpar.transport.handshaking import PEER_SECONDS, Medium, Porter
@@ -27,11 +28,46 @@ from asyncpar.transport.machine import Accept, Answer, Defer, Negotiator, Propos
 from asyncpar.transport.protection import Protection
 from asyncpar.transport.refusals import Refusals
 from asyncpar.transport.stream import StreamLane
-from asyncpar.transport.tcp_connect import TCP, TcpListener, tcp_medium
+from asyncpar.transport.striped import StripedLane
 from asyncpar.transport.tls import check_caller
-from asyncpar.transport.unix_connect import UNIX, UnixListener
-from asyncpar.transport.vigil import Vigil
 from asyncpar.wire.handshake import NONCE_BYTES, TOKEN_BYTES, Handshake, LinkTerms
+
+
+class StripeAssembler:
+    """Holds connections until all of their lane are there."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[tuple[bytes, str], dict[int, Connection]] = {}
+
+    def add(self, terms: LinkTerms, connection: Connection) -> Lane | None:
+        """Take a connection that proved itself; return the lane if it was the last one missing."""
+        if terms.connections == 1:
+            return connection
+        present = self._waiting.setdefault((terms.token, connection.kind), {})
+        if terms.connection in present:
+            connection.abort(_unwanted("there is such a connection already"))
+            return None
+        present[terms.connection] = connection
+        if len(present) < terms.connections:
+            return None
+        del self._waiting[terms.token, connection.kind]
+        return StripedLane([present[index] for index in range(terms.connections)])
+
+    def drop(self, token: bytes) -> None:
+        """The lane that was agreed on under ``token`` will not be complete: close what there is of it."""
+        for key in [key for key in self._waiting if key[0] == token]:
+            for connection in self._waiting.pop(key).values():
+                connection.abort(_unwanted("the other connections of its lane did not come"))
+
+    def drop_all(self) -> None:
+        """Close everything that waits."""
+        for token, _ in list(self._waiting):
+            self.drop(token)
+
+
+def _unwanted(cause: str) -> PeerLost:
+    return PeerLost(f"the connection is not needed: {cause}", cause=cause)
+
 
 JOIN_SECONDS = 3.0
 """How long a call waits for this node to be part of its world before the caller is told to ask again."""
@@ -56,17 +92,17 @@ class Acceptor(link_pb2_grpc.LinkServicer):
         secret: bytes,
         bind: str,
         lanes: tuple[str, ...],
-        vigil: Vigil,
+        busy_poll: BusyPoll,
         is_encrypted: bool = False,
         link_timeout: float = LINK_SECONDS,
     ) -> None:
         self._secret = secret
         self._is_encrypted = is_encrypted
         self._link_timeout = link_timeout
-        self._vigil = vigil
+        self._busy_poll = busy_poll
         self.lanes = lanes
         self._refusals = Refusals()
-        self._gathering = Gathering()
+        self._gathering = StripeAssembler()
         self._tcp = (
             TcpListener(self._porter(tcp_medium(link_timeout), self._gather), bind=bind) if TCP.kind in lanes else None
         )
@@ -187,7 +223,7 @@ class Acceptor(link_pb2_grpc.LinkServicer):
         return Porter(
             medium,
             secret=self._secret,
-            vigil=self._vigil,
+            busy_poll=self._busy_poll,
             find_terms=self._find_terms,
             on_lane=on_lane,
             on_refused=self._refused,

@@ -19,6 +19,8 @@ from asyncpar._proto.asyncpar.v1 import link_pb2
 from asyncpar.config.transport import LINK_SECONDS
 from asyncpar.errors import PeerLost
 from asyncpar.security.identity import rank_role
+from asyncpar.transport.busy_poll import BusyPoll
+from asyncpar.transport.connect import dial_tcp, dial_unix, tcp_medium
 from asyncpar.transport.connection import Connection
 from asyncpar.transport.grpc_lane import GrpcLane
 from asyncpar.transport.grpc_stream import StreamEnded, call_frames, shake_hands
@@ -27,9 +29,6 @@ from asyncpar.transport.lane import Lane
 from asyncpar.transport.protection import Protection
 from asyncpar.transport.rpc import Credentials, join_address, open_channel, split_address
 from asyncpar.transport.striped import StripedLane
-from asyncpar.transport.tcp_connect import dial_tcp, tcp_medium
-from asyncpar.transport.unix_connect import dial_unix
-from asyncpar.transport.vigil import Vigil
 from asyncpar.wire.handshake import NONCE_BYTES, Handshake, LinkTerms
 
 _log = logging.getLogger(__name__)
@@ -46,7 +45,7 @@ class LaneDialer:
         self,
         *,
         credentials: Credentials | None,
-        vigil: Vigil,
+        busy_poll: BusyPoll,
         carry: Callable[[GrpcLane, grpc.aio.Channel], None],
         link_timeout: float = LINK_SECONDS,
     ) -> None:
@@ -55,7 +54,7 @@ class LaneDialer:
         self._tcp = tcp_medium(link_timeout)
         self._credentials = credentials
         self._secret = b"" if credentials is None else credentials.secret
-        self._vigil = vigil
+        self._busy_poll = busy_poll
         self._metadata = () if credentials is None else credentials.metadata()
         self._told: set[str] = set()
 
@@ -86,13 +85,15 @@ class LaneDialer:
         """Connect a lane of ``kind``.  Raises ``OSError`` when another kind may still work."""
         match kind:
             case "shm":
-                return await dial_unix(accepted.unix_name, terms, secret=self._secret, vigil=self._vigil)
+                return await dial_unix(accepted.unix_name, terms, secret=self._secret, busy_poll=self._busy_poll)
             case "tcp":
                 host, _ = split_address(address)
                 port = accepted.tcp_port
                 return await _dial_all(
                     terms,
-                    lambda terms: dial_tcp(host, port, terms, secret=self._secret, vigil=self._vigil, medium=self._tcp),
+                    lambda terms: dial_tcp(
+                        host, port, terms, secret=self._secret, busy_poll=self._busy_poll, medium=self._tcp
+                    ),
                 )
         return await _dial_all(terms, lambda terms: self._dial_stream(address, terms))
 

@@ -1,4 +1,9 @@
-"""Turn fresh connections into lanes: nobody gets in before the handshake is complete."""
+"""Turn fresh connections into lanes: nobody gets in before the handshake is complete.
+
+Connections that wait (``PendingConnections``).  When there are too many, one leaves, and chance says who.  If it were
+the oldest, a flood could keep out everybody who needs longer for a handshake than the flood for its next ``limit``
+connections; so everybody has a chance, at each try.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +11,15 @@ import asyncio
 import os
 import random
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import cast
+from typing import Generic, TypeVar, cast
 
 from asyncpar.errors import AuthenticationError, PeerLost
-from asyncpar.transport.crowd import Crowd
+from asyncpar.transport.busy_poll import BusyPoll
 from asyncpar.transport.protection import Protection
 from asyncpar.transport.sockets import Pulse
 from asyncpar.transport.stream import StreamLane
-from asyncpar.transport.vigil import Vigil
 from asyncpar.wire.handshake import NONCE_BYTES, Handshake, LinkTerms
 
 STRANGER_SECONDS = 5.0
@@ -63,7 +67,7 @@ class HandshakeProtocol(asyncio.BufferedProtocol):
         self,
         handshake: Handshake,
         medium: Medium,
-        vigil: Vigil,
+        busy_poll: BusyPoll,
         *,
         seconds: float,
         on_stranger: Callable[[HandshakeProtocol], None] = _ignore,
@@ -73,7 +77,7 @@ class HandshakeProtocol(asyncio.BufferedProtocol):
         self.handshake = handshake
         self.lane: asyncio.Future[StreamLane] = self._loop.create_future()
         self._medium = medium
-        self._vigil = vigil
+        self._busy_poll = busy_poll
         self._on_stranger = on_stranger
         self._on_trusted = on_trusted
         self._transport: asyncio.Transport | None = None
@@ -170,7 +174,7 @@ class HandshakeProtocol(asyncio.BufferedProtocol):
         pulse = None if watch is None else watch(duplicate)
         protection = Protection(self.handshake, may_damage=self._medium.may_damage)
         return StreamLane(
-            transport, duplicate, kind=self._medium.kind, vigil=self._vigil, protection=protection, pulse=pulse
+            transport, duplicate, kind=self._medium.kind, busy_poll=self._busy_poll, protection=protection, pulse=pulse
         )
 
     def _say(self, message: bytes) -> None:
@@ -187,7 +191,7 @@ class Porter:
     """Stands behind a listening socket: greets connections, and lets those in that prove themselves.
 
     ``find_terms`` is asked what was agreed under a token; ``on_lane`` gets each lane whose peer proved itself, which
-    shares ``vigil``.
+    shares ``busy_poll``.
     """
 
     def __init__(
@@ -195,7 +199,7 @@ class Porter:
         medium: Medium,
         *,
         secret: bytes,
-        vigil: Vigil,
+        busy_poll: BusyPoll,
         find_terms: Callable[[bytes], LinkTerms | None],
         on_lane: Callable[[LinkTerms, StreamLane], None],
         on_refused: Callable[[Exception], None] = lambda _: None,
@@ -203,13 +207,13 @@ class Porter:
     ) -> None:
         self._medium = medium
         self._secret = secret
-        self._vigil = vigil
+        self._busy_poll = busy_poll
         self._find_terms = find_terms
         self._on_lane = on_lane
         self._on_refused = on_refused
         dice = dice or random.SystemRandom()
-        self._strangers = Crowd[HandshakeProtocol](dice)
-        self._guests = Crowd[HandshakeProtocol](dice)
+        self._strangers = PendingConnections[HandshakeProtocol](dice)
+        self._guests = PendingConnections[HandshakeProtocol](dice)
         self._is_closed = False
 
     @property
@@ -227,7 +231,7 @@ class Porter:
         stranger = HandshakeProtocol(
             Handshake.listen(self._find_terms, secret=self._secret, nonce=os.urandom(NONCE_BYTES)),
             self._medium,
-            self._vigil,
+            self._busy_poll,
             seconds=STRANGER_SECONDS,
             on_stranger=lambda stranger: self._enter(self._strangers, stranger),
             on_trusted=self._trust,
@@ -245,11 +249,11 @@ class Porter:
         self._strangers.leave(guest)
         self._enter(self._guests, guest)
 
-    def _enter(self, crowd: Crowd[HandshakeProtocol], who: HandshakeProtocol) -> None:
+    def _enter(self, pending: PendingConnections[HandshakeProtocol], who: HandshakeProtocol) -> None:
         if self._is_closed:
             who.fail(_stopped())
             return
-        pushed = crowd.enter(who, limit=MAX_STRANGERS)
+        pushed = pending.enter(who, limit=MAX_STRANGERS)
         if pushed is not None:
             pushed.push_out()
 
@@ -265,3 +269,33 @@ class Porter:
 
 def _stopped() -> ConnectionResetError:
     return ConnectionResetError("this node stopped accepting links")
+
+
+T = TypeVar("T")
+
+
+class PendingConnections(Generic[T]):
+    """A bounded set of those who wait."""
+
+    def __init__(self, dice: random.Random) -> None:
+        self._dice = dice
+        self._waiting: dict[T, None] = {}
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def __iter__(self) -> Iterator[T]:
+        return iter(tuple(self._waiting))
+
+    def enter(self, who: T, *, limit: int) -> T | None:
+        """Let ``who`` wait; return who must leave for it, None while there is room for ``limit``."""
+        pushed = None
+        if len(self._waiting) >= limit:
+            pushed = self._dice.choice(tuple(self._waiting))
+            del self._waiting[pushed]
+        self._waiting[who] = None
+        return pushed
+
+    def leave(self, who: T) -> None:
+        """``who`` does not wait any more, if it ever did."""
+        self._waiting.pop(who, None)

@@ -23,6 +23,8 @@ from asyncpar.config.world import World
 from asyncpar.errors import AsyncparError, AuthenticationError, PeerLost, StaleGeneration, UsageError
 from asyncpar.security.identity import rank_role
 from asyncpar.transport.acceptor import Acceptor
+from asyncpar.transport.busy_poll import BusyPoll
+from asyncpar.transport.connect import has_abstract_sockets
 from asyncpar.transport.dialing import LaneDialer, describe_failure
 from asyncpar.transport.grpc_lane import GrpcLane
 from asyncpar.transport.lane import Lane
@@ -30,8 +32,6 @@ from asyncpar.transport.links import Connector, Links
 from asyncpar.transport.machine import Negotiator, Proposal
 from asyncpar.transport.rpc import Credentials, RpcServer, open_channel, split_address
 from asyncpar.transport.tls_probe import check_tls
-from asyncpar.transport.unix_connect import has_abstract_sockets
-from asyncpar.transport.vigil import Vigil
 from asyncpar.wire.handshake import TOKEN_BYTES, LinkTerms
 
 REACH_SECONDS = 5.0
@@ -80,7 +80,7 @@ class GrpcConnector(Connector):
         self._lanes = _usable(parse_transport(transport))
         self._connections = connections
         self._processors = processors
-        self._vigil = Vigil()
+        self._busy_poll = BusyPoll()
         self._credentials = credentials
         self._secret = b"" if credentials is None else credentials.secret
         self._metadata = () if credentials is None else credentials.metadata()
@@ -88,7 +88,7 @@ class GrpcConnector(Connector):
             secret=self._secret,
             bind=bind,
             lanes=self._lanes,
-            vigil=self._vigil,
+            busy_poll=self._busy_poll,
             is_encrypted=self._is_encrypted,
             link_timeout=link_timeout,
         )
@@ -96,7 +96,7 @@ class GrpcConnector(Connector):
         self._carriers: set[asyncio.Task[None]] = set()
         self._has_started = False
         self._dialer = LaneDialer(
-            credentials=credentials, vigil=self._vigil, carry=self._carry, link_timeout=link_timeout
+            credentials=credentials, busy_poll=self._busy_poll, carry=self._carry, link_timeout=link_timeout
         )
 
     def register(self, server: RpcServer) -> None:
@@ -119,7 +119,7 @@ class GrpcConnector(Connector):
         if HOST_TRANSPORTS.issuperset(self._lanes):
             _check_one_host(world, self._lanes[0])
         near = next(ranks for ranks in world.hosts if links.rank in ranks)
-        self._vigil.is_allowed = len(near) <= self._processors
+        self._busy_poll.is_allowed = len(near) <= self._processors
         negotiator = Negotiator(
             job=world.job,
             generation=world.generation,

@@ -3,8 +3,8 @@
 Reading is asyncio's ``BufferedProtocol``, whose buffers come from the frame reader.  Writing bypasses the transport: a
 frame goes out in one vectored ``writev`` on a duplicate of the socket's descriptor, at once if nothing waits before it;
 what the kernel does not take is queued, uncopied, and continued when the descriptor is writable.  Small messages are
-many: those of one turn of the loop go together (see ``turn_gatherer``).  (The duplicate is needed because an event loop
-does not watch a descriptor that belongs to one of its transports.)
+many: those of one turn of the loop go together (see ``write_coalescer``).  (The duplicate is needed because an event
+loop does not watch a descriptor that belongs to one of its transports.)
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ import socket
 from collections.abc import Sequence
 
 from asyncpar.errors import PeerLost, ProtocolError
+from asyncpar.transport.busy_poll import BusyPoll
 from asyncpar.transport.connection import Connection, PartEvents
 from asyncpar.transport.lane import LENT_KINDS, MAX_FRAME_BYTES, LaneEvents
 from asyncpar.transport.positions import TICK_SECONDS, Positions
 from asyncpar.transport.protection import Protection
 from asyncpar.transport.queue import QueuedSending, SendQueue
 from asyncpar.transport.sockets import Pulse, count_unacknowledged
-from asyncpar.transport.turn_gatherer import TurnGatherer
-from asyncpar.transport.vigil import Vigil
+from asyncpar.transport.write_coalescer import WriteCoalescer
 from asyncpar.wire.header import MESSAGE_GROUP, POSITION, FrameHeader, FrameKind, encode_header
 from asyncpar.wire.integrity import SEALED_BYTES, TAIL_BYTES, PayloadChecksum
 from asyncpar.wire.reader import FrameReader
@@ -49,7 +49,7 @@ class StreamLane(Connection, asyncio.BufferedProtocol):
 
     Make it in a protocol callback of ``transport``, whose reading must be paused; it becomes the protocol.
     ``duplicate`` is a non-blocking duplicate of the transport's socket, which the lane owns from now on.  ``pulse``
-    tells a dead peer where the socket does not; None for a Unix socket, which always does.  ``vigil`` may keep the
+    tells a dead peer where the socket does not; None for a Unix socket, which always does.  ``busy_poll`` may keep the
     loop awake for what answers a small frame.  ``protection`` is that of the connection.
     """
 
@@ -59,7 +59,7 @@ class StreamLane(Connection, asyncio.BufferedProtocol):
         duplicate: socket.socket,
         *,
         kind: str,
-        vigil: Vigil,
+        busy_poll: BusyPoll,
         protection: Protection,
         pulse: Pulse | None = None,
     ) -> None:
@@ -74,7 +74,7 @@ class StreamLane(Connection, asyncio.BufferedProtocol):
         self._queue = SendQueue(self._sealer)
         self._writer = self._queue.writer
         self._is_watching = False
-        self._gatherer = TurnGatherer(self._send_gathered)
+        self._gatherer = WriteCoalescer(self._send_gathered)
         self._reader: FrameReader | None = None
         self._events: LaneEvents | None = None
         self._discard: memoryview | None = None
@@ -83,7 +83,7 @@ class StreamLane(Connection, asyncio.BufferedProtocol):
         self._broken: str | None = None
         self._flushed: asyncio.Future[None] | None = None
         self._gone: asyncio.Future[None] = self._loop.create_future()
-        self._vigil = vigil
+        self._busy_poll = busy_poll
         self._pulse = pulse
         self._timer = self._loop.call_later(TICK_SECONDS, self._tick) if protection.may_damage else None
         self._positions = Positions(patience=_PATIENCE_SECONDS)
@@ -143,7 +143,7 @@ class StreamLane(Connection, asyncio.BufferedProtocol):
         written = 0
         if not self._writer and self._broken is None:
             if size <= SMALL_BYTES:
-                self._vigil.expect()  # before the call, in which the peer may run already
+                self._busy_poll.expect()  # before the call, in which the peer may run already
             written = self._write(_first_segments(head, payload, checksum))
             if written == size:
                 return None
@@ -226,13 +226,13 @@ class StreamLane(Connection, asyncio.BufferedProtocol):
         if reader is None or self._events is None:
             return
         self._bytes_received += nbytes
-        self._vigil.arrived()
+        self._busy_poll.arrived()
         try:
             reader.advance(nbytes)
         except ProtocolError as error:
             self._refuse(error)
         if nbytes <= SMALL_BYTES:
-            self._vigil.expect()
+            self._busy_poll.expect()
 
     def eof_received(self) -> None:
         """The transport closes itself, and ``connection_lost`` follows."""
@@ -270,7 +270,7 @@ class StreamLane(Connection, asyncio.BufferedProtocol):
     def _send_gathered(self, frames: bytearray) -> None:
         if not self._is_open or self._broken is not None:
             return
-        self._vigil.expect()
+        self._busy_poll.expect()
         written = 0 if self._writer else self._write([frames])
         if written < len(frames):
             self._queue.push_owned(frames, taken=written)

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from asyncpar.config.layer_split import spread_layers
 from asyncpar.config.parallel import PipelineScheduleType, ThreeDParallelismConfig
+from asyncpar.config.slicing import spread_layers
 from asyncpar.errors import UsageError
 
 INTERLEAVED, ZBV = PipelineScheduleType.INTERLEAVED_ONE_F1B, PipelineScheduleType.ZBV

@@ -11,11 +11,10 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from asyncpar.errors import PeerLost
+from asyncpar.transport.busy_poll import BusyPoll
+from asyncpar.transport.connect import TCP, UNIX, TcpListener, UnixListener, dial_tcp, dial_unix
 from asyncpar.transport.handshaking import Porter
 from asyncpar.transport.stream import StreamLane
-from asyncpar.transport.tcp_connect import TCP, TcpListener, dial_tcp
-from asyncpar.transport.unix_connect import UNIX, UnixListener, dial_unix
-from asyncpar.transport.vigil import Vigil
 from asyncpar.wire.handshake import LinkTerms
 from tests.transport.pairs import SECRET, TERMS
 
@@ -54,8 +53,8 @@ class Door:
     async def dial(self, terms: LinkTerms = TERMS, secret: bytes = SECRET) -> StreamLane:
         """Come in as a peer does."""
         if isinstance(self.listener, TcpListener):
-            return await dial_tcp("127.0.0.1", self.listener.port, terms, secret=secret, vigil=Vigil())
-        return await dial_unix(self.listener.name, terms, secret=secret, vigil=Vigil())
+            return await dial_tcp("127.0.0.1", self.listener.port, terms, secret=secret, busy_poll=BusyPoll())
+        return await dial_unix(self.listener.name, terms, secret=secret, busy_poll=BusyPoll())
 
     async def let_in(self) -> None:
         """A peer with secret and agreement gets in, now."""
@@ -74,7 +73,7 @@ async def open_door(kind: str, *, secret: bytes = SECRET, find_terms: Find = fin
     porter = Porter(
         TCP if kind == "tcp" else UNIX,
         secret=secret,
-        vigil=Vigil(),
+        busy_poll=BusyPoll(),
         find_terms=find_terms,
         on_lane=lambda _, lane: lanes.put_nowait(lane),
         on_refused=refused.append,

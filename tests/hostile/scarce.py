@@ -10,9 +10,9 @@ import sys
 import uvloop
 
 from asyncpar.transport import handshaking
+from asyncpar.transport.busy_poll import BusyPoll
+from asyncpar.transport.connect import TCP, TcpListener
 from asyncpar.transport.handshaking import Porter
-from asyncpar.transport.tcp_connect import TCP, TcpListener
-from asyncpar.transport.vigil import Vigil
 from tests.transport.pairs import SECRET, TERMS
 
 SPARE = 12
@@ -26,7 +26,7 @@ async def listen() -> None:
     porter = Porter(
         TCP,
         secret=SECRET,
-        vigil=Vigil(),
+        busy_poll=BusyPoll(),
         find_terms=lambda token: TERMS if token == TERMS.token else None,
         on_lane=lambda _, __: came.set(),
     )

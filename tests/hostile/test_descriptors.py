@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from asyncpar.errors import PeerLost
+from asyncpar.transport.busy_poll import BusyPoll
+from asyncpar.transport.connect import dial_tcp
 from asyncpar.transport.stream import StreamLane
-from asyncpar.transport.tcp_connect import dial_tcp
-from asyncpar.transport.vigil import Vigil
 from tests.transport.pairs import SECRET, TERMS
 
 ROOT = Path(__file__).parents[2]
@@ -57,6 +57,6 @@ async def dial_until_in(port: int) -> StreamLane:
     """Dial again while the other side lacks descriptors."""
     while True:
         try:
-            return await dial_tcp("127.0.0.1", port, TERMS, secret=SECRET, vigil=Vigil())
+            return await dial_tcp("127.0.0.1", port, TERMS, secret=SECRET, busy_poll=BusyPoll())
         except OSError:
             await asyncio.sleep(0.1)

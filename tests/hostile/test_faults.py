@@ -22,9 +22,9 @@ from asyncpar.collectives.communicator import Communicator
 from asyncpar.config.world import World
 from asyncpar.errors import AsyncparError, LinkDamaged
 from asyncpar.transport import dialing
+from asyncpar.transport.connect import dial_tcp
 from asyncpar.transport.links import Links
 from asyncpar.transport.rpc import split_address
-from asyncpar.transport.tcp_connect import dial_tcp
 from tests.hostile.faults import Fault, FaultyProxy, proxy
 from tests.transport.worlds import Rank, open_world
 

@@ -5,11 +5,9 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from asyncpar.security.authority import Authority
-from asyncpar.security.certificates import Certificates
+from asyncpar.security.certificates import AUTHORITY_FILE, Certificates, certificate_file, key_file
 from asyncpar.security.identity import Identity, Role
-from asyncpar.security.issuing import CertificateOrder, issue_certificates
-from asyncpar.security.layout import AUTHORITY_FILE, certificate_file, key_file
+from asyncpar.security.issuing import Authority, CertificateOrder, issue_certificates
 
 JOB = "demo"
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from asyncpar.errors import UsageError
+from asyncpar.security.certificates import certificate_file, role_of
 from asyncpar.security.identity import COORDINATOR, Identity, Role, agent_role, check_job_name, parse_label, rank_role
-from asyncpar.security.layout import certificate_file, role_of
 
 ROLES = [rank_role(0), rank_role(12), agent_role(3), COORDINATOR]
 

@@ -10,6 +10,8 @@ import grpc
 import grpc.aio
 
 from asyncpar.errors import PeerLost
+from asyncpar.transport.busy_poll import BusyPoll
+from asyncpar.transport.connect import TCP, UNIX, TcpListener, UnixListener, dial_tcp, dial_unix
 from asyncpar.transport.grpc_lane import GrpcLane
 from asyncpar.transport.grpc_stream import FRAMES_METHOD, SERVICE, Context, ServerStream, call_frames
 from asyncpar.transport.handshaking import Medium, Porter
@@ -17,9 +19,6 @@ from asyncpar.transport.protection import Protection
 from asyncpar.transport.rpc import RpcServer, open_channel
 from asyncpar.transport.stream import StreamLane
 from asyncpar.transport.striped import StripedLane
-from asyncpar.transport.tcp_connect import TCP, TcpListener, dial_tcp
-from asyncpar.transport.unix_connect import UNIX, UnixListener, dial_unix
-from asyncpar.transport.vigil import Vigil
 from asyncpar.wire.handshake import NONCE_BYTES, Handshake, LinkTerms
 
 SECRET = b"s" * 32
@@ -47,7 +46,7 @@ def _accepting(medium: Medium) -> tuple[Porter, asyncio.Future[StreamLane]]:
     porter = Porter(
         medium,
         secret=SECRET,
-        vigil=Vigil(),
+        busy_poll=BusyPoll(),
         find_terms=lambda token: TERMS if token == TERMS.token else None,
         on_lane=lambda _, lane: accepted.set_result(lane),
     )
@@ -73,7 +72,7 @@ async def open_tcp_pair() -> AsyncIterator[tuple[StreamLane, StreamLane]]:
     porter, accepted = _accepting(TCP)
     listener = TcpListener(porter, bind="127.0.0.1")
     await listener.start()
-    one = await dial_tcp("127.0.0.1", listener.port, TERMS, secret=SECRET, vigil=Vigil())
+    one = await dial_tcp("127.0.0.1", listener.port, TERMS, secret=SECRET, busy_poll=BusyPoll())
     async with _while_open(one, await accepted, listener) as pair:
         yield pair
 
@@ -97,7 +96,7 @@ async def open_unix_pair() -> AsyncIterator[tuple[StreamLane, StreamLane]]:
     porter, accepted = _accepting(UNIX)
     listener = UnixListener(porter)
     await listener.start()
-    one = await dial_unix(listener.name, TERMS, secret=SECRET, vigil=Vigil())
+    one = await dial_unix(listener.name, TERMS, secret=SECRET, busy_poll=BusyPoll())
     async with _while_open(one, await accepted, listener) as pair:
         yield pair
 

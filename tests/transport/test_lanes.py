@@ -11,8 +11,7 @@ import uvloop
 
 from asyncpar.testing.lanes import LaneConformance, LanePair
 from asyncpar.transport.grpc_lane import GrpcLane
-from asyncpar.transport.inproc import InprocLane
-from asyncpar.transport.inproc_threads import ThreadLane
+from asyncpar.transport.inproc import InprocLane, ThreadLane
 from asyncpar.transport.stream import StreamLane
 from asyncpar.transport.striped import StripedLane
 from tests.transport.pairs import open_grpc_pair, open_striped_pair, open_tcp_pair, open_unix_pair

@@ -12,6 +12,8 @@ import pytest
 from asyncpar.config.world import Member
 from asyncpar.errors import PeerLost, StaleGeneration, UsageError
 from asyncpar.transport import acceptor, dialing, negotiation
+from asyncpar.transport.busy_poll import BusyPoll
+from asyncpar.transport.connect import UnixListener, dial_tcp
 from asyncpar.transport.grpc_stream import StreamEnded, call_frames, shake_hands
 from asyncpar.transport.handshaking import Medium
 from asyncpar.transport.inbox import EAGER_LIMIT, EAGER_WINDOW
@@ -20,9 +22,6 @@ from asyncpar.transport.negotiation import GrpcConnector
 from asyncpar.transport.rpc import Credentials, open_channel, split_address
 from asyncpar.transport.stream import StreamLane
 from asyncpar.transport.striped import StripedLane
-from asyncpar.transport.tcp_connect import dial_tcp
-from asyncpar.transport.unix_connect import UnixListener
-from asyncpar.transport.vigil import Vigil
 from asyncpar.wire.handshake import Handshake, LinkTerms
 from asyncpar.wire.header import HEADER_BYTES, Key
 from tests.transport.worlds import CREDENTIALS, Rank, exchange, loss, open_world, serving
@@ -214,7 +213,7 @@ async def test_the_grpc_stream_stands_in_when_tcp_does_not_get_through(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def blocked(
-        host: str, port: int, terms: object, *, secret: bytes, vigil: object, medium: object
+        host: str, port: int, terms: object, *, secret: bytes, busy_poll: object, medium: object
     ) -> StreamLane:
         raise ConnectionRefusedError(111, "Connection refused")
 
@@ -320,7 +319,7 @@ async def test_where_unix_sockets_cannot_be_opened_tcp_is_used_unless_they_are_p
 
 async def test_a_pinned_tcp_lane_that_does_not_get_through_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     async def blocked(
-        host: str, port: int, terms: object, *, secret: bytes, vigil: object, medium: object
+        host: str, port: int, terms: object, *, secret: bytes, busy_poll: object, medium: object
     ) -> StreamLane:
         raise TimeoutError
 
@@ -464,11 +463,11 @@ async def test_dials_of_several_connections_from_both_sides_at_once_always_make_
 
 async def test_the_grpc_stream_stands_in_when_not_all_connections_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
     async def all_but_one(
-        host: str, port: int, terms: LinkTerms, *, secret: bytes, vigil: Vigil, medium: Medium
+        host: str, port: int, terms: LinkTerms, *, secret: bytes, busy_poll: BusyPoll, medium: Medium
     ) -> StreamLane:
         if terms.connection == 2:
             raise ConnectionRefusedError(111, "Connection refused")
-        return await dial_tcp(host, port, terms, secret=secret, vigil=vigil, medium=medium)
+        return await dial_tcp(host, port, terms, secret=secret, busy_poll=busy_poll, medium=medium)
 
     monkeypatch.setattr(dialing, "dial_tcp", all_but_one)
     async with open_world(None, None, hosts="ab", connections=(3, 3)) as (one, other):

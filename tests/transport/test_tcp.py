@@ -14,12 +14,12 @@ import pytest
 from asyncpar.errors import AuthenticationError, PeerLost, UsageError
 from asyncpar.testing.lanes import RecordingEvents, finished, frame, pattern
 from asyncpar.transport import handshaking
+from asyncpar.transport.busy_poll import BusyPoll
+from asyncpar.transport.connect import TCP, TcpListener, dial_tcp
 from asyncpar.transport.handshaking import Porter
 from asyncpar.transport.queue import OWNED_LIMIT
 from asyncpar.transport.sockets import Pulse
 from asyncpar.transport.stream import StreamLane
-from asyncpar.transport.tcp_connect import TCP, TcpListener, dial_tcp
-from asyncpar.transport.vigil import Vigil
 from asyncpar.wire.handshake import Handshake
 from asyncpar.wire.header import FrameKind
 from asyncpar.wire.integrity import SEALED_BYTES, TAIL_BYTES
@@ -43,7 +43,7 @@ async def listening() -> AsyncIterator[Door]:
     porter = Porter(
         TCP,
         secret=SECRET,
-        vigil=Vigil(),
+        busy_poll=BusyPoll(),
         find_terms=lambda token: TERMS if token == TERMS.token else None,
         on_lane=lambda _, lane: lanes.put_nowait(lane),
         on_refused=refused.append,
@@ -60,7 +60,7 @@ async def listening() -> AsyncIterator[Door]:
 @asynccontextmanager
 async def dialed(door: Door) -> AsyncIterator[tuple[StreamLane, StreamLane]]:
     async with asyncio.timeout(5):
-        one = await dial_tcp("127.0.0.1", door.listener.port, TERMS, secret=SECRET, vigil=Vigil())
+        one = await dial_tcp("127.0.0.1", door.listener.port, TERMS, secret=SECRET, busy_poll=BusyPoll())
         other = await door.lanes.get()
     try:
         yield one, other
@@ -139,18 +139,18 @@ async def test_a_listener_without_the_secret_is_not_believed() -> None:
     server = await asyncio.start_server(pretend, "127.0.0.1", 0)
     async with server:
         with pytest.raises(AuthenticationError, match="could not prove that it holds the secret"):
-            await dial_tcp("127.0.0.1", server.sockets[0].getsockname()[1], TERMS, secret=SECRET, vigil=Vigil())
+            await dial_tcp("127.0.0.1", server.sockets[0].getsockname()[1], TERMS, secret=SECRET, busy_poll=BusyPoll())
 
 
 async def test_a_dial_is_refused_when_nobody_listens() -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         with pytest.raises(ConnectionRefusedError):
-            await dial_tcp("127.0.0.1", unused.getsockname()[1], TERMS, secret=SECRET, vigil=Vigil())
+            await dial_tcp("127.0.0.1", unused.getsockname()[1], TERMS, secret=SECRET, busy_poll=BusyPoll())
 
 
 async def test_an_address_that_is_not_ours_cannot_be_listened_on() -> None:
-    porter = Porter(TCP, secret=SECRET, vigil=Vigil(), find_terms=lambda _: None, on_lane=lambda *_: None)
+    porter = Porter(TCP, secret=SECRET, busy_poll=BusyPoll(), find_terms=lambda _: None, on_lane=lambda *_: None)
     listener = TcpListener(porter, bind="192.0.2.1")
     with pytest.raises(UsageError, match=r"bind: 192\.0\.2\.1 cannot be bound"):
         await listener.start()
@@ -159,7 +159,7 @@ async def test_an_address_that_is_not_ours_cannot_be_listened_on() -> None:
 async def test_frames_right_behind_the_handshake_are_frames() -> None:
     """The dialer's first frame may arrive together with its last handshake message."""
     async with listening() as door:
-        lane = await dial_tcp("127.0.0.1", door.listener.port, TERMS, secret=SECRET, vigil=Vigil())
+        lane = await dial_tcp("127.0.0.1", door.listener.port, TERMS, secret=SECRET, busy_poll=BusyPoll())
         for tag in range(3):
             lane.send(*frame(tag, pattern(1000, tag), kind=FrameKind.EAGER))
         events = RecordingEvents()

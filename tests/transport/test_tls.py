@@ -15,9 +15,9 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from asyncpar.errors import AuthenticationError
-from asyncpar.security.authority import Authority
 from asyncpar.security.certificates import Certificates
 from asyncpar.security.identity import COORDINATOR, Role, agent_role, rank_role
+from asyncpar.security.issuing import Authority
 from asyncpar.transport import tls_probe
 from asyncpar.transport.rpc import Credentials, RpcServer, open_channel
 from asyncpar.transport.tls_probe import check_tls

@@ -12,8 +12,8 @@ import pytest
 
 from asyncpar._proto.asyncpar.v1 import link_pb2, link_pb2_grpc
 from asyncpar.errors import AuthenticationError
-from asyncpar.security.authority import Authority
 from asyncpar.security.identity import Identity, rank_role
+from asyncpar.security.issuing import Authority
 from asyncpar.transport.grpc_stream import ClientStream, StreamEnded, call_frames, shake_hands
 from asyncpar.transport.rpc import Credentials, open_channel
 from asyncpar.wire.handshake import Handshake, LinkTerms

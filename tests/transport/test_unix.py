@@ -12,10 +12,10 @@ import pytest
 
 from asyncpar.errors import AuthenticationError, PeerLost
 from asyncpar.testing.lanes import RecordingEvents, frame, pattern
+from asyncpar.transport.busy_poll import BusyPoll
+from asyncpar.transport.connect import UNIX, UnixListener, dial_unix
 from asyncpar.transport.handshaking import Porter
 from asyncpar.transport.stream import StreamLane
-from asyncpar.transport.unix_connect import UNIX, UnixListener, dial_unix
-from asyncpar.transport.vigil import Vigil
 from tests.transport.pairs import SECRET, TERMS, open_unix_pair
 
 CONNECT = """
@@ -37,7 +37,7 @@ class Door:
         self.porter = Porter(
             UNIX,
             secret=SECRET,
-            vigil=Vigil(),
+            busy_poll=BusyPoll(),
             find_terms=lambda token: TERMS if token == TERMS.token else None,
             on_lane=lambda _, lane: self.lanes.append(lane),
             on_refused=self.refused.append,
@@ -73,7 +73,7 @@ async def test_a_listener_of_another_user_is_not_talked_to(monkeypatch: pytest.M
     async with Door() as door:
         monkeypatch.setattr(os, "geteuid", lambda: 4711)
         with pytest.raises(PermissionError, match="the process at the other end runs as user"):
-            await dial_unix(door.listener.name, TERMS, secret=SECRET, vigil=Vigil())
+            await dial_unix(door.listener.name, TERMS, secret=SECRET, busy_poll=BusyPoll())
         while not door.refused:  # noqa: ASYNC110 - the listener, which sees the same, tells of it in a callback
             await asyncio.sleep(0)
         assert door.lanes == []
@@ -82,7 +82,7 @@ async def test_a_listener_of_another_user_is_not_talked_to(monkeypatch: pytest.M
 async def test_without_the_secret_nobody_gets_in() -> None:
     async with Door() as door:
         with pytest.raises(ConnectionResetError):
-            await dial_unix(door.listener.name, TERMS, secret=b"wrong" * 8, vigil=Vigil())
+            await dial_unix(door.listener.name, TERMS, secret=b"wrong" * 8, busy_poll=BusyPoll())
         assert [type(error) for error in door.refused] == [AuthenticationError]
         assert door.lanes == []
 
@@ -91,7 +91,7 @@ async def test_a_name_is_gone_as_soon_as_nobody_listens() -> None:
     async with Door() as door:
         name = door.listener.name
     with pytest.raises(ConnectionRefusedError):
-        await dial_unix(name, TERMS, secret=SECRET, vigil=Vigil())
+        await dial_unix(name, TERMS, secret=SECRET, busy_poll=BusyPoll())
 
 
 async def test_a_name_does_not_exist_in_another_network_namespace() -> None:
@@ -112,7 +112,8 @@ async def test_a_full_backlog_is_waited_for() -> None:
         with socket.socket(fileno=os.dup(door.listener._server.sockets[0].fileno())) as listening:
             listening.listen(0)
         dials = [
-            asyncio.create_task(dial_unix(door.listener.name, TERMS, secret=SECRET, vigil=Vigil())) for _ in range(6)
+            asyncio.create_task(dial_unix(door.listener.name, TERMS, secret=SECRET, busy_poll=BusyPoll()))
+            for _ in range(6)
         ]
         async with asyncio.timeout(5):
             lanes = await asyncio.gather(*dials)
@@ -124,7 +125,7 @@ async def test_a_full_backlog_is_waited_for() -> None:
 
 async def test_frames_right_behind_the_handshake_are_frames() -> None:
     async with Door() as door:
-        lane = await dial_unix(door.listener.name, TERMS, secret=SECRET, vigil=Vigil())
+        lane = await dial_unix(door.listener.name, TERMS, secret=SECRET, busy_poll=BusyPoll())
         for tag in range(3):
             lane.send(*frame(tag, pattern(1000, tag)))
         while not door.lanes:  # noqa: ASYNC110 - the listener adopts it in a callback

@@ -5,36 +5,94 @@ message takes on its way: 20 to 100 us on a virtual machine.  So after a small f
 moment.  Every turn asks the kernel for news without sleeping, and all else that is ready gets its turn as ever.  That
 burns a processor, so it is only done where every rank of the host has one, and for as long as it pays: the time doubles
 when something came so soon after it was expected that an awake loop would have seen it come, and halves when nothing
-came or it came later.  This is judged whether the loop was awake or not, so a vigil that pays again is found again.
+came or it came later.  This is judged whether the loop was awake or not, so polling that pays again is found again.
 
 Where others keep the processors busy, whoever stays awake keeps them from running, perhaps the very peer; so nobody
-stays awake then (see ``contention``).
+stays awake then (see ``CpuPressure``).
+
+Pressure on the processors (``CpuPressure``).  Linux counts the time during which some process could run but had no
+processor (pressure stall information).  While this process burns processor time only to be quick, it looks now and then
+how fast that counter grows.  If it grows fast there is no processor to spare, so the burning rests for a while, for
+longer each time, until it turns out to harm nobody.  Where the system does not count, nothing is ever contended.
 """
 
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Final
 
-from asyncpar.transport.contention import Contention
+LOOK_SECONDS: Final = 0.05
+MOST_LOOK_SECONDS: Final = 0.25
+"""A longer time between two looks says nothing: most of it this process was not burning."""
+
+MOST_WAITING: Final = 0.5
+"""Share of the time in which somebody may wait for a processor."""
+
+LEAST_REST_SECONDS: Final = 0.1
+MOST_REST_SECONDS: Final = 2.0
+
+_TOTAL = re.compile(rb"some .*total=(\d+)")
+_PRESSURE = Path("/proc/pressure/cpu")
+
+
+def read_waiting() -> float | None:
+    """Return the seconds, since some time, in which a process waited for a processor; None if nobody counts them."""
+    try:
+        match = _TOTAL.search(_PRESSURE.read_bytes())
+    except OSError:
+        return None
+    return None if match is None else int(match[1]) / 1e6
+
+
+class CpuPressure:
+    """Decides whether processor time may be burnt.  ``read`` is ``read_waiting``, or plays it."""
+
+    def __init__(self, read: Callable[[], float | None] = read_waiting) -> None:
+        self._read = read
+        self._looked = float("-inf")
+        self._waited: float | None = None
+        self._rest_until = float("-inf")
+        self._rest = LEAST_REST_SECONDS
+
+    def has_to_rest(self, now: float) -> bool:
+        """Say whether to burn nothing at time ``now``.  Ask whenever something is burnt: mostly that is cheap."""
+        if now < self._rest_until:
+            return True
+        if now - self._looked < LOOK_SECONDS:
+            return False
+        waited = self._read()
+        before, self._waited = self._waited, waited
+        passed, self._looked = now - self._looked, now
+        if waited is None or before is None or passed > MOST_LOOK_SECONDS:
+            return False
+        if waited - before <= MOST_WAITING * passed:
+            self._rest = max(self._rest - passed, LEAST_REST_SECONDS)
+            return False
+        self._waited = None  # how it is while nothing is burnt does not count
+        self._rest_until = now + self._rest
+        self._rest = min(2 * self._rest, MOST_REST_SECONDS)
+        return True
+
 
 LONGEST_SECONDS: Final = 200e-6
 """An ask and its answer, both in Python, take less; so does one segment of a collective."""
 
 SHORTEST_SECONDS: Final = 4e-6
-"""At this length no vigil is kept at all."""
+"""At this length no busy_poll is kept at all."""
 
 WAKING_SECONDS: Final = 300e-6
 """What comes to a sleeper would have come to one who is awake sooner by up to this: both ends had to wake, perhaps from
 the deep sleep of an idle machine, and each had to be sent for."""
 
 _FEW_TURNS: Final = 2
-"""A vigil of fewer turns that lasted much too long says nothing: something else kept the loop busy."""
+"""A busy_poll of fewer turns that lasted much too long says nothing: something else kept the loop busy."""
 
 
-class Patience:
+class SpinPolicy:
     """How long it pays to stay awake.  ``seconds`` says it for the next time."""
 
     def __init__(self) -> None:
@@ -52,18 +110,18 @@ class Patience:
         self.seconds = max(self.seconds / 2, SHORTEST_SECONDS)
 
 
-class Vigil:
+class BusyPoll:
     """Keeps the running loop awake for a moment when a peer's answer is due.  One for all lanes of a node.
 
     Does nothing until ``is_allowed`` is set.
     """
 
-    def __init__(self, *, clock: Callable[[], float] = time.monotonic, contention: Contention | None = None) -> None:
+    def __init__(self, *, clock: Callable[[], float] = time.monotonic, contention: CpuPressure | None = None) -> None:
         self.is_allowed = False
-        self._contention = contention or Contention()
+        self._contention = contention or CpuPressure()
         self._loop = asyncio.get_running_loop()
         self._clock = clock
-        self._patience = Patience()
+        self._patience = SpinPolicy()
         self._since: float | None = None
         """When something was expected first; None once something came, or nothing for so long that this was judged."""
         self._expected = 0.0

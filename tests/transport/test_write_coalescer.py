@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from asyncpar.transport.turn_gatherer import GATHERED_BYTES, TurnGatherer
+from asyncpar.transport.write_coalescer import GATHERED_BYTES, WriteCoalescer
 from asyncpar.wire.segments import Segments
 
 
@@ -13,7 +13,7 @@ class Scene:
 
     def __init__(self) -> None:
         self.sent: list[bytes] = []
-        self.gatherer = TurnGatherer(lambda frames: self.sent.append(bytes(frames)))
+        self.gatherer = WriteCoalescer(lambda frames: self.sent.append(bytes(frames)))
 
     def add(self, payload: bytes) -> bool:
         return self.gatherer.add(b"h", memoryview(payload))

@@ -19,7 +19,7 @@ GATHERED_BYTES: Final = 1500
 the peer wait, who could be working on the first of them already."""
 
 
-class TurnGatherer:
+class WriteCoalescer:
     """Gathers the messages of a turn and hands them to ``send`` as bytes that nobody else holds."""
 
     def __init__(self, send: Callable[[bytearray], None]) -> None:

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from asyncpar.transport import contention as module
-from asyncpar.transport.contention import (
+from asyncpar.transport import busy_poll as module
+from asyncpar.transport.busy_poll import (
     LEAST_REST_SECONDS,
     LOOK_SECONDS,
     MOST_LOOK_SECONDS,
     MOST_REST_SECONDS,
-    Contention,
+    CpuPressure,
     read_waiting,
 )
 
@@ -25,7 +25,7 @@ class Host:
         self.now = self.waited = 0.0
         self.share = 0.0
         self.looks = 0
-        self.contention = Contention(self.read)
+        self.contention = CpuPressure(self.read)
 
     def read(self) -> float:
         self.looks += 1
@@ -86,7 +86,7 @@ def test_what_happened_while_nothing_was_burnt_is_not_blamed_on_it() -> None:
 
 
 def test_where_the_system_does_not_count_nobody_rests() -> None:
-    contention = Contention(lambda: None)
+    contention = CpuPressure(lambda: None)
     assert not any(contention.has_to_rest(turn / 50) for turn in range(100))
 
 
