@@ -34,9 +34,9 @@ class MeshRef(Generic[A]):
     is a part of the mesh, ``trainers.at(dp=0, tp=1)`` and ``trainers.choose()`` are references to one actor.
     """
 
-    def __init__(self, crew: Crew, shape: MeshShape) -> None:
+    def __init__(self, members: MeshActors, shape: MeshShape) -> None:
         self.shape = shape
-        self._crew = crew
+        self._members = members
         self._turn = 0
 
     # -- who ---------------------------------------------------------------------------------------------------------
@@ -72,15 +72,15 @@ class MeshRef(Generic[A]):
 
     def at(self, **place: int) -> A:
         """Return the reference to the actor at a place, which names every axis."""
-        return cast(A, self._crew.actors[self.shape.at(place)])
+        return cast(A, self._members.actors[self.shape.at(place)])
 
     def choose(self) -> A:
         """Return the reference to an actor with the fewest asks of this mesh in flight; equals take turns."""
         ranks = self.shape.ranks
         turns = [ranks[(self._turn + step) % len(ranks)] for step in range(len(ranks))]
-        chosen = min(turns, key=self._crew.tally.waiting)
+        chosen = min(turns, key=self._members.tally.waiting)
         self._turn = (ranks.index(chosen) + 1) % len(ranks)
-        return cast(A, self._crew.actors[chosen])
+        return cast(A, self._members.actors[chosen])
 
     def slice(self, **chosen: int | slice) -> MeshRef[A]:
         """Return a part of the mesh: an axis given one place goes, one given a range stays, counted from 0 again.
@@ -114,32 +114,32 @@ class MeshRef(Generic[A]):
 
     async def stop(self) -> None:
         """Stop all actors, once they have handled what waits.  Raises ``MeshError`` if some cannot be stopped."""
-        stops = {ref.rank: self._crew.system.stop(ref) for ref in self._refs()}
-        await calls.collect("stop", self.shape, stops, self._crew.round(self.shape.ranks))
+        stops = {ref.rank: self._members.system.stop(ref) for ref in self._refs()}
+        await calls.collect("stop", self.shape, stops, self._members.round(self.shape.ranks))
 
     async def kill(self) -> None:
         """Kill all actors, with their children.  Raises ``MeshError`` if some cannot be killed."""
-        kills = {ref.rank: self._crew.system.kill(ref) for ref in self._refs()}
-        await calls.collect("kill", self.shape, kills, self._crew.round(self.shape.ranks))
+        kills = {ref.rank: self._members.system.kill(ref) for ref in self._refs()}
+        await calls.collect("kill", self.shape, kills, self._members.round(self.shape.ranks))
 
     def watch(self) -> MeshWatch:
         """Watch all actors: ``async for place, down in trainers.watch()`` gives exactly one ``Down`` for each."""
-        return MeshWatch(self._crew.system, self.shape, self._refs())
+        return MeshWatch(self._members.system, self.shape, self._refs())
 
     # -- inside ------------------------------------------------------------------------------------------------------
 
     def _refs(self) -> list[ActorRef[Any]]:
-        return [self._crew.actors[rank] for rank in self.shape.ranks]
+        return [self._members.actors[rank] for rank in self.shape.ranks]
 
     def _endpoint(self, name: str) -> MeshEndpoint[..., Any]:
         getattr(self._refs()[0], name)  # refuses what is no endpoint of their class
-        return MeshEndpoint(self._crew, self.shape, name)
+        return MeshEndpoint(self._members, self.shape, name)
 
     def _part(self, shape: MeshShape) -> MeshRef[A]:
-        return MeshRef(self._crew, shape)
+        return MeshRef(self._members, shape)
 
     def __repr__(self) -> str:
-        ref = self._crew.actors[self.shape.ranks[0]]
+        ref = self._members.actors[self.shape.ranks[0]]
         return f"<{self.shape} of {ref.class_name} {ref.name!r}>"
 
 
@@ -149,12 +149,12 @@ R_co = TypeVar("R_co", covariant=True)
 class MeshEndpoint(Generic[P, R_co]):
     """Reaches all actors of a mesh at once."""
 
-    __slots__ = ("_crew", "_name", "_refs", "_shape")
+    __slots__ = ("_members", "_name", "_refs", "_shape")
 
-    def __init__(self, crew: Crew, shape: MeshShape, name: str) -> None:
-        self._crew = crew
+    def __init__(self, members: MeshActors, shape: MeshShape, name: str) -> None:
+        self._members = members
         self._shape = shape
-        self._refs = [crew.actors[rank] for rank in shape.ranks]
+        self._refs = [members.actors[rank] for rank in shape.ranks]
         self._name = name
 
     async def __call__(self, *args: P.args, **kwargs: P.kwargs) -> MeshValues[R_co]:
@@ -166,7 +166,7 @@ class MeshEndpoint(Generic[P, R_co]):
         one exception for each of those, as an ask raises them, with the values of the others.
         """
         return await calls.collect(
-            self._name, self._shape, self._asks(args, kwargs), self._crew.round(self._shape.ranks)
+            self._name, self._shape, self._asks(args, kwargs), self._members.round(self._shape.ranks)
         )
 
     def as_completed(self, *args: P.args, **kwargs: P.kwargs) -> AsyncGenerator[tuple[Coordinates, R_co], None]:
@@ -174,27 +174,27 @@ class MeshEndpoint(Generic[P, R_co]):
 
         Leaving the loop early cancels what has not arrived.  Raises as ``__call__`` does, failures at the end.
         """
-        return calls.results(self._name, self._shape, self._asks(args, kwargs), self._crew.round(self._shape.ranks))
+        return calls.results(self._name, self._shape, self._asks(args, kwargs), self._members.round(self._shape.ranks))
 
     def stream(self, *args: P.args, **kwargs: P.kwargs) -> AsyncGenerator[tuple[Coordinates, R_co], None]:
         """Let all stream, and iterate over places and items as they arrive, those of one actor in its order.
 
         Leaving the loop early ends all streams.  Failures come at the end, as ``MeshError``.
         """
-        streams = {ref.rank: self._crew.tally.stream(ref, self._name, args, kwargs) for ref in self._refs}
-        return calls.items(self._name, self._shape, streams, self._crew.round(self._shape.ranks))
+        streams = {ref.rank: self._members.tally.stream(ref, self._name, args, kwargs) for ref in self._refs}
+        return calls.items(self._name, self._shape, streams, self._members.round(self._shape.ranks))
 
     def tell(self, *args: P.args, **kwargs: P.kwargs) -> Told:
         """Tell all; what this returns may be awaited, to be slowed down by the slowest, but need not.
 
         Raises ``UsageError`` if the call is wrong, and ``MeshError`` if some cannot be told; the others are.
         """
-        encoded = self._crew.system.encode_once(self._refs[0], self._name, args, kwargs, is_told=True)
+        encoded = self._members.system.encode_once(self._refs[0], self._name, args, kwargs, is_told=True)
         told: dict[int, Told] = {}
         failures: dict[int, Exception] = {}
         for ref in self._refs:
             try:
-                told[ref.rank] = self._crew.tally.tell(ref, self._name, encoded, kwargs)
+                told[ref.rank] = self._members.tally.tell(ref, self._name, encoded, kwargs)
             except AsyncparError as error:
                 failures[ref.rank] = error
         if failures:
@@ -202,11 +202,11 @@ class MeshEndpoint(Generic[P, R_co]):
         return _ToldAll(f"tell {self._name}", self._shape, told)
 
     def _asks(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[int, Coroutine[Any, Any, R_co]]:
-        encoded = self._crew.system.encode_once(self._refs[0], self._name, args, kwargs)
+        encoded = self._members.system.encode_once(self._refs[0], self._name, args, kwargs)
         asks: dict[int, Coroutine[Any, Any, R_co]] = {}
         try:
             for ref in self._refs:
-                asks[ref.rank] = self._crew.tally.ask(ref, self._name, encoded, kwargs)
+                asks[ref.rank] = self._members.tally.ask(ref, self._name, encoded, kwargs)
         except UsageError:
             for ask in asks.values():
                 ask.close()
@@ -272,8 +272,8 @@ class MeshWatch(AsyncIterator[tuple[Coordinates, Down]]):
         return self._shape.coordinates(down.ref.rank), down
 
 
-class Crew:
-    """What all references to parts of one mesh have in common.
+class MeshActors:
+    """The actors of one mesh, shared by the references to all its parts.
 
     ``actors`` are by rank; their messages go through ``tally``.
     """

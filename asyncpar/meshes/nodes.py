@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping
 from typing import Any, TypeVar
 
 from asyncpar.meshes import calls
-from asyncpar.meshes.mesh_ref import Crew, MeshRef
+from asyncpar.meshes.mesh_ref import MeshActors, MeshRef
 from asyncpar.meshes.shape import Coordinates, MeshShape
 from asyncpar.meshes.tally import Tally
 from asyncpar.meshes.values import MeshError, MeshValues
@@ -100,14 +100,14 @@ class Nodes:
         )
         tally = Tally(self._system)
         actors = {rank: ActorRef(tally, name=own_name, rank=rank, actor_class=actor) for rank in self.ranks}
-        crew = Crew(self._system, place.mesh, actors, tally)
+        members = MeshActors(self._system, place.mesh, actors, tally)
         await self._start_all(
-            crew,
+            members,
             {rank: self._system.spawn_on(rank, actor, args, kwargs, name=own_name, place=place) for rank in self.ranks},
         )
-        return MeshRef(crew, self.shape)
+        return MeshRef(members, self.shape)
 
-    async def _start_all(self, crew: Crew, spawns: Mapping[int, Coroutine[Any, Any, object]]) -> None:
+    async def _start_all(self, members: MeshActors, spawns: Mapping[int, Coroutine[Any, Any, object]]) -> None:
         """Run all ``spawns``; if not all succeed, stop what was started."""
         started: list[ActorRef[Any]] = []
 
@@ -116,7 +116,7 @@ class Nodes:
 
         starts = {rank: start(spawn) for rank, spawn in spawns.items()}
         try:
-            await calls.collect("spawn", self.shape, starts, crew.round(self.ranks))
+            await calls.collect("spawn", self.shape, starts, members.round(self.ranks))
         except asyncio.CancelledError:
             for ref in started:
                 self._system.stop_soon(ref)
@@ -125,7 +125,7 @@ class Nodes:
             failure.values = MeshValues(self.shape, {})
             stops = {ref.rank: self._system.stop(ref) for ref in started}
             try:
-                await calls.collect("stop", self.shape, stops, crew.round(stops))
+                await calls.collect("stop", self.shape, stops, members.round(stops))
             except MeshError as error:
                 failure.add_note(f"and then {error}: {'; '.join(map(str, error.exceptions))}")
             raise

@@ -1,4 +1,4 @@
-"""What users write: actor classes and their endpoints."""
+"""The base class of actors, and the decorator of their endpoints."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ R_co = TypeVar("R_co", covariant=True)
 
 
 class ActorContext(ABC):
-    """What an actor needs of the system it lives in."""
+    """Services of the actor system to one actor; implemented by its cell."""
 
     ref: ActorRef[Any]
     place: Place | None

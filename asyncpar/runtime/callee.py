@@ -72,11 +72,11 @@ class Callee:
         return self._serving.get((rank, call))
 
     def cancel(self, rank: int, call: int) -> None:
-        """The caller does not want the answer any more."""
+        """Cancel the call of ``rank``."""
         self._drop((rank, call), PeerCancelled(f"rank {rank} cancelled the call", rank=rank))
 
     def move_deadline(self, rank: int, call: int, deadline: float | None) -> Delivery | None:
-        """The caller will wait until ``deadline``, which may have passed; return the call, if it is still served."""
+        """Set the deadline of a call, which may have passed; return the call, if it is still served."""
         delivery = self._serving.get((rank, call))
         if delivery is not None:
             delivery.deadline = deadline
@@ -153,7 +153,7 @@ class Callee:
             self._outbound.say(delivery.sender, message.Failure(delivery.call, reason, sendable(text)))
 
     def settle(self, name: str) -> None:
-        """The actor called ``name`` is gone: return what its senders are owed."""
+        """Return the outstanding credit of the senders to the actor called ``name``, which has ended."""
         for rank, actor in [place for place in self._windows if place[1] == name]:
             self._return_credit(rank, actor, self._windows.pop((rank, actor)).settle())
 
@@ -175,7 +175,7 @@ class Callee:
             self._outbound.say(rank, message.Credit(actor, amount))
 
     def _finish(self, delivery: Delivery) -> bool:
-        """The call is over; does anybody wait for the answer?"""
+        """Forget the call; False if it was cancelled, so that no answer is due."""
         if delivery.call is not None and not delivery.is_cancelled:
             self._serving.pop((delivery.sender, delivery.call), None)
             self._expiry.drop((delivery.sender, delivery.call))
@@ -190,7 +190,7 @@ class Callee:
         return delivery
 
     def _expire(self, place: tuple[int, int]) -> None:
-        """The deadline of a call has passed, and nothing was heard of its caller."""
+        """End a call whose deadline has passed and that its caller has not cancelled."""
         rank, call = place
         delivery = self._drop(place, PeerTimeout(f"rank {rank} waits no longer", rank=rank))
         if delivery is not None:

@@ -1,10 +1,10 @@
-"""A cell: the task, the mailbox and the life of one actor.
+"""The task, the mailbox and the lifecycle of one actor.
 
 Theory of operation.  One task constructs the actor, runs ``on_start``, handles one thing after the other and, at the
 end, ends the children and runs ``on_stop``.  Endpoints run inside this task, not in tasks of their own, which makes a
-message cheap; only concurrent endpoints have tasks (see ``side``).  Before each message the task looks, in this order,
-whether the actor was killed (or its node closed, or it failed), then for notices of supervision, then for messages; it
-was stopped if none of these is left.
+message cheap; only concurrent endpoints have tasks (see ``mailbox``).  Before each message the task looks, in this
+order, whether the actor was killed (or its node closed, or it failed), then for notices of supervision, then for
+messages; it was stopped if none of these is left.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from asyncpar.runtime.watches import Watch, Watches
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActorSpec:
-    """What a cell is made of.  ``create`` makes the actor; ``owner`` is told how it ends."""
+    """Immutable description of an actor to be started.  ``create`` makes the actor; ``owner`` is told how it ends."""
 
     ref: ActorRef[Any]
     actor_class: type[Actor]
@@ -70,14 +70,14 @@ class Cell(ActorContext):
         self.has_served = False
         """Was it ever ready?"""
         self.is_finishing = False
-        """Does it hear of nothing any more?"""
+        """Is the end in progress?  Notices are not delivered any more."""
         self.is_dismissed = False
-        """Does its owner end it itself, and needs no notice?"""
+        """Does its owner end it?  Then the owner gets no notice."""
         self.watchers: set[tuple[int, int]] = set()
-        """Who is to be told of the end: rank and number of each watch."""
+        """Watches that are told of the end: rank and number of each."""
         self.children: list[Cell] = []
         self.listeners = 0
-        """How many will say what ``on_stop`` raises; if none does, it is logged."""
+        """Number of waiters that report what ``on_stop`` raises; if there is none, it is logged."""
         self._spec = spec
         self._services = services
         self._executor = Executor(spec.ref.name, self.ending, services.callee, fail=self.fail)
@@ -107,13 +107,13 @@ class Cell(ActorContext):
             refused = self._mailbox.put(delivery)
             self._wake()
         else:
-            refused = self._besides().put(delivery)
+            refused = self._concurrent_endpoints().put(delivery)
         if refused is not None:
             limit = self._spec.actor_class.mailbox.limit
             self._executor.decline(refused, FULL, f"the mailbox is full ({limit} messages wait)")
 
     def notify(self, hook: str, down: Down) -> None:
-        """Let the actor's ``hook`` hear of ``down`` before any message that waits."""
+        """Call the actor's ``hook`` with ``down`` before any message that waits."""
         self._hear_soon(hook, lambda: getattr(self._executor.actor, hook)(down), down)
 
     def stop(self) -> None:
@@ -151,7 +151,7 @@ class Cell(ActorContext):
         return self.task is None or not (await asyncio.wait({self.task}, timeout=within))[1]
 
     async def wait_stopped(self) -> None:
-        """Return when the task is over, or raise what ``on_stop`` raised, which nobody else says then."""
+        """Return when the task is over, or raise what ``on_stop`` raised; it is not logged then."""
         self.listeners += 1
         try:
             await self.wait_ended()
@@ -163,7 +163,7 @@ class Cell(ActorContext):
 
     @property
     def unheard(self) -> list[Down]:
-        """How children ended of which this actor has not heard."""
+        """Ends of children that were not delivered to ``on_child_down``."""
         return [down for hook, _, down in self._notices or () if down is not None and hook == "on_child_down"]
 
     # -- ActorContext -----------------------------------------------------------------------------------------
@@ -227,7 +227,7 @@ class Cell(ActorContext):
     # -- the task --------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Live: start, handle messages until told to end, end."""
+        """Start the actor, handle messages until it is told to end, end it."""
         is_ready = False
         try:
             try:
@@ -250,9 +250,9 @@ class Cell(ActorContext):
             self._services.ended(self)
 
     async def _start(self) -> bool:
-        """Make the actor; False if it will never be ready."""
+        """Construct the actor and run ``on_start``; False if one of them failed or the actor is to end."""
         if self.started.done():
-            self.ending.begin(End.KILL)  # whoever spawned it has been cancelled
+            self.ending.begin(End.KILL)  # the spawn was cancelled
         if self.ending.has_begun:
             return False
         try:
@@ -315,7 +315,7 @@ class Cell(ActorContext):
         return None
 
     async def _hear(self, hook: str, work: Callable[[], Awaitable[None]]) -> None:
-        """Run a hook of the actor, mostly to tell it of an end; if it cannot bear it, it fails."""
+        """Run a hook of the actor; if it raises, the actor fails."""
         try:
             await self._executor.execute(work())
         except ENDS_PROGRAM:
@@ -329,7 +329,7 @@ class Cell(ActorContext):
             self.fail(error)
 
     async def _finish(self, *, has_started: bool) -> None:
-        """Come to the end: nothing more is handled, children end, ``on_stop`` runs."""
+        """Refuse what waits, end the children, run ``on_stop``."""
         if not self.ending.has_begun:
             self.ending.begin(End.CLOSE)  # the task is being cancelled: there is no other reason
         self.is_finishing = True
@@ -361,7 +361,7 @@ class Cell(ActorContext):
             self._last = None
 
     async def _run_last(self, hook: Callable[[], Awaitable[None]]) -> None:
-        """Run a hook of the actor while it is coming to its end."""
+        """Run a hook of the actor during its end; keep what it raises as ``stop_error``."""
         try:
             await self._executor.execute(hook())
         except ENDS_PROGRAM:
@@ -393,7 +393,7 @@ class Cell(ActorContext):
         if self._waker is not None and not self._waker.done():
             self._waker.set_result(None)
 
-    def _besides(self) -> ConcurrentEndpoints:
+    def _concurrent_endpoints(self) -> ConcurrentEndpoints:
         if self._concurrent is None:
             policy = self._spec.actor_class.mailbox
             self._concurrent = ConcurrentEndpoints(

@@ -1,7 +1,7 @@
-"""Whose code runs: the actor and the endpoint, read off a stack.
+"""Find the actor and the endpoint whose code runs, from a stack.
 
 Nothing is kept for this while messages are handled, which makes them cheaper: the stack of a step of an actor leads
-through ``Cell`` and ``Handler``, whose variables say what is being handled.
+through ``Cell`` and ``Executor``, whose variables say what is being handled.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What may stand in the body of an actor class: endpoints and their marks, hooks, and what people write by mistake.
+"""Declarations in the body of an actor class: endpoint marks, hooks, mailbox policies; mistakes are refused.
 
 Everything here runs when a class is defined, so that a mistake is shown at the line that made it.
 """

@@ -1,4 +1,4 @@
-"""How an actor comes to its end.  Decides only."""
+"""Why and how an actor ends.  Pure."""
 
 from __future__ import annotations
 

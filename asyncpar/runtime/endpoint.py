@@ -1,4 +1,4 @@
-"""What an endpoint accepts and returns, read once from its signature; and the binding of received arguments to it."""
+"""Signatures of endpoints, read once from annotations, and the binding of received arguments to them."""
 
 from __future__ import annotations
 

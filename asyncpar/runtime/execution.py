@@ -1,4 +1,4 @@
-"""Run user code inside a task that must outlive it.
+"""Run user code in a task that outlives it, and in the threads of plain ``def`` endpoints.
 
 The code can be interrupted: the task itself is cancelled, and this is told apart from a real cancellation by counting
 (the way ``asyncio.timeout`` does it): when the code has ended, however it ended, the count is taken back.
@@ -15,7 +15,7 @@ from typing import Final, TypeVar
 T = TypeVar("T")
 
 ENDS_PROGRAM: Final = (KeyboardInterrupt, GeneratorExit)
-"""What is no failure of the user code that it came through: the program ends, or its tasks are thrown away."""
+"""Exceptions that end the program or its tasks; they are no failure of user code that they pass through."""
 
 
 class Execution:
@@ -32,7 +32,7 @@ class Execution:
 
     @property
     def is_interrupted(self) -> bool:
-        """Has somebody interrupted it?"""
+        """Was ``interrupt`` called?"""
         return self._interrupts > 0
 
     def interrupt(self) -> None:

@@ -28,7 +28,7 @@ class SelfCancelled(AsyncparError):  # noqa: N818
 
 
 class Executor:
-    """Handles the messages of one actor.  ``fail`` is called with what a told endpoint raised."""
+    """Runs the endpoints and hooks of one actor.  ``fail`` is called with what a told endpoint raised."""
 
     def __init__(self, name: str, ending: Ending, callee: Callee, *, fail: Callable[[BaseException], None]) -> None:
         self.actor: Actor | None = None

@@ -1,4 +1,4 @@
-"""An exception as text that can travel: what kind, what it said, where it was raised.  Never code."""
+"""Exceptions as text for messages: type, text and traceback.  Code is never sent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Arguments and results of callers in other languages: messages of ``actors.proto`` to values, and back."""
+"""The actors of a world as the gRPC service ``asyncpar.v1.Actors``, for other languages.
+
+The promises to callers stand in ``proto/asyncpar/v1/actors.proto``.  Their calls take the way of any other call, with
+the same checks and limits.
+"""
 
 from __future__ import annotations
 

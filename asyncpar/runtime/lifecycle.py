@@ -1,4 +1,4 @@
-"""The household of one rank: who lives here, who owns whom, and who hears of an end."""
+"""Start the actors of one rank, and report their ends to watchers and owners."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ class Lifecycle:
     # -- watchers --------------------------------------------------------------------------------------------------
 
     def watched(self, rank: int, watch: message.Watch) -> None:
-        """``rank`` wants to hear how an actor ends."""
+        """Register a watch of ``rank``; answer at once if the actor does not exist."""
         cell = self._registry.cells.get(watch.actor)
         if cell is None:
             reason = DownReason.CLOSED if self._registry.is_closing else DownReason.MISSING
@@ -124,13 +124,13 @@ class Lifecycle:
             self._watched[rank, watch.watch] = cell
 
     def unwatched(self, rank: int, number: int) -> None:
-        """``rank`` does not wait for that end any more."""
+        """Remove a watch of ``rank``."""
         cell = self._watched.pop((rank, number), None)
         if cell is not None:
             cell.watchers.discard((rank, number))
 
     def peer_lost(self, rank: int) -> None:
-        """Nobody on ``rank`` watches any more."""
+        """Remove all watches of a lost rank."""
         for watcher, number in [watch for watch in self._watched if watch[0] == rank]:
             self.unwatched(watcher, number)
 
@@ -160,7 +160,7 @@ class Lifecycle:
         self._log_unheard(cell)
 
     def _log_unheard(self, cell: Cell) -> None:
-        """Log what nobody will hear of: how children of ``cell`` failed, and what its ``on_stop`` raised."""
+        """Log errors that are reported to no one else: unheard failures of children, and what ``on_stop`` raised."""
         for down in cell.unheard:
             if down.error is not None:
                 text = "rank %d: actor %r failed, and %r ended before it heard of that"
@@ -171,7 +171,7 @@ class Lifecycle:
             _LOG.error(text, cell.ref.rank, cell.name, exc_info=cell.ending.stop_error)
 
     def _tell_owner(self, cell: Cell, downed: message.Downed) -> None:
-        """Let the owner hear of an end that it did not bring about itself; without one, log what went wrong."""
+        """Notify the owner of an end that it did not cause; without an owner, log the failure."""
         owner = cell.owner
         if owner is not None:
             owner.children.remove(cell)

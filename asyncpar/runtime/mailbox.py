@@ -1,4 +1,4 @@
-"""The messages that wait in front of an actor.  Decides only."""
+"""The queue of messages of an actor, and the queues and tasks of its concurrent endpoints."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ BURST: Final = 32
 
 
 class Mailbox:
-    """Deliveries that wait, first in first out."""
+    """FIFO queue of deliveries, bounded by the policy of the actor class."""
 
     __slots__ = ("_drops_oldest", "_limit", "_queue")
 
@@ -42,13 +42,13 @@ class Mailbox:
         return None
 
     def pop(self) -> Delivery | None:
-        """Take out the oldest, None if there is none."""
+        """Remove and return the oldest delivery, None if there is none."""
         if not self._queue:
             return None
         return self._queue.popleft()
 
     def clear(self) -> list[Delivery]:
-        """Take out all."""
+        """Remove and return all deliveries."""
         queue, self._queue = self._queue, None
         return [] if queue is None else list(queue)
 
@@ -83,13 +83,13 @@ class ConcurrentEndpoint:
         return refused
 
     def open(self) -> None:
-        """The actor has started: begin what waits."""
+        """Start the calls that wait; the actor is ready."""
         self._is_open = True
         for _ in range(min(len(self._mailbox), self._limit)):
             self._work()
 
     def clear(self) -> list[Delivery]:
-        """Begin nothing more, and return what waits."""
+        """Start no more calls, and return those that wait."""
         self._is_open = False
         return self._mailbox.clear()
 
@@ -138,14 +138,14 @@ class ConcurrentEndpoint:
 
 
 class ConcurrentEndpoints:
-    """All side lanes of one actor, made when their first message comes."""
+    """All concurrent endpoints of one actor; each queue is made when its first message arrives."""
 
     def __init__(self, name: str, policy: MailboxPolicy, handle: Handle, create_task: CreateTask) -> None:
         self._name = name
         self._policy = policy
         self._handle = handle
         self._create_task = create_task
-        self._lanes: dict[str, ConcurrentEndpoint] = {}
+        self._endpoints: dict[str, ConcurrentEndpoint] = {}
         self._is_open = False
         self.on_idle: Callable[[], None] = lambda: None
         """Called whenever nothing runs or waits any more."""
@@ -153,52 +153,52 @@ class ConcurrentEndpoints:
     @property
     def is_busy(self) -> bool:
         """Does anything run or wait?"""
-        return any(lane.is_busy for lane in self._lanes.values())
+        return any(endpoint.is_busy for endpoint in self._endpoints.values())
 
     def put(self, delivery: Delivery) -> Delivery | None:
         """See ``ConcurrentEndpoint.put``."""
-        lane = self._lanes.get(delivery.endpoint)
-        if lane is None:
-            lane = self._lanes[delivery.endpoint] = self._make(delivery)
-        return lane.put(delivery)
+        endpoint = self._endpoints.get(delivery.endpoint)
+        if endpoint is None:
+            endpoint = self._endpoints[delivery.endpoint] = self._make(delivery)
+        return endpoint.put(delivery)
 
     def open(self) -> None:
-        """The actor has started."""
+        """Start the calls that wait in every queue; the actor is ready."""
         self._is_open = True
-        for lane in self._lanes.values():
-            lane.open()
+        for endpoint in self._endpoints.values():
+            endpoint.open()
 
     def clear(self) -> list[Delivery]:
-        """Begin nothing more, and return what waits."""
+        """Start no more calls, and return those that wait."""
         self._is_open = False
-        return [delivery for lane in self._lanes.values() for delivery in lane.clear()]
+        return [delivery for endpoint in self._endpoints.values() for delivery in endpoint.clear()]
 
     def runs(self, delivery: Delivery | None) -> bool:
         """Is ``delivery`` being handled here?"""
-        return any(lane.runs(delivery) for lane in self._lanes.values())
+        return any(endpoint.runs(delivery) for endpoint in self._endpoints.values())
 
     def interrupt(self) -> None:
         """Cancel what runs."""
-        for lane in self._lanes.values():
-            lane.interrupt()
+        for endpoint in self._endpoints.values():
+            endpoint.interrupt()
 
     async def wait_idle(self) -> None:
         """Return when nothing runs any more."""
-        for lane in self._lanes.values():
-            await lane.wait_idle()
+        for endpoint in self._endpoints.values():
+            await endpoint.wait_idle()
 
     def close(self) -> None:
         """Let the threads end.  Nothing runs any more."""
-        for lane in self._lanes.values():
-            lane.close()
+        for endpoint in self._endpoints.values():
+            endpoint.close()
 
     def _make(self, delivery: Delivery) -> ConcurrentEndpoint:
         spec = delivery.spec
         assert spec is not None
-        assert spec.concurrency is not None, "only concurrent endpoints have lanes"
+        assert spec.concurrency is not None, "only concurrent endpoints have queues of their own"
         name = f"actor {self._name} {spec.name}"
-        lane = ConcurrentEndpoint(name, spec.concurrency, self._policy, self._handle, self._create_task)
-        lane.on_idle = lambda: None if self.is_busy else self.on_idle()
+        endpoint = ConcurrentEndpoint(name, spec.concurrency, self._policy, self._handle, self._create_task)
+        endpoint.on_idle = lambda: None if self.is_busy else self.on_idle()
         if self._is_open:
-            lane.open()
-        return lane
+            endpoint.open()
+        return endpoint

@@ -1,4 +1,4 @@
-"""The way messages leave a rank: over a link, or, to this rank itself, at once."""
+"""Sending of actor messages: over a link, or directly to the dispatcher where the receiver is this rank."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Outbound:
         try:
             return self.send(rank, payload)
         except PeerLost:
-            return None  # nobody is left to hear it; those who wait for that rank are told by the loss listener
+            return None  # the loss listener ends what waits for that rank
 
     def say(self, rank: int, envelope: message.Message) -> None:
         """Send a small message to a rank that need not be there any more."""
@@ -50,13 +50,13 @@ class Outbound:
 
 
 def _look_at(done: asyncio.Future[None]) -> None:
-    """See how a send ended: if the peer was lost, whoever waits for it is told by the loss listener."""
+    """Retrieve the outcome of a send: if the peer was lost, the loss listener ends what waits for it."""
     if not done.cancelled():
         done.exception()
 
 
 class ReplyChannel:
-    """Sends to one rank, in order; if it is gone, nothing happens here: the loss listener tells who waits for it."""
+    """Sends the messages of calls to one rank, in order.  Sending to a lost rank has no effect."""
 
     __slots__ = ("_extension", "_outbound", "rank")
 

@@ -40,12 +40,12 @@ class ActorRegistry:
         return name
 
     def add(self, cell: Cell) -> None:
-        """``cell`` lives here from now on."""
+        """Register ``cell`` under its name."""
         self.cells[cell.name] = cell
         self._exit_reasons.pop(cell.name, None)
 
     def remove(self, cell: Cell) -> None:
-        """``cell`` has ended.  How, is remembered for a while."""
+        """Remove ``cell``, which has ended; keep its exit reason among the last thousand."""
         del self.cells[cell.name]
         self._exit_reasons[cell.name] = cell.ending.exit_reason
         if len(self._exit_reasons) > _MOST_EXIT_REASONS:

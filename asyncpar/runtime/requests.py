@@ -1,4 +1,4 @@
-"""What other ranks ask of this rank's system itself: to start actors, and to end them."""
+"""Requests of other ranks to start and to end actors of this rank."""
 
 from __future__ import annotations
 
@@ -44,15 +44,15 @@ class Requests:
         return len(self._serving)
 
     def spawn(self, sender: int, request: message.Spawn, payload: memoryview) -> None:
-        """``sender`` wants an actor to be started."""
+        """Start an actor for ``sender``."""
         self._serve(sender, request.call, self._spawn(sender, request, payload))
 
     def end(self, sender: int, request: message.End) -> None:
-        """``sender`` wants an actor to end."""
+        """End an actor for ``sender``."""
         self._serve(sender, request.call, self.end_actor(request.actor, is_kill=request.is_kill))
 
     def cancel(self, rank: int, call: int) -> None:
-        """The sender does not want the answer any more; a start is undone."""
+        """Cancel a request; an actor that it has started is stopped."""
         task = self._serving.pop((rank, call), None)
         if task is not None and task.cancel():
             return
@@ -62,7 +62,7 @@ class Requests:
             cell.stop()
 
     def peer_lost(self, rank: int) -> None:
-        """Whoever asked is gone."""
+        """Cancel the requests of a lost rank."""
         for sender, call in [place for place in self._serving if place[0] == rank]:
             self.cancel(sender, call)
 

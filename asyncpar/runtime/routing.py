@@ -1,4 +1,4 @@
-"""Hands each message that arrives to the part of the system that it concerns."""
+"""Dispatches each message that arrives to the part of the actor system that handles its type."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Handler = Callable[[int, Any, memoryview], None]
 
 
 class MessageRouter:
-    """Knows who handles which kind of message."""
+    """Maps each type of message to its handler."""
 
     def __init__(
         self,
