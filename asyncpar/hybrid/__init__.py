@@ -3,16 +3,14 @@
 Read ``coordinator.py`` first, then ``step.py``, then ``assembly.py``.
 """
 
-from asyncpar.hybrid.analysis import PerformanceAnalysis
+from asyncpar.hybrid.analysis import PerformanceAnalysis, StepMeasure
 from asyncpar.hybrid.config import HybridConfig, Precision
 from asyncpar.hybrid.coordinator import ThreeDParallelismCoordinator
 from asyncpar.hybrid.loss_scaling import LossScaler, LossScaling
-from asyncpar.hybrid.measure import StepMeasure
-from asyncpar.hybrid.model import Loss, ParallelModel, StageLayers, StagePlace
+from asyncpar.hybrid.model import Loss, ParallelModel, StageLayers, StagePlace, TransformerModel
 from asyncpar.hybrid.monitor import Performance3DMonitor
-from asyncpar.hybrid.standing import StepTaken
+from asyncpar.hybrid.recovery import StepTaken
 from asyncpar.hybrid.step import StepResult
-from asyncpar.hybrid.transformer import TransformerModel
 
 __all__ = [
     "HybridConfig",

@@ -1,10 +1,12 @@
-"""This rank's part of a model and all that trains it, put together."""
+"""Build this rank's part of a model, and all that trains it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar, TypeVarTuple
+
+import numpy as np
 
 from asyncpar.collectives.bridge import LoopBridge
 from asyncpar.config.parallel import MemoryOptimizationStrategy, RankMapping, ThreeDParallelismConfig
@@ -13,7 +15,6 @@ from asyncpar.gradsync import GradientSynchronizer, NonFinitePolicy
 from asyncpar.hybrid.config import HybridConfig
 from asyncpar.hybrid.flow import GradientFlow
 from asyncpar.hybrid.model import Loss, ParallelModel, StageLayers, StagePlace, stage_ranges
-from asyncpar.hybrid.quiet import QuietWorker
 from asyncpar.hybrid.replicated import ReplicatedFlow
 from asyncpar.hybrid.sharded import ShardedFlow
 from asyncpar.hybrid.watch import FiniteWatch, WatchedStage, watched_loss
@@ -22,6 +23,7 @@ from asyncpar.nn.parameter import Parameter
 from asyncpar.nn.sequential import Sequential
 from asyncpar.nn.stage import Stage
 from asyncpar.nn.tensor.group import Alone, BridgedGroup, TensorGroup
+from asyncpar.parallel.worker import ComputeWorker
 from asyncpar.pipeline.alarm import StepAlarm
 from asyncpar.pipeline.executor import PipelineExecutor
 from asyncpar.pipeline.offload.manager import MemoryManager
@@ -30,6 +32,22 @@ from asyncpar.pipeline.schedule import Schedule
 from asyncpar.tensors.process_groups import ProcessGroups
 from asyncpar.zero.config import ZeROStage
 from asyncpar.zero.engine import ZeroEngine
+
+T = TypeVar("T")
+Args = TypeVarTuple("Args")
+
+
+class QuietWorker(ComputeWorker):
+    """Numbers that overflow or make no sense raise no warnings: all ranks hear of them when they look at the norm."""
+
+    async def run(self, function: Callable[[*Args], T], *args: *Args) -> T:
+        return await super().run(_quietly, function, args)
+
+
+def _quietly(function: Callable[[*Args], T], args: tuple[*Args]) -> T:
+    with np.errstate(over="ignore", invalid="ignore"):
+        return function(*args)
+
 
 _GIGABYTE = 1_000_000_000
 

@@ -1,18 +1,20 @@
-"""Checkpoints of 3D-parallel training: everything that decides what comes next, wherever it lies."""
+"""State of 3D-parallel training: saved in checkpoints, restored, and carried over to another configuration."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from asyncpar.checkpoint import Piece, Wanted, load_checkpoint, save_checkpoint
 from asyncpar.checkpoint.rank_state import describe_state, load_rank_state, pieces_of_rank
 from asyncpar.collectives.communicator import Communicator
+from asyncpar.errors import UsageError
 from asyncpar.hybrid.assembly import Assembly
 from asyncpar.hybrid.model import ParallelModel
 from asyncpar.nn.parameter import Array
+from asyncpar.zero.share import StatePiece
 
 _RUN, _USER, _REDUCTION = "run", "user", "reduction"
 _WHAT = "what the reduction of gradients keeps between steps (residuals of compression, order of buckets)"
@@ -108,3 +110,31 @@ async def load(
         reductions=run.get("reductions", 0),
     )
     return arrays, state, loaded.extra[_USER]
+
+
+Place: TypeAlias = tuple[str, str]
+"""A parameter, and the kind of its state."""
+
+
+async def carry_over(
+    held: Sequence[StatePiece], wanted: Sequence[StatePiece], communicator: Communicator
+) -> dict[Place, Array]:
+    """Return the arrays of ``held`` for each of ``wanted``, flat; all ranks of ``communicator`` call it.
+
+    Raises ``UsageError``, on every rank, where some rank does not hold all of what it will hold.
+    """
+    there = {(piece.parameter, piece.kind): piece for piece in held}
+    lacking = next((piece for piece in wanted if not _fits(there.get((piece.parameter, piece.kind)), piece)), None)
+    reason = "" if lacking is None else f"{lacking.kind} of {lacking.parameter}"
+    reasons = await communicator.all_gather_object(reason, key="update_config/reasons", wanted=str)
+    for rank, found in enumerate(reasons):
+        if found:
+            raise UsageError(
+                f"config: expected one in which every rank has what it has now, but rank {rank} would need another "
+                f"part of {found}, or has none; save a checkpoint and load it in a coordinator of the new configuration"
+            )
+    return {place: there[place].array.reshape(-1) for place in ((one.parameter, one.kind) for one in wanted)}
+
+
+def _fits(held: StatePiece | None, wanted: StatePiece) -> bool:
+    return held is not None and (held.slice, held.flat) == (wanted.slice, wanted.flat)

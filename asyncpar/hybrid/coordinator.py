@@ -18,18 +18,17 @@ from asyncpar.errors import NonFiniteValue, UsageError
 from asyncpar.hybrid import checkpointing
 from asyncpar.hybrid.analysis import PerformanceAnalysis
 from asyncpar.hybrid.assembly import Assembly, GradientScale, assemble
+from asyncpar.hybrid.checkpointing import carry_over
 from asyncpar.hybrid.config import HybridConfig
 from asyncpar.hybrid.loss_scaling import LossScaler
 from asyncpar.hybrid.model import ParallelModel
 from asyncpar.hybrid.monitor import Performance3DMonitor
-from asyncpar.hybrid.randomness import StepRandomness
-from asyncpar.hybrid.reconfiguration import carry_over
-from asyncpar.hybrid.standing import Intent, Settlement, Standing, settle
-from asyncpar.hybrid.step import StepResult, StepRunner, Verdict
+from asyncpar.hybrid.recovery import Intent, RankStatus, RecoveryPlan, plan_recovery
+from asyncpar.hybrid.step import StepRandomness, StepResult, StepRunner, Verdict
 from asyncpar.nn.parameter import Array, Parameter
 from asyncpar.tensors.process_groups import ProcessGroups
 from asyncpar.zero.errors import StepTorn
-from asyncpar.zero.pieces import StatePiece
+from asyncpar.zero.share import StatePiece
 
 
 class ThreeDParallelismCoordinator:
@@ -282,14 +281,14 @@ class ThreeDParallelismCoordinator:
     @asynccontextmanager
     async def _together(self, intent: Intent, rate: float = 0.0) -> AsyncIterator[None]:
         """Run a block on all ranks, or end it on all of them."""
-        standing, steps, self._has_failed = self._standing(intent, rate), self.steps, True
-        meeting = self._meeting.all_gather(standing.row())
+        status, steps, self._has_failed = self._status(intent, rate), self.steps, True
+        meeting = self._meeting.all_gather(status.row())
         try:
             async with self._alarm.watch():
                 self._assembly.bridge.resume()
-                settlement = settle([Standing.of_row(row) for row in await meeting])
-                await self._come_together(settlement, intent)
-                if settlement.error is None:
+                plan = plan_recovery([RankStatus.of_row(row) for row in await meeting])
+                await self._come_together(plan, intent)
+                if plan.error is None:
                     self._assembly.set_training(intent.trains)
                     self._randomness.begin(self.steps)
                     yield
@@ -299,11 +298,11 @@ class ThreeDParallelismCoordinator:
         finally:
             meeting.close()  # others are told, if it was not awaited
         self._has_failed = False
-        if settlement.error is not None:
-            raise settlement.error
+        if plan.error is not None:
+            raise plan.error
 
-    def _standing(self, intent: Intent, rate: float) -> Standing:
-        return Standing(
+    def _status(self, intent: Intent, rate: float) -> RankStatus:
+        return RankStatus(
             intent=intent,
             rate=rate,
             attempt=self._runner.attempt,
@@ -316,18 +315,18 @@ class ThreeDParallelismCoordinator:
             is_torn=self._is_torn,
         )
 
-    async def _come_together(self, settlement: Settlement, intent: Intent) -> None:
+    async def _come_together(self, plan: RecoveryPlan, intent: Intent) -> None:
         """Make whole what failed before on some ranks."""
-        self._runner.attempt = settlement.attempt
-        if settlement.must_resume:
+        self._runner.attempt = plan.attempt
+        if plan.must_resume:
             self._verdict = None
-            self._assembly.slices.renew(settlement.attempt)
-        if settlement.must_resume and intent is not Intent.LOAD and not isinstance(settlement.error, StepTorn):
-            ahead = settlement.ahead
+            self._assembly.slices.renew(plan.attempt)
+        if plan.must_resume and intent is not Intent.LOAD and not isinstance(plan.error, StepTorn):
+            ahead = plan.ahead
             if self.steps < ahead.steps:
                 await self._take_late(ahead)
-            await self._assembly.flow.resume(settlement.attempt)
-        self._was_taken = settlement.was_taken
+            await self._assembly.flow.resume(plan.attempt)
+        self._was_taken = plan.was_taken
 
     async def _take(self, verdict: Verdict, rate: float) -> None:
         """Take the step, or skip it; whatever happens meanwhile, ``steps`` tells whether it was taken."""
@@ -341,7 +340,7 @@ class ThreeDParallelismCoordinator:
         elif self._runner.skips:
             self._note(verdict.gradient_norm, rate)
 
-    async def _take_late(self, ahead: Standing) -> None:
+    async def _take_late(self, ahead: RankStatus) -> None:
         """Take the step that other ranks have taken."""
         try:
             if math.isfinite(ahead.last_norm):

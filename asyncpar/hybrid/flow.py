@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 
 from asyncpar.nn.parameter import Array, OnGradient, Parameter
-from asyncpar.zero.pieces import StatePiece
+from asyncpar.zero.share import StatePiece
 
 
 class GradientFlow(ABC):

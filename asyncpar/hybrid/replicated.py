@@ -13,8 +13,7 @@ from asyncpar.hybrid.flow import GradientFlow
 from asyncpar.nn.half import HalfParameter, stored_value
 from asyncpar.nn.optimizers import MASTER, Optimizer, Rule
 from asyncpar.nn.parameter import Array, OnGradient, Parameter
-from asyncpar.zero.pieces import StatePiece
-from asyncpar.zero.share import VALUE
+from asyncpar.zero.share import VALUE, StatePiece
 
 
 class ReplicatedFlow(GradientFlow):

@@ -16,7 +16,7 @@ from asyncpar.gradsync import GradientSynchronizer, StepOutcome
 from asyncpar.hybrid.flow import GradientFlow
 from asyncpar.nn.parameter import Array, OnGradient
 from asyncpar.zero.engine import ZeroEngine
-from asyncpar.zero.pieces import StatePiece
+from asyncpar.zero.share import StatePiece
 
 _ENGINE, _SHARED = "engine/", "shared/"
 

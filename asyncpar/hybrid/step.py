@@ -1,4 +1,4 @@
-"""One step of 3D-parallel training."""
+"""One step of 3D-parallel training, and the random numbers that depend on its number only."""
 
 from __future__ import annotations
 
@@ -12,14 +12,41 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asyncpar.errors import UsageError
+from asyncpar.hybrid.analysis import StepMeasure
 from asyncpar.hybrid.assembly import Assembly, GradientScale
 from asyncpar.hybrid.config import HybridConfig, Precision
 from asyncpar.hybrid.loss_scaling import LossScaler
-from asyncpar.hybrid.measure import StepMeasure
 from asyncpar.hybrid.model import ParallelModel
 from asyncpar.hybrid.watch import Report, find_origins
 from asyncpar.nn.optimizers import clip_factor, combined
+from asyncpar.nn.stage import Stage
 from asyncpar.pipeline.result import PipelineResult
+
+_DRAWS_PER_STEP = 1 << 64
+
+
+class StepRandomness:
+    """Sets the generators of ``stages`` to a place of their own at the beginning of each step.
+
+    So a run that goes on from a checkpoint draws what it would have drawn, without any state in it.
+    """
+
+    def __init__(self, stages: Sequence[Stage[Any]]) -> None:
+        self._generators = [generator for stage in stages for generator in stage.generators()]
+        for generator in self._generators:
+            if not isinstance(generator.bit_generator, np.random.PCG64):
+                raise UsageError(
+                    f"generators: expected PCG64, as of numpy.random.default_rng, got {generator.bit_generator}"
+                )
+        self._initial: list[Any] = [generator.bit_generator.state for generator in self._generators]
+
+    def begin(self, step: int) -> None:
+        """Begin ``step``, counted from 0."""
+        for generator, initial in zip(self._generators, self._initial, strict=True):
+            source = generator.bit_generator
+            assert isinstance(source, np.random.PCG64), "looked at in the beginning"
+            source.state = initial
+            source.advance(step * _DRAWS_PER_STEP)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +94,7 @@ class StepRunner:
         self._not_counted = _counted_elsewhere(assembly)
         self.pipeline: PipelineResult | None = None
         self.attempt = 0
-        """Part of all names by which collectives meet; see ``standing``."""
+        """Part of all names by which collectives meet; see ``recovery``."""
         self.is_ready = False
         """Are the gradients reduced of a step that is not taken yet?"""
         self._is_clipped = False

@@ -10,7 +10,7 @@ from typing import Any
 from asyncpar.checkpoint import Piece, Wanted, load_checkpoint, save_checkpoint
 from asyncpar.checkpoint.rank_state import describe_state, load_rank_state, pieces_of_rank
 from asyncpar.collectives.communicator import Communicator
-from asyncpar.multinode.standing import Registered
+from asyncpar.multinode.registration import Registered
 
 _RUN, _USER, _REDUCTION = "run", "user", "reduction"
 _WHAT = "what the reduction of gradients keeps between steps (residuals of compression, order of buckets)"

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager
 
 from asyncpar.gradsync import SyncStatistics
-from asyncpar.multinode.intake import GradientIntake
+from asyncpar.multinode.gradient_buffer import GradientIntake
 from asyncpar.multinode.statistics import CompressionInfo, MemoryUsage
 from asyncpar.nn.parameter import Array, OnGradient
-from asyncpar.zero.pieces import StatePiece
+from asyncpar.zero.share import StatePiece
 
 
 class StepFlow(ABC):

@@ -1,8 +1,9 @@
-"""Gradients of micro-steps, added up by name.  Pure."""
+"""Gradients of micro-steps: taken off parameters, added up by name, and given back as means.  Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
@@ -10,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asyncpar.errors import UsageError
+from asyncpar.nn import Parameter
 
 Array: TypeAlias = NDArray[np.floating[Any]]
 
@@ -113,3 +115,131 @@ class GradientSyncBuffer:
     def _check_open(self, what: str) -> None:
         if self._is_averaged:
             raise UsageError(f"{what}: the gradients have been averaged; clear the buffer first")
+
+
+class BufferedGradient:
+    """The sum in a buffer, for whoever synchronizes gradients; zeros, to be read only, where there is none."""
+
+    def __init__(self, parameter: Parameter, buffer: GradientSyncBuffer) -> None:
+        self.name = parameter.name
+        self._buffer = buffer
+        self._zeros = np.broadcast_to(np.zeros((), parameter.dtype), parameter.shape)
+
+    @property
+    def grad(self) -> NDArray[np.floating[Any]]:
+        if self.name in self._buffer:
+            return self._buffer[self.name]
+        return self._zeros
+
+
+class GradientIntake:
+    """The gradients of ``parameters`` in ``buffer``, and of how many micro-steps they are.
+
+    A micro-step is taken whole by ``add``, or parameter by parameter between ``open`` and ``complete``.  Sums are in
+    the dtype that is computed in, also for parameters that are stored in half precision.
+    """
+
+    def __init__(self, parameters: Sequence[Parameter]) -> None:
+        self.buffer = GradientSyncBuffer()
+        self.micro_steps = 0
+        self._by_name = {parameter.name: parameter for parameter in parameters}
+        self.gradients = tuple(BufferedGradient(parameter, self.buffer) for parameter in parameters)
+        """The sums of all parameters."""
+        self._expected: set[str] = set()
+        self._lock = threading.Lock()
+
+    def add(self, gradients: Mapping[str, Array] | None) -> None:
+        """Take a micro-step: ``gradients`` by name, or those that parameters hold, which have none after it.
+
+        Raises ``UsageError``, with nothing taken, for gradients that do not fit.
+        """
+        if gradients is None:
+            for name in self._by_name:
+                self._take(name)
+        else:
+            for name, gradient in gradients.items():
+                self._check(name, gradient)
+            for name, gradient in gradients.items():
+                self.buffer.add_gradient(name, gradient)
+        self.micro_steps += 1
+
+    def open(self) -> None:
+        """Begin a micro-step whose gradients come one by one, by ``take``."""
+        with self._lock:
+            self._expected = set(self._by_name)
+        self.micro_steps += 1
+
+    def take(self, name: str, report: Callable[[str], None]) -> None:
+        """Take the gradient of ``name``, once per micro-step, and ``report`` it as final.  From any thread.
+
+        Has no effect when the micro-step is over or given up: a worker thread need not know.
+        """
+        with self._lock:
+            if name not in self._by_name:
+                raise UsageError(f"name: expected a registered parameter, got {name!r}")
+            if not self._expected:
+                return
+            if name not in self._expected:
+                raise UsageError(f"name: the gradient of {name!r} was reported twice in one micro-step")
+            self._expected.remove(name)
+            self._take(name)
+        report(name)
+
+    def complete(self) -> None:
+        """End the micro-step: what was not reported is taken now."""
+        with self._lock:
+            rest, self._expected = self._expected, set()
+            for name in self._by_name:
+                if name in rest:
+                    self._take(name)
+
+    def fill(self) -> None:
+        """Make room for the means of those parameters that have no gradient here."""
+        for name, parameter in self._by_name.items():
+            self.buffer.add_nothing(name, parameter.shape, parameter.dtype)
+
+    def give_back(self, name: str | None = None) -> None:
+        """Give the parameter ``name``, by default all of them, the sum of its gradients as its gradient."""
+        with self._lock:
+            for each in list(self.buffer) if name is None else [name]:
+                if each in self.buffer:
+                    self._by_name[each].grad = self.buffer.pop(each)
+
+    def hand_over(self, micro_steps: int, *, weight: int) -> None:
+        """Give parameters ``weight`` times their means over ``micro_steps``, and forget the sums."""
+        self.buffer.average_gradients(micro_steps)
+        if weight != 1:
+            self.buffer.multiply(weight)
+        self.give_back()
+        self.clear()
+
+    def drop(self) -> None:
+        """Forget the sums and the gradients of parameters."""
+        with self._lock:
+            self._expected = set()
+            self.clear()
+            for parameter in self._by_name.values():
+                parameter.release_grad()
+
+    def clear(self) -> None:
+        """Forget the sums."""
+        self.buffer.clear()
+        self.micro_steps = 0
+
+    def _take(self, name: str) -> None:
+        """Take the array itself away from the parameter, which makes another one when it needs it."""
+        parameter = self._by_name[name]
+        if parameter.has_grad:
+            gradient = parameter.grad.astype(parameter.dtype, copy=False)
+            parameter.release_grad()
+            self.buffer.add_gradient(name, gradient, owns=True)
+
+    def _check(self, name: str, gradient: Array) -> None:
+        parameter = self._by_name.get(name)
+        if parameter is None:
+            raise UsageError(f"gradients: expected names of registered parameters, got {name!r}")
+        if (gradient.shape, gradient.dtype) != (parameter.shape, parameter.dtype):
+            raise UsageError(
+                f"gradient of {name}: expected {parameter.dtype}{list(parameter.shape)}, "
+                f"got {gradient.dtype}{list(gradient.shape)}"
+            )

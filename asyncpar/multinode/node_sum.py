@@ -1,4 +1,4 @@
-"""Sums of rows for sharded training, node by node."""
+"""Row sums for sharded training, node by node, and row sums that record their times."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from asyncpar.multinode.groups import NodeGroups
 from asyncpar.zero.buffers import BufferPool, Loans
 from asyncpar.zero.feedback import RowFeedback
 from asyncpar.zero.owed import Owed
-from asyncpar.zero.packing import Rows
+from asyncpar.zero.partition import Rows
 from asyncpar.zero.row_sum import CompressedSum, ReplicaSums, RowSum, RowSums
 
 
@@ -118,3 +118,52 @@ class NodeSum(RowSum):
         exchange = Owed(lambda: between.begin(f"{key}/leaders"))
         back = Owed(lambda: node.scatter(between.row.reshape(node.size, -1), out=self.row[0], key=f"{key}/back"))
         return [_Leg(None, inside), _Leg(between.prepare, exchange), _Leg(between.settle, back)]
+
+
+Intervals = list[tuple[float, float]]
+"""Starts and ends, by the clock."""
+
+
+class TimedSums(RowSums):
+    """Sums as ``inner`` makes them, which append to what ``intervals`` returns when they are made."""
+
+    def __init__(self, inner: RowSums, intervals: Callable[[], Intervals], clock: Callable[[], float]) -> None:
+        self.is_lossy = inner.is_lossy
+        self._inner = inner
+        self._intervals = intervals
+        self._clock = clock
+
+    def make(self, rows: Rows, row: Rows, *, op: str, pool: BufferPool, feedback: RowFeedback | None) -> RowSum:
+        inner = self._inner.make(rows, row, op=op, pool=pool, feedback=feedback)
+        return TimedSum(inner, self._intervals(), self._clock)
+
+    def extra_bytes(self, rows: int, width: int, dtype: np.dtype[Any]) -> int:
+        return self._inner.extra_bytes(rows, width, dtype)
+
+
+class TimedSum(RowSum):
+    """``inner``, which also appends to ``intervals`` when it was under way, once it has settled."""
+
+    def __init__(self, inner: RowSum, intervals: Intervals, clock: Callable[[], float]) -> None:
+        self.rows, self.row = inner.rows, inner.row
+        self._inner = inner
+        self._intervals = intervals
+        self._clock = clock
+        self._start = 0.0
+
+    def prepare(self) -> None:
+        self._start = self._clock()
+        self._inner.prepare()
+
+    def begin(self, key: str) -> Coroutine[Any, Any, Any]:
+        return self._inner.begin(key)
+
+    def give_up(self, key: str) -> None:
+        self._inner.give_up(key)
+
+    def settle(self) -> None:
+        self._inner.settle()
+        self._intervals.append((self._start, self._clock()))
+
+    def close(self, *, is_over: bool) -> None:
+        self._inner.close(is_over=is_over)

@@ -1,10 +1,17 @@
-"""Making the parameters of all ranks equal before training."""
+"""Open the world of a trainer, and register its parameters: equal on all ranks before training."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
 
+from asyncpar.backends import BackendConfig, CommunicationBackend, CommunicationRuntime
+from asyncpar.collectives.communicator import Communicator
 from asyncpar.errors import UsageError
+from asyncpar.multinode.config import MultiNodeConfig
+from asyncpar.multinode.flow import StepFlow
+from asyncpar.multinode.gradient_buffer import GradientIntake
 from asyncpar.multinode.groups import NodeGroups, agree
 from asyncpar.nn import Parameter
 from asyncpar.nn.half import stored_value
@@ -56,3 +63,86 @@ def _problem(parameters: Sequence[Parameter]) -> str | None:
 
 def _describe(parameter: Parameter) -> str:
     return f"{parameter.name} {stored_value(parameter).dtype}{list(parameter.shape)}"
+
+
+class Environment:
+    """The world of ``communicator``, or one that is opened by ``config.comm_backend``."""
+
+    def __init__(
+        self,
+        config: MultiNodeConfig,
+        communicator: Communicator | None,
+        *,
+        runtime: CommunicationRuntime | None,
+        backend: BackendConfig | None,
+    ) -> None:
+        if communicator is not None and (runtime is not None or backend is not None):
+            raise UsageError("communicator: expected None beside runtime or backend, whose world would not be used")
+        if communicator is not None and str(config.comm_backend) != CommunicationBackend.NATIVE:
+            raise UsageError(
+                f"comm_backend: expected {CommunicationBackend.NATIVE}, the default, beside a communicator, as no "
+                f"backend is opened, got {config.comm_backend!r}"
+            )
+        self._config = config
+        self._communicator = communicator
+        self._runtime = runtime
+        self._settings = backend or BackendConfig()
+        self._opened: CommunicationRuntime | None = None
+
+    async def open(self) -> Communicator:
+        """Return the communicator over all ranks.  Raises what opening the backend raises."""
+        if self._communicator is not None:
+            return self._communicator
+        config = self._config
+        settings = replace(self._settings, rank=config.global_rank, world_size=config.world_size)
+        runtime = self._runtime or CommunicationRuntime()
+        try:
+            group = await runtime.initialize(config.comm_backend, settings)
+        except BaseException:
+            if self._runtime is None:
+                await runtime.finalize()
+            raise
+        self._opened = runtime if self._runtime is None else None
+        return group.communicator
+
+    async def close(self) -> None:
+        """Leave a world that was opened here.  Idempotent."""
+        opened, self._opened = self._opened, None
+        if opened is not None:
+            await opened.finalize()
+
+
+class Phase(Enum):
+    """What may be called next in a step."""
+
+    GATHERING = "update_gradients or synchronize_gradients"
+    SYNCHRONIZING = "nothing, until the synchronization under way has ended"
+    SYNCHRONIZED = "apply_gradients"
+    APPLIED = "optimizer_step"
+
+
+@dataclass(slots=True, kw_only=True)
+class Registered:
+    """What there is once parameters are known.  ``reduction`` says how gradients are reduced, and by whom."""
+
+    parameters: tuple[Parameter, ...]
+    intake: GradientIntake
+    flow: StepFlow
+    reduction: str
+    phase: Phase = Phase.GATHERING
+
+    def check(self, phase: Phase, what: str) -> None:
+        """Raise ``UsageError`` unless it is time for ``what``."""
+        if self.phase is not phase:
+            raise UsageError(f"{what}: expected {self.phase.value} next")
+
+    def check_between_steps(self, what: str) -> None:
+        """Raise ``UsageError`` in the middle of a step."""
+        self.check(Phase.GATHERING, what)
+        if self.intake.micro_steps:
+            raise UsageError(f"{what}: expected no gradients, got those of {self.intake.micro_steps} micro-steps")
+
+    def drop(self) -> None:
+        """Forget all gradients."""
+        self.intake.drop()
+        self.flow.forget()

@@ -17,17 +17,15 @@ from asyncpar.gradsync import (
 )
 from asyncpar.multinode.config import MultiNodeConfig
 from asyncpar.multinode.flow import StepFlow
+from asyncpar.multinode.gradient_buffer import GradientIntake
 from asyncpar.multinode.groups import NodeGroups
-from asyncpar.multinode.intake import GradientIntake
-from asyncpar.multinode.leader_traffic import LeaderTraffic
 from asyncpar.multinode.micro_steps import MicroStepRoll
-from asyncpar.multinode.statistics import CompressionInfo, MemoryUsage
+from asyncpar.multinode.statistics import CompressionInfo, LeaderTraffic, MemoryUsage
 from asyncpar.nn import Parameter
 from asyncpar.nn.half import stored_value
 from asyncpar.nn.optimizers import MASTER, Optimizer, Rule, clip_factor
 from asyncpar.nn.parameter import Array, OnGradient
-from asyncpar.zero.pieces import StatePiece
-from asyncpar.zero.share import VALUE
+from asyncpar.zero.share import VALUE, StatePiece
 
 BETWEEN_NODES = "int8"
 """The codec of compressed gradients."""

@@ -15,20 +15,18 @@ from asyncpar.gradsync import SyncStatistics
 from asyncpar.gradsync.statistics import StepRecord, SyncTraffic
 from asyncpar.multinode.config import MultiNodeConfig
 from asyncpar.multinode.flow import StepFlow
+from asyncpar.multinode.gradient_buffer import GradientIntake
 from asyncpar.multinode.groups import NodeGroups
-from asyncpar.multinode.intake import GradientIntake
-from asyncpar.multinode.leader_traffic import LeaderTraffic
 from asyncpar.multinode.micro_steps import MicroStepRoll
-from asyncpar.multinode.node_sum import NodeSums
-from asyncpar.multinode.statistics import CompressionInfo, MemoryUsage
-from asyncpar.multinode.timed_sum import TimedSums
+from asyncpar.multinode.node_sum import NodeSums, TimedSums
+from asyncpar.multinode.statistics import CompressionInfo, LeaderTraffic, MemoryUsage
 from asyncpar.nn import Parameter, Stage
 from asyncpar.nn.optimizers import Rule, clip_factor
 from asyncpar.nn.parameter import Array, OnGradient
 from asyncpar.zero.config import ZeROConfig
 from asyncpar.zero.engine import ZeroEngine
-from asyncpar.zero.pieces import StatePiece
 from asyncpar.zero.row_sum import ReplicaSums, RowSums
+from asyncpar.zero.share import StatePiece
 
 
 class ShardedFlow(StepFlow):

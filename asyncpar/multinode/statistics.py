@@ -1,4 +1,4 @@
-"""What multi-node training has done so far, and what it takes.  Pure."""
+"""Statistics of multi-node training: steps, memory, and traffic between leaders.  Pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 from typing import TextIO
 
 from asyncpar.backends.backend import CommunicationBackend
-from asyncpar.gradsync.statistics import SyncStatistics
+from asyncpar.gradsync import least_bytes
+from asyncpar.gradsync.statistics import SyncStatistics, SyncTraffic
+from asyncpar.multinode.groups import NodeGroups
 from asyncpar.zero.config import ZeROStage
 
 
@@ -110,3 +112,31 @@ def _size(nbytes: int) -> str:
         if nbytes >= size:
             return f"{nbytes / size:.1f} {unit}"
     return f"{nbytes} B"
+
+
+class LeaderTraffic:
+    """Reads the counters of the leaders' group; nothing is counted where there is one node, or on other ranks."""
+
+    def __init__(self, groups: NodeGroups, *, is_compressed: bool) -> None:
+        self._leaders = groups.leaders if groups.num_nodes > 1 else None
+        self._is_compressed = is_compressed
+        self._before = SyncTraffic()
+        self.info = CompressionInfo()
+
+    def begin(self) -> None:
+        """Count from here on."""
+        self._before = self._read()
+
+    def end(self, nbytes: int) -> None:
+        """Gradients of ``nbytes`` have been all-reduced since ``begin``, uncompressed or not."""
+        sent = (self._read() - self._before).payload_bytes
+        plain = sent
+        if self._is_compressed and self._leaders is not None:
+            plain = least_bytes(nbytes, self._leaders)
+        known = self.info
+        self.info = CompressionInfo(
+            original_size=known.original_size + plain, compressed_size=known.compressed_size + sent
+        )
+
+    def _read(self) -> SyncTraffic:
+        return SyncTraffic.read([] if self._leaders is None else [self._leaders])

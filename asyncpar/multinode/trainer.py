@@ -16,15 +16,12 @@ from asyncpar.collectives.communicator import Communicator
 from asyncpar.errors import UsageError
 from asyncpar.multinode import checkpointing
 from asyncpar.multinode.config import MultiNodeConfig
-from asyncpar.multinode.environment import Environment
 from asyncpar.multinode.flow import StepFlow
-from asyncpar.multinode.gradient_buffer import Array
+from asyncpar.multinode.gradient_buffer import Array, GradientIntake
 from asyncpar.multinode.groups import NodeGroups, check_world
-from asyncpar.multinode.intake import GradientIntake
-from asyncpar.multinode.registration import register
+from asyncpar.multinode.registration import Environment, Phase, Registered, register
 from asyncpar.multinode.replicated import ReplicatedFlow
 from asyncpar.multinode.sharded import ShardedFlow
-from asyncpar.multinode.standing import Phase, Registered
 from asyncpar.multinode.statistics import MemoryUsage, MultiNodeStats
 from asyncpar.nn import Parameter, Stage
 from asyncpar.nn.optimizers import Rule

@@ -14,7 +14,7 @@ from asyncpar.checkpoint import latest
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.errors import AsyncparError, UsageError
 from asyncpar.hybrid import HybridConfig, StepResult, ThreeDParallelismCoordinator, TransformerModel
-from asyncpar.hybrid.report import render_report
+from asyncpar.hybrid.monitor import render_report
 from asyncpar.train.batches import Batches, Windows, split_rows
 from asyncpar.train.language_model import TrainingConfig
 from asyncpar.train.replica import StepReport

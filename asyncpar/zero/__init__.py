@@ -8,7 +8,7 @@ from asyncpar.zero.engine import ZeroEngine
 from asyncpar.zero.errors import MemoryExceeded, StepTorn
 from asyncpar.zero.memory import ZeROMemoryStats, memory_reduction
 from asyncpar.zero.optimizer import ZeROOptimizer
-from asyncpar.zero.pieces import StatePiece
+from asyncpar.zero.share import StatePiece
 
 __all__ = [
     "MemoryExceeded",

@@ -29,21 +29,18 @@ from asyncpar.nn.optimizers import Rule, all_finite, combined, distinct, squared
 from asyncpar.nn.parameter import Array, Parameter
 from asyncpar.nn.stage import Stage
 from asyncpar.zero.agreement import agree, describe
-from asyncpar.zero.budget import make_budget
 from asyncpar.zero.config import ZeROConfig
 from asyncpar.zero.exchanges import NormExchange, StepAgreement, spoiled
 from asyncpar.zero.memory import TransientBytes, ZeROMemoryStats
-from asyncpar.zero.partition import Partition
-from asyncpar.zero.pieces import StatePiece, pieces_of, restore_pieces
+from asyncpar.zero.parameter_gatherer import ParameterGatherer, ParameterUnit, ShardedStage
+from asyncpar.zero.partition import Partition, make_budget
 from asyncpar.zero.recovery import Names, Recovery, torn
 from asyncpar.zero.reducer import Reducer
-from asyncpar.zero.residence import Residence
+from asyncpar.zero.reduction import make_means
 from asyncpar.zero.row_sum import RowSums
-from asyncpar.zero.setup import make_means
-from asyncpar.zero.sharded import ShardedStage
-from asyncpar.zero.standing import Phase, Standing
+from asyncpar.zero.share import StatePiece, pieces_of, restore_pieces
+from asyncpar.zero.step_state import Phase, StepState
 from asyncpar.zero.stepping import Update, gather_values
-from asyncpar.zero.unit import Unit
 
 T = TypeVar("T")
 
@@ -80,7 +77,7 @@ class ZeroEngine:
         self._names = Names(name)
         self._bridge = bridge
         self._layers: list[ShardedStage] = []
-        self._gathered: list[Unit] = []
+        self._gathered: list[ParameterUnit] = []
         self._bytes_held = TransientBytes()
         self._means = make_means(
             self.parameters,
@@ -92,9 +89,9 @@ class ZeroEngine:
             row_sums=row_sums,
         )
         self._budget = make_budget(self.partition, config, self._means.row_sums.extra_bytes)
-        self._standing = Standing(accumulates=config.stage.shards_gradients)
+        self._state = StepState(accumulates=config.stage.shards_gradients)
         self._reducer = Reducer(self._means, window=self._budget.window)
-        self._recovery = Recovery(self._means, self._reducer, self._standing, self._names)
+        self._recovery = Recovery(self._means, self._reducer, self._state, self._names)
 
     @property
     def partition(self) -> Partition:
@@ -108,7 +105,7 @@ class ZeroEngine:
 
         Call it for each layer, in the order of the forward pass, before ``prepare``.
         """
-        self._standing.check_new("shard")
+        self._state.check_new("shard")
         known = {id(parameter) for parameter in self.parameters}
         for parameter in stage.parameters():
             if id(parameter) not in known:
@@ -127,7 +124,7 @@ class ZeroEngine:
 
         Raises ``UsageError`` on every rank, with nothing released, that names the first rank that differs and how.
         """
-        self._standing.check_new("prepare")
+        self._state.check_new("prepare")
         stage, place = self.config.stage, {parameter.name: index for index, parameter in enumerate(self.parameters)}
         layers = [sorted({place[parameter.name] for parameter in layer.parameters()}) for layer in self._layers]
         lines = [str(self.config), str(self.rule), f"sharded layers {layers}"]
@@ -147,8 +144,8 @@ class ZeroEngine:
             for share in self._means.shares:
                 share.parameter.release_grad()
         if stage.shards_parameters:
-            self._recovery.residence = residence = Residence(
-                [Unit(f"layer {index}", members, self._means) for index, members in enumerate(layers)],
+            self._recovery.gatherer = gatherer = ParameterGatherer(
+                [ParameterUnit(f"layer {index}", members, self._means) for index, members in enumerate(layers)],
                 depth=self.config.prefetch_depth,
                 most=self._budget.rest,
                 bridge=self._bridge or LoopBridge(),
@@ -157,8 +154,8 @@ class ZeroEngine:
             for share in self._means.shares:
                 share.part_with_value()
             for layer in self._layers:
-                layer.settle(residence)
-        self._standing.phase = Phase.OPEN
+                layer.settle(gatherer)
+        self._state.phase = Phase.OPEN
 
     # -- gradients ---------------------------------------------------------------------------------------------------
 
@@ -168,7 +165,7 @@ class ZeroEngine:
         Its bucket is reduced as soon as all of it is final.  From stage 2 on the gradient is taken from the parameter:
         what is added after that belongs to the next ``reduce``.
         """
-        self._standing.check_giving("ready")
+        self._state.check_giving("ready")
         self._reducer.ready(name)
 
     async def reduce(self) -> None:
@@ -176,17 +173,17 @@ class ZeroEngine:
 
         From stage 2 on it may be called several times in a step, after each micro-batch say: gradients add up.
         """
-        self._standing.check_giving("reduce")
+        self._state.check_giving("reduce")
         async with self._recovery.all_or_none("reduce"):
             await self._reducer.finish()
-        self._standing.phase = Phase.REDUCED
+        self._state.phase = Phase.REDUCED
 
     def reduced(self) -> Mapping[str, Array]:
         """Return the flat gradients of the values that this rank updates, by parameter: all of them before stage 1.
 
         They are to be written to, by who adds what other tensor-parallel ranks or the other end of a tie have of them.
         """
-        self._standing.check_reduced("reduced")
+        self._state.check_reduced("reduced")
         return {share.parameter.name: share.gradient for share in self._means.shares}
 
     def squared_norm(self, *, without: Collection[str] = ()) -> float:
@@ -194,7 +191,7 @@ class ZeroEngine:
 
         ``nn.optimizers.combined`` adds the parts of all replicas.  The sum has the same bits in all stages.
         """
-        self._standing.check_reduced("squared_norm")
+        self._state.check_reduced("squared_norm")
         counted = (share for share in self._means.shares if share.parameter.name not in without)
         return combined(squared_norm(share.own_gradient) for share in counted) * self.factor**2
 
@@ -203,30 +200,30 @@ class ZeroEngine:
 
         All ranks call it.
         """
-        self._standing.check_reduced("global_norm")
+        self._state.check_reduced("global_norm")
         async with self._recovery.all_or_none("global_norm"):
             own = await self._looked_at(lambda: self.squared_norm(without=without))
             return await NormExchange(self._means, own).run()
 
     def is_finite(self) -> bool:
         """Are the gradients finite that this rank owns?"""
-        self._standing.check_reduced("is_finite")
+        self._state.check_reduced("is_finite")
         return all(all_finite(share.own_gradient) for share in self._means.shares)
 
     def spoiled(self) -> list[str]:
         """Return the parameters whose gradients were not finite on this rank before they were reduced."""
-        self._standing.check_reduced("spoiled")
+        self._state.check_reduced("spoiled")
         marks = zip(self.parameters, spoiled(self._means), strict=True)
         return [parameter.name for parameter, is_spoiled in marks if is_spoiled]
 
     def overflowed(self) -> list[str]:
         """Return the parameters whose reduced gradients are not finite in what this rank owns."""
-        self._standing.check_reduced("overflowed")
+        self._state.check_reduced("overflowed")
         return [share.parameter.name for share in self._means.shares if not all_finite(share.own_gradient)]
 
     def scale(self, factor: float) -> None:
         """Multiply gradients by ``factor``, in the next step; half precision loses nothing by it."""
-        self._standing.check_reduced("scale")
+        self._state.check_reduced("scale")
         if not math.isfinite(factor):
             raise UsageError(f"factor: expected a finite number, got {factor}")
         self.factor *= factor
@@ -240,7 +237,7 @@ class ZeroEngine:
 
     def zero_grad(self) -> None:
         """Forget all gradients."""
-        self._standing.check_sound("zero_grad")
+        self._state.check_sound("zero_grad")
         if not self._reducer.is_idle:
             raise UsageError("zero_grad: gradients are on their way; reduce() or abandon() first")
         self._forget_gradients()
@@ -253,14 +250,14 @@ class ZeroEngine:
         Raises ``NonFiniteValue`` or ``UsageError`` on all of them, with nothing changed, unless they agree on the step
         and all gradients are finite; then gradients stay as they are.  Raises ``StepTorn`` when it fails half-way.
         """
-        self._standing.check_reduced("step")
-        residence = self._recovery.residence
-        if residence is not None and residence.at_home:
-            raise UsageError(f"step: parameters are gathered, {residence.at_home[0]!r} for one; release() first")
+        self._state.check_reduced("step")
+        gatherer = self._recovery.gatherer
+        if gatherer is not None and gatherer.gathered:
+            raise UsageError(f"step: parameters are gathered, {gatherer.gathered[0]!r} for one; release() first")
         settings = {"learning_rate": learning_rate, "factor": self.factor}
         async with self._recovery.all_or_none("step"):
-            if residence is not None:
-                await residence.forget_prefetched()
+            if gatherer is not None:
+                await gatherer.forget_prefetched()
             is_finite = await self._looked_at(self.is_finite)
             agreement = StepAgreement(self._means, step=self.step_count, is_finite=is_finite, **settings)
             objection = await agreement.run()
@@ -271,7 +268,7 @@ class ZeroEngine:
 
     async def _update(self, **settings: float) -> None:
         update = Update(self._means, window=self._budget.window, **settings)
-        self._standing.phase = Phase.STEPPED
+        self._state.phase = Phase.STEPPED
         self._commit_feedback()
         try:
             await update.run()
@@ -289,7 +286,7 @@ class ZeroEngine:
 
         For failures outside the engine, in a backward pass say; those inside it tell the others themselves.
         """
-        self._standing.check_prepared("abandon")
+        self._state.check_prepared("abandon")
         await self._recovery.break_off(why)
 
     async def catch_up(self, learning_rate: float) -> None:
@@ -297,7 +294,7 @@ class ZeroEngine:
 
         For who failed where the others did not: all of them must ``resume`` after it.
         """
-        self._standing.check_prepared("catch_up")
+        self._state.check_prepared("catch_up")
         await self._recovery.break_off("catch_up() was called")
         self.step_count += 1
         self._commit_feedback()
@@ -317,7 +314,7 @@ class ZeroEngine:
         not; then they must ``restore`` a checkpoint.  Where a replica may fail before it comes to ``resume``, all pass
         the same new number as ``attempt`` each time.
         """
-        self._standing.check_prepared("resume")
+        self._state.check_prepared("resume")
         await self._recovery.break_off("resume() was called")
         await self._recovery.meet(self.step_count, attempt)
         await gather_values(self._means)
@@ -334,27 +331,27 @@ class ZeroEngine:
             self._means.feedback.drop()
         for share in self._means.shares:
             share.zero_grad()
-        self._standing.phase = Phase.OPEN
+        self._state.phase = Phase.OPEN
 
     # -- parameters, states, memory ----------------------------------------------------------------------------------
 
     async def gather(self, names: Iterable[str] | None = None) -> None:
         """Stage 3: give parameters (None: all) their whole values until ``release``.  All ranks name the same ones."""
-        residence = self._check_sharded("gather")
+        gatherer = self._check_sharded("gather")
         chosen = self._choose(names)
         async with self._recovery.all_or_none("gather"):
             await agree([str(chosen)], self.communicator, key=f"{self._means.key()}/gather")
-        unit = Unit("named", chosen, self._means)
-        residence.check_room(unit)
+        unit = ParameterUnit("named", chosen, self._means)
+        gatherer.check_room(unit)
         async with self._recovery.all_or_none("gather"):
-            await residence.gather(unit)
+            await gatherer.gather(unit)
         self._gathered.append(unit)
 
     def release(self) -> None:
         """Stage 3: undo all ``gather``."""
-        residence = self._check_sharded("release")
+        gatherer = self._check_sharded("release")
         while self._gathered:
-            residence.release(self._gathered.pop())
+            gatherer.release(self._gathered.pop())
 
     def memory_stats(self) -> ZeROMemoryStats:
         """Return the bytes that this rank holds now."""
@@ -362,7 +359,7 @@ class ZeroEngine:
         return ZeROMemoryStats(
             parameters=sum(share.parameter_bytes for share in shares),
             gradients=sum(share.gradient_bytes for share in shares),
-            states=sum(share.stretch.nbytes for share in shares),
+            states=sum(share.range.nbytes for share in shares),
             gathered=self._bytes_held.gathered,
             buffers=self._bytes_held.buffers,
             transient_peak=self._bytes_held.peak,
@@ -378,17 +375,17 @@ class ZeroEngine:
         stage 3 what may be gathered.
         """
         shares, stage = self._means.shares, self.config.stage
-        kept = sum(share.parameter_bytes + share.stretch.nbytes + share.whole_gradient_bytes for share in shares)
+        kept = sum(share.parameter_bytes + share.range.nbytes + share.whole_gradient_bytes for share in shares)
         if stage.shards_gradients:
             kept += sum(share.own_gradient_bytes for share in shares)
         if self._means.feedback is not None:
             kept += self._means.feedback.nbytes_needed
-        residence = self._recovery.residence
-        return kept + self._budget.buffers + (0 if residence is None else residence.nbytes_needed)
+        gatherer = self._recovery.gatherer
+        return kept + self._budget.buffers + (0 if gatherer is None else gatherer.nbytes_needed)
 
     def state_pieces(self) -> list[StatePiece]:
         """Return what a checkpoint must hold of this rank, besides ``step_count``."""
-        self._standing.check_sound("state_pieces")
+        self._state.check_sound("state_pieces")
         return pieces_of(self._means.shares)
 
     def residuals(self) -> dict[str, Values]:
@@ -401,7 +398,7 @@ class ZeroEngine:
 
     def restore_residuals(self, residuals: Mapping[str, NDArray[Any]]) -> None:
         """Go on with the ``residuals`` of an earlier run of this rank, between steps."""
-        self._standing.check_prepared("restore_residuals")
+        self._state.check_prepared("restore_residuals")
         if self._means.feedback is not None:
             self._means.feedback.restore(residuals)
 
@@ -410,7 +407,7 @@ class ZeroEngine:
 
         Raises ``UsageError``, with nothing written here, unless ``arrays`` are the pieces of this rank.
         """
-        self._standing.check_prepared("restore")
+        self._state.check_prepared("restore")
         try:
             if step_count < 0:
                 raise UsageError(f"step_count: expected 0 or more, got {step_count}")
@@ -422,12 +419,12 @@ class ZeroEngine:
         self.step_count = step_count
         await self.resume(attempt)
 
-    def _check_sharded(self, what: str) -> Residence:
+    def _check_sharded(self, what: str) -> ParameterGatherer:
         if not self.config.stage.shards_parameters:
             raise UsageError(f"{what}: expected stage 3, which shards parameters, got {self.config.stage}")
-        self._standing.check_sound(what)
-        assert self._recovery.residence is not None, "it is prepared"
-        return self._recovery.residence
+        self._state.check_sound(what)
+        assert self._recovery.gatherer is not None, "it is prepared"
+        return self._recovery.gatherer
 
     def _choose(self, names: Iterable[str] | None) -> list[int]:
         place = {parameter.name: index for index, parameter in enumerate(self.parameters)}

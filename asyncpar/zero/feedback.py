@@ -9,8 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asyncpar.codecs import Values
-from asyncpar.zero.packing import pack_rows, unpack_rows
-from asyncpar.zero.partition import Bucket, Partition
+from asyncpar.zero.partition import Bucket, Partition, pack_rows, unpack_rows
 
 Residuals = NDArray[np.float32]
 """A row per rank, like the rows of a bucket."""

@@ -10,8 +10,7 @@ from asyncpar.collectives.offload import off_loop
 from asyncpar.nn.parameter import Array
 from asyncpar.zero.buffers import BufferPool, Lent
 from asyncpar.zero.owed import Owed
-from asyncpar.zero.packing import pack_own, unpack_rows
-from asyncpar.zero.partition import Bucket, Partition
+from asyncpar.zero.partition import Bucket, Partition, pack_own, unpack_rows
 from asyncpar.zero.reduction import Means
 from asyncpar.zero.share import Share
 

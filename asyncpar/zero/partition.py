@@ -11,13 +11,17 @@ Parameters are taken in reverse order of registration, which is about the order 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from asyncpar.errors import UsageError
+from asyncpar.nn.parameter import Array
+from asyncpar.zero.config import MIB, ZeROConfig
+from asyncpar.zero.errors import MemoryExceeded
 
 
 def ceil_chunks(count: int, parts: int) -> list[tuple[int, int]]:
@@ -165,3 +169,89 @@ def _width(slots: Sequence[Slot]) -> int:
 def _pieces(length: int, most: int) -> Iterator[tuple[int, int]]:
     for low in range(0, length, most):
         yield low, min(low + most, length)
+
+
+Rows: TypeAlias = NDArray[Any]
+"""A row per rank, as wide as the bucket."""
+
+
+def pack_rows(partition: Partition, slot: Slot, flat: Array | None, rows: Rows) -> None:
+    """Copy what all ranks own of one parameter's ``flat`` values into ``rows``; zeros where there are none."""
+    for rank in range(partition.size):
+        start, stop = partition.range_of(slot, rank)
+        place = _place(slot, rows[rank])
+        if flat is not None:
+            place[: stop - start] = flat[start:stop]
+            place[stop - start :] = 0
+        else:
+            place.fill(0)
+
+
+def unpack_rows(partition: Partition, slot: Slot, rows: Rows, flat: Array, *, ranks: Iterable[int]) -> None:
+    """Copy what ``ranks`` own of one parameter out of ``rows`` into its ``flat`` values."""
+    for rank in ranks:
+        start, stop = partition.range_of(slot, rank)
+        flat[start:stop] = _place(slot, rows[rank])[: stop - start]
+
+
+def pack_own(slot: Slot, part: Array, row: Rows) -> None:
+    """Copy what this rank owns of a parameter, ``part``, into its row."""
+    held = part[slot.low : slot.high]
+    place = _place(slot, row)
+    place[: held.size] = held
+    place[held.size :] = 0
+
+
+def own_in_row(slot: Slot, row: Rows, length: int) -> tuple[slice, Array]:
+    """Return which part of the ``length`` values that this rank owns of a parameter are in its row, and a view of them.
+
+    The row may hold fewer than the slot has room for, or none.
+    """
+    part = slice(min(slot.low, length), min(slot.high, length))
+    return part, _place(slot, row)[: part.stop - part.start]
+
+
+def values_in_rows(slot: Slot, rows: Rows) -> Rows:
+    """Return all that ``rows`` hold of one parameter, with its padding."""
+    return rows[:, slot.offset : slot.offset + slot.high - slot.low]
+
+
+def _place(slot: Slot, row: Rows) -> Array:
+    place: Array = row[slot.offset : slot.offset + slot.high - slot.low]
+    return place
+
+
+ExtraBytes = Callable[[int, int, np.dtype[Any]], int]
+"""What summing so many rows of that width and dtype takes besides the rows; see ``RowSums.extra_bytes``."""
+
+_MOST_BUCKETS = 4
+"""More buckets at a time are no quicker."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Budget:
+    """``window`` buckets at a time, which take ``buffers`` bytes, and ``rest`` bytes for gathered parameters."""
+
+    window: int
+    buffers: int
+    rest: int
+
+
+def make_budget(partition: Partition, config: ZeROConfig, extra_bytes: ExtraBytes) -> Budget:
+    """Divide ``max_memory_usage_mb``.  Raises ``MemoryExceeded`` when not even one bucket fits."""
+    if partition.size == 1 or not partition.buckets:
+        return Budget(window=_MOST_BUCKETS, buffers=0, rest=config.most_bytes)
+    largest = max(
+        partition.bucket_nbytes(bucket) * (partition.size + 1) // partition.size
+        + extra_bytes(partition.size, bucket.width, bucket.dtype)
+        for bucket in partition.buckets
+    )
+    if largest > config.most_bytes:
+        raise MemoryExceeded(
+            f"max_memory_usage_mb: expected room for {largest / MIB:.3g} MiB, the largest bucket, got "
+            f"{config.max_memory_usage_mb:g}; lower bucket_size_mb or reduce_bucket_size"
+        )
+    share = config.most_bytes // 4 if config.stage.shards_parameters else config.most_bytes
+    window = min(max(share // largest, 1), _MOST_BUCKETS)
+    buffers = min(window, len(partition.buckets)) * largest
+    return Budget(window=window, buffers=buffers, rest=config.most_bytes - window * largest)

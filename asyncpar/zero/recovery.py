@@ -13,10 +13,10 @@ from asyncpar.gradsync.agreement import Disagreement
 from asyncpar.zero.errors import StepTorn
 from asyncpar.zero.exchanges import NormExchange, StepAgreement
 from asyncpar.zero.owed import Owed
+from asyncpar.zero.parameter_gatherer import ParameterGatherer
 from asyncpar.zero.reducer import Reducer
 from asyncpar.zero.reduction import Means
-from asyncpar.zero.residence import Residence
-from asyncpar.zero.standing import Phase, Standing
+from asyncpar.zero.step_state import Phase, StepState
 from asyncpar.zero.stepping import value_gathers
 
 
@@ -39,12 +39,12 @@ class Names:
 class Recovery:
     """Gives up, after a failure, whatever others may be waiting for; and meets them after that."""
 
-    residence: Residence | None = None
+    gatherer: ParameterGatherer | None = None
 
-    def __init__(self, means: Means, reducer: Reducer, standing: Standing, names: Names) -> None:
+    def __init__(self, means: Means, reducer: Reducer, state: StepState, names: Names) -> None:
         self._means = means
         self._reducer = reducer
-        self._standing = standing
+        self._state = state
         self._names = names
 
     @asynccontextmanager
@@ -60,12 +60,12 @@ class Recovery:
 
     async def break_off(self, why: str) -> None:
         """Give everything up, once.  Waits for nobody."""
-        if self._standing.phase is Phase.BROKEN:
+        if self._state.phase is Phase.BROKEN:
             return
-        self._standing.break_off(why)
+        self._state.break_off(why)
         await self._reducer.abandon()
-        if self.residence is not None:
-            await self.residence.abandon()
+        if self.gatherer is not None:
+            await self.gatherer.abandon()
         NormExchange(self._means, 0.0).give_up()
         StepAgreement(self._means, step=0, learning_rate=0.0, factor=0.0, is_finite=False).give_up()
         for gather in value_gathers(self._means, "spread"):

@@ -16,7 +16,7 @@ from asyncpar.errors import NonFiniteValue, ProtocolError
 from asyncpar.gradsync.schemes.lossy import FINE, NON_FINITE, body_of, row_bytes, set_status
 from asyncpar.zero.buffers import BufferPool, Loans
 from asyncpar.zero.feedback import RowFeedback
-from asyncpar.zero.packing import Rows
+from asyncpar.zero.partition import Rows
 
 _FINE_CODEC = Int8()
 

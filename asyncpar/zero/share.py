@@ -1,21 +1,25 @@
-"""What a rank holds of one parameter, by stage."""
+"""The part of one parameter that a rank owns, by stage, and the pieces of it that a checkpoint holds."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from asyncpar.config.slicing import TensorSlice
+from asyncpar.errors import UsageError
 from asyncpar.nn.half import stored_dtype, stored_value
-from asyncpar.nn.optimizers import Rule, Stretch
+from asyncpar.nn.optimizers import MASTER, FlatRange, Rule
 from asyncpar.nn.parameter import Array, Parameter
 from asyncpar.zero.config import ZeROStage
 
 
 class Share:
-    """The stretch ``start`` to ``stop`` of a parameter that this rank owns: its values, gradient and states.
+    """The flat range ``start`` to ``stop`` of a parameter that this rank owns: its values, gradient and states.
 
-    Without sharding, the stretch that is *updated* is the whole parameter, and the one that is *counted*, for norms, is
+    Without sharding, the range that is *updated* is the whole parameter, and the one that is *counted*, for norms, is
     still the owned one: so that all ranks together count everything once.
     """
 
@@ -23,7 +27,7 @@ class Share:
         self.parameter = parameter
         self.start, self.stop = bounds
         updated = bounds if stage.shards_states else (0, parameter.size)
-        self.stretch = Stretch(parameter, *updated, rule)
+        self.range = FlatRange(parameter, *updated, rule)
         self.has_gradient = False
         """Has anything been added to the sharded gradient?"""
         self.is_spoiled = False
@@ -41,13 +45,13 @@ class Share:
 
     def part_with_value(self) -> None:
         """Keep only what this rank owns of the value, and release the parameter."""
-        self._value = self.stretch.of(stored_value(self.parameter)).copy()
+        self._value = self.range.of(stored_value(self.parameter)).copy()
         self.parameter.release_value()
 
     @property
     def value(self) -> Array:
         """The values that are updated: flat, as stored, to be written to."""
-        return self.stretch.of(stored_value(self.parameter)) if self._value is None else self._value
+        return self.range.of(stored_value(self.parameter)) if self._value is None else self._value
 
     @property
     def own_value(self) -> Array:
@@ -65,7 +69,7 @@ class Share:
     def gradient(self) -> Array:
         """The reduced gradient of the values that are updated: flat, as stored, to be written to."""
         if not self._shards_gradients:
-            return self.stretch.of(self.parameter.grad)
+            return self.range.of(self.parameter.grad)
         if self._gradient is None:
             self._gradient = np.zeros(self.count, stored_dtype(self.parameter))
         return self._gradient
@@ -109,17 +113,17 @@ class Share:
     # -- the step ----------------------------------------------------------------------------------------------------
 
     def update(self, **settings: Any) -> None:
-        """Move the values against the gradient; see ``Stretch.update``."""
-        if len(self.stretch):
-            self.stretch.update(self.value, self.gradient, **settings)
+        """Move the values against the gradient; see ``FlatRange.update``."""
+        if len(self.range):
+            self.range.update(self.value, self.gradient, **settings)
 
     def restore(self, kind: str, array: Array) -> None:
         """Write the states ``kind``, or the ``value``, of what is updated."""
         if kind != VALUE:
-            self.stretch.states[kind][...] = array
+            self.range.states[kind][...] = array
             return
-        if self.stretch.master is not None:
-            self.stretch.master[...] = array
+        if self.range.master is not None:
+            self.range.master[...] = array
         with np.errstate(over="ignore"):
             self.value[...] = array
 
@@ -154,7 +158,7 @@ class Share:
     @property
     def whole_bytes(self) -> int:
         """Bytes of value, gradient and states without sharding."""
-        states = len(self.stretch.arrays()) * self.parameter.size * self.parameter.dtype.itemsize
+        states = len(self.range.arrays()) * self.parameter.size * self.parameter.dtype.itemsize
         return 2 * self._whole_bytes + states
 
     @property
@@ -164,8 +168,68 @@ class Share:
     @property
     def _own(self) -> slice:
         """Where what this rank owns lies in what it updates."""
-        return slice(self.start - self.stretch.start, self.stop - self.stretch.start)
+        return slice(self.start - self.range.start, self.stop - self.range.start)
 
 
 VALUE = "value"
 """The kind of a parameter's values among its states, in the dtype that is computed in."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StatePiece:
+    """The flat range ``flat`` of this rank's part ``slice`` of the tensor ``kind`` of a parameter.
+
+    ``kind`` is ``value`` or a state's name.  ``array`` is flat, the engine's own, in the dtype that is computed in: of
+    parameters in half precision, the values are the master values.
+    """
+
+    parameter: str
+    kind: str
+    slice: TensorSlice
+    flat: tuple[int, int]
+    array: Array
+
+    def __str__(self) -> str:
+        start, stop = self.flat
+        return f"{self.kind} of {self.parameter}, values {start} to {stop} of {list(self.slice.local_shape)}"
+
+
+def pieces_of(shares: Iterable[Share]) -> list[StatePiece]:
+    """Return all that must be kept of ``shares``."""
+    return [
+        StatePiece(
+            parameter=share.parameter.name,
+            kind=kind,
+            slice=share.parameter.slice,
+            flat=(share.range.start, share.range.stop),
+            array=array,
+        )
+        for share in shares
+        for kind, array in _arrays(share).items()
+    ]
+
+
+def restore_pieces(shares: Iterable[Share], arrays: Mapping[tuple[str, str], Array]) -> None:
+    """Write ``arrays``, by name of the parameter and kind, into ``shares``.
+
+    Raises ``UsageError``, with nothing written, unless there is one for each piece, as long as it and of its dtype.
+    """
+    by_key = {(share.parameter.name, kind): share for share in shares for kind in _arrays(share)}
+    for key, array in arrays.items():
+        if key not in by_key:
+            raise UsageError(f"arrays: expected pieces of this engine, got {key[1]} of {key[0]}")
+        expected = _arrays(by_key[key])[key[1]]
+        if array.size != expected.size or array.dtype != expected.dtype:
+            raise UsageError(
+                f"arrays: expected {expected.size} values of {expected.dtype} as {key[1]} of {key[0]}, "
+                f"got {array.size} of {array.dtype}"
+            )
+    for name, kind in by_key.keys() - arrays.keys():
+        raise UsageError(f"arrays: expected {kind} of {name}, which is missing")
+    for key, share in by_key.items():
+        share.restore(key[1], arrays[key].reshape(-1))
+
+
+def _arrays(share: Share) -> dict[str, Array]:
+    states = {kind: array for kind, array in share.range.arrays().items() if kind != MASTER}
+    return {VALUE: share.range.exact(share.value), **states}

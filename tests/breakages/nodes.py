@@ -15,8 +15,7 @@ from asyncpar.collectives.communicator import Communicator
 from asyncpar.gradsync import GradientSynchronizer, HostGroups, SyncStep
 from asyncpar.gradsync.model import HasGradient
 from asyncpar.multinode import MultiNodeConfig
-from asyncpar.multinode.gradient_buffer import GradientSyncBuffer
-from asyncpar.multinode.intake import GradientIntake
+from asyncpar.multinode.gradient_buffer import GradientIntake, GradientSyncBuffer
 from asyncpar.nn.optimizers import SGD, Optimizer, clip_factor
 from tests.breakages.breakage import Breakage, Mistake, impatient, on_virtual_time
 from tests.breakages.partitions import broadcast_into_a_copy, let_the_world_be_every_group

@@ -13,7 +13,7 @@ import numpy as np
 
 from asyncpar.errors import PeerError
 from asyncpar.hybrid import HybridConfig, ParallelModel, ThreeDParallelismCoordinator, TransformerModel
-from asyncpar.hybrid.standing import StepTaken
+from asyncpar.hybrid.recovery import StepTaken
 from asyncpar.nn import Transformer, TransformerConfig, softmax_cross_entropy
 from asyncpar.nn.optimizers import Optimizer, clip_factor
 from asyncpar.node import Node

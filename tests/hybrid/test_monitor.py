@@ -14,12 +14,18 @@ from asyncpar.hybrid.analysis import (
     PerformanceAnalysis,
     RankPerformance,
     Severity,
+    StepMeasure,
     analyze,
     summarize,
 )
-from asyncpar.hybrid.measure import StepMeasure
-from asyncpar.hybrid.monitor import Performance3DMonitor
-from asyncpar.hybrid.report import bytes_text, count_text, percent_text, render_report, seconds_text
+from asyncpar.hybrid.monitor import (
+    Performance3DMonitor,
+    bytes_text,
+    count_text,
+    percent_text,
+    render_report,
+    seconds_text,
+)
 from asyncpar.testing.world import local_world
 
 

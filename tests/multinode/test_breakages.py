@@ -12,8 +12,8 @@ from asyncpar.collectives.communicator import Communicator
 from asyncpar.gradsync import phases
 from asyncpar.gradsync.schemes import Scheme
 from asyncpar.multinode import GradientSyncBuffer, MultiNodeConfig, registration
+from asyncpar.multinode.gradient_buffer import GradientIntake
 from asyncpar.multinode.groups import NodeGroups
-from asyncpar.multinode.intake import GradientIntake
 from asyncpar.multinode.node_sum import NodeSum
 from asyncpar.testing.loop import run_virtual
 from asyncpar.zero.config import ZeROStage

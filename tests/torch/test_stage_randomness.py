@@ -11,7 +11,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from asyncpar.errors import UsageError
-from asyncpar.hybrid.randomness import StepRandomness
+from asyncpar.hybrid.step import StepRandomness
 from asyncpar.nn import Sequential
 from asyncpar.nn.parameter import Array
 from asyncpar.pipeline import Recomputed

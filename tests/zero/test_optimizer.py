@@ -18,7 +18,7 @@ from asyncpar.tensors.config import ModelParallelConfig
 from asyncpar.tensors.context import ModelParallelContext
 from asyncpar.testing.world import local_world
 from asyncpar.zero import ZeROConfig, ZeROOptimizer, ZeROStage
-from asyncpar.zero.sharded import ShardedStage
+from asyncpar.zero.parameter_gatherer import ShardedStage
 from tests.zero.replicas import (
     PATIENCE,
     SHAPES,

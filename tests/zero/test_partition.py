@@ -10,8 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncpar.errors import UsageError
-from asyncpar.zero.packing import own_in_row, pack_own, pack_rows, unpack_rows
-from asyncpar.zero.partition import Partition, Spec, ceil_chunks, make_partition
+from asyncpar.zero.partition import (
+    Partition,
+    Spec,
+    ceil_chunks,
+    make_partition,
+    own_in_row,
+    pack_own,
+    pack_rows,
+    unpack_rows,
+)
 
 SINGLE, HALF = np.dtype(np.float32), np.dtype(np.float16)
 

@@ -9,10 +9,9 @@ import pytest
 
 from asyncpar.errors import UsageError
 from asyncpar.zero import MemoryExceeded, ZeROConfig, ZeROStage, memory_reduction
-from asyncpar.zero.budget import make_budget
 from asyncpar.zero.config import MIB
-from asyncpar.zero.partition import Spec, make_partition
-from asyncpar.zero.standing import Phase, Standing
+from asyncpar.zero.partition import Spec, make_budget, make_partition
+from asyncpar.zero.step_state import Phase, StepState
 
 
 def test_defaults_are_those_of_the_contract() -> None:
@@ -101,29 +100,29 @@ def test_most_memory_of_stage_3_is_for_parameters() -> None:
 
 
 def test_nothing_comes_before_prepare() -> None:
-    standing = Standing(accumulates=False)
-    for check in (standing.check_giving, standing.check_reduced, standing.check_sound, standing.check_prepared):
+    state = StepState(accumulates=False)
+    for check in (state.check_giving, state.check_reduced, state.check_sound, state.check_prepared):
         with pytest.raises(UsageError, match=r"step: await prepare\(\) on all ranks first"):
             check("step")
-    standing.phase = Phase.OPEN
+    state.phase = Phase.OPEN
     with pytest.raises(UsageError, match=r"shard: this must come before prepare"):
-        standing.check_new("shard")
+        state.check_new("shard")
 
 
 def test_gradients_are_not_averaged_twice() -> None:
-    standing = Standing(accumulates=False)
-    standing.phase = Phase.REDUCED
+    state = StepState(accumulates=False)
+    state.phase = Phase.REDUCED
     with pytest.raises(UsageError, match="must not be averaged twice"):
-        standing.check_giving("reduce")
-    accumulating = Standing(accumulates=True)
+        state.check_giving("reduce")
+    accumulating = StepState(accumulates=True)
     accumulating.phase = Phase.REDUCED
     accumulating.check_giving("reduce")
 
 
 def test_after_a_failure_replicas_must_meet_first() -> None:
-    standing = Standing(accumulates=True)
-    standing.phase = Phase.OPEN
-    standing.break_off("rank 1 left")
-    standing.break_off("and then more")
+    state = StepState(accumulates=True)
+    state.phase = Phase.OPEN
+    state.break_off("rank 1 left")
+    state.break_off("and then more")
     with pytest.raises(UsageError, match=r"step: an earlier step failed \(rank 1 left\); await resume\(\)"):
-        standing.check_reduced("step")
+        state.check_reduced("step")

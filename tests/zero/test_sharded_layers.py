@@ -127,9 +127,9 @@ async def test_the_next_layer_is_gathered_while_this_one_computes() -> None:
 
 
 def tell_when_gathered(replica: Replica, index: int, layer: Waiting) -> None:
-    residence = replica.engine._recovery.residence
-    assert residence is not None
-    unit, arrived = residence._units[index], threading.Event()
+    gatherer = replica.engine._recovery.gatherer
+    assert gatherer is not None
+    unit, arrived = gatherer._units[index], threading.Event()
     gather = unit.gather
 
     async def tell() -> list[Array]:

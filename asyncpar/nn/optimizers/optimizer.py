@@ -7,9 +7,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from asyncpar.errors import NonFiniteValue, UsageError
 from asyncpar.nn.half import stored_value
+from asyncpar.nn.optimizers.flat_range import FlatRange
 from asyncpar.nn.optimizers.norm import all_finite, clip_factor, combined, squared_norm
 from asyncpar.nn.optimizers.rule import Rule
-from asyncpar.nn.optimizers.stretch import Stretch
 from asyncpar.nn.parameter import Array, Parameter
 
 
@@ -26,23 +26,23 @@ class Optimizer:
         self.step_count = 0
         self.factor = 1.0
         """What gradients are multiplied with in the next step."""
-        self._stretches = {parameter.name: Stretch(parameter, 0, parameter.size, rule) for parameter in self.parameters}
+        self._ranges = {parameter.name: FlatRange(parameter, 0, parameter.size, rule) for parameter in self.parameters}
 
     @property
     def nbytes(self) -> int:
         """Bytes of states and master values."""
-        return sum(stretch.nbytes for stretch in self._stretches.values())
+        return sum(flat.nbytes for flat in self._ranges.values())
 
     def state(self, name: str) -> Mapping[str, Array]:
         """Return what is kept of the parameter ``name``: arrays of its shape, by the names that its rule gives them.
 
         There is ``master``, too, where the parameter is stored in half precision.  Write to them to restore them.
         """
-        stretch = self._stretches.get(name)
-        if stretch is None:
+        flat = self._ranges.get(name)
+        if flat is None:
             raise UsageError(f"name: expected a parameter of this optimizer, got {name!r}")
-        shape = stretch.parameter.shape
-        return {kind: array.reshape(shape) for kind, array in stretch.arrays().items()}
+        shape = flat.parameter.shape
+        return {kind: array.reshape(shape) for kind, array in flat.arrays().items()}
 
     def squared_norm(self, *, without: Collection[str] = (), parts: int = 1) -> float:
         """Return the square of the global norm of the scaled gradients, those of the parameters ``without`` left out.
@@ -84,11 +84,11 @@ class Optimizer:
         if not self.is_finite():
             raise NonFiniteValue(f"gradients: expected finite numbers at step {self.step_count}, got others")
         self.step_count += 1
-        for stretch in self._stretches.values():
-            parameter = stretch.parameter
-            stretch.update(
-                stretch.of(stored_value(parameter)),
-                stretch.of(parameter.grad),
+        for flat in self._ranges.values():
+            parameter = flat.parameter
+            flat.update(
+                flat.of(stored_value(parameter)),
+                flat.of(parameter.grad),
                 step=self.step_count,
                 learning_rate=learning_rate,
                 factor=self.factor,

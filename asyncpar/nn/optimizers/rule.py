@@ -1,4 +1,4 @@
-"""What an optimizer does to one stretch of values."""
+"""What an optimizer does to one range of values."""
 
 from __future__ import annotations
 

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from asyncpar.errors import UsageError
-from asyncpar.hybrid.standing import Intent, Settlement, Standing, StepTaken, settle
+from asyncpar.hybrid.recovery import Intent, RankStatus, RecoveryPlan, StepTaken, plan_recovery
 from asyncpar.zero.errors import StepTorn
 
-FINE = Standing(
+FINE = RankStatus(
     intent=Intent.TRAIN_STEP,
     rate=0.1,
     attempt=4,
@@ -26,44 +26,44 @@ FINE = Standing(
 )
 
 
-def among(**changes: Any) -> Settlement:
+def among(**changes: Any) -> RecoveryPlan:
     """Settle three ranks, of which the second stands elsewhere."""
-    return settle([FINE, replace(FINE, **changes), FINE])
+    return plan_recovery([FINE, replace(FINE, **changes), FINE])
 
 
 @pytest.mark.parametrize("change", [{}, {"intent": Intent.LOAD}, {"last_norm": math.inf}, {"is_torn": True}])
 def test_a_row_says_all(change: dict[str, Any]) -> None:
-    standing = replace(FINE, **change)
-    assert Standing.of_row(standing.row()) == standing
+    status = replace(FINE, **change)
+    assert RankStatus.of_row(status.row()) == status
 
 
 def test_ranks_that_stand_alike_go_on() -> None:
-    settlement = among()
-    assert (settlement.attempt, settlement.must_resume, settlement.error) == (4, False, None)
+    plan = among()
+    assert (plan.attempt, plan.must_resume, plan.error) == (4, False, None)
 
 
 def test_a_failure_on_one_begins_another_attempt_on_all() -> None:
-    settlement = among(has_failed=True, attempt=2)
-    assert (settlement.attempt, settlement.must_resume, settlement.error) == (5, True, None)
+    plan = among(has_failed=True, attempt=2)
+    assert (plan.attempt, plan.must_resume, plan.error) == (5, True, None)
 
 
 def test_who_is_a_step_behind_takes_it_as_the_others_have() -> None:
-    settlement = among(has_failed=True, steps=6, is_ready=True, last_norm=1.0, last_rate=9.0)
-    assert isinstance(settlement.error, StepTaken)
-    assert (settlement.ahead.steps, settlement.ahead.last_norm, settlement.ahead.last_rate) == (7, 2.5, 0.2)
-    assert not settlement.was_taken, "it has been told now"
+    plan = among(has_failed=True, steps=6, is_ready=True, last_norm=1.0, last_rate=9.0)
+    assert isinstance(plan.error, StepTaken)
+    assert (plan.ahead.steps, plan.ahead.last_norm, plan.ahead.last_rate) == (7, 2.5, 0.2)
+    assert not plan.was_taken, "it has been told now"
 
 
 @pytest.mark.parametrize("intent", [intent for intent in Intent if not intent.trains and intent is not Intent.LOAD])
 def test_what_does_not_train_leaves_the_news_for_later(intent: Intent) -> None:
-    settlement = settle([replace(FINE, intent=intent), replace(FINE, intent=intent, was_taken=True)])
-    assert settlement.error is None
-    assert settlement.was_taken
+    plan = plan_recovery([replace(FINE, intent=intent), replace(FINE, intent=intent, was_taken=True)])
+    assert plan.error is None
+    assert plan.was_taken
 
 
 def test_a_step_that_failed_everywhere_after_it_was_taken_is_told() -> None:
     failed = replace(FINE, has_failed=True, was_taken=True)
-    assert isinstance(settle([failed, failed]).error, StepTaken)
+    assert isinstance(plan_recovery([failed, failed]).error, StepTaken)
 
 
 @pytest.mark.parametrize("change", [{"steps": 5, "is_ready": True}, {"steps": 6}, {"is_torn": True}])
@@ -72,7 +72,7 @@ def test_what_cannot_be_made_whole_needs_a_checkpoint(change: dict[str, Any]) ->
     assert isinstance(error, StepTorn)
     assert error.rank == 1
     loading = [replace(one, intent=Intent.LOAD) for one in (FINE, replace(FINE, has_failed=True, **change))]
-    assert settle(loading).error is None
+    assert plan_recovery(loading).error is None
 
 
 @pytest.mark.parametrize(

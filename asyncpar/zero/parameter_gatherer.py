@@ -1,4 +1,4 @@
-"""Which values are at home: stage 3.
+"""Gather the parameters of layers before they compute and release them afterwards: stage 3.
 
 Theory of operation.  Units are gathered before they are used, some ahead of time, and released after.  Everything is
 decided in the compute thread, as a function of the order in which units are used; so all replicas, which compute in one
@@ -14,24 +14,88 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from typing import Any
 
-from asyncpar.collectives.bridge import LoopBridge
+import numpy as np
+
+from asyncpar.collectives.bridge import LoopBridge, Pending
 from asyncpar.errors import UsageError
-from asyncpar.nn.parameter import Array
+from asyncpar.nn.parameter import Array, OnGradient, Parameter
+from asyncpar.nn.stage import Deferred, Stage
 from asyncpar.zero.config import MIB
 from asyncpar.zero.errors import MemoryExceeded
+from asyncpar.zero.gathering import BucketGather
 from asyncpar.zero.memory import TransientBytes
-from asyncpar.zero.unit import Unit
+from asyncpar.zero.partition import Partition, make_partition
+from asyncpar.zero.reduction import Means
+
+
+class ParameterUnit:
+    """The parameters ``members``, in buckets of their own.
+
+    ``name`` is that of the unit on all replicas.  ``holders`` counts who uses the values, ``pending`` are those that
+    are on their way.  ``arrived`` counts bytes of values that are here, but not in the parameters yet; they are there
+    while it ``is_whole``.
+    """
+
+    def __init__(self, name: str, members: Sequence[int], means: Means) -> None:
+        self.name = name
+        self.shares = [means.shares[member] for member in members]
+        self.partition: Partition = make_partition(
+            [means.partition.specs[member] for member in members],
+            means.partition.size,
+            bucket_bytes=means.config.bucket_bytes,
+        )
+        self.holders = 0
+        self.pending: Pending[list[Array]] | None = None
+        self.arrived = 0
+        self.is_whole = False
+        self._means = means
+
+    @property
+    def value_nbytes(self) -> int:
+        """Bytes of the whole values."""
+        return sum(spec.count * spec.dtype.itemsize for spec in self.partition.specs)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that it takes to gather the values, one bucket at a time."""
+        rows = max(map(self.partition.bucket_nbytes, self.partition.buckets), default=0)
+        return self.value_nbytes + rows + rows // self.partition.size
+
+    @property
+    def is_busy(self) -> bool:
+        """Does it take memory?"""
+        return self.holders > 0 or self.pending is not None
+
+    async def gather(self) -> list[Array]:
+        """Return the flat values of its parameters."""
+        values: list[Array] = [np.empty(spec.count, spec.dtype) for spec in self.partition.specs]
+        if self.partition.size == 1:
+            for share, value in zip(self.shares, values, strict=True):
+                value[...] = share.own_value
+            return values
+        for gather in self.gathers():
+            await gather.run(values, has_own=False)
+        return values
+
+    def gathers(self) -> list[BucketGather]:
+        """Return what the next gather consists of."""
+        key = f"{self._means.key()}/unit/{self.name}"
+        return [
+            BucketGather(bucket, self._means, self.partition, self.shares, key=key) for bucket in self.partition.buckets
+        ]
+
 
 FORWARD, BACKWARD = 1, -1
 """Where the unit is that is used next."""
 
 
-class Residence:
+class ParameterGatherer:
     """Gathers ``units``, at most ``depth`` ahead, and as far as all of them take ``most`` bytes."""
 
     def __init__(
-        self, units: Sequence[Unit], *, depth: int, most: int, bridge: LoopBridge, bytes_held: TransientBytes
+        self, units: Sequence[ParameterUnit], *, depth: int, most: int, bridge: LoopBridge, bytes_held: TransientBytes
     ) -> None:
         self._units = tuple(units)
         self._depth = depth
@@ -45,7 +109,7 @@ class Residence:
             self._check_fits(unit, unit.nbytes)
 
     @property
-    def at_home(self) -> tuple[str, ...]:
+    def gathered(self) -> tuple[str, ...]:
         """The parameters that are gathered."""
         return tuple(self._users)
 
@@ -67,10 +131,10 @@ class Residence:
             yield
         finally:
             unit.holders -= 1
-            if not unit.holders and unit.is_home:
+            if not unit.holders and unit.is_whole:
                 self.release(unit)
 
-    def _bring(self, unit: Unit, index: int, direction: int) -> None:
+    def _bring(self, unit: ParameterUnit, index: int, direction: int) -> None:
         if threading.get_ident() == self._loop_thread:
             raise UsageError(
                 "a sharded layer must run in a compute thread, such as that of a ComputeWorker, not on the event loop"
@@ -81,10 +145,10 @@ class Residence:
         self._prefetch(index, direction)
         self._take_in(unit, self._taken(unit))
 
-    def _start(self, unit: Unit) -> None:
+    def _start(self, unit: ParameterUnit) -> None:
         unit.pending = self._bridge.start(partial(self._gather, unit))
 
-    def _taken(self, unit: Unit) -> list[Array]:
+    def _taken(self, unit: ParameterUnit) -> list[Array]:
         """Wait for the values of ``unit`` and return them."""
         assert unit.pending is not None, "it was started"
         pending, unit.pending = unit.pending, None
@@ -102,7 +166,7 @@ class Residence:
                 return
             self._start(unit)
 
-    def _make_room(self, wanted: Unit) -> None:
+    def _make_room(self, wanted: ParameterUnit) -> None:
         """Forget units that were gathered too early, last ones first, until ``wanted`` fits, too."""
         for unit in reversed(self._units):
             if self._bytes_in_use() <= self._most:
@@ -115,7 +179,7 @@ class Residence:
     def _bytes_in_use(self) -> int:
         return sum(unit.nbytes for unit in self._units if unit.is_busy)
 
-    def _check_fits(self, unit: Unit, nbytes: int) -> None:
+    def _check_fits(self, unit: ParameterUnit, nbytes: int) -> None:
         if nbytes > self._most:
             raise MemoryExceeded(
                 f"max_memory_usage_mb: expected room for {nbytes / MIB:.3g} MiB to gather {unit.name} "
@@ -125,11 +189,11 @@ class Residence:
 
     # -- on the loop, while no thread computes -----------------------------------------------------------------------
 
-    def check_room(self, unit: Unit) -> None:
+    def check_room(self, unit: ParameterUnit) -> None:
         """Raise ``MemoryExceeded``, on all replicas alike, when ``unit`` does not fit beside what is there."""
         self._check_fits(unit, unit.nbytes + self._bytes_held.gathered)
 
-    async def gather(self, unit: Unit) -> None:
+    async def gather(self, unit: ParameterUnit) -> None:
         """Give the parameters of ``unit`` their values, until ``release``."""
         self._take_in(unit, await self._gather(unit))
 
@@ -153,7 +217,7 @@ class Residence:
             for gather in unit.gathers():
                 gather.give_up()
 
-    async def _gather(self, unit: Unit) -> list[Array]:
+    async def _gather(self, unit: ParameterUnit) -> list[Array]:
         task = asyncio.current_task()
         assert task is not None, "coroutines run in tasks"
         self._gathering.add(task)
@@ -167,9 +231,9 @@ class Residence:
 
     # -- parameters --------------------------------------------------------------------------------------------------
 
-    def release(self, unit: Unit) -> None:
+    def release(self, unit: ParameterUnit) -> None:
         """Take the values from the parameters that nobody else uses."""
-        unit.is_home = False
+        unit.is_whole = False
         for share in unit.shares:
             name = share.parameter.name
             self._users[name] -= 1
@@ -178,7 +242,7 @@ class Residence:
                 self._bytes_held.add(gathered=-share.gathered_bytes)
                 share.parameter.release_value()
 
-    def _take_in(self, unit: Unit, values: Sequence[Array]) -> None:
+    def _take_in(self, unit: ParameterUnit, values: Sequence[Array]) -> None:
         self._drop(unit)
         for share, value in zip(unit.shares, values, strict=True):
             name = share.parameter.name
@@ -186,9 +250,53 @@ class Residence:
                 share.parameter.restore_value(value.reshape(share.parameter.shape))
                 self._bytes_held.add(gathered=share.gathered_bytes)
             self._users[name] += 1
-        unit.is_home = True
+        unit.is_whole = True
 
-    def _drop(self, unit: Unit) -> None:
+    def _drop(self, unit: ParameterUnit) -> None:
         """Count values that have arrived as gone."""
         self._bytes_held.add(gathered=-unit.arrived)
         unit.arrived = 0
+
+
+class ShardedStage(Stage[Any]):
+    """``inner``, whose parameters are gathered before each pass and released after it.
+
+    Runs in a compute thread, which waits here for what is not there yet.  Weight gradients that are deferred must not
+    need values, as those of all layers of ``asyncpar.nn`` do not.  To recompute activations, shard the layer that
+    recomputes, not the one inside it, lest values are gathered once more.
+    """
+
+    def __init__(self, inner: Stage[Any], index: int) -> None:
+        self.inner = inner
+        self._index = index
+        self._gatherer: ParameterGatherer | None = None
+
+    def settle(self, gatherer: ParameterGatherer) -> None:
+        """Use ``gatherer`` from now on; before, parameters are whole."""
+        self._gatherer = gatherer
+
+    def forward(self, x: Any) -> tuple[Array, Any]:
+        if self._gatherer is None:
+            return self.inner.forward(x)
+        with self._gatherer.using(self._index, FORWARD):
+            return self.inner.forward(x)
+
+    def forward_again(self, x: Any) -> tuple[Array, Any]:
+        if self._gatherer is None:
+            return self.inner.forward_again(x)
+        with self._gatherer.using(self._index, BACKWARD):
+            return self.inner.forward_again(x)
+
+    def backward(
+        self, saved: Any, dy: Array, on_gradient: OnGradient | None = None, deferred: Deferred | None = None
+    ) -> Array | None:
+        if self._gatherer is None:
+            return self.inner.backward(saved, dy, on_gradient, deferred)
+        with self._gatherer.using(self._index, BACKWARD):
+            return self.inner.backward(saved, dy, on_gradient, deferred)
+
+    def parameters(self) -> tuple[Parameter, ...]:
+        return self.inner.parameters()
+
+    def generators(self) -> tuple[np.random.Generator, ...]:
+        return self.inner.generators()

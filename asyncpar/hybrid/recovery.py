@@ -54,7 +54,7 @@ _INTENTS = tuple(Intent)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
+class RankStatus:
     """Where one rank stands.
 
     ``rate`` is the learning rate of the step it is about to take.  ``steps`` counts those it has taken, the last with
@@ -80,7 +80,7 @@ class Standing:
         return np.array([_INTENTS.index(self.intent), *rest], np.float64)
 
     @classmethod
-    def of_row(cls, row: NDArray[np.float64]) -> Standing:
+    def of_row(cls, row: NDArray[np.float64]) -> RankStatus:
         """Return what ``row`` was made of."""
         kinds: dict[str, Any] = {"attempt": int, "steps": int, "rate": float, "last_norm": float, "last_rate": float}
         names = [field.name for field in fields(cls)]
@@ -89,35 +89,35 @@ class Standing:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settlement:
+class RecoveryPlan:
     """What all ranks conclude: the number of the ``attempt``, whether they ``must_resume`` after a failure, whose last
     step those behind are to take, and the ``error`` that all raise when they have done so.
     """
 
     attempt: int
     must_resume: bool
-    ahead: Standing
+    ahead: RankStatus
     was_taken: bool
     error: AsyncparError | None
 
 
-def settle(standings: Sequence[Standing]) -> Settlement:
+def plan_recovery(statuses: Sequence[RankStatus]) -> RecoveryPlan:
     """Return what follows from where all ranks stand, in their order."""
-    ahead = max(standings, key=lambda one: one.steps)
-    behind = [one for one in standings if one.steps < ahead.steps]
-    must_resume = any(one.has_failed for one in standings)
-    was_taken = bool(behind) or any(one.was_taken for one in standings)
-    error: AsyncparError | None = _misuse(standings)
-    if error is None and standings[0].intent is not Intent.LOAD:
-        error = _torn(standings, ahead)
-        if error is None and was_taken and standings[0].intent.trains:
+    ahead = max(statuses, key=lambda one: one.steps)
+    behind = [one for one in statuses if one.steps < ahead.steps]
+    must_resume = any(one.has_failed for one in statuses)
+    was_taken = bool(behind) or any(one.was_taken for one in statuses)
+    error: AsyncparError | None = _misuse(statuses)
+    if error is None and statuses[0].intent is not Intent.LOAD:
+        error = _torn(statuses, ahead)
+        if error is None and was_taken and statuses[0].intent.trains:
             error = StepTaken(
                 f"step {ahead.steps - 1} failed on some ranks when others had taken it; all have taken it now, and "
                 f"nothing else was done: go on with step {ahead.steps}"
             )
             was_taken = False
-    return Settlement(
-        attempt=max(one.attempt for one in standings) + must_resume,
+    return RecoveryPlan(
+        attempt=max(one.attempt for one in statuses) + must_resume,
         must_resume=must_resume,
         ahead=ahead,
         was_taken=was_taken,
@@ -125,10 +125,10 @@ def settle(standings: Sequence[Standing]) -> Settlement:
     )
 
 
-def _misuse(standings: Sequence[Standing]) -> UsageError | None:
+def _misuse(statuses: Sequence[RankStatus]) -> UsageError | None:
     """Return the error of ranks that are about to do different things, or what cannot be done."""
-    first = standings[0]
-    for rank, one in enumerate(standings):
+    first = statuses[0]
+    for rank, one in enumerate(statuses):
         if one.intent is not first.intent:
             return UsageError(f"{first.intent}: expected it to be called on all ranks, got {one.intent} on rank {rank}")
         if not (one.rate >= 0.0 and math.isfinite(one.rate)):
@@ -140,9 +140,9 @@ def _misuse(standings: Sequence[Standing]) -> UsageError | None:
     return None
 
 
-def _torn(standings: Sequence[Standing], ahead: Standing) -> StepTorn | None:
+def _torn(statuses: Sequence[RankStatus], ahead: RankStatus) -> StepTorn | None:
     """Return the error of ranks that hold parts of different steps which cannot be made one."""
-    for rank, one in enumerate(standings):
+    for rank, one in enumerate(statuses):
         if one.is_torn:
             return StepTorn(f"rank {rank} failed while a checkpoint was being restored; load it again", rank=rank)
         if one.steps < ahead.steps - 1 or (one.steps < ahead.steps and not one.is_ready):

@@ -14,7 +14,7 @@ MASTER = "master"
 """Name of the float32 values of a parameter that is stored in half precision."""
 
 
-class Stretch:
+class FlatRange:
     """The flat range ``start`` to ``stop`` of a parameter's values, with the states that move it.
 
     ``states`` are flat arrays in the dtype that is computed in.  ``master`` holds the values in that dtype where the
@@ -41,7 +41,7 @@ class Stretch:
         return array.reshape(-1)[self.start : self.stop]
 
     def update(self, value: Array, gradient: Array, *, step: int, learning_rate: float, factor: float) -> None:
-        """Move ``value`` against ``factor * gradient``; both are flat and as long as this stretch, as stored."""
+        """Move ``value`` against ``factor * gradient``; both are flat and as long as this range, as stored."""
         apply(
             self._rule,
             value if self.master is None else self.master,

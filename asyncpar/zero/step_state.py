@@ -27,7 +27,7 @@ _ADVICE = {
 }
 
 
-class Standing:
+class StepState:
     """``accumulates`` says that gradients may be reduced several times in a step."""
 
     def __init__(self, *, accumulates: bool) -> None:
