@@ -302,8 +302,12 @@ class Operations:
 
         Nothing is sent.  Its members must ask for the same ranks in the same order, and as often: every call makes
         another group.  With ``key`` the ranks that pass equal keys are one group instead, in whatever order and however
-        often they ask; who asks again gets the same communicator.  Groups last until they are closed, or are without
-        ``key`` and nobody has them any more.
+        often they ask; who asks again gets the same communicator until it is closed, and then another one: members must
+        close it equally often.  Groups last until they are closed, or are without ``key`` and nobody has them any more.
+
+        Ranks that ask for different ranks, or of which one uses another ``key``, wait for each other until the timeout:
+        a rank that does not come cannot be told from one that comes late, from another task perhaps.  The error then
+        says in which operation of which group the other is, and that it has made no such group.
 
         Its ``timeout`` begins with that of this group and is its own; without ``has_own_timeout`` it stays that of this
         group.

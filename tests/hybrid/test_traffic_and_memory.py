@@ -104,7 +104,9 @@ MIXED = {ZeROStage.NONE: (16.0, 0.0), ZeROStage.STAGE1: (4.0, 12.0), ZeROStage.S
 async def test_bytes_per_parameter_are_those_of_the_formulas(dp: int, stage: ZeROStage, precision: Precision) -> None:
     table = FULL if precision is Precision.FULL else MIXED
     whole, shared = table.get(stage, (0.0, 16.0))
-    config = make_config(dp, layers=2, zero=ZeROConfig(stage=stage, pin_memory=False), precision=precision)
+    config = make_config(
+        dp, layers=2, zero=ZeROConfig(stage=stage, pin_memory=stage is ZeROStage.NONE), precision=precision
+    )
     async with running(MODEL, config) as ranks:
         await ranks.take_step()
         for one in ranks.all:
