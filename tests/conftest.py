@@ -20,6 +20,7 @@ __all__ = [
     "pytest_addoption",
     "pytest_collection",
     "pytest_collection_modifyitems",
+    "pytest_runtest_makereport",
     "pytest_sessionfinish",
     "pytest_terminal_summary",
     "pytest_testnodedown",
@@ -43,3 +44,11 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.collect()
         gc.freeze()
         gc.enable()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Escape what UTF-8 has no bytes for in what a test logs or prints: xdist cannot send it, and would end the run."""
+    report = yield
+    report.sections = [(name, text.encode(errors="backslashreplace").decode()) for name, text in report.sections]
+    return report
