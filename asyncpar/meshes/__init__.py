@@ -28,8 +28,8 @@ What is promised
 
 Where to read
 
-- ``shape``: ranks and places; ``values``, ``errors``: what comes of a call.  All three are pure.
-- ``nodes``: ranks on which to spawn.  ``mesh_ref``, ``mesh_endpoint``, ``mesh_watch``: what callers hold; ``crew`` is
-  what they have in common, ``tally`` counts asks in flight.
-- ``calls``: rounds of calls, by way of ``arrivals``; ``notices``: what becomes of a round when one fails.
+- ``shape``: ranks and coordinates; ``values``: results and errors of a call.  Both are pure.
+- ``nodes``: the ranks on which actors are spawned.  ``mesh_ref``: references to the actors of a mesh, their endpoints
+  and watches; ``tally`` counts the asks in flight.
+- ``calls``: rounds of calls, and the notices by which one failure ends a round.
 """

@@ -1,4 +1,4 @@
-"""The actors of one rank by name, and how those ended that are gone."""
+"""The actors of one rank by name, the exit reasons of those that ended, and the actor classes of this process."""
 
 from __future__ import annotations
 
