@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from asyncpar.config.parallel import ProcessGroupIds, RankMapping, ThreeDParallelismConfig
+from asyncpar.config.slicing import ceil_chunks
 from asyncpar.errors import UsageError
 from asyncpar.multinode import MultiNodeConfig
 from asyncpar.nn import Initializer, Linear
@@ -22,7 +23,6 @@ from asyncpar.parallel import DataParallel
 from asyncpar.shards import split_sizes
 from asyncpar.tensors import DistributedTensor, ModelParallelConfig, ModelParallelStrategy, TensorPartition
 from asyncpar.zero import ZeROStage, memory_reduction
-from asyncpar.zero.partition import ceil_chunks
 
 CONTRACT: dict[str, Any] = json.loads((Path(__file__).parent / "goldens" / "contract.json").read_text())
 """By module: names, with their members (``name()`` is to be callable), parameters in order, and defaults."""

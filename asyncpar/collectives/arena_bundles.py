@@ -24,9 +24,9 @@ from asyncpar.arena.channel import Channel, Turn
 from asyncpar.arena.run_queue import Program
 from asyncpar.collectives.arena_operations import AT_ONCE_BYTES, CHUNK_BYTES
 from asyncpar.collectives.bundle import Bundle, Section, Stretch, cut, pack, unpack
-from asyncpar.collectives.layout import ceil_bounds, ceil_div
 from asyncpar.collectives.reduction import Array, Reduction
 from asyncpar.collectives.staging import Scratch
+from asyncpar.config.slicing import ceil_chunks, ceil_div
 
 _ALIGNMENT: Final = 64
 _KEPT_VIEWS: Final = 8192
@@ -204,11 +204,11 @@ class InChunks:
         itemsize = section.dtype.itemsize
         most = min(self._channel.size * (self._width // itemsize), CHUNK_BYTES // itemsize)
         chunks = max(ceil_div(section.count, most), 1)
-        return [bound for bound in ceil_bounds(section.count, chunks) if bound[0] < bound[1]]
+        return [bound for bound in ceil_chunks(section.count, chunks) if bound[0] < bound[1]]
 
     def _chunk(self, index: int, start: int, stop: int) -> _Chunk:
         section = self._sections[index]
-        bounds = [(start + low, start + high) for low, high in ceil_bounds(stop - start, self._channel.size)]
+        bounds = [(start + low, start + high) for low, high in ceil_chunks(stop - start, self._channel.size)]
         return _Chunk(
             index,
             [section.stretch(low, high) for low, high in bounds],

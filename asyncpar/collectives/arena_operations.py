@@ -13,8 +13,8 @@ from asyncpar.collectives import arena_programs as programs
 from asyncpar.collectives.arena_call import MakeProgram
 from asyncpar.collectives.arena_slices import reduce_slices
 from asyncpar.collectives.arguments import contiguous
-from asyncpar.collectives.layout import ceil_bounds
 from asyncpar.collectives.reduction import Array, Reduction
+from asyncpar.config.slicing import ceil_chunks
 
 AT_ONCE_BYTES = 512 << 10
 """All-reduces whose ranks read up to this much from the others in all do so in one wait."""
@@ -63,7 +63,7 @@ def reduce_scatter(source: Array, target: Array, reduction: Reduction) -> MakePr
     def make(turn: Turn) -> Program:
         size = turn.channel.size
         row = source[0].size if source.shape[0] else 0
-        slices = [(low * row, high * row) for low, high in ceil_bounds(source.shape[0], size)]
+        slices = [(low * row, high * row) for low, high in ceil_chunks(source.shape[0], size)]
         work = contiguous(target)
         result = work.reshape(-1)
 

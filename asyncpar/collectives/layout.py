@@ -15,6 +15,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
+from asyncpar.config.slicing import ceil_chunks, ceil_div
+
 SEGMENT_BYTES = 1 << 20
 """Most bytes of one message of one chunk."""
 
@@ -48,20 +50,10 @@ class Layout(Protocol):
         ...
 
 
-def ceil_div(number: int, divisor: int) -> int:
-    return -(-number // divisor)
-
-
 def count_pieces(chunk_bytes: int, segment: int = SEGMENT_BYTES) -> int:
     """Return how many pieces chunks of this size are cut into: equal on all ranks, at least one."""
     pieces = ceil_div(chunk_bytes, segment)
     return 2 if pieces == 1 and chunk_bytes >= _SPLIT_BYTES else max(pieces, 1)
-
-
-def ceil_bounds(length: int, parts: int) -> list[tuple[int, int]]:
-    """Return the start and stop of each of ``parts`` ceil chunks of ``length``; the last ones may be short or empty."""
-    step = ceil_div(length, parts)
-    return [(min(part * step, length), min((part + 1) * step, length)) for part in range(parts)]
 
 
 class AlongBuffer:
@@ -75,7 +67,7 @@ class AlongBuffer:
         self, *, count: int, chunks: int, itemsize: int, is_packed: bool = False, segment: int = SEGMENT_BYTES
     ) -> None:
         chunk_bytes = ceil_div(count, max(chunks, 1)) * itemsize
-        bounds = ceil_bounds(count, count_pieces(chunk_bytes, segment))
+        bounds = ceil_chunks(count, count_pieces(chunk_bytes, segment))
         self._bounds = [bound for bound in bounds if bound[0] < bound[1]] or [(0, 0)]
         self._chunks = chunks
         self._is_packed = is_packed
@@ -91,7 +83,7 @@ class AlongBuffer:
     def place(self, piece: int) -> tuple[Slice, ...]:
         start, stop = self._bounds[piece]
         base = 0 if self._is_packed else start
-        return tuple(Slice(0, base + low, base + high) for low, high in ceil_bounds(stop - start, self._chunks))
+        return tuple(Slice(0, base + low, base + high) for low, high in ceil_chunks(stop - start, self._chunks))
 
 
 class AlongChunks:

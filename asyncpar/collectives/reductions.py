@@ -24,20 +24,14 @@ from asyncpar.collectives.engine import Engine, Prepared, describe_array
 from asyncpar.collectives.execute import Workspace, execute
 from asyncpar.collectives.hierarchy import all_reduce_layout, find_route, run_all_reduce
 from asyncpar.collectives.hosted import HostedOperation
-from asyncpar.collectives.layout import (
-    AlongBuffer,
-    AlongChunks,
-    PackedChunks,
-    Slice,
-    ceil_bounds,
-    packed_segment,
-)
+from asyncpar.collectives.layout import AlongBuffer, AlongChunks, PackedChunks, Slice, packed_segment
 from asyncpar.collectives.one_way import confirmed, to_root
 from asyncpar.collectives.operation import Operation
 from asyncpar.collectives.plan import Plan
 from asyncpar.collectives.quick import QuickAllReduce, QuickCall
 from asyncpar.collectives.reduction import Array, Reduction, collective_reduction
 from asyncpar.collectives.workspace import InPlace, Scratch
+from asyncpar.config.slicing import ceil_chunks
 
 
 def all_reduce(
@@ -175,7 +169,7 @@ def reduce_scatter(
     engine: Engine, x: object, *, op: str, out: object, algorithm: str | None, key: str | None
 ) -> Coroutine[Any, Any, Array]:
     source = check_rows(check_array(x))
-    start, stop = ceil_bounds(source.shape[0], engine.size)[engine.rank]
+    start, stop = ceil_chunks(source.shape[0], engine.size)[engine.rank]
     target = check_out(out, (stop - start, *source.shape[1:]), source.dtype, of="this rank's slice")
     if out is not None:
         check_apart(source, target)
@@ -236,7 +230,7 @@ def _prepare_reduce_scatter(engine: Engine, x: Array, op: str, wanted: str | Non
     algorithm = engine.algorithm("reduce_scatter", x.nbytes, wanted, arena=True)
     carrier = engine.carrier("reduce_scatter", x.nbytes, algorithm)
     row = x[0].size if x.shape[0] else 0
-    bounds = [(low * row, high * row) for low, high in ceil_bounds(x.shape[0], engine.size)]
+    bounds = [(low * row, high * row) for low, high in ceil_chunks(x.shape[0], engine.size)]
     longest = bounds[0][1]
     mine = Slice(1, 0, bounds[engine.rank][1] - bounds[engine.rank][0])
     slices = [Slice(0, low, high) for low, high in bounds]

@@ -13,6 +13,28 @@ from numpy.typing import NDArray
 from asyncpar.errors import UsageError
 
 
+def ceil_div(number: int, divisor: int) -> int:
+    """Return ``number / divisor``, rounded up."""
+    return -(-number // divisor)
+
+
+def ceil_chunk(count: int, parts: int, part: int) -> tuple[int, int]:
+    """Return start and stop of one of ``parts`` ceil chunks of ``count`` values."""
+    step = ceil_div(count, parts)
+    return min(part * step, count), min((part + 1) * step, count)
+
+
+def ceil_chunks(count: int, parts: int) -> list[tuple[int, int]]:
+    """Return start and stop of each of ``parts`` ceil chunks of ``count`` values; the last may be short or empty.
+
+    Raises ``UsageError`` for less than one part.
+    """
+    if parts < 1:
+        raise UsageError(f"parts: expected 1 or more, got {parts}")
+    step = ceil_div(count, parts)
+    return [(min(part * step, count), min((part + 1) * step, count)) for part in range(parts)]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorSlice:
     """The range ``start`` to ``stop`` along dimension ``dim`` of a tensor that is looked at as ``view_shape``.

@@ -11,9 +11,8 @@ import numpy as np
 
 from asyncpar.collectives.arguments import check_array
 from asyncpar.collectives.communicator import Communicator
-from asyncpar.collectives.layout import ceil_bounds
 from asyncpar.collectives.reduction import Array
-from asyncpar.config.slicing import TensorSlice
+from asyncpar.config.slicing import TensorSlice, ceil_chunks
 from asyncpar.errors import UsageError
 from asyncpar.tensors.agreement import Extent, Joint, join, then
 from asyncpar.tensors.communicator import AnyCommunicator, plain_communicator
@@ -186,7 +185,7 @@ class DistributedTensor:
         if self.is_replicated:
             cut = target.slice_of(self.global_shape).cut
             return self._joint(operation, communicator, lambda: self._moved(cut(self.local_shard), target))
-        pieces = self._pieces(dim, ceil_bounds(self.global_shape[dim], communicator.size))
+        pieces = self._pieces(dim, ceil_chunks(self.global_shape[dim], communicator.size))
         packed = pack_pieces(self.local_shard, dim, pieces)
         counts = [self._elements(dim, stop - start) for start, stop in pieces]
         return Joint(

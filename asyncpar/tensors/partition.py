@@ -17,9 +17,8 @@ from typing import SupportsIndex
 
 import numpy as np
 
-from asyncpar.collectives.layout import ceil_bounds
 from asyncpar.collectives.reduction import Array
-from asyncpar.config.slicing import TensorSlice
+from asyncpar.config.slicing import TensorSlice, ceil_chunks
 from asyncpar.errors import UsageError
 
 
@@ -83,7 +82,7 @@ class TensorPartition:
             raise UsageError(f"num_partitions: expected at least 1, got {num_partitions}")
         if not 0 <= check_number(partition_rank, "partition_rank") < num_partitions:
             raise UsageError(f"partition_rank: expected 0..{num_partitions - 1}, got {partition_rank}")
-        start, end = ceil_bounds(shape[dim], num_partitions)[partition_rank]
+        start, end = ceil_chunks(shape[dim], num_partitions)[partition_rank]
         return cls(
             split_dim=dim,
             start_idx=start,

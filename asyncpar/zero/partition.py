@@ -18,23 +18,11 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from asyncpar.config.slicing import ceil_chunk, ceil_div
 from asyncpar.errors import UsageError
 from asyncpar.nn.parameter import Array
 from asyncpar.zero.config import MIB, ZeROConfig
 from asyncpar.zero.errors import MemoryExceeded
-
-
-def ceil_chunks(count: int, parts: int) -> list[tuple[int, int]]:
-    """Return start and stop of each rank's chunk of ``count`` values."""
-    if parts < 1:
-        raise UsageError(f"parts: expected 1 or more, got {parts}")
-    return [ceil_chunk(count, parts, part) for part in range(parts)]
-
-
-def ceil_chunk(count: int, parts: int, part: int) -> tuple[int, int]:
-    """Return start and stop of one of ``parts`` ceil chunks of ``count`` values."""
-    step = -(-count // parts)
-    return min(part * step, count), min((part + 1) * step, count)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,7 +129,7 @@ class _Packer:
         self._closed: list[tuple[np.dtype[Any], list[Slot]]] = []
 
     def add(self, parameter: int, spec: Spec) -> None:
-        chunk = -(-spec.count // self._size)
+        chunk = ceil_div(spec.count, self._size)
         for low, high in _pieces(chunk, self._widest):
             slots = self._open.get(spec.dtype, [])
             width = _width(slots)

@@ -11,11 +11,11 @@ import pytest
 from asyncpar.collectives import reductions
 from asyncpar.collectives.array_operations import ArrayOperations
 from asyncpar.collectives.communicator import Communicator
-from asyncpar.collectives.layout import ceil_div
 from asyncpar.collectives.operation import Operation
 from asyncpar.collectives.reduction import Array
 from asyncpar.collectives.table import OperationTable
 from asyncpar.config.parallel import ThreeDParallelismConfig
+from asyncpar.config.slicing import ceil_div
 from asyncpar.errors import PeerError
 from asyncpar.tensors import (
     DeviceMesh,
@@ -126,7 +126,7 @@ def forget_to_clamp_starts(patch: pytest.MonkeyPatch) -> None:
         step = ceil_div(length, parts)
         return [(part * step, min((part + 1) * step, length)) for part in range(parts)]
 
-    patch.setattr(partition, "ceil_bounds", wrong)
+    patch.setattr(partition, "ceil_chunks", wrong)
 
 
 def number_places_without_looking_at_bounds(patch: pytest.MonkeyPatch) -> None:
@@ -159,7 +159,7 @@ def scatter_equal_parts_only(patch: pytest.MonkeyPatch) -> None:
     def wrong(length: int, parts: int) -> list[tuple[int, int]]:
         return [(part * (length // parts), (part + 1) * (length // parts)) for part in range(parts)]
 
-    patch.setattr(reductions, "ceil_bounds", wrong)
+    patch.setattr(reductions, "ceil_chunks", wrong)
 
 
 def broadcast_into_a_copy(patch: pytest.MonkeyPatch) -> None:

@@ -77,8 +77,14 @@ def bytes_are_those_of_the_formula(stage: ZeROStage, expected: Callable[[int], f
 
 
 def chunks_are_clamped() -> None:
-    assert partition.ceil_chunks(5, 4) == [(0, 2), (2, 4), (4, 5), (5, 5)], "chunks of 5 over 4"
-    assert partition.ceil_chunks(7, 3) == [(0, 3), (3, 6), (6, 7)], "chunks of 7 over 3"
+    assert chunks(5, 4) == [(0, 2), (2, 4), (4, 5), (5, 5)], "chunks of 5 over 4"
+    assert chunks(7, 3) == [(0, 3), (3, 6), (6, 7)], "chunks of 7 over 3"
+
+
+def chunks(count: int, size: int) -> list[tuple[int, int]]:
+    spec = partition.Spec(name="values", shape=(count,), dtype=np.dtype(np.float32))
+    made = partition.make_partition([spec], size)
+    return [made.bounds(0, rank) for rank in range(size)]
 
 
 # -- mistakes ---------------------------------------------------------------------------------------------------------

@@ -17,17 +17,17 @@ from asyncpar.collectives.layout import (
     AlongChunks,
     PackedChunks,
     Slice,
-    ceil_bounds,
     count_pieces,
     packed_segment,
 )
 from asyncpar.collectives.plan import BoundRecv, Plan
 from asyncpar.collectives.staging import StagingPool
+from asyncpar.config.slicing import ceil_chunks
 
 
 @given(length=st.integers(0, 10_000), parts=st.integers(1, 40))
-def test_ceil_bounds_cover_a_length_in_order(length: int, parts: int) -> None:
-    bounds = ceil_bounds(length, parts)
+def test_ceil_chunks_cover_a_length_in_order(length: int, parts: int) -> None:
+    bounds = ceil_chunks(length, parts)
     assert len(bounds) == parts
     assert [index for low, high in bounds for index in range(low, high)] == list(range(length))
     assert len({high - low for low, high in bounds if high < length}) <= 1
@@ -35,7 +35,7 @@ def test_ceil_bounds_cover_a_length_in_order(length: int, parts: int) -> None:
 
 @pytest.mark.parametrize(("dim", "expected"), [(5, [(0, 2), (2, 4), (4, 5), (5, 5)]), (0, [(0, 0)] * 4)])
 def test_empty_bounds_lie_at_the_end(dim: int, expected: list[tuple[int, int]]) -> None:
-    assert ceil_bounds(dim, 4) == expected
+    assert ceil_chunks(dim, 4) == expected
 
 
 @given(count=st.integers(0, 5_000_000), chunks=st.integers(1, 20), itemsize=st.sampled_from([1, 2, 4, 8, 16]))

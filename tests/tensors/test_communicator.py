@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asyncpar.collectives.layout import ceil_bounds
 from asyncpar.collectives.reduction import Array
+from asyncpar.config.slicing import ceil_chunks
 from asyncpar.errors import OperationMismatch, PeerError, UsageError
 from asyncpar.tensors import TensorCommunicator
 from tests.tensors.worlds import (
@@ -62,7 +62,7 @@ def test_reduce_scatter_parts_the_whole_sum_and_loses_no_remainder(
 
     parts = on_world(size, main)
     assert all(part.flags.c_contiguous for part in parts)
-    for part, (start, end) in zip(parts, ceil_bounds(shape[dim], size), strict=True):
+    for part, (start, end) in zip(parts, ceil_chunks(shape[dim], size), strict=True):
         np.testing.assert_array_equal(part, np.take(total, range(start, end), axis=dim))
     np.testing.assert_array_equal(np.concatenate(parts, axis=dim), total)
 

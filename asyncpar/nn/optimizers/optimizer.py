@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
+from asyncpar.config.slicing import ceil_chunk
 from asyncpar.errors import NonFiniteValue, UsageError
 from asyncpar.nn.half import stored_value
 from asyncpar.nn.optimizers.flat_range import FlatRange
@@ -119,9 +120,4 @@ def distinct(parameters: Iterable[Parameter]) -> tuple[Parameter, ...]:
 def _parts(parameters: Iterable[Parameter], parts: int, part: int) -> Iterable[tuple[Array, int, int]]:
     """Yield each flat gradient and the range of it that is the ceil chunk ``part`` of ``parts``."""
     for parameter in parameters:
-        chunk = -(-parameter.size // parts)
-        yield (
-            parameter.grad.reshape(-1),
-            min(part * chunk, parameter.size),
-            min((part + 1) * chunk, parameter.size),
-        )
+        yield parameter.grad.reshape(-1), *ceil_chunk(parameter.size, parts, part)
