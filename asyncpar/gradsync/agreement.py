@@ -10,9 +10,9 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from asyncpar.agreement.errors import Disagreement
+from asyncpar.agreement.owed import OwedCollective
 from asyncpar.collectives.communicator import Communicator
-from asyncpar.errors import UsageError
-from asyncpar.gradsync.obligation import Obligation
 
 _DIGEST_BYTES = 8
 _EPOCH_BYTES = 8
@@ -22,10 +22,6 @@ Lines: TypeAlias = Mapping[str, Sequence[str]]
 
 Partitions: TypeAlias = Mapping[str, Sequence[Sequence[int]]]
 """The groups of each kind, which need not hold all ranks."""
-
-
-class Disagreement(UsageError):  # noqa: N818
-    """Ranks differ in their parameters or settings; raised on every rank."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,8 +67,10 @@ class Agreement:
         own = np.frombuffer(epoch.to_bytes(_EPOCH_BYTES, "little") + row, np.uint8)
         self._epoch = epoch
         self._is_over = communicator.size == 1
-        self._exchange: Obligation[NDArray[np.uint8]] = Obligation(lambda: communicator.all_gather(own, key=key))
-        self._everything: Obligation[list[dict[str, list[str]]]] = Obligation(self._exchange_lines)
+        self._exchange: OwedCollective[NDArray[np.uint8]] = OwedCollective(
+            lambda: communicator.all_gather(own, key=key)
+        )
+        self._everything: OwedCollective[list[dict[str, list[str]]]] = OwedCollective(self._exchange_lines)
 
     async def run(self) -> int:
         """Return the latest epoch of all ranks; raise ``Disagreement``, on every rank, unless groups are of one mind.
@@ -94,10 +92,10 @@ class Agreement:
     async def give_up(self) -> None:
         """Tell the others that this rank does not take the step.  Waits for nobody."""
         for obligation in self.obligations:
-            await obligation.give_up()
+            await obligation.begin_and_cancel()
 
     @property
-    def obligations(self) -> Iterator[Obligation[Any]]:
+    def obligations(self) -> Iterator[OwedCollective[Any]]:
         """What this rank owes the others, as far as it can know."""
         if not self._is_over:
             yield self._exchange

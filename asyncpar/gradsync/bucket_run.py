@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from asyncpar.agreement.owed import OwedCollective
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.collectives.offload import INLINE_BYTES, off_loop
 from asyncpar.gradsync import phases
 from asyncpar.gradsync.config import NonFinitePolicy
 from asyncpar.gradsync.groups import SyncGroups
 from asyncpar.gradsync.keys import BucketKeys
-from asyncpar.gradsync.obligation import Obligation
 from asyncpar.gradsync.outcome import BucketOutcome
 from asyncpar.gradsync.phases import Packing
 from asyncpar.gradsync.schemes import Place, ReductionStep, Scheme
@@ -127,7 +127,9 @@ class BucketFlow:
         rare = keys.replicas / f"step/{settings.step}"
         replicas: Communicator = settings.groups.replicas
         self._own: list[str] = []
-        self._report = Obligation(lambda: replicas.all_gather_object(self._own, key=f"{rare}/finite", wanted=list[str]))
+        self._report = OwedCollective(
+            lambda: replicas.all_gather_object(self._own, key=f"{rare}/finite", wanted=list[str])
+        )
         drops = settings.policy is NonFinitePolicy.DROP and replicas.size > 1
         self._again = list(scheme.reduction_steps(rare / "again", place)) if drops else []
         self.outcome = BucketOutcome(contributors=replicas.size)
@@ -143,7 +145,7 @@ class BucketFlow:
         self._is_over = True
 
     @property
-    def obligations(self) -> Iterator[Obligation[Any]]:
+    def obligations(self) -> Iterator[OwedCollective[Any]]:
         """What this rank owes the others, as far as it can know."""
         yield from (step.exchange for step in self._steps)
         if not self._is_over:
@@ -154,7 +156,7 @@ class BucketFlow:
         """Tell ranks that wait, or will wait, for this bucket that it will not come.  Waits for nobody."""
         self.scheme.poison()
         for obligation in list(self.obligations):
-            await obligation.give_up()
+            await obligation.begin_and_cancel()
 
     def _make_steps(self, keys: BucketKeys, place: Place) -> list[ReductionStep]:
         """Return the steps of all phases, but for the packing before the first."""

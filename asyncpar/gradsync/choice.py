@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 
+from asyncpar.agreement.owed import OwedCollective
 from asyncpar.codecs import Identity, RoundCodec, parse_codec
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.errors import UsageError
 from asyncpar.gradsync.config import AnyCodec, GradientCompressionConfig
 from asyncpar.gradsync.groups import HostGroups, SyncGroups, shares_some_hosts, split_by_host
-from asyncpar.gradsync.obligation import Obligation
 from asyncpar.gradsync.prediction import CANDIDATES, CodecSpeed, LinkSpeed, Measured, slowest
 
 _NOMINAL_COUNT = 6_250_000
@@ -94,12 +94,12 @@ async def _measure(groups: SyncGroups, key: str) -> Measured | None:
     """
     replicas, everyone = groups.replicas, groups.everyone
     own: Measured | None = None
-    alike = Obligation(lambda: everyone.all_gather_object(own, key=f"{key}/alike", wanted=Measured | None))
+    alike = OwedCollective(lambda: everyone.all_gather_object(own, key=f"{key}/alike", wanted=Measured | None))
     try:
         if len(replicas.hosts) > 1:
             own = await measure(replicas, key=key, clock=time.perf_counter)
     except BaseException:
-        await alike.give_up()
+        await alike.begin_and_cancel()
         raise
     if everyone.size == replicas.size:
         return own
@@ -130,7 +130,7 @@ async def measure(replicas: Communicator, *, key: str, clock: Clock) -> Measured
     firsts = tuple(host[0] for host in replicas.hosts)
     between = replicas.subgroup(firsts, key=_FIRSTS) if replicas.rank in firsts else None
     found: list[Measured] = []
-    told = Obligation(
+    told = OwedCollective(
         lambda: replicas.broadcast_object(found[0] if found else None, key=f"{key}/measured", wanted=Measured)
     )
     try:
@@ -140,7 +140,7 @@ async def measure(replicas: Communicator, *, key: str, clock: Clock) -> Measured
             codecs = await asyncio.to_thread(lambda: tuple(measure_codec(name, clock=clock) for name in CANDIDATES))
             found.append(Measured(ranks=len(firsts), link=link, codecs=codecs))
     except BaseException:
-        await told.give_up()
+        await told.begin_and_cancel()
         raise
     agreed: Measured = await told.run()
     return agreed
@@ -158,20 +158,20 @@ async def measure_link(between: Communicator, *, key: str, clock: Clock) -> Link
         large = statistics.median(await _pass_around(large_trips, between.size, clock=clock))
     except BaseException:
         for trip in (*small, *large_trips):
-            await trip.give_up()
+            await trip.begin_and_cancel()
         raise
     return LinkSpeed(latency=latency, bandwidth=_LARGE_BYTES / max(large - latency, _LEAST_SECONDS))
 
 
-def _trips(between: Communicator, length: int, key: str) -> list[Obligation[Any]]:
+def _trips(between: Communicator, length: int, key: str) -> list[OwedCollective[Any]]:
     """Return trips of ``length`` bytes all around, those that do not count first."""
     own, every = np.zeros(length, np.uint8), np.zeros((between.size, length), np.uint8)
     return [
-        Obligation(lambda: between.all_gather(own, out=every, algorithm="ring", key=key)) for _ in range(2 * _TRIPS)
+        OwedCollective(lambda: between.all_gather(own, out=every, algorithm="ring", key=key)) for _ in range(2 * _TRIPS)
     ]
 
 
-async def _pass_around(trips: Sequence[Obligation[Any]], size: int, *, clock: Clock) -> list[float]:
+async def _pass_around(trips: Sequence[OwedCollective[Any]], size: int, *, clock: Clock) -> list[float]:
     """Return the seconds of one message to the neighbour, of each trip that counts."""
     times: list[float] = []
     for trip in trips:

@@ -17,12 +17,12 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from asyncpar.agreement.owed import OwedCollective
 from asyncpar.config.placement import Replication
 from asyncpar.errors import UsageError
 from asyncpar.gradsync.groups import SyncGroups
 from asyncpar.gradsync.keys import Name
 from asyncpar.gradsync.model import HasGradient, Parameters
-from asyncpar.gradsync.obligation import Obligation
 from asyncpar.gradsync.plan import Bucket, Slot
 from asyncpar.gradsync.schemes import Place, ReductionStep, Scheme
 
@@ -53,21 +53,21 @@ def pack(scheme: Scheme, packing: Packing) -> None:
                 place /= packing.micro_steps
 
 
-def tensor_parallel_phase(scheme: Scheme, groups: SyncGroups, key: Name) -> Obligation[Any] | None:
+def tensor_parallel_phase(scheme: Scheme, groups: SyncGroups, key: Name) -> OwedCollective[Any] | None:
     """Return the reduction over tensor-parallel ranks; None where the bucket or the configuration has none."""
     replicated, tp = scheme.bucket.placement.replicated, groups.tp
     if tp is None or replicated is None:
         return None
     op = "mean" if replicated is Replication.WHOLE else "sum"
-    return Obligation(lambda: tp.all_reduce(scheme.payload, op=op, key=str(key)))
+    return OwedCollective(lambda: tp.all_reduce(scheme.payload, op=op, key=str(key)))
 
 
-def pipeline_phase(scheme: Scheme, groups: SyncGroups, key: Name) -> Obligation[Any] | None:
+def pipeline_phase(scheme: Scheme, groups: SyncGroups, key: Name) -> OwedCollective[Any] | None:
     """Return the sum of a tied tensor over the first and the last stage; None where there is nothing to add."""
     tied, embedding = scheme.bucket.placement.tied, groups.embedding
     if embedding is None or tied is None:
         return None
-    return Obligation(lambda: embedding.all_reduce(scheme.payload, key=str(key)))
+    return OwedCollective(lambda: embedding.all_reduce(scheme.payload, key=str(key)))
 
 
 def data_parallel_phase(scheme: Scheme, key: Name, place: Place) -> Sequence[ReductionStep]:

@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 
+from asyncpar.agreement.owed import OwedCollective
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.errors import PeerCancelled, UsageError
 from asyncpar.gradsync.agreement import Agreement
 from asyncpar.gradsync.bucket_run import BucketFlow
 from asyncpar.gradsync.groups import SyncGroups
 from asyncpar.gradsync.keys import Keys, Name
-from asyncpar.gradsync.obligation import Obligation
 from asyncpar.gradsync.outcome import Findings, StepOutcome, collect
 from asyncpar.gradsync.plan import BucketPlan
 from asyncpar.gradsync.statistics import StepRecord
@@ -115,10 +115,10 @@ class StepRun:
         self._findings = Findings({}, [])
         everyone, replicas = groups.everyone, groups.replicas
         self._ending = Ending(everyone, key=keys.ending, rare=keys.rare)
-        self._all_findings = Obligation(
+        self._all_findings = OwedCollective(
             lambda: everyone.all_gather_object(self._findings, key=f"{keys.rare}/findings", wanted=Findings)
         )
-        self._order = Obligation(
+        self._order = OwedCollective(
             lambda: replicas.broadcast_object(self._observed, key=f"{keys.rare}/order", wanted=list[str])
         )
         self._observes = observes and replicas.size > 1
@@ -151,7 +151,7 @@ class StepRun:
         """Tell all ranks that wait, or will wait, for this one, that it fails for ``reason``.  Waits for nobody."""
         await self._ending.give_up(reason)
         for obligation in list(self._obligations()):
-            await obligation.give_up()
+            await obligation.begin_and_cancel()
         for flow in self.flows:
             await flow.give_up()
 
@@ -159,7 +159,7 @@ class StepRun:
         self._keys.adopt(await self._agreement.run())
         self._agreed.set()
 
-    def _obligations(self) -> Iterator[Obligation[Any]]:
+    def _obligations(self) -> Iterator[OwedCollective[Any]]:
         yield from self._agreement.obligations
         yield self._all_findings
         if self._observes:
@@ -176,9 +176,9 @@ class Ending:
     def __init__(self, everyone: Communicator, *, key: Name, rare: str) -> None:
         self._everyone = everyone
         self._flag = np.zeros(1, np.uint8)
-        self._exchange = Obligation(lambda: everyone.all_gather(self._flag, key=str(key)))
+        self._exchange = OwedCollective(lambda: everyone.all_gather(self._flag, key=str(key)))
         self._reason = ""
-        self._why = Obligation(lambda: everyone.all_gather_object(self._reason, key=f"{rare}/why", wanted=str))
+        self._why = OwedCollective(lambda: everyone.all_gather_object(self._reason, key=f"{rare}/why", wanted=str))
 
     async def run(self, *, has_lost: bool) -> bool:
         """Return whether some rank ``has_lost`` the mean of a bucket.  Raises ``PeerCancelled`` if one gave up."""
@@ -197,8 +197,8 @@ class Ending:
         self._reason = reason
         if self._everyone.size > 1:
             self._flag[0] = _GIVEN_UP
-            await self._exchange.give_up()
-            await self._why.give_up()
+            await self._exchange.begin_and_cancel()
+            await self._why.begin_and_cancel()
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from typing import Any, Self
 
 from numpy.typing import NDArray
 
+from asyncpar.agreement.errors import Disagreement
 from asyncpar.codecs import Values
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.collectives.ending import telling_why
@@ -21,7 +22,6 @@ from asyncpar.collectives.task_group import CleanTaskGroup
 from asyncpar.config.parallel import RankMapping, ThreeDParallelismConfig
 from asyncpar.errors import NonFiniteValue, PeerError, UsageError
 from asyncpar.gradsync import phases
-from asyncpar.gradsync.agreement import Disagreement
 from asyncpar.gradsync.bucket_run import BucketFlow, FlowSettings, ThreadTurns
 from asyncpar.gradsync.config import GradientBucketingConfig, GradientCompressionConfig, NonFinitePolicy
 from asyncpar.gradsync.groups import HostGroups, make_groups

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from asyncpar.agreement.errors import Disagreement
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.errors import UsageError
-from asyncpar.gradsync.agreement import Disagreement
 from asyncpar.multinode.groups import agreement
 
 

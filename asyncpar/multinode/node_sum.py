@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
+from asyncpar.agreement.owed import OwedCollective
 from asyncpar.collectives.offload import off_loop
 from asyncpar.collectives.reduction import collective_reduction
 from asyncpar.multinode.groups import NodeGroups
 from asyncpar.zero.buffers import BufferPool, Loans
 from asyncpar.zero.feedback import RowFeedback
-from asyncpar.zero.owed import Owed
 from asyncpar.zero.partition import Rows
 from asyncpar.zero.row_sum import CompressedSum, ReplicaSums, RowSum, RowSums
 
@@ -23,7 +23,7 @@ class _Leg:
     """Work, then a collective."""
 
     work: Callable[[], None] | None
-    exchange: Owed[Any]
+    exchange: OwedCollective[Any]
 
 
 class NodeSums(RowSums):
@@ -106,17 +106,19 @@ class NodeSum(RowSum):
     def _abort(self, legs: list[_Leg]) -> None:
         """Abort all ``legs`` that have not begun."""
         for leg in legs:
-            leg.exchange.give_up()
+            leg.exchange.close()
 
     def _legs(self, key: str) -> list[_Leg]:
         """Return what this rank has to do with others; those that are not the first of their node have no more."""
         node, between = self._node, self._between
-        inside = Owed(lambda: node.reduce(self.rows, root=0, out=self._total, key=f"{key}/node"))
+        inside = OwedCollective(lambda: node.reduce(self.rows, root=0, out=self._total, key=f"{key}/node"))
         if between is None:
-            back = Owed(lambda: node.scatter(out=self.row[0], key=f"{key}/back"))
+            back = OwedCollective(lambda: node.scatter(out=self.row[0], key=f"{key}/back"))
             return [_Leg(None, inside), _Leg(None, back)]
-        exchange = Owed(lambda: between.begin(f"{key}/leaders"))
-        back = Owed(lambda: node.scatter(between.row.reshape(node.size, -1), out=self.row[0], key=f"{key}/back"))
+        exchange = OwedCollective(lambda: between.begin(f"{key}/leaders"))
+        back = OwedCollective(
+            lambda: node.scatter(between.row.reshape(node.size, -1), out=self.row[0], key=f"{key}/back")
+        )
         return [_Leg(None, inside), _Leg(between.prepare, exchange), _Leg(between.settle, back)]
 
 

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from asyncpar.agreement.owed import OwedCollective
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.errors import PeerCancelled
-from asyncpar.gradsync.obligation import Obligation
 
 
 class Ballot:
@@ -26,7 +26,9 @@ class Ballot:
         self._key = key
         self._votes = np.zeros(count + communicator.size, np.uint8)
         self._votes[count + communicator.rank] = 1
-        self._exchange: Obligation[Any] = Obligation(lambda: communicator.all_reduce(self._votes, "max", key=key))
+        self._exchange: OwedCollective[Any] = OwedCollective(
+            lambda: communicator.all_reduce(self._votes, "max", key=key)
+        )
 
     async def cast(self, answers: NDArray[np.bool_]) -> NDArray[np.bool_]:
         """Return the answers of all ranks together.  Raises ``PeerCancelled`` when one has given up."""
@@ -48,4 +50,4 @@ class Ballot:
 
     async def give_up(self) -> None:
         """Tell the other ranks that this one does not vote, unless it has.  Waits for nobody."""
-        await self._exchange.give_up()
+        await self._exchange.begin_and_cancel()

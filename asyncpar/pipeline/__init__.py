@@ -5,6 +5,7 @@ one can run, and ``simulation.py`` what it takes.  Then ``executor.py`` and ``ex
 fail together), ``recompute.py`` and ``offload/`` (what is kept until the backward pass).
 """
 
+from asyncpar.agreement.errors import PipelineMismatch
 from asyncpar.pipeline.alarm import StepAlarm, StepFailed
 from asyncpar.pipeline.check import check_blocking, check_schedule
 from asyncpar.pipeline.custom import CustomSchedule, format_schedule, load_schedule, parse_schedule, write_schedule
@@ -12,7 +13,6 @@ from asyncpar.pipeline.errors import ActionFailed, InvalidSchedule
 from asyncpar.pipeline.executor import PipelineExecutor
 from asyncpar.pipeline.layout import StageLayout
 from asyncpar.pipeline.offload import MemoryManager, MemoryUsageStats, OffloadError
-from asyncpar.pipeline.opening import PipelineMismatch
 from asyncpar.pipeline.operation import Content, Message, OperationKind, PipelineOp
 from asyncpar.pipeline.recompute import Recomputed, apply_memory_strategy
 from asyncpar.pipeline.result import BoundaryTraffic, PipelineResult

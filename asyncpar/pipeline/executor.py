@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from asyncpar.agreement.errors import PipelineMismatch
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.errors import UsageError
 from asyncpar.nn.parameter import OnGradient
@@ -30,7 +31,7 @@ from asyncpar.pipeline.errors import principal_of
 from asyncpar.pipeline.execution import Compute, Execution, Load, LossFunction, Part
 from asyncpar.pipeline.mail import RECEIVE_AHEAD, Array, make_tags
 from asyncpar.pipeline.offload.manager import MemoryManager
-from asyncpar.pipeline.opening import Opening, PipelineMismatch, find_mismatch
+from asyncpar.pipeline.opening import Opening, find_mismatch
 from asyncpar.pipeline.operation import OperationKind, PipelineOp
 from asyncpar.pipeline.result import PipelineResult
 from asyncpar.pipeline.schedule import Schedule

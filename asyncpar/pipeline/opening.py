@@ -6,15 +6,6 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from asyncpar.errors import UsageError
-
-
-class PipelineMismatch(UsageError):  # noqa: N818
-    """The ranks of a pipeline do not fit together; the message says which one differs, and in what.
-
-    Raised on all ranks, before anything is sent.
-    """
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Opening:

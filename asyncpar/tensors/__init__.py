@@ -6,6 +6,7 @@ along named axes and the communicators along them, ``process_groups`` the groups
 how wrong arguments on one rank become errors on all, ``settings`` how different configurations do.
 """
 
+from asyncpar.agreement.errors import SettingsDiffer
 from asyncpar.tensors.communicator import TensorCommunicator, create_communicator
 from asyncpar.tensors.config import ModelParallelConfig, ModelParallelStrategy
 from asyncpar.tensors.context import ModelParallelContext
@@ -13,7 +14,6 @@ from asyncpar.tensors.distributed import DistributedTensor
 from asyncpar.tensors.mesh import DeviceMesh
 from asyncpar.tensors.partition import TensorPartition
 from asyncpar.tensors.process_groups import MeshCommunicators, ProcessGroups
-from asyncpar.tensors.settings import SettingsDiffer
 
 __all__ = [
     "DeviceMesh",

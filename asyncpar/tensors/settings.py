@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum
 from typing import TypeAlias
 
+from asyncpar.agreement.errors import SettingsDiffer
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.errors import UsageError
 
@@ -14,10 +15,6 @@ _MOST_SHOWN = 5
 
 Lines: TypeAlias = dict[str, str]
 """Settings of one rank: what each is, as text."""
-
-
-class SettingsDiffer(UsageError):  # noqa: N818
-    """Ranks were started with different settings; raised on every rank, before anything else is exchanged."""
 
 
 async def compare_settings(

@@ -7,8 +7,9 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from asyncpar.agreement.errors import Disagreement
 from asyncpar.collectives.communicator import Communicator
-from asyncpar.gradsync.agreement import Disagreement, digest_of, find_difference
+from asyncpar.gradsync.agreement import digest_of, find_difference
 from asyncpar.nn.half import stored_value
 from asyncpar.nn.parameter import Parameter
 from asyncpar.zero.partition import Spec

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from asyncpar.agreement.owed import OwedCollective
 from asyncpar.errors import AsyncparError, NonFiniteValue, UsageError
 from asyncpar.nn.optimizers import all_finite, combined
-from asyncpar.zero.owed import Owed
 from asyncpar.zero.reduction import Means
 
 
@@ -19,7 +19,7 @@ class NormExchange:
 
     def __init__(self, means: Means, own: float) -> None:
         row, key = np.array([own]), f"{means.key()}/norm"
-        self._exchange: Owed[Any] = Owed(lambda: means.communicator.all_gather(row, key=key))
+        self._exchange: OwedCollective[Any] = OwedCollective(lambda: means.communicator.all_gather(row, key=key))
 
     async def run(self) -> float:
         """Return the norm: the same bits on every replica."""
@@ -28,7 +28,7 @@ class NormExchange:
 
     def give_up(self) -> None:
         """Tell the others that this rank has no part.  Waits for nobody."""
-        self._exchange.give_up()
+        self._exchange.close()
 
 
 class StepAgreement:
@@ -38,7 +38,7 @@ class StepAgreement:
         self._communicator = means.communicator
         self._own = np.array([step, learning_rate, factor, is_finite], np.float64)
         key = f"{means.key()}/step"
-        self._exchange: Owed[Any] = Owed(lambda: self._communicator.all_gather(self._own, key=key))
+        self._exchange: OwedCollective[Any] = OwedCollective(lambda: self._communicator.all_gather(self._own, key=key))
         self._search = CulpritSearch(means)
 
     async def run(self) -> AsyncparError | None:
@@ -60,7 +60,7 @@ class StepAgreement:
 
     def give_up(self) -> None:
         """Tell the others that this rank takes no step.  Waits for nobody."""
-        self._exchange.give_up()
+        self._exchange.close()
         self._search.give_up()
 
 
@@ -70,7 +70,7 @@ class CulpritSearch:
     def __init__(self, means: Means) -> None:
         self._means = means
         communicator, key = means.communicator, f"{means.key()}/culprits"
-        self._exchange: Owed[Any] = Owed(lambda: communicator.all_gather(self._own(), key=key))
+        self._exchange: OwedCollective[Any] = OwedCollective(lambda: communicator.all_gather(self._own(), key=key))
 
     async def run(self) -> str:
         """Return, on every replica alike, which ranks brought what; or, where none did, which sums overflowed."""
@@ -86,7 +86,7 @@ class CulpritSearch:
 
     def give_up(self) -> None:
         """Tell the others that this rank has nothing to say.  Waits for nobody."""
-        self._exchange.give_up()
+        self._exchange.close()
 
     def _own(self) -> NDArray[np.bool_]:
         """Return, for each parameter, whether this rank's gradient was not finite, and whether what it reduced is."""

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+from asyncpar.agreement.owed import OwedCollective
 from asyncpar.collectives.offload import off_loop
 from asyncpar.nn.parameter import Array
 from asyncpar.zero.buffers import BufferPool, Lent
-from asyncpar.zero.owed import Owed
 from asyncpar.zero.partition import Bucket, Partition, pack_own, unpack_rows
 from asyncpar.zero.reduction import Means
 from asyncpar.zero.share import Share
@@ -31,7 +31,7 @@ class BucketGather:
         self._communicator = means.communicator
         self._key = key
         self._memory: tuple[Lent, Lent] | None = None
-        self._gather: Owed[Any] = Owed(self._begin)
+        self._gather: OwedCollective[Any] = OwedCollective(self._begin)
 
     async def run(self, targets: Sequence[Array], *, has_own: bool) -> None:
         """Gather the values into ``targets``, which may have those that this rank owns already."""
@@ -49,7 +49,7 @@ class BucketGather:
     def give_up(self) -> None:
         """Tell the others that this rank does not take part.  Waits for nobody."""
         try:
-            self._gather.give_up()
+            self._gather.close()
         finally:
             self._close(is_over=False)
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from asyncpar.agreement.errors import Disagreement
+from asyncpar.agreement.owed import OwedCollective
 from asyncpar.errors import PeerError
-from asyncpar.gradsync.agreement import Disagreement
 from asyncpar.zero.errors import StepTorn
 from asyncpar.zero.exchanges import NormExchange, StepAgreement
-from asyncpar.zero.owed import Owed
 from asyncpar.zero.parameter_gatherer import ParameterGatherer
 from asyncpar.zero.reducer import Reducer
 from asyncpar.zero.reduction import Means
@@ -89,12 +89,12 @@ class Recovery:
 
     def stay_away(self, attempt: int) -> None:
         """Tell the others that this rank does not come to the meeting.  Waits for nobody."""
-        self._meeting(0, attempt).give_up()
+        self._meeting(0, attempt).close()
 
-    def _meeting(self, step_count: int, attempt: int) -> Owed[Any]:
+    def _meeting(self, step_count: int, attempt: int) -> OwedCollective[Any]:
         own = np.array([self._names.incident, step_count], np.int64)
         key = f"{self._names.prefix}/resume" + f"/{attempt}" * (attempt > 0)
-        return Owed(lambda: self._means.communicator.all_gather(own, key=key))
+        return OwedCollective(lambda: self._means.communicator.all_gather(own, key=key))
 
 
 def torn(step: int, error: PeerError) -> StepTorn:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from asyncpar.agreement.owed import OwedCollective
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.collectives.offload import off_loop
 from asyncpar.errors import UsageError
@@ -18,7 +19,6 @@ from asyncpar.zero.buffers import BufferPool, Loans
 from asyncpar.zero.config import ZeROConfig
 from asyncpar.zero.feedback import StepFeedback
 from asyncpar.zero.memory import TransientBytes
-from asyncpar.zero.owed import Owed
 from asyncpar.zero.partition import (
     Bucket,
     Partition,
@@ -63,11 +63,11 @@ class BucketReduction:
         self._contributions = contributions
         self._loans = Loans(means.pool)
         self._sum: RowSum | None = None
-        self.owed: list[Owed[Any]] = [
-            Owed(lambda: self._opened().begin(self._key()), lambda: self._opened().give_up(self._key()))
+        self.owed: list[OwedCollective[Any]] = [
+            OwedCollective(lambda: self._opened().begin(self._key()), lambda: self._opened().give_up(self._key()))
         ]
         if not means.config.stage.shards_states:
-            self.owed.append(Owed(self._gather))
+            self.owed.append(OwedCollective(self._gather))
 
     async def run(self) -> None:
         """Reduce the bucket."""
@@ -92,7 +92,7 @@ class BucketReduction:
         """Tell the others that this rank does not reduce the bucket in this round.  Waits for nobody."""
         try:
             for owed in self.owed:
-                owed.give_up()
+                owed.close()
         finally:
             self._close(is_over=False)
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from asyncpar.agreement.owed import OwedCollective
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.collectives.reduction import Reduction
 from asyncpar.config.parallel import RankMapping, ThreeDParallelismConfig
@@ -17,7 +18,6 @@ from asyncpar.gradsync import choice, phases, synchronizer
 from asyncpar.gradsync.groups import HostGroups, SyncGroups, make_groups, split_by_host
 from asyncpar.gradsync.keys import Name
 from asyncpar.gradsync.model import Accumulation, HasGradient, Parameters, parameters_by_name
-from asyncpar.gradsync.obligation import Obligation
 from asyncpar.gradsync.schemes import Exact, Scheme
 from tests.breakages.breakage import Breakage, Mistake, impatient, on_virtual_time
 from tests.gradsync.worlds import Rank, assert_right, compressed, on_all, parallel_world, synchronize_all
@@ -64,11 +64,11 @@ async def _take_micro_steps(rank: Rank) -> None:
 def sum_all_slices(patch: pytest.MonkeyPatch) -> None:
     right = phases.tensor_parallel_phase
 
-    def wrong(scheme: Scheme, groups: SyncGroups, key: Name) -> Obligation[Any] | None:
+    def wrong(scheme: Scheme, groups: SyncGroups, key: Name) -> OwedCollective[Any] | None:
         tp = groups.tp
         if tp is None or scheme.bucket.placement.replicated is not None:
             return right(scheme, groups, key)
-        return Obligation(lambda: tp.all_reduce(scheme.payload, key=str(key)))
+        return OwedCollective(lambda: tp.all_reduce(scheme.payload, key=str(key)))
 
     patch.setattr(phases, "tensor_parallel_phase", wrong)
 

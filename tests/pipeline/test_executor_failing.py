@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import asyncpar as ap
+from asyncpar.agreement.errors import PipelineMismatch
 from asyncpar.config.parallel import PipelineScheduleType as Kind
 from asyncpar.errors import PeerCancelled, PeerError, PeerLost, UsageError
 from asyncpar.nn import Initializer, Linear, Sequential, Stage
@@ -19,7 +20,6 @@ from asyncpar.pipeline.alarm import StepAlarm, StepFailed
 from asyncpar.pipeline.errors import ActionFailed
 from asyncpar.pipeline.executor import PipelineExecutor
 from asyncpar.pipeline.offload import MemoryManager
-from asyncpar.pipeline.opening import PipelineMismatch
 from asyncpar.pipeline.operation import OperationKind, PipelineOp
 from tests.pipeline.real_stages import (
     FEATURES,

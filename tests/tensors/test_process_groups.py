@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from asyncpar.agreement.errors import SettingsDiffer
 from asyncpar.config.parallel import PipelineScheduleType, ProcessGroupIds, RankMapping, ThreeDParallelismConfig
 from asyncpar.errors import PeerError, UsageError
 from asyncpar.node import Node
 from asyncpar.tensors.process_groups import ProcessGroups
-from asyncpar.tensors.settings import SettingsDiffer
 from asyncpar.testing.loop import run_virtual
 from asyncpar.testing.world import local_world
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from asyncpar.agreement.errors import PipelineMismatch
 from asyncpar.config.parallel import PipelineScheduleType
 from asyncpar.errors import UsageError
 from asyncpar.gradsync import GradientSynchronizer
@@ -22,7 +23,6 @@ from asyncpar.parallel import DDP_GROUP, DataParallel, DistributedDataParallel, 
 from asyncpar.parallel.local import HostSynchronizer
 from asyncpar.pipeline import PipelineSchedule
 from asyncpar.pipeline.executor import PipelineExecutor
-from asyncpar.pipeline.opening import PipelineMismatch
 from asyncpar.testing.world import local_world
 from asyncpar.zero import ZeROConfig, ZeROOptimizer
 from tests.hybrid.worlds import make_config

@@ -17,11 +17,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from asyncpar.agreement.owed import OwedCollective
 from asyncpar.codecs import Bytes, Codec, Values
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.errors import NonFiniteValue
 from asyncpar.gradsync.keys import Name
-from asyncpar.gradsync.obligation import Obligation
 from asyncpar.gradsync.plan import Bucket
 from asyncpar.gradsync.schemes.lossy import (
     FINE,
@@ -68,9 +68,11 @@ class ShardedReduce(Lossy):
         exchange, gather = self._communicator.all_to_all, self._communicator.all_gather
         return [
             ReductionStep(
-                self.encode, Obligation(lambda: exchange(self.outgoing, out=self.incoming, key=f"{key}/shards"))
+                self.encode, OwedCollective(lambda: exchange(self.outgoing, out=self.incoming, key=f"{key}/shards"))
             ),
-            ReductionStep(self.sum_owned, Obligation(lambda: gather(self.owned, out=self.incoming, key=f"{key}/sums"))),
+            ReductionStep(
+                self.sum_owned, OwedCollective(lambda: gather(self.owned, out=self.incoming, key=f"{key}/sums"))
+            ),
         ]
 
     def encode(self) -> None:

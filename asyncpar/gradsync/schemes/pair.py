@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from asyncpar.agreement.owed import OwedCollective
 from asyncpar.codecs import Bytes, Codec
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.errors import NonFiniteValue
 from asyncpar.gradsync.keys import Name
-from asyncpar.gradsync.obligation import Obligation
 from asyncpar.gradsync.plan import Bucket
 from asyncpar.gradsync.schemes.lossy import (
     FINE,
@@ -58,7 +58,9 @@ class Pair(Lossy):
         self._drawn = self._codec.at(*place)
         gather = self._communicator.all_gather
         return [
-            ReductionStep(self.encode, Obligation(lambda: gather(self.outgoing, out=self.incoming, key=f"{key}/both")))
+            ReductionStep(
+                self.encode, OwedCollective(lambda: gather(self.outgoing, out=self.incoming, key=f"{key}/both"))
+            )
         ]
 
     def encode(self) -> None:

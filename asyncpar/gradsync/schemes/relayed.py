@@ -15,11 +15,11 @@ from typing import Any
 
 import numpy as np
 
+from asyncpar.agreement.owed import OwedCollective
 from asyncpar.codecs import Values
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.gradsync.groups import SyncGroups
 from asyncpar.gradsync.keys import Name
-from asyncpar.gradsync.obligation import Obligation
 from asyncpar.gradsync.plan import Bucket
 from asyncpar.gradsync.schemes.scheme import Memory, Place, ReductionStep, Scheme, all_finite, scale
 
@@ -150,7 +150,7 @@ class Copies(Relayed):
         name = key.other(f"copies/{kind}/{self.bucket.shared_name}")
         is_first = kind == self._holders.groups[0][0]
         work = self.settle_inner if is_first else None
-        return ReductionStep(work, Obligation(lambda: group.broadcast(self.reduced, key=str(name))))
+        return ReductionStep(work, OwedCollective(lambda: group.broadcast(self.reduced, key=str(name))))
 
 
 class Hosted(Relayed):
@@ -181,9 +181,9 @@ class Hosted(Relayed):
     def reduction_steps(self, key: Name, place: Place) -> Sequence[ReductionStep]:
         inside = self._inside
         work = self._divide if self._divisor_inside > 1 else None
-        into = ReductionStep(work, Obligation(lambda: inside.all_reduce(self.payload, key=f"{key}/inside")))
+        into = ReductionStep(work, OwedCollective(lambda: inside.all_reduce(self.payload, key=f"{key}/inside")))
         out_of = ReductionStep(
-            self.settle_inner, Obligation(lambda: inside.broadcast(self.reduced, key=f"{key}/outside"))
+            self.settle_inner, OwedCollective(lambda: inside.broadcast(self.reduced, key=f"{key}/outside"))
         )
         between = [] if self._inner is None else self._inner.reduction_steps(key / "between", place)
         return [into, *between, out_of]

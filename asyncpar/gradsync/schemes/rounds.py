@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from asyncpar.agreement.owed import OwedCollective
 from asyncpar.codecs import RoundCodec, Values
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.errors import NonFiniteValue
 from asyncpar.gradsync.keys import Name
-from asyncpar.gradsync.obligation import Obligation
 from asyncpar.gradsync.plan import Bucket
 from asyncpar.gradsync.schemes.lossy import Lossy
 from asyncpar.gradsync.schemes.scheme import Memory, Place, ReductionStep, all_finite
@@ -43,7 +43,7 @@ class Rounds(Lossy):
     def reduction_steps(self, key: Name, place: Place) -> Sequence[ReductionStep]:  # noqa: ARG002
         works = [self._start, *(self._advancing(index) for index in range(len(self._encoder.messages) - 1))]
         return [
-            ReductionStep(work, Obligation(self._reducing(message, key / f"round/{index}")))
+            ReductionStep(work, OwedCollective(self._reducing(message, key / f"round/{index}")))
             for index, (work, message) in enumerate(zip(works, self._encoder.messages, strict=True))
         ]
 

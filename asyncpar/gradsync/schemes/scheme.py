@@ -15,10 +15,10 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from asyncpar.agreement.owed import OwedCollective
 from asyncpar.codecs import Values
 from asyncpar.errors import ArenaFull, UsageError
 from asyncpar.gradsync.keys import Name
-from asyncpar.gradsync.obligation import Obligation
 from asyncpar.gradsync.plan import Bucket
 
 Empty: TypeAlias = Callable[[tuple[int, ...], np.dtype[Any]], NDArray[Any]]
@@ -57,7 +57,7 @@ class ReductionStep:
     """Work, then a collective."""
 
     work: Callable[[], None] | None
-    exchange: Obligation[Any]
+    exchange: OwedCollective[Any]
 
 
 class Scheme(ABC):

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from asyncpar.agreement.owed import OwedCollective
 from asyncpar.codecs import Bytes, Codec, Values
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.errors import NonFiniteValue, ProtocolError
 from asyncpar.gradsync.keys import Name
-from asyncpar.gradsync.obligation import Obligation
 from asyncpar.gradsync.plan import Bucket
 from asyncpar.gradsync.schemes.lossy import Lossy
 from asyncpar.gradsync.schemes.scheme import Memory, Place, ReductionStep, Scheme, all_finite
@@ -37,7 +37,7 @@ class Exact(Scheme):
 
     def reduction_steps(self, key: Name, place: Place) -> Sequence[ReductionStep]:  # noqa: ARG002
         self._poisoned = None
-        return [ReductionStep(None, Obligation(lambda: self._reduce(key)))]
+        return [ReductionStep(None, OwedCollective(lambda: self._reduce(key)))]
 
     def settle(self) -> None:
         self.is_finite = all_finite(self.result)
@@ -116,7 +116,9 @@ class Summed(Lossy):
         encoded = self._encoded.view(self._sum_dtype)
         reduce = self._communicator.all_reduce
         return [
-            ReductionStep(self._encode, Obligation(lambda: reduce(encoded, algorithm=self._algorithm, key=str(key))))
+            ReductionStep(
+                self._encode, OwedCollective(lambda: reduce(encoded, algorithm=self._algorithm, key=str(key)))
+            )
         ]
 
     def settle(self) -> None:

@@ -7,9 +7,9 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from asyncpar.agreement.owed import OwedCollective
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.gradsync.keys import Name
-from asyncpar.gradsync.obligation import Obligation
 from asyncpar.gradsync.plan import Bucket
 from asyncpar.gradsync.schemes import Place, ReductionStep, Scheme
 from asyncpar.gradsync.schemes.scheme import all_finite
@@ -35,7 +35,9 @@ class Prescaled(Scheme):
     def reduction_steps(self, key: Name, place: Place) -> Sequence[ReductionStep]:  # noqa: ARG002
         if self.size == 1:
             return []
-        return [ReductionStep(None, Obligation(lambda: self._communicator.all_reduce(self.flat, key=f"{key}/exact")))]
+        return [
+            ReductionStep(None, OwedCollective(lambda: self._communicator.all_reduce(self.flat, key=f"{key}/exact")))
+        ]
 
     def settle(self) -> None:
         self.is_finite = not self._looks or all_finite(self.flat)

@@ -16,10 +16,11 @@ from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from typing import Any
 
+from asyncpar.agreement.errors import Disagreement
 from asyncpar.codecs import Identity
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.errors import PeerCancelled, UsageError
-from asyncpar.gradsync.agreement import Disagreement, Lines, find_difference
+from asyncpar.gradsync.agreement import Lines, find_difference
 from asyncpar.gradsync.bucket_run import BucketRun, RunTimes, ThreadTurns
 from asyncpar.gradsync.choice import Resolved
 from asyncpar.gradsync.groups import REPLICAS, SyncGroups
@@ -255,6 +256,6 @@ class HookReducer:
         except BaseException:
             scheme.poison()
             for reduction in steps:
-                await reduction.exchange.give_up()
+                await reduction.exchange.begin_and_cancel()
             raise
         return run.times
