@@ -1,1 +1,1 @@
-"""What ranks settle before they go on: the collectives that each owes the others, and the errors where they differ."""
+"""What ranks settle before they go on: equal settings, owed collectives, and the errors where ranks differ."""

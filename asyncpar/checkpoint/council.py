@@ -22,11 +22,11 @@ _GRACE: Final = 5.0
 _CANCELLED: Final = "it was cancelled"
 
 
-class Council:
+class CheckpointGroup:
     """The ranks of ``communicator`` while they save or load once, in a group of their own.
 
     Make it where the call is made, for groups are numbered by calls.  A rank that fails or is cancelled leaves the
-    council: the others hear of it within a second and raise, too, whatever they are doing.
+    group: the others hear of it within a second and raise, too, whatever they are doing.
     """
 
     def __init__(self, communicator: Communicator, what: str) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from asyncpar.checkpoint.catalog import Catalog
-from asyncpar.checkpoint.council import Council
+from asyncpar.checkpoint.council import CheckpointGroup
 from asyncpar.checkpoint.files import LocalFiles
 from asyncpar.checkpoint.folder import (
     Found,
@@ -78,7 +78,7 @@ def load_checkpoint(
     complete checkpoint, it is one of another ``model`` or of a newer format, lacks a tensor or has it in another shape
     or dtype, cannot be read or is damaged; ``PeerError`` for a rank that dies, is cancelled or does not come.
     """
-    council = Council(communicator, "loading a checkpoint")
+    council = CheckpointGroup(communicator, "loading a checkpoint")
     try:
         request = _checked(folder, tuple(wanted), model, step)
     except UsageError as error:
@@ -98,7 +98,7 @@ def _checked(folder: object, wanted: tuple[Wanted, ...], model: object, step: ob
     return LoadRequest(folder=Path(folder), wanted=wanted, model=plain_dict(model, "model"), step=step)
 
 
-async def _load(council: Council, request: LoadRequest) -> Loaded:
+async def _load(council: CheckpointGroup, request: LoadRequest) -> Loaded:
     is_first = council.rank == 0
     found = await council.agree(
         lambda progress: find_contents(request, progress) if is_first else None, wanted=Contents | None

@@ -18,7 +18,7 @@ from typing import Any, Final
 import numpy as np
 
 from asyncpar.checkpoint.catalog import Catalog, choose, encode_holdings
-from asyncpar.checkpoint.council import Council
+from asyncpar.checkpoint.council import CheckpointGroup
 from asyncpar.checkpoint.files import FileSystem, LocalFiles
 from asyncpar.checkpoint.folder import MOST_STEPS, folder_name, remove_old, tidy, translated
 from asyncpar.checkpoint.format import load_safetensors
@@ -69,7 +69,7 @@ def save_checkpoint(
     the others, or replicas differ, if the step was saved before, or if another save into ``folder`` is under way;
     ``PeerError`` for a rank that dies, is cancelled or does not come.
     """
-    council = Council(communicator, f"saving step {step!r:.40}")
+    council = CheckpointGroup(communicator, f"saving step {step!r:.40}")
     try:
         request = _checked(folder, step, tuple(pieces), model, extra, keep, files or LocalFiles())
     except UsageError as error:
@@ -111,7 +111,7 @@ def _checked(
     )
 
 
-async def _save(council: Council, request: Request) -> Saved:
+async def _save(council: CheckpointGroup, request: Request) -> Saved:
     saving = Saving(request=request, rank=council.rank)
     try:
         prepared = await council.agree(saving.prepare, wanted=Prepared)

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any
 
+from asyncpar.agreement.settings import compare_settings
 from asyncpar.backends.config import BackendConfig
 from asyncpar.backends.runtime import CommunicationRuntime
 from asyncpar.collectives.communicator import Communicator
@@ -18,7 +19,6 @@ from asyncpar.tensors.distributed import DistributedTensor, gather
 from asyncpar.tensors.mesh import DeviceMesh
 from asyncpar.tensors.partition import TensorPartition
 from asyncpar.tensors.process_groups import MeshCommunicators
-from asyncpar.tensors.settings import compare_settings
 
 
 class ModelParallelContext:

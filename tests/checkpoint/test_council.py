@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from asyncpar.checkpoint.council import Council
+from asyncpar.checkpoint.council import CheckpointGroup
 from asyncpar.checkpoint.threads import Progress, Stopped
 from asyncpar.errors import CheckpointError
 from asyncpar.testing.loop import run_virtual
@@ -19,7 +19,7 @@ from tests.checkpoint.worlds import each, each_fails
 def test_all_get_what_each_has_made() -> None:
     async def main() -> None:
         async with local_world(3) as nodes:
-            councils = [Council(node.world, "testing") for node in nodes]
+            councils = [CheckpointGroup(node.world, "testing") for node in nodes]
             for number in range(2):
                 results = await each(
                     nodes,
@@ -48,7 +48,7 @@ def test_work_that_is_not_wanted_any_more_is_stopped() -> None:
 
     async def main() -> None:
         async with local_world(2) as nodes:
-            councils = [Council(node.world, "testing") for node in nodes]
+            councils = [CheckpointGroup(node.world, "testing") for node in nodes]
             errors = await each_fails(
                 nodes, lambda node: councils[node.rank].agree(fail if node.rank else go_on, wanted=None)
             )
@@ -68,7 +68,7 @@ def test_errors_name_ranks_of_the_group_rather_than_of_the_world(culprit: int) -
         async with local_world(5) as nodes:
             members = nodes[4:1:-1]
             groups = [node.world.subgroup([4, 3, 2]) for node in members]
-            councils = [Council(group, "testing") for group in groups if group is not None]
+            councils = [CheckpointGroup(group, "testing") for group in groups if group is not None]
             errors = await each_fails(
                 members,
                 lambda node: councils[4 - node.rank].agree(
@@ -98,7 +98,7 @@ def test_work_may_take_longer_than_the_timeout_while_it_goes_on() -> None:
         async with local_world(2) as nodes:
             for node in nodes:
                 node.world.timeout = 0.3
-            councils = [Council(node.world, "testing") for node in nodes]
+            councils = [CheckpointGroup(node.world, "testing") for node in nodes]
             await each(
                 nodes, lambda node: councils[node.rank].agree(plod if node.rank else lambda _: None, wanted=None)
             )
@@ -109,13 +109,13 @@ def test_work_may_take_longer_than_the_timeout_while_it_goes_on() -> None:
 def test_a_rank_that_leaves_twice_says_it_once_and_a_group_of_one_says_nothing() -> None:
     async def main() -> None:
         async with local_world(2) as nodes:
-            councils = [Council(node.world, "testing") for node in nodes]
+            councils = [CheckpointGroup(node.world, "testing") for node in nodes]
             councils[1].leave("first")
             councils[1].leave("second")
             with pytest.raises(CheckpointError, match="rank 1 failed: first"):
                 await councils[0].agree(lambda _: None, wanted=None)
             alone = nodes[0].world.subgroup([0])
             assert alone is not None
-            Council(alone, "testing").leave("nobody hears")
+            CheckpointGroup(alone, "testing").leave("nobody hears")
 
     run_virtual(main())

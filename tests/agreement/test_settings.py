@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from asyncpar.agreement.errors import SettingsDiffer
+from asyncpar.agreement.settings import compare_settings, find_differences
 from asyncpar.config.parallel import PipelineScheduleType
 from asyncpar.errors import UsageError
-from asyncpar.tensors.settings import compare_settings, find_differences
 from asyncpar.testing.world import local_world
 
 
