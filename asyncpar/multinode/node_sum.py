@@ -19,7 +19,7 @@ from asyncpar.zero.row_sum import CompressedSum, ReplicaSums, RowSum, RowSums
 
 
 @dataclass(frozen=True, slots=True)
-class _Leg:
+class _ReductionStep:
     """Work, then a collective."""
 
     work: Callable[[], None] | None
@@ -80,46 +80,50 @@ class NodeSum(RowSum):
         self._reduction.load(self.rows, self.rows, self._communicator.size)
 
     def begin(self, key: str) -> Coroutine[Any, Any, Any]:
-        return self._go(self._legs(key))
+        return self._go(self._steps(key))
 
     def settle(self) -> None:
         self._reduction.finish(self.row[0], self._communicator.size)
 
-    async def _go(self, legs: list[_Leg]) -> None:
+    async def _go(self, steps: list[_ReductionStep]) -> None:
         try:
-            for leg in legs:
-                if leg.work is not None:
-                    await off_loop(leg.work, nbytes=self.rows.nbytes)
-                await leg.exchange.run()
+            for step in steps:
+                if step.work is not None:
+                    await off_loop(step.work, nbytes=self.rows.nbytes)
+                await step.exchange.run()
         except BaseException:
-            self._abort(legs)
+            self._abort(steps)
             raise
 
     def give_up(self, key: str) -> None:
-        self._abort(self._legs(key))
+        self._abort(self._steps(key))
 
     def close(self, *, is_over: bool) -> None:
         if self._between is not None:
             self._between.close(is_over=is_over)
         self._loans.close(is_over=is_over)
 
-    def _abort(self, legs: list[_Leg]) -> None:
-        """Abort all ``legs`` that have not begun."""
-        for leg in legs:
-            leg.exchange.close()
+    def _abort(self, steps: list[_ReductionStep]) -> None:
+        """Abort all ``steps`` that have not begun."""
+        for step in steps:
+            step.exchange.close()
 
-    def _legs(self, key: str) -> list[_Leg]:
+    def _steps(self, key: str) -> list[_ReductionStep]:
         """Return what this rank has to do with others; those that are not the first of their node have no more."""
         node, between = self._node, self._between
         inside = OwedCollective(lambda: node.reduce(self.rows, root=0, out=self._total, key=f"{key}/node"))
         if between is None:
             back = OwedCollective(lambda: node.scatter(out=self.row[0], key=f"{key}/back"))
-            return [_Leg(None, inside), _Leg(None, back)]
+            return [_ReductionStep(None, inside), _ReductionStep(None, back)]
         exchange = OwedCollective(lambda: between.begin(f"{key}/leaders"))
         back = OwedCollective(
             lambda: node.scatter(between.row.reshape(node.size, -1), out=self.row[0], key=f"{key}/back")
         )
-        return [_Leg(None, inside), _Leg(between.prepare, exchange), _Leg(between.settle, back)]
+        return [
+            _ReductionStep(None, inside),
+            _ReductionStep(between.prepare, exchange),
+            _ReductionStep(between.settle, back),
+        ]
 
 
 Intervals = list[tuple[float, float]]
