@@ -24,6 +24,9 @@ from asyncpar.wire.header import FrameHeader, FrameKind, Key
 PROBE_AFTER: Final = 1.0
 """Seconds without progress after which an operation asks the ranks it waits for where they are; then again."""
 
+_TELL_AFTER: Final = 0.02
+"""Seconds after which an answer that this rank got is told to those that asked it."""
+
 _REMEMBERED_ABORTS = 4096
 _REMEMBERED_CLOSED = 4096
 
@@ -52,6 +55,7 @@ class OperationTable:
         self._askers: dict[tuple[int, Key], tuple[float, Status]] = {}
         """Who has asked about which operation: when, and what it was told."""
         self._timer: asyncio.TimerHandle | None = None
+        self._telling: asyncio.TimerHandle | None = None
         links.operations = self
 
     def add(self, group: Group) -> None:
@@ -141,6 +145,9 @@ class OperationTable:
         if self._timer is not None:  # it would keep everything of this node alive until it fires
             self._timer.cancel()
             self._timer = None
+        if self._telling is not None:
+            self._telling.cancel()
+            self._telling = None
 
     def suspect(self, operation: Operation, rank: int) -> None:
         """``rank`` calls something else than ``operation``: show it, and learn what."""
@@ -279,6 +286,11 @@ class OperationTable:
         known = blamed is not None and 0 <= blamed < self.links.world.size
         culprit = Culprit(blamed, status.silent_for) if blamed is not None and known else None
         operation.inquiry.hear(rank, Answer(self.now(), status.text, culprit))
+        if self._telling is None and self._askers:  # one look at all askers for many answers
+            self._telling = self.loop.call_later(_TELL_AFTER, self._tell_soon)
+
+    def _tell_soon(self) -> None:
+        self._telling = None
         self._tell_askers(self.now())
 
     def _tell_askers(self, now: float) -> None:
@@ -349,8 +361,8 @@ class OperationTable:
 
     def _elsewhere(self, group: Group | None) -> Operation | None:
         """Return an operation that this rank awaits, one of ``group`` if there is any."""
-        running = [other for known in self._groups.values() for other in known.pending() if other.has_started]
-        return next((other for other in running if other.home is group), running[0] if running else None)
+        groups = list(self._groups.values()) if group is None else [group, *self._groups.values()]
+        return next((other for known in groups for other in known.pending() if other.has_started), None)
 
     def _operation(self, group: int, sequence: int) -> Operation | None:
         known = self._groups.get(group)

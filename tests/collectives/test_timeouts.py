@@ -8,8 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from asyncpar.collectives.communicator import Communicator
+from asyncpar.collectives.control import Status
+from asyncpar.collectives.table import OperationTable
 from asyncpar.errors import PeerCancelled, PeerTimeout, UsageError
 from asyncpar.testing import run_virtual
+from asyncpar.wire.header import Key
 from tests.collectives.conftest import OpenRanks
 
 
@@ -160,3 +164,34 @@ def test_ranks_that_made_different_groups_are_told_what_the_others_wait_for(
         assert f"in op #1 (all_reduce) {named} waiting for rank 0, and has made no such group" in str(error)
     assert "rank 1: all_reduce #1 waited 10.0 s for rank 0 (last heard" in str(errors[1])
     assert "in op #1 (all_reduce) of group of ranks 0,1,2, waiting for rank" in str(errors[1])
+
+
+def test_many_operations_that_wait_cost_each_other_nothing(
+    open_ranks: OpenRanks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each is asked about and answered; an answer must not be told to all others at once."""
+    count, looks = 300, 0
+    status = OperationTable._status
+
+    def counted(table: OperationTable, key: Key, asker: int) -> Status:
+        nonlocal looks
+        looks += 1
+        return status(table, key, asker)
+
+    monkeypatch.setattr(OperationTable, "_status", counted)  # what an answer costs
+
+    async def run() -> None:
+        async with open_ranks(2) as ranks:
+            started: list[asyncio.Future[Any]] = []
+
+            async def use(world: Communicator) -> None:
+                for turn in (world.rank, 1 - world.rank):  # so all wait for each other
+                    calls = [world.all_reduce(np.ones(1), key=f"{turn}/{index}") for index in range(count)]
+                    started.extend(asyncio.ensure_future(call) for call in calls)
+                    await asyncio.sleep(3.0)
+
+            await asyncio.gather(*(use(world) for world in ranks.communicators))
+            await asyncio.gather(*started)
+
+    run_virtual(run())
+    assert count < looks < 40 * count
