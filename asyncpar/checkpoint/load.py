@@ -10,7 +10,6 @@ from typing import Any
 from numpy.typing import NDArray
 
 from asyncpar.checkpoint.catalog import Catalog
-from asyncpar.checkpoint.council import CheckpointGroup
 from asyncpar.checkpoint.files import LocalFiles
 from asyncpar.checkpoint.folder import (
     Found,
@@ -23,6 +22,7 @@ from asyncpar.checkpoint.folder import (
     translated,
 )
 from asyncpar.checkpoint.format import load_safetensors
+from asyncpar.checkpoint.group import CheckpointGroup
 from asyncpar.checkpoint.manifest import (
     MARKER,
     Manifest,
@@ -78,12 +78,12 @@ def load_checkpoint(
     complete checkpoint, it is one of another ``model`` or of a newer format, lacks a tensor or has it in another shape
     or dtype, cannot be read or is damaged; ``PeerError`` for a rank that dies, is cancelled or does not come.
     """
-    council = CheckpointGroup(communicator, "loading a checkpoint")
+    group = CheckpointGroup(communicator, "loading a checkpoint")
     try:
         request = _checked(folder, tuple(wanted), model, step)
     except UsageError as error:
-        return council.refuse(error)
-    return Call(_load(council, request), council.leave_unbegun)
+        return group.refuse(error)
+    return Call(_load(group, request), group.leave_unbegun)
 
 
 def _checked(folder: object, wanted: tuple[Wanted, ...], model: object, step: object) -> LoadRequest:
@@ -98,16 +98,16 @@ def _checked(folder: object, wanted: tuple[Wanted, ...], model: object, step: ob
     return LoadRequest(folder=Path(folder), wanted=wanted, model=plain_dict(model, "model"), step=step)
 
 
-async def _load(council: CheckpointGroup, request: LoadRequest) -> Loaded:
-    is_first = council.rank == 0
-    found = await council.agree(
+async def _load(group: CheckpointGroup, request: LoadRequest) -> Loaded:
+    is_first = group.rank == 0
+    found = await group.agree(
         lambda progress: find_contents(request, progress) if is_first else None, wanted=Contents | None
     )
     contents = found[0]
     assert contents is not None, "rank 0 has found it, or failed"
     parts: list[LoadedPart] = []
-    await council.agree(
-        lambda progress: parts.append(read_contents(request, contents, progress, rank=council.rank)), wanted=None
+    await group.agree(
+        lambda progress: parts.append(read_contents(request, contents, progress, rank=group.rank)), wanted=None
     )
     part = parts[0]
     return Loaded(

@@ -18,10 +18,10 @@ from typing import Any, Final
 import numpy as np
 
 from asyncpar.checkpoint.catalog import Catalog, choose, encode_holdings
-from asyncpar.checkpoint.council import CheckpointGroup
 from asyncpar.checkpoint.files import FileSystem, LocalFiles
 from asyncpar.checkpoint.folder import MOST_STEPS, folder_name, remove_old, tidy, translated
 from asyncpar.checkpoint.format import load_safetensors
+from asyncpar.checkpoint.group import CheckpointGroup
 from asyncpar.checkpoint.manifest import (
     FORMAT,
     MARKER,
@@ -69,15 +69,15 @@ def save_checkpoint(
     the others, or replicas differ, if the step was saved before, or if another save into ``folder`` is under way;
     ``PeerError`` for a rank that dies, is cancelled or does not come.
     """
-    council = CheckpointGroup(communicator, f"saving step {step!r:.40}")
+    group = CheckpointGroup(communicator, f"saving step {step!r:.40}")
     try:
         request = _checked(folder, step, tuple(pieces), model, extra, keep, files or LocalFiles())
     except UsageError as error:
-        return council.refuse(error)
+        return group.refuse(error)
     if snapshot:
         copies = tuple(replace(piece, array=np.array(piece.array, order="C")) for piece in request.pieces)
         request = replace(request, pieces=copies, is_snapshot=True)
-    return Call(_save(council, request), council.leave_unbegun)
+    return Call(_save(group, request), group.leave_unbegun)
 
 
 def _checked(
@@ -111,16 +111,14 @@ def _checked(
     )
 
 
-async def _save(council: CheckpointGroup, request: Request) -> Saved:
-    saving = Saving(request=request, rank=council.rank)
+async def _save(group: CheckpointGroup, request: Request) -> Saved:
+    saving = Saving(request=request, rank=group.rank)
     try:
-        prepared = await council.agree(saving.prepare, wanted=Prepared)
+        prepared = await group.agree(saving.prepare, wanted=Prepared)
         check_terms([each.terms for each in prepared])
-        written = await council.agree(
-            lambda progress: saving.write(prepared, progress), wanted=tuple[ManifestStamp, int]
-        )
+        written = await group.agree(lambda progress: saving.write(prepared, progress), wanted=tuple[ManifestStamp, int])
         stamps = [stamp for stamp, _ in written]
-        ends = await council.agree(
+        ends = await group.agree(
             lambda progress: saving.complete(stamps, progress), wanted=tuple[list[str], str | None]
         )
     finally:
@@ -129,7 +127,7 @@ async def _save(council: CheckpointGroup, request: Request) -> Saved:
     return Saved(
         path=request.path,
         step=request.step,
-        nbytes=written[council.rank][1],
+        nbytes=written[group.rank][1],
         removed=tuple(Path(path) for path in removed),
         left=left,
     )

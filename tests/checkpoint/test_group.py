@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from asyncpar.checkpoint.council import CheckpointGroup
+from asyncpar.checkpoint.group import CheckpointGroup
 from asyncpar.checkpoint.threads import Progress, Stopped
 from asyncpar.errors import CheckpointError
 from asyncpar.testing.loop import run_virtual
@@ -19,11 +19,11 @@ from tests.checkpoint.worlds import each, each_fails
 def test_all_get_what_each_has_made() -> None:
     async def main() -> None:
         async with local_world(3) as nodes:
-            councils = [CheckpointGroup(node.world, "testing") for node in nodes]
+            savers = [CheckpointGroup(node.world, "testing") for node in nodes]
             for number in range(2):
                 results = await each(
                     nodes,
-                    lambda node: councils[node.rank].agree(lambda _: [node.rank, number], wanted=list[int]),  # noqa: B023
+                    lambda node: savers[node.rank].agree(lambda _: [node.rank, number], wanted=list[int]),  # noqa: B023
                 )
                 assert results == [[[0, number], [1, number], [2, number]]] * 3
 
@@ -48,9 +48,9 @@ def test_work_that_is_not_wanted_any_more_is_stopped() -> None:
 
     async def main() -> None:
         async with local_world(2) as nodes:
-            councils = [CheckpointGroup(node.world, "testing") for node in nodes]
+            savers = [CheckpointGroup(node.world, "testing") for node in nodes]
             errors = await each_fails(
-                nodes, lambda node: councils[node.rank].agree(fail if node.rank else go_on, wanted=None)
+                nodes, lambda node: savers[node.rank].agree(fail if node.rank else go_on, wanted=None)
             )
             assert str(errors[0]) == "testing: rank 1 failed: the disk is on fire"
             assert str(errors[1]) == "the disk is on fire"
@@ -68,10 +68,10 @@ def test_errors_name_ranks_of_the_group_rather_than_of_the_world(culprit: int) -
         async with local_world(5) as nodes:
             members = nodes[4:1:-1]
             groups = [node.world.subgroup([4, 3, 2]) for node in members]
-            councils = [CheckpointGroup(group, "testing") for group in groups if group is not None]
+            savers = [CheckpointGroup(group, "testing") for group in groups if group is not None]
             errors = await each_fails(
                 members,
-                lambda node: councils[4 - node.rank].agree(
+                lambda node: savers[4 - node.rank].agree(
                     fail if 4 - node.rank == culprit else lambda _: None, wanted=None
                 ),
             )
@@ -98,10 +98,8 @@ def test_work_may_take_longer_than_the_timeout_while_it_goes_on() -> None:
         async with local_world(2) as nodes:
             for node in nodes:
                 node.world.timeout = 0.3
-            councils = [CheckpointGroup(node.world, "testing") for node in nodes]
-            await each(
-                nodes, lambda node: councils[node.rank].agree(plod if node.rank else lambda _: None, wanted=None)
-            )
+            savers = [CheckpointGroup(node.world, "testing") for node in nodes]
+            await each(nodes, lambda node: savers[node.rank].agree(plod if node.rank else lambda _: None, wanted=None))
 
     asyncio.run(main())
 
@@ -109,11 +107,11 @@ def test_work_may_take_longer_than_the_timeout_while_it_goes_on() -> None:
 def test_a_rank_that_leaves_twice_says_it_once_and_a_group_of_one_says_nothing() -> None:
     async def main() -> None:
         async with local_world(2) as nodes:
-            councils = [CheckpointGroup(node.world, "testing") for node in nodes]
-            councils[1].leave("first")
-            councils[1].leave("second")
+            savers = [CheckpointGroup(node.world, "testing") for node in nodes]
+            savers[1].leave("first")
+            savers[1].leave("second")
             with pytest.raises(CheckpointError, match="rank 1 failed: first"):
-                await councils[0].agree(lambda _: None, wanted=None)
+                await savers[0].agree(lambda _: None, wanted=None)
             alone = nodes[0].world.subgroup([0])
             assert alone is not None
             CheckpointGroup(alone, "testing").leave("nobody hears")
