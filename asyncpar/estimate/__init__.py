@@ -1,7 +1,8 @@
 """What a model takes on a number of ranks: memory, traffic and time, by published formulas and simulation.  Pure.
 
-Read ``shape.py`` (the model), ``state.py``, ``activations.py`` and ``traffic.py`` (one formula each, with its source),
-then ``layout.py`` (one layout of a job) and ``search.py`` (all of them).  ``asyncpar plan`` shows what is found.
+Read ``job.py`` (model, machine and batch), ``memory.py``, ``activations.py`` and ``traffic.py`` (one formula each, with
+its source), then ``layout.py`` (one layout of a job) and ``search.py`` (all of them).  ``asyncpar plan`` shows what is
+found.
 """
 
 from asyncpar.estimate.activations import ActivationModel, kept_layers
