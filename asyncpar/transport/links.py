@@ -127,6 +127,8 @@ class Links:
         self._memory = MemoryPool()
         self._tasks = asyncio.TaskGroup()
         self._opening: dict[int, asyncio.Task[None]] = {}
+        self._leaving: list[asyncio.TimerHandle] = []
+        """Ranks that were seen to leave, and have not said why yet."""
         self._listeners: list[Callable[[int, PeerLost], None]] = []
         self._closed: PeerLost | None = None
         self._reasons: dict[int, tuple[int, str]] = {}
@@ -273,7 +275,8 @@ class Links:
 
     def hear_left(self, rank: int) -> None:
         """``rank`` was seen to leave in good order: hear first what it says on its lane, and why it left."""
-        asyncio.get_running_loop().call_later(_REASON_SECONDS, self.report_left, rank)
+        if self._closed is None:
+            self._leaving.append(asyncio.get_running_loop().call_later(_REASON_SECONDS, self.report_left, rank))
 
     def report_left(self, rank: int) -> None:
         """``rank`` has left in good order."""
@@ -312,6 +315,9 @@ class Links:
         self._closed = PeerLost("this node is closed", rank=self.rank, cause="closed")
         for opening in list(self._opening.values()):
             opening.cancel()
+        for timer in self._leaving:  # they would keep everything of this node alive until they fire
+            timer.cancel()
+        self._leaving.clear()
         links = list(self._links.values())
         for link in links:
             if link.lane is not None:

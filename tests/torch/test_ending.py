@@ -193,7 +193,8 @@ def begin_and_end_often() -> None:
     for number in range(2, 10):
         begin_and_end(number)
     gc.collect()
-    assert counts() == before
+    after = counts()
+    assert after == before, (after, before)
     begin_and_end(10)
     assert counts()["files"] <= before["files"] + 8  # one world's, until its memory is collected
 
