@@ -1,4 +1,4 @@
-"""``--quick``: an answer in two and a half minutes on two processors, and at the end a list of what was left out for it.
+"""``--quick``: an answer in two and a half minutes on two processors, and at its end a list of what was left out.
 
 It runs one case of each test that neither starts processes nor takes long.
 """
