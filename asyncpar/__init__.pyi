@@ -2,9 +2,34 @@
 
 from . import blocking as blocking
 from . import testing as testing
+from .actors.meshes.mesh_ref import MeshRef as MeshRef
+from .actors.meshes.nodes import Nodes as Nodes
+from .actors.meshes.shape import Coordinates as Coordinates
+from .actors.meshes.values import MeshError as MeshError
+from .actors.meshes.values import MeshValues as MeshValues
+from .actors.runtime.actor import Actor as Actor
+from .actors.runtime.actor import endpoint as endpoint
+from .actors.runtime.dead_letters import DeadLetter as DeadLetter
+from .actors.runtime.dead_letters import DeadLetters as DeadLetters
+from .actors.runtime.declaration import Mailbox as Mailbox
+from .actors.runtime.declaration import WhenFull as WhenFull
+from .actors.runtime.delivery import time_left as time_left
+from .actors.runtime.ending import Down as Down
+from .actors.runtime.ending import DownReason as DownReason
+from .actors.runtime.ref import ActorRef as ActorRef
+from .actors.runtime.watches import Watch as Watch
+from .actors.supervision.child import Child as Child
+from .actors.supervision.child import ChildState as ChildState
+from .actors.supervision.child import ChildStatus as ChildStatus
+from .actors.supervision.policy import Backoff as Backoff
+from .actors.supervision.policy import Intensity as Intensity
+from .actors.supervision.policy import Restart as Restart
+from .actors.supervision.policy import Strategy as Strategy
+from .actors.supervision.supervisor import Supervisor as Supervisor
 from .collectives.communicator import Communicator as Communicator
-from .config.world import Member as Member
-from .config.world import World as World
+from .core.config.world import Member as Member
+from .core.config.world import World as World
+from .core.observe.loop_watch import Blocked as Blocked
 from .errors import (
     ActorDown as ActorDown,
 )
@@ -56,34 +81,9 @@ from .errors import (
 from .errors import (
     UsageError as UsageError,
 )
-from .meshes.mesh_ref import MeshRef as MeshRef
-from .meshes.nodes import Nodes as Nodes
-from .meshes.shape import Coordinates as Coordinates
-from .meshes.values import MeshError as MeshError
-from .meshes.values import MeshValues as MeshValues
 from .node import Node as Node
 from .node import init as init
-from .observe.loop_watch import Blocked as Blocked
 from .runner import run as run
-from .runtime.actor import Actor as Actor
-from .runtime.actor import endpoint as endpoint
-from .runtime.dead_letters import DeadLetter as DeadLetter
-from .runtime.dead_letters import DeadLetters as DeadLetters
-from .runtime.declaration import Mailbox as Mailbox
-from .runtime.declaration import WhenFull as WhenFull
-from .runtime.delivery import time_left as time_left
-from .runtime.ending import Down as Down
-from .runtime.ending import DownReason as DownReason
-from .runtime.ref import ActorRef as ActorRef
-from .runtime.watches import Watch as Watch
-from .supervision.child import Child as Child
-from .supervision.child import ChildState as ChildState
-from .supervision.child import ChildStatus as ChildStatus
-from .supervision.policy import Backoff as Backoff
-from .supervision.policy import Intensity as Intensity
-from .supervision.policy import Restart as Restart
-from .supervision.policy import Strategy as Strategy
-from .supervision.supervisor import Supervisor as Supervisor
 
 __version__: str
 __all__: list[str]

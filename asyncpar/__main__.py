@@ -6,7 +6,7 @@ import os
 import signal
 from types import FrameType
 
-from asyncpar.observe.reporting import open_closed_streams
+from asyncpar.core.observe.reporting import open_closed_streams
 
 
 def _end(number: int, frame: FrameType | None) -> None:  # noqa: ARG001

@@ -8,22 +8,22 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
-from asyncpar.arena.limits import core_quota, usable_cores
-from asyncpar.arena.settings import ArenaSettings
-from asyncpar.config.environment import LaunchEnvironment
-from asyncpar.config.transport import parse_checksums, parse_connections, parse_link_timeout
-from asyncpar.config.world import Member, World, world_of_one
+from asyncpar.actors.runtime.gateway import ActorGateway
+from asyncpar.core.config.environment import LaunchEnvironment
+from asyncpar.core.config.transport import parse_checksums, parse_connections, parse_link_timeout
+from asyncpar.core.config.world import Member, World, world_of_one
+from asyncpar.core.observe.agent_line import AgentLine
+from asyncpar.core.observe.reporting import Reporter
 from asyncpar.errors import UsageError
-from asyncpar.membership.client import JoinRequest, join_world, serve_alone
-from asyncpar.membership.credentials import read_credentials
-from asyncpar.observe.agent_line import AgentLine
-from asyncpar.observe.reporting import Reporter
-from asyncpar.runtime.gateway import ActorGateway
-from asyncpar.transport.inproc import InprocConnector, InprocFabric
-from asyncpar.transport.links import Connector, Links
-from asyncpar.transport.negotiation import GrpcConnector
-from asyncpar.transport.rpc import Credentials, RpcServer
-from asyncpar.transport.serving import Serving
+from asyncpar.net.arena.limits import core_quota, usable_cores
+from asyncpar.net.arena.settings import ArenaSettings
+from asyncpar.net.membership.client import JoinRequest, join_world, serve_alone
+from asyncpar.net.membership.credentials import read_credentials
+from asyncpar.net.transport.inproc import InprocConnector, InprocFabric
+from asyncpar.net.transport.links import Connector, Links
+from asyncpar.net.transport.negotiation import GrpcConnector
+from asyncpar.net.transport.rpc import Credentials, RpcServer
+from asyncpar.net.transport.serving import Serving
 
 PIN = "ASYNCPAR_ALGORITHM"
 """The variable that pins algorithms."""

@@ -16,27 +16,27 @@ from typing import Any, TypeVar, overload
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from asyncpar.arena.arena import ArenaMemory
-from asyncpar.arena.formation import form_arena
+from asyncpar.actors.meshes.nodes import Nodes
+from asyncpar.actors.runtime.actor import Actor
+from asyncpar.actors.runtime.culprit import describe_culprit
+from asyncpar.actors.runtime.dead_letters import DeadLetters
+from asyncpar.actors.runtime.ref import ActorRef
+from asyncpar.actors.runtime.system import ActorSystem
+from asyncpar.actors.runtime.watches import Watch
 from asyncpar.attachment import Attach, Attachment, attach_alone, attach_launched
 from asyncpar.collectives.arena_group import ArenaHost
 from asyncpar.collectives.communicator import Communicator
-from asyncpar.config.environment import LaunchEnvironment
-from asyncpar.config.transport import parse_transport
-from asyncpar.config.world import World
+from asyncpar.core.config.environment import LaunchEnvironment
+from asyncpar.core.config.transport import parse_transport
+from asyncpar.core.config.world import World
+from asyncpar.core.observe.loop_watch import BLOCKED_AFTER, LoopWatch, OnBlocked, check_blocked_after
 from asyncpar.errors import AsyncparError, UsageError
-from asyncpar.meshes.nodes import Nodes
-from asyncpar.observe.loop_watch import BLOCKED_AFTER, LoopWatch, OnBlocked, check_blocked_after
-from asyncpar.runtime.actor import Actor
-from asyncpar.runtime.culprit import describe_culprit
-from asyncpar.runtime.dead_letters import DeadLetters
-from asyncpar.runtime.ref import ActorRef
-from asyncpar.runtime.system import ActorSystem
-from asyncpar.runtime.watches import Watch
-from asyncpar.transport.home_loop import check_home_loop
-from asyncpar.transport.links import Links
-from asyncpar.transport.rpc import Credentials
-from asyncpar.transport.serving import Register, Serving
+from asyncpar.net.arena.arena import ArenaMemory
+from asyncpar.net.arena.formation import form_arena
+from asyncpar.net.transport.home_loop import check_home_loop
+from asyncpar.net.transport.links import Links
+from asyncpar.net.transport.rpc import Credentials
+from asyncpar.net.transport.serving import Register, Serving
 
 A = TypeVar("A", bound=Actor)
 

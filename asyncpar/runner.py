@@ -10,10 +10,10 @@ from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
+from asyncpar.core.observe.reporting import Reporter, find_peer_error, open_closed_streams, record_failures
+from asyncpar.core.signals import OwnHandler
 from asyncpar.errors import UsageError
-from asyncpar.observe.reporting import Reporter, find_peer_error, open_closed_streams, record_failures
-from asyncpar.signals import OwnHandler
-from asyncpar.transport.links import LEFT
+from asyncpar.net.transport.links import LEFT
 
 T = TypeVar("T")
 SIGTERM_EXIT = 128 + signal.SIGTERM

@@ -25,8 +25,8 @@ LONG = (
     "tests/hybrid/test_checkpoints.py",
     "tests/hybrid/test_resuming.py",
     "tests/options/test_every_option.py",
-    "tests/runtime/test_semantics.py",
-    "tests/supervision/test_machine_states.py",
+    "tests/actors/runtime/test_semantics.py",
+    "tests/actors/supervision/test_machine_states.py",
 )
 """What takes long without processes of its own: beginnings of names of tests."""
 

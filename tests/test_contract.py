@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from asyncpar.config.parallel import ProcessGroupIds, RankMapping, ThreeDParallelismConfig
-from asyncpar.config.slicing import ceil_chunks
+from asyncpar.core.config.parallel import ProcessGroupIds, RankMapping, ThreeDParallelismConfig
+from asyncpar.core.config.slicing import ceil_chunks
 from asyncpar.errors import UsageError
 from asyncpar.multinode import MultiNodeConfig
 from asyncpar.nn import Initializer, Linear

@@ -28,3 +28,12 @@ def test_importing_loads_nothing_that_was_not_asked_for(module: str) -> None:
     printed = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
 
     assert printed.strip() == "[]"
+
+
+def test_the_public_path_of_settings_that_moved_still_works() -> None:
+    program = "from asyncpar.config.parallel import ThreeDParallelismConfig as old; from asyncpar import hybrid; "
+    program += "assert old is hybrid.ThreeDParallelismConfig"
+
+    done = subprocess.run([sys.executable, "-W", "always", "-c", program], capture_output=True, text=True, check=True)
+
+    assert "DeprecationWarning: asyncpar.config.parallel has moved" in done.stderr

@@ -14,10 +14,10 @@ from grpc_health.v1 import health_pb2
 
 import asyncpar as ap
 from asyncpar._proto.asyncpar.v1 import membership_pb2_grpc
-from asyncpar.config.environment import LaunchEnvironment
-from asyncpar.membership.credentials import create_secret
-from asyncpar.membership.service import RendezvousService
-from asyncpar.transport.rpc import Credentials, RpcServer
+from asyncpar.core.config.environment import LaunchEnvironment
+from asyncpar.net.membership.credentials import create_secret
+from asyncpar.net.membership.service import RendezvousService
+from asyncpar.net.transport.rpc import Credentials, RpcServer
 
 ECHO = "tests.Echo"
 HEALTH = "grpc.health.v1.Health"

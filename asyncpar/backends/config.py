@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from asyncpar.backends.compression import CompressionAlgorithm
-from asyncpar.config.transport import parse_transport
+from asyncpar.core.config.transport import parse_transport
 from asyncpar.errors import UsageError
 
 

@@ -14,13 +14,13 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from asyncpar.errors import PeerLost, ProtocolError
-from asyncpar.transport.lane import MAX_FRAME_BYTES, Lane, LaneEvents, Sending
-from asyncpar.transport.links import Connector, Links
-from asyncpar.transport.queue import SendQueue
-from asyncpar.wire.header import HEADER_BYTES, FrameHeader, encode_header
-from asyncpar.wire.reader import FrameReader
-from asyncpar.wire.segments import Payload, views_of
-from asyncpar.wire.sink import WholeSink
+from asyncpar.net.transport.lane import MAX_FRAME_BYTES, Lane, LaneEvents, Sending
+from asyncpar.net.transport.links import Connector, Links
+from asyncpar.net.transport.queue import SendQueue
+from asyncpar.net.wire.header import HEADER_BYTES, FrameHeader, encode_header
+from asyncpar.net.wire.reader import FrameReader
+from asyncpar.net.wire.segments import Payload, views_of
+from asyncpar.net.wire.sink import WholeSink
 
 
 class Receiver(Protocol):

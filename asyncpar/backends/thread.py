@@ -11,10 +11,10 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from asyncpar.attachment import PIN, Attachment
 from asyncpar.backends.config import BackendConfig
 from asyncpar.collectives.communicator import Communicator
-from asyncpar.config.world import Member, World
+from asyncpar.core.config.world import Member, World
 from asyncpar.errors import PeerTimeout, UsageError
+from asyncpar.net.transport.inproc import InprocConnector, InprocFabric
 from asyncpar.node import start_node
-from asyncpar.transport.inproc import InprocConnector, InprocFabric
 
 
 class ThreadBackend:

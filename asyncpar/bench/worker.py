@@ -21,8 +21,8 @@ from asyncpar.bench.report import Measurement, Report, Surroundings
 from asyncpar.bench.settings import BenchSettings
 from asyncpar.bench.sizes import short_size
 from asyncpar.bench.table import choose_columns, format_end, format_header, format_row, format_title
+from asyncpar.core.observe.reporting import Reporter
 from asyncpar.node import Node
-from asyncpar.observe.reporting import Reporter
 
 Show = Callable[[str], None]
 

@@ -15,7 +15,7 @@ from functools import partial
 from types import FrameType
 from typing import Any, TypeVar
 
-from asyncpar.signals import HANDLED, OwnHandler
+from asyncpar.core.signals import HANDLED, OwnHandler
 
 T = TypeVar("T")
 

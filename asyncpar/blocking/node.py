@@ -11,19 +11,19 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 import asyncpar.node
+from asyncpar.actors.runtime.actor import Actor
+from asyncpar.actors.runtime.ref import ActorRef
 from asyncpar.blocking.communicator import Communicator
 from asyncpar.blocking.node_handle import NodeHandle
 from asyncpar.blocking.pending import Cancelled, Pending
 from asyncpar.blocking.program import ended_in_order, report_failures
 from asyncpar.blocking.refs import Ref
 from asyncpar.blocking.thread import LoopThread, background
-from asyncpar.config.environment import LaunchEnvironment
-from asyncpar.config.world import World
+from asyncpar.core.config.environment import LaunchEnvironment
+from asyncpar.core.config.world import World
+from asyncpar.core.observe.loop_watch import BLOCKED_AFTER
 from asyncpar.errors import UsageError
-from asyncpar.observe.loop_watch import BLOCKED_AFTER
-from asyncpar.runtime.actor import Actor
-from asyncpar.runtime.ref import ActorRef
-from asyncpar.transport.serving import Register
+from asyncpar.net.transport.serving import Register
 
 T = TypeVar("T")
 A = TypeVar("A", bound=Actor)

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType, TracebackType
 
-from asyncpar.observe.reporting import Reporter, open_closed_streams, record_failures
+from asyncpar.core.observe.reporting import Reporter, open_closed_streams, record_failures
+from asyncpar.core.signals import OwnHandler
 from asyncpar.runner import SIGINT_EXIT, SIGNAL_SECONDS, SIGTERM_EXIT, is_left_behind
-from asyncpar.signals import OwnHandler
 
 _reporter: Reporter | None = None
 

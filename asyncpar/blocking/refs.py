@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Self, TypeVar
 
+from asyncpar.actors.runtime import ref
 from asyncpar.blocking.node_handle import NodeHandle, check_timeout
 from asyncpar.blocking.pending import Pending
-from asyncpar.runtime import ref
 
 A = TypeVar("A")
 

@@ -32,9 +32,9 @@ from contextvars import Context
 from threading import get_ident
 from typing import Any, Protocol
 
-from asyncpar.arena.driver import Driver
 from asyncpar.blocking.interrupts import do_uninterrupted
 from asyncpar.errors import UsageError
+from asyncpar.net.arena.driver import Driver
 
 
 class Awaited(Protocol):

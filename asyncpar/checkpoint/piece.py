@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asyncpar.checkpoint.dtypes import check_dtype
-from asyncpar.config.slicing import TensorSlice
+from asyncpar.core.config.slicing import TensorSlice
 from asyncpar.errors import UsageError
 
 LONGEST_NAME: Final = 512

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from asyncpar.checkpoint.load import Loaded, load_checkpoint
 from asyncpar.checkpoint.piece import Piece, Wanted
 from asyncpar.collectives.communicator import Communicator
-from asyncpar.config.slicing import TensorSlice
+from asyncpar.core.config.slicing import TensorSlice
 
 _KIND: Final = "rank_state"
 _log = logging.getLogger(__name__)

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncpar.config.slicing import TensorSlice
+from asyncpar.core.config.slicing import TensorSlice
 
 Positions: TypeAlias = NDArray[np.int64]
 

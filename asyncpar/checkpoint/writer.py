@@ -29,7 +29,7 @@ from asyncpar.checkpoint.piece import Piece, shape_of
 from asyncpar.checkpoint.plain import digest_of, encode_plain
 from asyncpar.checkpoint.spans import Runs
 from asyncpar.checkpoint.threads import Progress, for_each
-from asyncpar.config.slicing import TensorSlice
+from asyncpar.core.config.slicing import TensorSlice
 from asyncpar.errors import CheckpointError
 
 _WRITE_BYTES = 8 << 20

@@ -20,13 +20,13 @@ from typing import Any, Final
 
 import numpy as np
 
-from asyncpar.arena.channel import Channel, Turn
-from asyncpar.arena.run_queue import Program
 from asyncpar.collectives.arena_operations import AT_ONCE_BYTES, CHUNK_BYTES
 from asyncpar.collectives.bundle import Bundle, Section, Stretch, cut, pack, unpack
 from asyncpar.collectives.reduction import Array, Reduction
 from asyncpar.collectives.staging import Scratch
-from asyncpar.config.slicing import ceil_chunks, ceil_div
+from asyncpar.core.config.slicing import ceil_chunks, ceil_div
+from asyncpar.net.arena.channel import Channel, Turn
+from asyncpar.net.arena.run_queue import Program
 
 _ALIGNMENT: Final = 64
 _KEPT_VIEWS: Final = 8192

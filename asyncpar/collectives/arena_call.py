@@ -8,15 +8,15 @@ from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
 from time import perf_counter
 from typing import Any
 
-from asyncpar.arena.channel import Turn
-from asyncpar.arena.run_queue import Program, Task, Wait
 from asyncpar.collectives.arena_group import ArenaGroup
 from asyncpar.collectives.causes import reason_of
 from asyncpar.collectives.ending import ended, give_up, thrown
 from asyncpar.collectives.operation import Operation
 from asyncpar.collectives.reduction import Array
 from asyncpar.errors import PeerLost
-from asyncpar.transport.home_loop import check_home_loop
+from asyncpar.net.arena.channel import Turn
+from asyncpar.net.arena.run_queue import Program, Task, Wait
+from asyncpar.net.transport.home_loop import check_home_loop
 
 MakeProgram = Callable[[Turn], Program]
 

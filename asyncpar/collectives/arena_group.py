@@ -7,19 +7,19 @@ import logging
 from collections.abc import Sequence
 from enum import Enum, auto
 
-from asyncpar.arena.arena import Arena
-from asyncpar.arena.channel import Channel, Offer
-from asyncpar.arena.directory import Directory
-from asyncpar.arena.doorbell import Message
-from asyncpar.arena.driver import Driver
-from asyncpar.arena.order_log import Counts, OrderLog, behind_order_log
-from asyncpar.arena.run_queue import KeyedRunQueue, RunQueue
-from asyncpar.arena.sequencer import open_sequencer
 from asyncpar.collectives.description import hash64
 from asyncpar.collectives.operation import Operation
 from asyncpar.collectives.staging import Scratch
 from asyncpar.errors import PeerLost
-from asyncpar.transport.links import LEFT, Links
+from asyncpar.net.arena.arena import Arena
+from asyncpar.net.arena.channel import Channel, Offer
+from asyncpar.net.arena.directory import Directory
+from asyncpar.net.arena.doorbell import Message
+from asyncpar.net.arena.driver import Driver
+from asyncpar.net.arena.order_log import Counts, OrderLog, behind_order_log
+from asyncpar.net.arena.run_queue import KeyedRunQueue, RunQueue
+from asyncpar.net.arena.sequencer import open_sequencer
+from asyncpar.net.transport.links import LEFT, Links
 
 _log = logging.getLogger(__name__)
 _OFFERED = 0

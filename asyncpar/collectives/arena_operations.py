@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from asyncpar.arena.channel import Channel, Turn
-from asyncpar.arena.run_queue import Program
 from asyncpar.collectives import arena_programs as programs
 from asyncpar.collectives.arena_call import MakeProgram
 from asyncpar.collectives.arena_slices import reduce_slices
 from asyncpar.collectives.arguments import contiguous
 from asyncpar.collectives.reduction import Array, Reduction
-from asyncpar.config.slicing import ceil_chunks
+from asyncpar.core.config.slicing import ceil_chunks
+from asyncpar.net.arena.channel import Channel, Turn
+from asyncpar.net.arena.run_queue import Program
 
 AT_ONCE_BYTES = 512 << 10
 """All-reduces whose ranks read up to this much from the others in all do so in one wait."""

@@ -15,11 +15,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from asyncpar.arena.channel import Turn
-from asyncpar.arena.run_queue import Program
 from asyncpar.collectives import arena_programs as programs
 from asyncpar.collectives.arena_reading import heap_places, in_heap, let_go
 from asyncpar.collectives.reduction import Array, Reduction
+from asyncpar.net.arena.channel import Turn
+from asyncpar.net.arena.run_queue import Program
 
 Parts = Sequence[tuple[int, int]]
 

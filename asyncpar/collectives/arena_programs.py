@@ -29,10 +29,10 @@ from typing import Any
 
 import numpy as np
 
-from asyncpar.arena.channel import Turn
-from asyncpar.arena.run_queue import Program
 from asyncpar.collectives.arena_reading import Finish, heap_places, in_heap, let_go
 from asyncpar.collectives.reduction import Array, Combine
+from asyncpar.net.arena.channel import Turn
+from asyncpar.net.arena.run_queue import Program
 
 _SHORTEST_PIPED = 128 << 10
 """Bytes; where some ranks only write and others only read, shorter payloads are not cut in two to overlap that."""

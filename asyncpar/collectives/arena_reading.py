@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from asyncpar.arena.channel import Turn
-from asyncpar.arena.run_queue import Program
 from asyncpar.collectives.reduction import Array
+from asyncpar.net.arena.channel import Turn
+from asyncpar.net.arena.run_queue import Program
 
 Finish = Callable[[Array], None]
 """Turns combined values into the result, in place."""

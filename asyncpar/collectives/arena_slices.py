@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from asyncpar.arena.channel import Channel, Turn
-from asyncpar.arena.run_queue import Program
 from asyncpar.collectives.arena_reading import Finish, heap_places, in_heap, let_go
 from asyncpar.collectives.reduction import Array, Combine
+from asyncpar.net.arena.channel import Channel, Turn
+from asyncpar.net.arena.run_queue import Program
 
 _ALIGNMENT = 64
 

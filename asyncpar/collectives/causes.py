@@ -15,7 +15,7 @@ from contextvars import Context
 from types import CodeType, FrameType
 from typing import Any, Final
 
-from asyncpar.observe.reporting import text_of
+from asyncpar.core.observe.reporting import text_of
 
 _MAX_DEPTH: Final = 60
 

@@ -9,8 +9,6 @@ from typing import Any, Final
 
 import numpy as np
 
-from asyncpar.arena.channel import Channel, Turn
-from asyncpar.arena.run_queue import Program
 from asyncpar.collectives.algorithms.catalog import ARENA
 from asyncpar.collectives.arena_bundles import AtOnce, InChunks, arrange
 from asyncpar.collectives.bundle import Bundle, Form, Section, check_arrays, cut, form_of, pack, sections_of, unpack
@@ -24,6 +22,8 @@ from asyncpar.collectives.operation import Operation
 from asyncpar.collectives.plan import Plan
 from asyncpar.collectives.reduction import Array, Reduction, collective_reduction, reduction_for
 from asyncpar.collectives.staging import Scratch, StagingPool
+from asyncpar.net.arena.channel import Channel, Turn
+from asyncpar.net.arena.run_queue import Program
 
 _NAME: Final = "all_reduce_many"
 _SHOWN: Final = 4

@@ -27,8 +27,8 @@ from asyncpar.collectives.reduction import Array
 from asyncpar.collectives.statistics import Traffic
 from asyncpar.collectives.table import CLOSED, OperationTable
 from asyncpar.errors import PeerCancelled, UsageError
-from asyncpar.transport.links import Links
-from asyncpar.wire.payload import UnwrittenPayload
+from asyncpar.net.transport.links import Links
+from asyncpar.net.wire.payload import UnwrittenPayload
 
 T = TypeVar("T")
 

@@ -12,8 +12,8 @@ from typing import Any
 from asyncpar.collectives.causes import reason_of
 from asyncpar.collectives.control import Reason
 from asyncpar.collectives.operation import Operation
+from asyncpar.core.observe.reporting import text_of
 from asyncpar.errors import OperationMismatch, PeerError, PeerLost
-from asyncpar.observe.reporting import text_of
 
 
 @dataclass(slots=True)

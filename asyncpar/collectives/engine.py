@@ -10,7 +10,6 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from asyncpar.arena.channel import Channel
 from asyncpar.collectives.algorithms.catalog import ARENA, check_algorithm, schedule_of
 from asyncpar.collectives.algorithms.hierarchical import Hosts
 from asyncpar.collectives.algorithms.steps import Schedule
@@ -29,9 +28,10 @@ from asyncpar.collectives.quick import QuickPlan, admit
 from asyncpar.collectives.reduction import Array
 from asyncpar.collectives.statistics import CollectiveStatistics, Tally, Traffic
 from asyncpar.collectives.table import OperationTable
+from asyncpar.core.observe.reporting import text_of
 from asyncpar.errors import PeerLost, UsageError
-from asyncpar.observe.reporting import text_of
-from asyncpar.transport.home_loop import check_home_loop, is_home_loop
+from asyncpar.net.arena.channel import Channel
+from asyncpar.net.transport.home_loop import check_home_loop, is_home_loop
 
 T = TypeVar("T")
 Body = Callable[[Operation], Awaitable[T]]

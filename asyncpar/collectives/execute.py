@@ -21,7 +21,7 @@ from asyncpar.collectives.operation import Operation
 from asyncpar.collectives.plan import BoundRecv, BoundRound, Plan
 from asyncpar.collectives.reduction import Array, Combine
 from asyncpar.collectives.staging import StagingPool
-from asyncpar.transport.lane import Sending
+from asyncpar.net.transport.lane import Sending
 
 IN_FLIGHT = 2
 

@@ -6,14 +6,14 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
-from asyncpar.arena.run_queue import Wait
-from asyncpar.arena.sequencer import NAMED
 from asyncpar.collectives.arena_call import ArenaTask, MakeProgram
 from asyncpar.collectives.arena_group import ArenaGroup
 from asyncpar.collectives.description import hash64
 from asyncpar.collectives.operation import Operation
 from asyncpar.collectives.reduction import Array
 from asyncpar.errors import PeerLost
+from asyncpar.net.arena.run_queue import Wait
+from asyncpar.net.arena.sequencer import NAMED
 
 
 class HostedOperation(Operation):

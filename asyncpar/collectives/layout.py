@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
-from asyncpar.config.slicing import ceil_chunks, ceil_div
+from asyncpar.core.config.slicing import ceil_chunks, ceil_div
 
 SEGMENT_BYTES = 1 << 20
 """Most bytes of one message of one chunk."""

@@ -24,10 +24,10 @@ from asyncpar.collectives.offload import write_payload
 from asyncpar.collectives.operation import Operation
 from asyncpar.collectives.reduction import Array
 from asyncpar.errors import OperationMismatch, PeerLost, ProtocolError
-from asyncpar.transport.home_loop import check_home_loop, is_home_loop
-from asyncpar.transport.lane import fail_future
-from asyncpar.transport.links import LEFT
-from asyncpar.wire.payload import UnwrittenPayload
+from asyncpar.net.transport.home_loop import check_home_loop, is_home_loop
+from asyncpar.net.transport.lane import fail_future
+from asyncpar.net.transport.links import LEFT
+from asyncpar.net.wire.payload import UnwrittenPayload
 
 T = TypeVar("T")
 

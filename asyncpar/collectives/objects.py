@@ -22,7 +22,7 @@ from asyncpar.collectives.plan import Plan
 from asyncpar.collectives.reduction import Array
 from asyncpar.collectives.workspace import InPlace
 from asyncpar.errors import ProtocolError, UsageError
-from asyncpar.wire.payload import UnwrittenPayload, decode_payload, prepare_payload
+from asyncpar.net.wire.payload import UnwrittenPayload, decode_payload, prepare_payload
 
 MAX_BYTES = 1 << 30
 """Most bytes of objects that a rank receives in one operation."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from asyncpar.wire.payload import UnwrittenPayload
+from asyncpar.net.wire.payload import UnwrittenPayload
 
 INLINE_BYTES = 1 << 18
 """Up to here work on an array is over in less time than handing it to a thread would take."""

@@ -13,9 +13,9 @@ from asyncpar.collectives.description import Description
 from asyncpar.collectives.inquiry import Answer, Culprit, Inquiry
 from asyncpar.collectives.staging import StagingPool
 from asyncpar.errors import PeerLost
-from asyncpar.transport.lane import Sending
-from asyncpar.transport.links import LEFT, Links
-from asyncpar.wire.header import FrameKind, Key
+from asyncpar.net.transport.lane import Sending
+from asyncpar.net.transport.links import LEFT, Links
+from asyncpar.net.wire.header import FrameKind, Key
 
 
 @dataclass(slots=True)

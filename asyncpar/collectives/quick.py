@@ -18,8 +18,6 @@ from collections.abc import Coroutine, Generator
 from time import perf_counter
 from typing import Any, Final, Protocol
 
-from asyncpar.arena.channel import ROUND_BITS, Channel, Turn
-from asyncpar.arena.run_queue import Program
 from asyncpar.collectives.arena_call import ArenaCall, ArenaOperation, ArenaTask, MakeProgram
 from asyncpar.collectives.arena_group import ArenaGroup
 from asyncpar.collectives.description import Description
@@ -29,7 +27,9 @@ from asyncpar.collectives.ledger import GroupLedger
 from asyncpar.collectives.operation import Operation
 from asyncpar.collectives.reduction import Array, Reduction
 from asyncpar.collectives.table import OperationTable
-from asyncpar.transport.home_loop import check_home_loop
+from asyncpar.net.arena.channel import ROUND_BITS, Channel, Turn
+from asyncpar.net.arena.run_queue import Program
+from asyncpar.net.transport.home_loop import check_home_loop
 
 _POLLS_PER_LOOK: Final = 3
 """Looking at a word here costs a third of what a look costs the driver."""

@@ -31,7 +31,7 @@ from asyncpar.collectives.plan import Plan
 from asyncpar.collectives.quick import QuickAllReduce, QuickCall
 from asyncpar.collectives.reduction import Array, Reduction, collective_reduction
 from asyncpar.collectives.workspace import InPlace, Scratch
-from asyncpar.config.slicing import ceil_chunks
+from asyncpar.core.config.slicing import ceil_chunks
 
 
 def all_reduce(

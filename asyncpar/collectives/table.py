@@ -6,7 +6,6 @@ import asyncio
 from collections import OrderedDict
 from typing import Final
 
-from asyncpar.arena.run_queue import RunQueue
 from asyncpar.collectives.arena_group import ArenaHost
 from asyncpar.collectives.claims import NameClaims
 from asyncpar.collectives.control import Abort, Probe, Status, decode_control, encode_control, shortened
@@ -17,9 +16,10 @@ from asyncpar.collectives.ledger import GroupLedger
 from asyncpar.collectives.operation import Home, Operation
 from asyncpar.collectives.staging import StagingPool
 from asyncpar.errors import AsyncparError, LinkDamaged, OperationMismatch, PeerCancelled, PeerLost, PeerTimeout
-from asyncpar.transport.links import LEFT, Links
-from asyncpar.transport.protection import DAMAGED
-from asyncpar.wire.header import FrameHeader, FrameKind, Key
+from asyncpar.net.arena.run_queue import RunQueue
+from asyncpar.net.transport.links import LEFT, Links
+from asyncpar.net.transport.protection import DAMAGED
+from asyncpar.net.wire.header import FrameHeader, FrameKind, Key
 
 PROBE_AFTER: Final = 1.0
 """Seconds without progress after which an operation asks the ranks it waits for where they are; then again."""

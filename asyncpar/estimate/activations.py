@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Self
 
-from asyncpar.config.checks import check_count
-from asyncpar.config.parallel import MemoryOptimizationStrategy, ThreeDParallelismConfig
+from asyncpar.core.config.checks import check_count
+from asyncpar.core.config.parallel import MemoryOptimizationStrategy, ThreeDParallelismConfig
 from asyncpar.estimate.job import ModelShape
 
 _LOGIT_BYTES = 4

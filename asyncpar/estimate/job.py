@@ -7,12 +7,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from asyncpar.config.checks import check_choice, check_count, check_positive
-from asyncpar.config.parallel import (
-    DEFAULT_ORDER,
-    MemoryOptimizationStrategy,
-)
-from asyncpar.config.rank_order import RankOrder
+from asyncpar.core.config.checks import check_choice, check_count, check_positive
+from asyncpar.core.config.parallel import DEFAULT_ORDER, MemoryOptimizationStrategy
+from asyncpar.core.config.rank_order import RankOrder
 from asyncpar.errors import UsageError
 
 ADAM_STATES = 2

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
 
-from asyncpar.config.parallel import ThreeDParallelismConfig
-from asyncpar.config.rank_order import RankOrder
+from asyncpar.core.config.parallel import ThreeDParallelismConfig
+from asyncpar.core.config.rank_order import RankOrder
 from asyncpar.estimate.activations import ActivationModel
 from asyncpar.estimate.job import Job, Machine
 from asyncpar.estimate.memory import ActivationPolicy, RankMemory, make_schedule, rank_activations, rank_memories

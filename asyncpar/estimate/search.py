@@ -7,9 +7,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from asyncpar.config.checks import check_count, check_positive
-from asyncpar.config.parallel import PipelineScheduleType, ThreeDParallelismConfig
-from asyncpar.config.slicing import spread_layers
+from asyncpar.core.config.checks import check_count, check_positive
+from asyncpar.core.config.parallel import PipelineScheduleType, ThreeDParallelismConfig
+from asyncpar.core.config.slicing import spread_layers
 from asyncpar.errors import UsageError
 from asyncpar.estimate.job import Job
 from asyncpar.estimate.layout import Layout, estimate_layouts

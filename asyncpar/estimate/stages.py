@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from asyncpar.config.parallel import ThreeDParallelismConfig
+from asyncpar.core.config.parallel import ThreeDParallelismConfig
 from asyncpar.estimate.job import ModelShape
 
 

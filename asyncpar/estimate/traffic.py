@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from asyncpar.config.checks import check_count
+from asyncpar.core.config.checks import check_count
 from asyncpar.estimate.memory import zero_stage_number
 from asyncpar.zero.config import ZeROStage
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from asyncpar.collectives.algorithms.hierarchical import Hosts
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.collectives.subgroups import hosts_of
-from asyncpar.config.parallel import ProcessGroupIds, RankMapping, ThreeDParallelismConfig
+from asyncpar.core.config.parallel import ProcessGroupIds, RankMapping, ThreeDParallelismConfig
 from asyncpar.errors import UsageError
 from asyncpar.gradsync.agreement import Partitions
 

@@ -12,7 +12,7 @@ import numpy as np
 from asyncpar.codecs import Identity, RoundCodec, Values
 from asyncpar.collectives.algorithms.hierarchical import Hosts
 from asyncpar.collectives.communicator import Communicator
-from asyncpar.config.parallel import CommunicationStrategy
+from asyncpar.core.config.parallel import CommunicationStrategy
 from asyncpar.gradsync.agreement import digest_of
 from asyncpar.gradsync.config import AnyCodec
 from asyncpar.gradsync.groups import HostGroups, SyncGroups

@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asyncpar.codecs import Values
-from asyncpar.config.parallel import CommunicationStrategy
-from asyncpar.config.rank_order import RankOrder
+from asyncpar.core.config.parallel import CommunicationStrategy
+from asyncpar.core.config.rank_order import RankOrder
 from asyncpar.errors import UsageError
 from asyncpar.gradsync import phases
 from asyncpar.gradsync.choice import Resolved, resolve

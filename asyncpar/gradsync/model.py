@@ -9,7 +9,7 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncpar.config.placement import UNPLACED, Placement
+from asyncpar.core.config.placement import UNPLACED, Placement
 from asyncpar.errors import UsageError
 from asyncpar.gradsync.plan import GradientSpec
 

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asyncpar.agreement.owed import OwedCollective
-from asyncpar.config.placement import Replication
+from asyncpar.core.config.placement import Replication
 from asyncpar.errors import UsageError
 from asyncpar.gradsync.groups import SyncGroups
 from asyncpar.gradsync.keys import Name

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from asyncpar.config.placement import UNPLACED, Placement
+from asyncpar.core.config.placement import UNPLACED, Placement
 from asyncpar.errors import UsageError
 
 FIRST_BUCKET_BYTES = 1 << 20

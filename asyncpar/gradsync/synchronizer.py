@@ -19,7 +19,7 @@ from asyncpar.collectives.communicator import Communicator
 from asyncpar.collectives.ending import telling_why
 from asyncpar.collectives.offload import off_loop
 from asyncpar.collectives.task_group import CleanTaskGroup
-from asyncpar.config.parallel import RankMapping, ThreeDParallelismConfig
+from asyncpar.core.config.parallel import RankMapping, ThreeDParallelismConfig
 from asyncpar.errors import NonFiniteValue, PeerError, UsageError
 from asyncpar.gradsync import phases
 from asyncpar.gradsync.bucket_run import BucketFlow, FlowSettings, ThreadTurns

@@ -3,6 +3,11 @@
 Read ``coordinator.py`` first, then ``step.py``, then ``assembly.py``.
 """
 
+from asyncpar.core.config.parallel import (
+    MemoryOptimizationStrategy,
+    PipelineScheduleType,
+    ThreeDParallelismConfig,
+)
 from asyncpar.hybrid.analysis import PerformanceAnalysis, StepMeasure
 from asyncpar.hybrid.config import HybridConfig, Precision
 from asyncpar.hybrid.coordinator import ThreeDParallelismCoordinator
@@ -17,15 +22,18 @@ __all__ = [
     "Loss",
     "LossScaler",
     "LossScaling",
+    "MemoryOptimizationStrategy",
     "ParallelModel",
     "Performance3DMonitor",
     "PerformanceAnalysis",
+    "PipelineScheduleType",
     "Precision",
     "StageLayers",
     "StagePlace",
     "StepMeasure",
     "StepResult",
     "StepTaken",
+    "ThreeDParallelismConfig",
     "ThreeDParallelismCoordinator",
     "TransformerModel",
 ]

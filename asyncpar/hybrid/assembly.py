@@ -9,7 +9,7 @@ from typing import Any, TypeVar, TypeVarTuple
 import numpy as np
 
 from asyncpar.collectives.bridge import LoopBridge
-from asyncpar.config.parallel import MemoryOptimizationStrategy, RankMapping, ThreeDParallelismConfig
+from asyncpar.core.config.parallel import MemoryOptimizationStrategy, RankMapping, ThreeDParallelismConfig
 from asyncpar.errors import UsageError
 from asyncpar.gradsync import GradientSynchronizer, NonFinitePolicy
 from asyncpar.hybrid.config import HybridConfig

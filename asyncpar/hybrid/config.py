@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from asyncpar.config.parallel import ThreeDParallelismConfig
+from asyncpar.core.config.parallel import ThreeDParallelismConfig
 from asyncpar.errors import UsageError
 from asyncpar.gradsync import GradientBucketingConfig, GradientCompressionConfig
 from asyncpar.hybrid.loss_scaling import NO_SCALING, LossScaling

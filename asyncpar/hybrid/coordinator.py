@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from asyncpar.collectives.communicator import DEFAULT_TIMEOUT, Communicator
-from asyncpar.config.parallel import ThreeDParallelismConfig
+from asyncpar.core.config.parallel import ThreeDParallelismConfig
 from asyncpar.errors import NonFiniteValue, UsageError
 from asyncpar.hybrid import checkpointing
 from asyncpar.hybrid.analysis import PerformanceAnalysis

@@ -10,8 +10,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from asyncpar.config.parallel import ThreeDParallelismConfig
-from asyncpar.config.slicing import split_layers
+from asyncpar.core.config.parallel import ThreeDParallelismConfig
+from asyncpar.core.config.slicing import split_layers
 from asyncpar.errors import UsageError
 from asyncpar.nn.half import HalfInitializer
 from asyncpar.nn.parameter import Array, Parameter

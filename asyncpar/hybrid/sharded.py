@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncpar.config.placement import Placement
+from asyncpar.core.config.placement import Placement
 from asyncpar.gradsync import GradientSynchronizer, StepOutcome
 from asyncpar.hybrid.flow import GradientFlow
 from asyncpar.nn.parameter import Array, OnGradient

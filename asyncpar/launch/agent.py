@@ -8,7 +8,7 @@ import time
 from contextlib import ExitStack
 
 from asyncpar._proto.asyncpar.v1 import membership_pb2 as pb
-from asyncpar.config.environment import LaunchEnvironment
+from asyncpar.core.config.environment import LaunchEnvironment
 from asyncpar.errors import LaunchError
 from asyncpar.launch.agent_events import (
     Command,
@@ -41,7 +41,7 @@ from asyncpar.launch.plan import Assignment, Hello, Outcome
 from asyncpar.launch.rank_environment import rank_environment
 from asyncpar.launch.rank_logs import RankLogs
 from asyncpar.launch.vitals import Condition, RankState
-from asyncpar.transport.rpc import Credentials
+from asyncpar.net.transport.rpc import Credentials
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _FAREWELL_PATIENCE = 3.0

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from asyncpar.core.observe.agent_line import Loss
 from asyncpar.launch.plan import Assignment, Outcome
-from asyncpar.observe.agent_line import Loss
 
 
 @dataclass(frozen=True, slots=True)

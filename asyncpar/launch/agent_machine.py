@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import signal
 
+from asyncpar.core.observe.agent_line import Loss
 from asyncpar.launch.agent_events import (
     Assigned,
     Command,
@@ -32,7 +33,6 @@ from asyncpar.launch.agent_events import (
 )
 from asyncpar.launch.failure import exit_code_of
 from asyncpar.launch.plan import Assignment, Outcome
-from asyncpar.observe.agent_line import Loss
 
 _ANSWER_PATIENCE = 3.0
 """How long an interrupted agent without ranks waits for the coordinator's word."""

@@ -17,9 +17,9 @@ from asyncpar.launch import agent_events
 from asyncpar.launch.messages import decode_command, encode_hello
 from asyncpar.launch.plan import Hello
 from asyncpar.launch.session import Session
-from asyncpar.security.identity import COORDINATOR
-from asyncpar.transport.rpc import Credentials, open_channel
-from asyncpar.transport.tls_probe import check_tls
+from asyncpar.net.security.identity import COORDINATOR
+from asyncpar.net.transport.rpc import Credentials, open_channel
+from asyncpar.net.transport.tls_probe import check_tls
 
 _RETRY_SECONDS = 0.1
 _NAME_BYTES = 16

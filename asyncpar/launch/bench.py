@@ -18,7 +18,7 @@ from asyncpar.bench.settings import DTYPES, EVERY, OPERATIONS, REDUCTIONS, Bench
 from asyncpar.bench.sizes import parse_size, short_size, sizes_between
 from asyncpar.bench.worker import Assignment
 from asyncpar.collectives.algorithms.catalog import ARENA
-from asyncpar.config.transport import TRANSPORTS
+from asyncpar.core.config.transport import TRANSPORTS
 from asyncpar.errors import LaunchError, UsageError
 from asyncpar.launch.command_line import OneLineCommand, exit_with, option
 from asyncpar.launch.options import LaunchOptions, ProgramKind, parse_count, parse_seconds

@@ -13,7 +13,7 @@ import click
 from asyncpar.errors import UsageError
 from asyncpar.launch.command_line import OneLineCommand, exit_with, option
 from asyncpar.launch.options import parse_count
-from asyncpar.security.certificates import certificate_file, list_roles
+from asyncpar.net.security.certificates import certificate_file, list_roles
 
 
 @click.group()
@@ -58,7 +58,7 @@ def show(directory: str) -> None:
 
 
 def _init(directory: Path, ranks: str, hosts: str | None, job: str | None, days: str) -> int:
-    from asyncpar.security.issuing import CertificateOrder, issue_certificates, share_ranks
+    from asyncpar.net.security.issuing import CertificateOrder, issue_certificates, share_ranks
 
     order = CertificateOrder(
         job=f"job-{secrets.token_hex(4)}" if job is None else job,
@@ -110,7 +110,7 @@ def _homes(directory: Path) -> list[Path]:
 
 
 def _rows(home: Path) -> list[_Row]:
-    from asyncpar.security.reading import identity_of, read_certificate
+    from asyncpar.net.security.reading import identity_of, read_certificate
 
     rows = []
     for role in list_roles(home):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from asyncpar.core.observe.agent_line import Loss
 from asyncpar.launch.failure import Failure
 from asyncpar.launch.plan import Assignment, Hello, Outcome
 from asyncpar.launch.vitals import RankState
-from asyncpar.observe.agent_line import Loss
 
 
 @dataclass(frozen=True, slots=True)

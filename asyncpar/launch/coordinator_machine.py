@@ -11,6 +11,7 @@ import signal
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
+from asyncpar.core.observe.agent_line import Loss
 from asyncpar.launch.coordinator_events import (
     AgentArrived,
     AgentLost,
@@ -32,7 +33,6 @@ from asyncpar.launch.failure import Failure, choose_first, describe, exit_code_o
 from asyncpar.launch.plan import Assignment, Hello, Outcome
 from asyncpar.launch.silence import SilentRanks
 from asyncpar.launch.vitals import RankState
-from asyncpar.observe.agent_line import Loss
 
 _BLAME_PATIENCE = 1.0
 """How long to wait for the rank that is to blame, once a rank that blames another one has failed."""

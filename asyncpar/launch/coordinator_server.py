@@ -11,8 +11,8 @@ from asyncpar.launch.coordinator_service import CoordinatorService
 from asyncpar.launch.job import Job
 from asyncpar.launch.job_secret import JobSecret
 from asyncpar.launch.site import free_port
-from asyncpar.membership.service import RendezvousService
-from asyncpar.transport.rpc import Credentials, RpcServer
+from asyncpar.net.membership.service import RendezvousService
+from asyncpar.net.transport.rpc import Credentials, RpcServer
 
 _FAREWELL_PATIENCE = 3.0
 

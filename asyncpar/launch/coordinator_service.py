@@ -44,9 +44,9 @@ from asyncpar.launch.messages import (
 )
 from asyncpar.launch.plan import Assignment, Outcome
 from asyncpar.launch.session import Session
-from asyncpar.membership.service import RendezvousService
-from asyncpar.security.identity import agent_role
-from asyncpar.transport.tls import check_caller
+from asyncpar.net.membership.service import RendezvousService
+from asyncpar.net.security.identity import agent_role
+from asyncpar.net.transport.tls import check_caller
 
 _log = logging.getLogger(__name__)
 Beginning = Callable[[], tuple[str, int]]

@@ -12,7 +12,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from io import FileIO
 
-from asyncpar.config.environment import LaunchEnvironment
+from asyncpar.core.config.environment import LaunchEnvironment
+from asyncpar.core.observe.agent_line import Loss, encode_loss
 from asyncpar.errors import LaunchError
 from asyncpar.launch.display import Display
 from asyncpar.launch.failure import FailureReport
@@ -22,7 +23,6 @@ from asyncpar.launch.rank_logs import RankLogs
 from asyncpar.launch.rank_output import RankOutput
 from asyncpar.launch.rank_process import ChildStreams, RankProcess
 from asyncpar.launch.vitals import LOOK_SECONDS, RankState
-from asyncpar.observe.agent_line import Loss, encode_loss
 
 _CANNOT_START = 126
 

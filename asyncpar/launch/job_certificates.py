@@ -8,9 +8,9 @@ from pathlib import Path
 
 from asyncpar.errors import UsageError
 from asyncpar.launch.options import LaunchOptions
-from asyncpar.membership.credentials import load_certificates
-from asyncpar.security.certificates import AUTHORITY_FILE, SECRET_FILE, Certificates, host_directory, list_roles
-from asyncpar.security.identity import COORDINATOR, RoleKind, agent_role
+from asyncpar.net.membership.credentials import load_certificates
+from asyncpar.net.security.certificates import AUTHORITY_FILE, SECRET_FILE, Certificates, host_directory, list_roles
+from asyncpar.net.security.identity import COORDINATOR, RoleKind, agent_role
 
 _SOON = timedelta(days=1)
 

@@ -10,12 +10,12 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from asyncpar.config.secret import Secret
+from asyncpar.core.config.secret import Secret
 from asyncpar.errors import LaunchError, UsageError
 from asyncpar.launch.guard import Guard
 from asyncpar.launch.options import LaunchOptions
 from asyncpar.launch.site import Site
-from asyncpar.membership.credentials import create_secret, read_secret, write_secret
+from asyncpar.net.membership.credentials import create_secret, read_secret, write_secret
 
 
 @dataclass(frozen=True, slots=True)

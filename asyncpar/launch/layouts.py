@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from asyncpar.config.checks import check_choice
-from asyncpar.config.parallel import DEFAULT_ORDER, MemoryOptimizationStrategy, PipelineScheduleType
+from asyncpar.core.config.checks import check_choice
+from asyncpar.core.config.parallel import DEFAULT_ORDER, MemoryOptimizationStrategy, PipelineScheduleType
 from asyncpar.errors import LaunchError, UsageError
 from asyncpar.launch.command_line import OneLineCommand, exit_with, option
 from asyncpar.launch.options import parse_count

@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 
 from asyncpar._proto.asyncpar.v1 import membership_pb2 as pb
+from asyncpar.core.observe.agent_line import Loss
+from asyncpar.core.observe.reporting import Phase
 from asyncpar.launch import agent_events
 from asyncpar.launch.coordinator_events import Condemn, Stop
 from asyncpar.launch.crew import RankEnd
 from asyncpar.launch.failure import Failure, FailureReport
 from asyncpar.launch.plan import Assignment, Hello, Outcome
 from asyncpar.launch.vitals import Condition, RankState
-from asyncpar.observe.agent_line import Loss
-from asyncpar.observe.reporting import Phase
 
 _LONGEST_TEXT = 64_000
 

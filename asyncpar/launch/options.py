@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field
 from enum import IntFlag, StrEnum
 
-from asyncpar.config.transport import TRANSPORTS
+from asyncpar.core.config.transport import TRANSPORTS
 from asyncpar.errors import UsageError
 
 BACKENDS = ("asyncpar", "c10d", "static")

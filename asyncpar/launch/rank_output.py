@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from io import FileIO
 
-from asyncpar.config.environment import LaunchEnvironment
+from asyncpar.core.config.environment import LaunchEnvironment
 from asyncpar.launch.display import Display
 from asyncpar.launch.lines import LineSplitter
 from asyncpar.launch.options import Streams

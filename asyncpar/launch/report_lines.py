@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from asyncpar.core.observe.reporting import Phase
 from asyncpar.launch.failure import FailureReport
-from asyncpar.observe.reporting import Phase
 
 
 class ProgressRecord(msgspec.Struct, frozen=True, tag="progress", tag_field="kind"):

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Mapping
 from datetime import UTC, datetime
 
+from asyncpar.core.observe.reporting import open_closed_streams
 from asyncpar.launch.agent import run_agent
 from asyncpar.launch.command import rank_command
 from asyncpar.launch.display import make_display
@@ -16,7 +17,6 @@ from asyncpar.launch.options import LaunchOptions
 from asyncpar.launch.output import OutputStream
 from asyncpar.launch.plan import Outcome
 from asyncpar.launch.site import make_log_directory, survey
-from asyncpar.observe.reporting import open_closed_streams
 
 _LAST_WORD_PATIENCE = 1.0
 _IN_CLEAR = (

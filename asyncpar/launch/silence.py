@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from asyncpar.core.observe.reporting import Phase
 from asyncpar.launch.vitals import Condition, RankState
-from asyncpar.observe.reporting import Phase
 
 FORMING_SECONDS: Final = 3.0
 """How long a rank may be stopped on its way into the world while others wait for it there."""

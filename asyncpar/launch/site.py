@@ -10,8 +10,8 @@ from pathlib import Path
 
 from asyncpar.errors import UsageError
 from asyncpar.launch.options import LaunchOptions
-from asyncpar.membership.host import host_id, host_name, resolve, route_to
-from asyncpar.transport.rpc import check_bindable, is_loopback, join_address, split_address
+from asyncpar.net.membership.host import host_id, host_name, resolve, route_to
+from asyncpar.net.transport.rpc import check_bindable, is_loopback, join_address, split_address
 
 _LOOPBACK = "127.0.0.1"
 _DEFAULT_PORT = 29400

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from asyncpar.observe.reporting import Phase
+from asyncpar.core.observe.reporting import Phase
 
 LOOK_SECONDS: Final = 0.5
 """How often an agent looks at its ranks."""

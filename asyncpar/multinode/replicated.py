@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 
 from asyncpar.collectives.offload import off_loop
-from asyncpar.config.parallel import CommunicationStrategy, RankMapping, ThreeDParallelismConfig
+from asyncpar.core.config.parallel import CommunicationStrategy, RankMapping, ThreeDParallelismConfig
 from asyncpar.gradsync import (
     GradientBucketingConfig,
     GradientCompressionConfig,

@@ -13,8 +13,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from asyncpar.config.placement import UNPLACED, Placement
-from asyncpar.config.slicing import TensorSlice
+from asyncpar.core.config.placement import UNPLACED, Placement
+from asyncpar.core.config.slicing import TensorSlice
 from asyncpar.errors import UsageError
 from asyncpar.nn.parameter import Array, Initializer, Parameter
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 
-from asyncpar.config.slicing import TensorSlice
+from asyncpar.core.config.slicing import TensorSlice
 from asyncpar.nn.parameter import Array, Initializer, OnGradient, Parameter
 from asyncpar.nn.stage import (
     Deferred,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from asyncpar.config.placement import UNPLACED, Placement
+from asyncpar.core.config.placement import UNPLACED, Placement
 from asyncpar.nn.parameter import Array, Initializer, OnGradient, Parameter
 from asyncpar.nn.stage import (
     Deferred,

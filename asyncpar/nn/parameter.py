@@ -10,8 +10,8 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncpar.config.placement import UNPLACED, Placement
-from asyncpar.config.slicing import TensorSlice
+from asyncpar.core.config.placement import UNPLACED, Placement
+from asyncpar.core.config.slicing import TensorSlice
 from asyncpar.errors import UsageError
 
 Array: TypeAlias = NDArray[np.floating[Any]]

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from asyncpar.config.parallel import MemoryOptimizationStrategy
+from asyncpar.core.config.parallel import MemoryOptimizationStrategy
 from asyncpar.errors import UsageError
 from asyncpar.nn.parameter import Array, OnGradient, Parameter
 from asyncpar.nn.stage import Deferred, Stage

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import lru_cache
 
-from asyncpar.config.parallel import PipelineScheduleType
+from asyncpar.core.config.parallel import PipelineScheduleType
 from asyncpar.errors import UsageError
 from asyncpar.pipeline.dependencies import with_messages
 from asyncpar.pipeline.layout import StageLayout, check_index

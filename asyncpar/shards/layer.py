@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncpar.config.placement import Placement, Replication
+from asyncpar.core.config.placement import Placement, Replication
 from asyncpar.errors import UsageError
 
 Array: TypeAlias = NDArray[np.floating[Any]]

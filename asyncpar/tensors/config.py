@@ -7,7 +7,7 @@ from enum import StrEnum
 from typing import Any
 
 from asyncpar.backends.backend import CommunicationBackend
-from asyncpar.config.parallel import ThreeDParallelismConfig
+from asyncpar.core.config.parallel import ThreeDParallelismConfig
 from asyncpar.errors import UsageError
 from asyncpar.tensors.mesh import DeviceMesh
 from asyncpar.tensors.partition import check_number

@@ -12,7 +12,7 @@ import numpy as np
 from asyncpar.collectives.arguments import check_array
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.collectives.reduction import Array
-from asyncpar.config.slicing import TensorSlice, ceil_chunks
+from asyncpar.core.config.slicing import TensorSlice, ceil_chunks
 from asyncpar.errors import UsageError
 from asyncpar.tensors.agreement import Extent, Joint, join, then
 from asyncpar.tensors.communicator import AnyCommunicator, plain_communicator

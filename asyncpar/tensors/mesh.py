@@ -13,9 +13,9 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
+from asyncpar.actors.meshes.shape import Coordinates, MeshShape
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.errors import UsageError
-from asyncpar.meshes.shape import Coordinates, MeshShape
 from asyncpar.tensors.partition import check_number, check_shape
 from asyncpar.tensors.process_groups import MeshCommunicators, make_groups
 

@@ -18,7 +18,7 @@ from typing import SupportsIndex
 import numpy as np
 
 from asyncpar.collectives.reduction import Array
-from asyncpar.config.slicing import TensorSlice, ceil_chunks
+from asyncpar.core.config.slicing import TensorSlice, ceil_chunks
 from asyncpar.errors import UsageError
 
 

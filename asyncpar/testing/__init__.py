@@ -1,6 +1,6 @@
 """For tests, ours and yours: many ranks in one process, virtual time, conformance suites."""
 
-from asyncpar.config.transport import IN_PROCESS_TRANSPORTS as TRANSPORTS
+from asyncpar.core.config.transport import IN_PROCESS_TRANSPORTS as TRANSPORTS
 from asyncpar.testing.blocking_world import blocking_world, run_ranks
 from asyncpar.testing.loop import VirtualTimeLoop, run_virtual
 from asyncpar.testing.world import local_world

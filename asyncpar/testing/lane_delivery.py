@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
+from asyncpar.net.wire.header import HEADER_BYTES, MESSAGE_GROUP, FrameHeader, FrameKind
+from asyncpar.net.wire.integrity import SEALED_BYTES, TAIL_BYTES
+from asyncpar.net.wire.segments import Segments
 from asyncpar.testing.lane_pairs import (
     LARGE,
     LaneSuite,
@@ -13,9 +16,6 @@ from asyncpar.testing.lane_pairs import (
     on_loop,
     pattern,
 )
-from asyncpar.wire.header import HEADER_BYTES, MESSAGE_GROUP, FrameHeader, FrameKind
-from asyncpar.wire.integrity import SEALED_BYTES, TAIL_BYTES
-from asyncpar.wire.segments import Segments
 
 
 class LaneDelivery(LaneSuite):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from asyncpar.errors import PeerLost, ProtocolError
+from asyncpar.net.wire.header import FrameHeader, FrameKind
 from asyncpar.testing.lane_pairs import (
     LARGE,
     PATIENCE_SECONDS,
@@ -15,7 +16,6 @@ from asyncpar.testing.lane_pairs import (
     on_loop,
     pattern,
 )
-from asyncpar.wire.header import FrameHeader, FrameKind
 
 
 class LaneEnding(LaneSuite):

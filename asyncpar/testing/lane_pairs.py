@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeVar
 
 from asyncpar.errors import PeerLost
-from asyncpar.transport.lane import Lane, Sending
-from asyncpar.wire.header import FrameHeader, FrameKind
+from asyncpar.net.transport.lane import Lane, Sending
+from asyncpar.net.wire.header import FrameHeader, FrameKind
 
 S = TypeVar("S", bound="LaneSuite")
 

@@ -8,15 +8,15 @@ import secrets
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 
+from asyncpar.actors.runtime.gateway import ActorGateway
 from asyncpar.attachment import Attach, Attachment, arena_settings, serve_links
-from asyncpar.config.transport import IN_PROCESS_TRANSPORTS, parse_transport
-from asyncpar.config.world import Member, World
+from asyncpar.core.config.transport import IN_PROCESS_TRANSPORTS, parse_transport
+from asyncpar.core.config.world import Member, World
 from asyncpar.errors import UsageError
+from asyncpar.net.transport.inproc import InprocConnector, InprocFabric
+from asyncpar.net.transport.rpc import Credentials
 from asyncpar.node import Node, start_node
-from asyncpar.runtime.gateway import ActorGateway
 from asyncpar.testing.loop import VirtualTimeLoop
-from asyncpar.transport.inproc import InprocConnector, InprocFabric
-from asyncpar.transport.rpc import Credentials
 
 
 @asynccontextmanager

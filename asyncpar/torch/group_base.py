@@ -19,13 +19,13 @@ from asyncpar.blocking.pending import Pending
 from asyncpar.blocking.thread import LoopThread
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.errors import AsyncparError, PeerTimeout, UsageError
+from asyncpar.net.transport.links import LEFT
 from asyncpar.node import Node
 from asyncpar.torch import inflight
 from asyncpar.torch.backend_name import NAME
 from asyncpar.torch.errors import as_torch
 from asyncpar.torch.profile_event import is_profiled, recorded
 from asyncpar.torch.work import Work
-from asyncpar.transport.links import LEFT
 
 T = TypeVar("T")
 E = TypeVar("E", bound=Exception)

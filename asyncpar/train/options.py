@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from asyncpar.config.parallel import PipelineScheduleType
+from asyncpar.core.config.parallel import PipelineScheduleType
 from asyncpar.errors import UsageError
 from asyncpar.gradsync import GradientCompressionConfig
 from asyncpar.hybrid import Precision

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from asyncpar.config.parallel import MemoryOptimizationStrategy, PipelineScheduleType, ThreeDParallelismConfig
+from asyncpar.core.config.parallel import MemoryOptimizationStrategy, PipelineScheduleType, ThreeDParallelismConfig
 from asyncpar.errors import UsageError
 from asyncpar.gradsync import GradientBucketingConfig, GradientCompressionConfig
 from asyncpar.hybrid import HybridConfig, Precision

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as RichProgress
 
-from asyncpar.observe.reporting import Reporter
+from asyncpar.core.observe.reporting import Reporter
 
 
 class Progress(ABC):

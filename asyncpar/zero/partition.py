@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncpar.config.slicing import ceil_chunk, ceil_div
+from asyncpar.core.config.slicing import ceil_chunk, ceil_div
 from asyncpar.errors import UsageError
 from asyncpar.nn.parameter import Array
 from asyncpar.zero.config import MIB, ZeROConfig

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from asyncpar.config.slicing import TensorSlice
+from asyncpar.core.config.slicing import TensorSlice
 from asyncpar.errors import UsageError
 from asyncpar.nn.half import stored_dtype, stored_value
 from asyncpar.nn.optimizers import MASTER, FlatRange, Rule

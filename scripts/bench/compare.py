@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import asyncpar
 from asyncpar.bench.settings import OPERATIONS
 from asyncpar.bench.sizes import parse_size
-from asyncpar.config.transport import TRANSPORTS
+from asyncpar.core.config.transport import TRANSPORTS
 from asyncpar.errors import UsageError
 from scripts.bench.comparison import (
     LANE_TARGETS,

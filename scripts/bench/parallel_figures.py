@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from asyncpar.config.parallel import PipelineScheduleType
+from asyncpar.core.config.parallel import PipelineScheduleType
 from scripts.bench.comparison import OURS, format_ratio, markdown
 from scripts.bench.samples import Figures, Record, Samples
 

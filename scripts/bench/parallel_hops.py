@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import asyncpar as ap
-from asyncpar.config.parallel import PipelineScheduleType
+from asyncpar.core.config.parallel import PipelineScheduleType
 from asyncpar.nn.parameter import OnGradient, Parameter
 from asyncpar.nn.stage import Deferred, Stage
 from asyncpar.node import Node

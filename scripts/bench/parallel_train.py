@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 import asyncpar as ap
-from asyncpar.config.parallel import MemoryOptimizationStrategy, PipelineScheduleType, ThreeDParallelismConfig
+from asyncpar.core.config.parallel import MemoryOptimizationStrategy, PipelineScheduleType, ThreeDParallelismConfig
 from asyncpar.hybrid import HybridConfig, PerformanceAnalysis, ThreeDParallelismCoordinator, TransformerModel
 from asyncpar.nn import TransformerConfig
 from asyncpar.nn.optimizers import AdamW

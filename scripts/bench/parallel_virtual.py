@@ -12,7 +12,7 @@ from typing import Any, TypeVar, TypeVarTuple
 
 import numpy as np
 
-from asyncpar.config.parallel import PipelineScheduleType as Kind
+from asyncpar.core.config.parallel import PipelineScheduleType as Kind
 from asyncpar.nn.parameter import Array, OnGradient, Parameter
 from asyncpar.nn.stage import Deferred, Stage
 from asyncpar.pipeline import PipelineSchedule, simulate

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 import asyncpar as ap
-from asyncpar.config.parallel import MemoryOptimizationStrategy, ThreeDParallelismConfig
+from asyncpar.core.config.parallel import MemoryOptimizationStrategy, ThreeDParallelismConfig
 from asyncpar.hybrid import HybridConfig, Loss, ParallelModel, StageLayers, StagePlace, ThreeDParallelismCoordinator
 from asyncpar.nn.optimizers import AdamW
 from asyncpar.nn.parameter import Array, OnGradient, Parameter

@@ -6,8 +6,13 @@ asyncpar launch --nproc-per-node 4 scripts/examples/three_dimensions.py
 import numpy as np
 
 import asyncpar as ap
-from asyncpar.config.parallel import PipelineScheduleType, ThreeDParallelismConfig
-from asyncpar.hybrid import HybridConfig, ThreeDParallelismCoordinator, TransformerModel
+from asyncpar.hybrid import (
+    HybridConfig,
+    PipelineScheduleType,
+    ThreeDParallelismConfig,
+    ThreeDParallelismCoordinator,
+    TransformerModel,
+)
 from asyncpar.nn import TransformerConfig
 from asyncpar.nn.optimizers import AdamW
 from asyncpar.zero import ZeROConfig, ZeROStage

@@ -25,11 +25,11 @@ from pathlib import Path
 
 import asyncpar as ap
 from asyncpar.collectives.communicator import Communicator
-from asyncpar.config.environment import LaunchEnvironment
+from asyncpar.core.config.environment import LaunchEnvironment
+from asyncpar.core.observe.reporting import Reporter
 from asyncpar.errors import UsageError
 from asyncpar.gradsync import GradientBucketingConfig
 from asyncpar.hybrid import Precision, TransformerModel
-from asyncpar.observe.reporting import Reporter
 from asyncpar.pipeline import simulate
 from asyncpar.train import (
     Batches,

@@ -10,7 +10,7 @@ import pytest
 
 from asyncpar.agreement.errors import SettingsDiffer
 from asyncpar.agreement.settings import compare_settings, find_differences
-from asyncpar.config.parallel import PipelineScheduleType
+from asyncpar.core.config.parallel import PipelineScheduleType
 from asyncpar.errors import UsageError
 from asyncpar.testing.world import local_world
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from asyncpar.config.parallel import MemoryOptimizationStrategy
+from asyncpar.core.config.parallel import MemoryOptimizationStrategy
 from asyncpar.zero import ZeROStage
 from scripts.bench.parallel import LAYOUTS, plan
 from scripts.bench.parallel_figures import find_faults

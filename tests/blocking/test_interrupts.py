@@ -12,7 +12,7 @@ import pytest
 
 from asyncpar.blocking import LoopThread
 from asyncpar.blocking.interrupts import do_uninterrupted
-from asyncpar.signals import HANDLED
+from asyncpar.core.signals import HANDLED
 
 
 class Raised(Exception):

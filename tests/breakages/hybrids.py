@@ -10,7 +10,7 @@ from functools import cache
 
 import pytest
 
-from asyncpar.config.parallel import MemoryOptimizationStrategy, ThreeDParallelismConfig
+from asyncpar.core.config.parallel import MemoryOptimizationStrategy, ThreeDParallelismConfig
 from asyncpar.gradsync import synchronizer
 from asyncpar.gradsync.model import HasGradient, parameters_by_name
 from asyncpar.hybrid import HybridConfig

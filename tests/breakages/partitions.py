@@ -14,8 +14,8 @@ from asyncpar.collectives.communicator import Communicator
 from asyncpar.collectives.operation import Operation
 from asyncpar.collectives.reduction import Array
 from asyncpar.collectives.table import OperationTable
-from asyncpar.config.parallel import ThreeDParallelismConfig
-from asyncpar.config.slicing import ceil_div
+from asyncpar.core.config.parallel import ThreeDParallelismConfig
+from asyncpar.core.config.slicing import ceil_div
 from asyncpar.errors import PeerError
 from asyncpar.tensors import (
     DeviceMesh,

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from asyncpar.config.parallel import MemoryOptimizationStrategy, PipelineScheduleType
+from asyncpar.core.config.parallel import MemoryOptimizationStrategy, PipelineScheduleType
 from asyncpar.nn import Array, Dropout, Initializer, LayerNorm, Linear, Sequential, Stage
 from asyncpar.nn.parameter import OnGradient, Parameter
 from asyncpar.nn.stage import Deferred

@@ -13,7 +13,7 @@ import pytest
 from asyncpar.agreement.owed import OwedCollective
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.collectives.reduction import Reduction
-from asyncpar.config.parallel import RankMapping, ThreeDParallelismConfig
+from asyncpar.core.config.parallel import RankMapping, ThreeDParallelismConfig
 from asyncpar.gradsync import choice, phases, synchronizer
 from asyncpar.gradsync.groups import HostGroups, SyncGroups, make_groups, split_by_host
 from asyncpar.gradsync.keys import Name

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asyncpar.checkpoint import Piece, Wanted
-from asyncpar.config.slicing import TensorSlice
+from asyncpar.core.config.slicing import TensorSlice
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from asyncpar.checkpoint import Wanted, latest, load_checkpoint
-from asyncpar.config.slicing import TensorSlice
+from asyncpar.core.config.slicing import TensorSlice
 from asyncpar.errors import CheckpointError, PeerCancelled, UsageError
 from asyncpar.testing.loop import run_virtual
 from asyncpar.testing.world import local_world

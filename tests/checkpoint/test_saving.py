@@ -12,7 +12,7 @@ import pytest
 
 from asyncpar.checkpoint import Piece, latest
 from asyncpar.checkpoint.writer import identity_of
-from asyncpar.config.slicing import TensorSlice
+from asyncpar.core.config.slicing import TensorSlice
 from asyncpar.errors import CheckpointError, UsageError
 from asyncpar.testing.loop import run_virtual
 from asyncpar.testing.world import local_world

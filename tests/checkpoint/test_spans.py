@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncpar.checkpoint.spans import Moves, Runs, Spans, first_gap, intersect, reach_of, spans_of, subtract
-from asyncpar.config.slicing import TensorSlice
+from asyncpar.core.config.slicing import TensorSlice
 
 SHAPE = (4, 3, 6)
 SIZE = math.prod(SHAPE)

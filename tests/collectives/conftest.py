@@ -10,10 +10,10 @@ from dataclasses import dataclass
 import pytest
 
 from asyncpar.collectives.communicator import Communicator
-from asyncpar.config.world import Member, World
+from asyncpar.core.config.world import Member, World
 from asyncpar.errors import PeerLost
-from asyncpar.transport.inproc import InprocConnector, InprocFabric
-from asyncpar.transport.links import Links
+from asyncpar.net.transport.inproc import InprocConnector, InprocFabric
+from asyncpar.net.transport.links import Links
 
 
 @dataclass(frozen=True)

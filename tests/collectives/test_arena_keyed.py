@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from asyncpar.arena.order_log import RING
-from asyncpar.arena.run_queue import KeyedRunQueue
-from asyncpar.arena.sequencer import LeadingSequencer
 from asyncpar.collectives.arena_group import ArenaGroup
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.errors import OperationMismatch, PeerCancelled, PeerLost, PeerTimeout
+from asyncpar.net.arena.order_log import RING
+from asyncpar.net.arena.run_queue import KeyedRunQueue
+from asyncpar.net.arena.sequencer import LeadingSequencer
 from asyncpar.node import Node
 from asyncpar.testing import local_world
 

@@ -10,10 +10,10 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from asyncpar.arena.directory import NOTHING
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.collectives.reduction import Array
 from asyncpar.errors import OperationMismatch, PeerCancelled, PeerLost, PeerTimeout
+from asyncpar.net.arena.directory import NOTHING
 from asyncpar.node import Node
 from asyncpar.testing import local_world
 from asyncpar.testing.collectives import CommunicatorConformance

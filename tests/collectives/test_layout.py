@@ -22,7 +22,7 @@ from asyncpar.collectives.layout import (
 )
 from asyncpar.collectives.plan import BoundRecv, Plan
 from asyncpar.collectives.staging import StagingPool
-from asyncpar.config.slicing import ceil_chunks
+from asyncpar.core.config.slicing import ceil_chunks
 
 
 @given(length=st.integers(0, 10_000), parts=st.integers(1, 40))

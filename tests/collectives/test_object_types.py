@@ -11,7 +11,7 @@ import pytest
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.errors import UsageError
 from tests.collectives.conftest import OpenRanks
-from tests.wire.samples import DECLARED, KEPT, REFUSED, Colour, Level, same, type_of
+from tests.net.wire.samples import DECLARED, KEPT, REFUSED, Colour, Level, same, type_of
 
 Move = Callable[[Communicator, object], Coroutine[Any, Any, list[Any]]]
 

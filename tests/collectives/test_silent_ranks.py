@@ -19,13 +19,13 @@ from asyncpar.collectives.algorithms.catalog import KNOWN
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.collectives.control import Status
 from asyncpar.collectives.inquiry import Answer, Culprit, Inquiry
-from asyncpar.config.world import Member, World
+from asyncpar.core.config.world import Member, World
 from asyncpar.errors import PeerError, PeerLost
+from asyncpar.net.transport.inproc import InprocLane
+from asyncpar.net.transport.links import Connector, Links
+from asyncpar.net.wire.header import FrameHeader
+from asyncpar.net.wire.segments import Payload
 from asyncpar.testing import run_virtual
-from asyncpar.transport.inproc import InprocLane
-from asyncpar.transport.links import Connector, Links
-from asyncpar.wire.header import FrameHeader
-from asyncpar.wire.segments import Payload
 
 SIZE = 5
 HOSTS = ("a", "a", "b", "b", "b")

@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 
 from asyncpar.collectives.communicator import Communicator
-from asyncpar.config.world import Member, World
+from asyncpar.core.config.world import Member, World
 from asyncpar.errors import PeerTimeout
+from asyncpar.net.transport.inproc import InprocConnector, InprocFabric, InprocLane
+from asyncpar.net.transport.lane import MAX_FRAME_BYTES, LaneEvents
+from asyncpar.net.transport.links import Links
+from asyncpar.net.wire.header import FrameHeader, encode_header
+from asyncpar.net.wire.reader import FrameReader
 from asyncpar.testing import run_virtual
-from asyncpar.transport.inproc import InprocConnector, InprocFabric, InprocLane
-from asyncpar.transport.lane import MAX_FRAME_BYTES, LaneEvents
-from asyncpar.transport.links import Links
-from asyncpar.wire.header import FrameHeader, encode_header
-from asyncpar.wire.reader import FrameReader
 
 TIMEOUT = 5.0
 PIECE, PAUSE = 1_000, 0.1

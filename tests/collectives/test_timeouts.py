@@ -12,8 +12,8 @@ from asyncpar.collectives.communicator import Communicator
 from asyncpar.collectives.control import Status
 from asyncpar.collectives.table import OperationTable
 from asyncpar.errors import PeerCancelled, PeerTimeout, UsageError
+from asyncpar.net.wire.header import Key
 from asyncpar.testing import run_virtual
-from asyncpar.wire.header import Key
 from tests.collectives.conftest import OpenRanks
 
 

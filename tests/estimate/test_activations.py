@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from asyncpar.config.parallel import MemoryOptimizationStrategy
+from asyncpar.core.config.parallel import MemoryOptimizationStrategy
 from asyncpar.errors import UsageError
 from asyncpar.estimate.activations import ActivationModel, kept_layers
 from asyncpar.estimate.job import ModelShape

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from asyncpar.config.parallel import PipelineScheduleType, ThreeDParallelismConfig
+from asyncpar.core.config.parallel import PipelineScheduleType, ThreeDParallelismConfig
 from asyncpar.errors import UsageError
 from asyncpar.estimate.job import Job, Machine, ModelShape
 from asyncpar.estimate.layout import Layout, estimate_layouts

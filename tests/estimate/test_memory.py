@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from asyncpar.config.parallel import MemoryOptimizationStrategy, PipelineScheduleType, ThreeDParallelismConfig
+from asyncpar.core.config.parallel import MemoryOptimizationStrategy, PipelineScheduleType, ThreeDParallelismConfig
 from asyncpar.errors import UsageError
 from asyncpar.estimate.activations import ActivationModel
 from asyncpar.estimate.job import ModelShape, Precision

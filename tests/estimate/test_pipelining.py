@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from asyncpar.config.parallel import PipelineScheduleType
+from asyncpar.core.config.parallel import PipelineScheduleType
 from asyncpar.errors import UsageError
 from asyncpar.estimate.pipelining import PipelineFigures, StageWork, peak_bytes, pipeline_figures
 from asyncpar.pipeline.schedule import PipelineSchedule

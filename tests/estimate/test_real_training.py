@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from asyncpar.collectives.communicator import Communicator
-from asyncpar.config.parallel import ThreeDParallelismConfig
+from asyncpar.core.config.parallel import ThreeDParallelismConfig
 from asyncpar.estimate import Job, Machine, ModelShape, all_reduce_bytes, rank_traffics
 from asyncpar.hybrid import ThreeDParallelismCoordinator, TransformerModel
 from asyncpar.nn import TransformerConfig

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from asyncpar.config.parallel import PipelineScheduleType
+from asyncpar.core.config.parallel import PipelineScheduleType
 from asyncpar.errors import UsageError
 from asyncpar.estimate.job import Job, Machine, ModelShape
 from asyncpar.estimate.search import Findings, Misfit, Search, factorizations, find_layouts

@@ -16,7 +16,7 @@ import asyncpar as ap
 from asyncpar.checkpoint import latest
 from asyncpar.train import Summary
 from scripts.examples.train_lm import main
-from tests.config.test_environment import PLACE
+from tests.core.config.test_environment import PLACE
 
 EMPTY = str(Path(ap.__file__).with_name("py.typed"))
 SCRIPT = Path(__file__).parents[2] / "scripts" / "examples" / "train_lm.py"

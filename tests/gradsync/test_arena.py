@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from asyncpar.arena.arena import Arena
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.errors import ArenaFull, NonFiniteValue, PeerCancelled, UsageError
 from asyncpar.gradsync import GradientBucketingConfig, GradientCompressionConfig, GradientSynchronizer
 from asyncpar.gradsync.schemes import Pair, ShardedReduce
+from asyncpar.net.arena.arena import Arena
 from asyncpar.nn import Array
 from asyncpar.node import Node
 from asyncpar.testing.world import local_world

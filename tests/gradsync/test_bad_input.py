@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from asyncpar.config.placement import UNPLACED, Placement
+from asyncpar.core.config.placement import UNPLACED, Placement
 from asyncpar.errors import AsyncparError, PeerCancelled, ProtocolError, UsageError
 from asyncpar.gradsync import GradientBucketingConfig
 from asyncpar.nn import Array

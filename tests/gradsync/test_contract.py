@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from asyncpar.config.placement import Placement, Replication
+from asyncpar.core.config.placement import Placement, Replication
 from asyncpar.errors import PeerCancelled, UsageError
 from asyncpar.gradsync import GradientBucketingConfig
 from asyncpar.nn import Array

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from asyncpar.config.parallel import CommunicationStrategy
+from asyncpar.core.config.parallel import CommunicationStrategy
 from asyncpar.gradsync.schemes import Copies
 from tests.gradsync.worlds import Rank, assert_right, compressed, draw_and_synchronize, parallel_world
 

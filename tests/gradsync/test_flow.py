@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from asyncpar.collectives.offload import INLINE_BYTES
-from asyncpar.config.parallel import RankMapping, ThreeDParallelismConfig
+from asyncpar.core.config.parallel import RankMapping, ThreeDParallelismConfig
 from asyncpar.gradsync import (
     GradientCompressionConfig,
     GradientSynchronizer,

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from asyncpar.config.parallel import CommunicationStrategy, RankMapping, ThreeDParallelismConfig
+from asyncpar.core.config.parallel import CommunicationStrategy, RankMapping, ThreeDParallelismConfig
 from asyncpar.gradsync import GradientCompressionConfig, GradientSynchronizer
 from asyncpar.nn import Parameter
 from asyncpar.testing.world import local_world

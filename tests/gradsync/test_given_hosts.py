@@ -7,7 +7,7 @@ import asyncio
 import numpy as np
 import pytest
 
-from asyncpar.config.parallel import CommunicationStrategy, RankMapping, ThreeDParallelismConfig
+from asyncpar.core.config.parallel import CommunicationStrategy, RankMapping, ThreeDParallelismConfig
 from asyncpar.gradsync import GradientCompressionConfig, GradientSynchronizer, HostGroups
 from asyncpar.nn import Parameter
 from asyncpar.node import Node

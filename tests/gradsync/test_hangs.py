@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from asyncpar.config.parallel import CommunicationStrategy
+from asyncpar.core.config.parallel import CommunicationStrategy
 from asyncpar.errors import AsyncparError, PeerError, PeerLost, PeerTimeout, UsageError
 from asyncpar.gradsync import NonFinitePolicy
 from asyncpar.testing.loop import run_virtual

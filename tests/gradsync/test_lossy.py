@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from asyncpar.config.parallel import CommunicationStrategy
+from asyncpar.core.config.parallel import CommunicationStrategy
 from asyncpar.errors import UsageError
 from asyncpar.gradsync import GradientBucketingConfig, GradientCompressionConfig
 from asyncpar.nn import Array

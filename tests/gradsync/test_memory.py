@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from asyncpar.config.parallel import CommunicationStrategy, RankMapping, ThreeDParallelismConfig
+from asyncpar.core.config.parallel import CommunicationStrategy, RankMapping, ThreeDParallelismConfig
 from asyncpar.gradsync import GradientBucketingConfig, GradientCompressionConfig, GradientSynchronizer
 from asyncpar.nn import Parameter
 from asyncpar.testing.world import local_world

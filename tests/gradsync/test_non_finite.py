@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from asyncpar.config.parallel import CommunicationStrategy
+from asyncpar.core.config.parallel import CommunicationStrategy
 from asyncpar.errors import NonFiniteValue, UsageError
 from asyncpar.gradsync import NonFinitePolicy, StepOutcome
 from asyncpar.nn import Array

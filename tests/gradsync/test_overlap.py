@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from asyncpar.collectives.communicator import Communicator
-from asyncpar.config.parallel import RankMapping, ThreeDParallelismConfig
+from asyncpar.core.config.parallel import RankMapping, ThreeDParallelismConfig
 from asyncpar.gradsync import (
     GradientBucketingConfig,
     GradientCompressionConfig,

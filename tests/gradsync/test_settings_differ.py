@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from asyncpar.config.parallel import CommunicationStrategy, RankMapping, ThreeDParallelismConfig
-from asyncpar.config.placement import Placement, Replication
+from asyncpar.core.config.parallel import CommunicationStrategy, RankMapping, ThreeDParallelismConfig
+from asyncpar.core.config.placement import Placement, Replication
 from asyncpar.errors import AsyncparError
 from asyncpar.gradsync import GradientBucketingConfig, GradientCompressionConfig, GradientSynchronizer, NonFinitePolicy
 from asyncpar.nn import Array

@@ -10,7 +10,7 @@ from typing import TypeVar
 import numpy as np
 import pytest
 
-from asyncpar.config.parallel import CommunicationStrategy, RankMapping, ThreeDParallelismConfig
+from asyncpar.core.config.parallel import CommunicationStrategy, RankMapping, ThreeDParallelismConfig
 from asyncpar.errors import NonFiniteValue, PeerCancelled, PeerLost, UsageError
 from asyncpar.gradsync import GradientBucketingConfig, GradientCompressionConfig, GradientSynchronizer
 from asyncpar.nn import Array, Parameter

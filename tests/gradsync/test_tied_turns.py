@@ -7,8 +7,8 @@ import asyncio
 import numpy as np
 import pytest
 
-from asyncpar.config.parallel import RankMapping, ThreeDParallelismConfig
-from asyncpar.config.placement import Placement
+from asyncpar.core.config.parallel import RankMapping, ThreeDParallelismConfig
+from asyncpar.core.config.placement import Placement
 from asyncpar.gradsync import GradientBucketingConfig, GradientSynchronizer
 from asyncpar.node import Node
 from asyncpar.testing.world import local_world

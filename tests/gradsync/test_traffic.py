@@ -10,7 +10,7 @@ import pytest
 
 from asyncpar.collectives import cost
 from asyncpar.collectives.cost import LaneCosts
-from asyncpar.config.parallel import CommunicationStrategy
+from asyncpar.core.config.parallel import CommunicationStrategy
 from asyncpar.gradsync import GradientBucketingConfig
 from asyncpar.nn import Array
 from tests.gradsync.worlds import Rank, on_all, parallel_world

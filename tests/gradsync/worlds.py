@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from asyncpar.config.parallel import RankMapping, ThreeDParallelismConfig
-from asyncpar.config.placement import Replication
+from asyncpar.core.config.parallel import RankMapping, ThreeDParallelismConfig
+from asyncpar.core.config.placement import Replication
 from asyncpar.gradsync import (
     GradientBucketingConfig,
     GradientCompressionConfig,

@@ -6,8 +6,8 @@ from typing import Any, Final, get_args, get_origin, get_type_hints
 
 import msgspec
 
-from asyncpar.runtime.message import Message
-from asyncpar.wire.payload import PayloadEncoder
+from asyncpar.actors.runtime.message import Message
+from asyncpar.net.wire.payload import PayloadEncoder
 
 TARGET: Final = "target"
 ENDPOINT: Final = "poke"

@@ -11,12 +11,12 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from asyncpar.errors import PeerLost
-from asyncpar.transport.busy_poll import BusyPoll
-from asyncpar.transport.connect import TCP, UNIX, TcpListener, UnixListener, dial_tcp, dial_unix
-from asyncpar.transport.handshaking import Porter
-from asyncpar.transport.stream import StreamLane
-from asyncpar.wire.handshake import LinkTerms
-from tests.transport.pairs import SECRET, TERMS
+from asyncpar.net.transport.busy_poll import BusyPoll
+from asyncpar.net.transport.connect import TCP, UNIX, TcpListener, UnixListener, dial_tcp, dial_unix
+from asyncpar.net.transport.handshaking import Porter
+from asyncpar.net.transport.stream import StreamLane
+from asyncpar.net.wire.handshake import LinkTerms
+from tests.net.transport.pairs import SECRET, TERMS
 
 OVER = PeerLost("the test is over", cause="the test is over")
 Find = Callable[[bytes], LinkTerms | None]

@@ -9,11 +9,11 @@ import sys
 
 import uvloop
 
-from asyncpar.transport import handshaking
-from asyncpar.transport.busy_poll import BusyPoll
-from asyncpar.transport.connect import TCP, TcpListener
-from asyncpar.transport.handshaking import Porter
-from tests.transport.pairs import SECRET, TERMS
+from asyncpar.net.transport import handshaking
+from asyncpar.net.transport.busy_poll import BusyPoll
+from asyncpar.net.transport.connect import TCP, TcpListener
+from asyncpar.net.transport.handshaking import Porter
+from tests.net.transport.pairs import SECRET, TERMS
 
 SPARE = 12
 

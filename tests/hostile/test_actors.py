@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from asyncpar.config.world import Member, World
-from asyncpar.runtime.actor import Actor, endpoint
-from asyncpar.runtime.ref import ActorRef
-from asyncpar.runtime.system import ActorSystem
-from asyncpar.transport.inproc import InprocConnector, InprocFabric
-from asyncpar.transport.links import Links
+from asyncpar.actors.runtime.actor import Actor, endpoint
+from asyncpar.actors.runtime.ref import ActorRef
+from asyncpar.actors.runtime.system import ActorSystem
+from asyncpar.core.config.world import Member, World
+from asyncpar.net.transport.inproc import InprocConnector, InprocFabric
+from asyncpar.net.transport.links import Links
 from tests.hostile.actor_messages import TARGET, every_message
 from tests.hostile.inputs import bit_flips, mutated, truncations
 

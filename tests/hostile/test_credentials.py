@@ -12,18 +12,18 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from asyncpar._proto.asyncpar.v1 import link_pb2, link_pb2_grpc
-from asyncpar.config.world import Member, World
+from asyncpar.core.config.world import Member, World
 from asyncpar.errors import AuthenticationError
-from asyncpar.transport.grpc_stream import StreamEnded, call_frames, shake_hands
-from asyncpar.transport.links import Links
-from asyncpar.transport.machine import Accept, Negotiator, Proposal, Refuse
-from asyncpar.transport.negotiation import GrpcConnector
-from asyncpar.transport.rpc import Credentials, RpcServer, open_channel
-from asyncpar.wire.handshake import NONCE_BYTES, Handshake, LinkTerms
-from asyncpar.wire.header import FrameKind, Key
+from asyncpar.net.transport.grpc_stream import StreamEnded, call_frames, shake_hands
+from asyncpar.net.transport.links import Links
+from asyncpar.net.transport.machine import Accept, Negotiator, Proposal, Refuse
+from asyncpar.net.transport.negotiation import GrpcConnector
+from asyncpar.net.transport.rpc import Credentials, RpcServer, open_channel
+from asyncpar.net.wire.handshake import NONCE_BYTES, Handshake, LinkTerms
+from asyncpar.net.wire.header import FrameKind, Key
 from tests.hostile.doors import OVER, Door, open_door, read_all, say
 from tests.hostile.victim import frame
-from tests.transport.pairs import SECRET, TERMS
+from tests.net.transport.pairs import SECRET, TERMS
 
 KINDS = ("tcp", "unix")
 CHALLENGE_BYTES = 64

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from asyncpar.errors import PeerLost
-from asyncpar.transport.busy_poll import BusyPoll
-from asyncpar.transport.connect import dial_tcp
-from asyncpar.transport.stream import StreamLane
-from tests.transport.pairs import SECRET, TERMS
+from asyncpar.net.transport.busy_poll import BusyPoll
+from asyncpar.net.transport.connect import dial_tcp
+from asyncpar.net.transport.stream import StreamLane
+from tests.net.transport.pairs import SECRET, TERMS
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "tests" / "hostile" / "scarce.py"

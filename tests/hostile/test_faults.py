@@ -19,14 +19,14 @@ import numpy as np
 import pytest
 
 from asyncpar.collectives.communicator import Communicator
-from asyncpar.config.world import World
+from asyncpar.core.config.world import World
 from asyncpar.errors import AsyncparError, LinkDamaged
-from asyncpar.transport import dialing
-from asyncpar.transport.connect import dial_tcp
-from asyncpar.transport.links import Links
-from asyncpar.transport.rpc import split_address
+from asyncpar.net.transport import dialing
+from asyncpar.net.transport.connect import dial_tcp
+from asyncpar.net.transport.links import Links
+from asyncpar.net.transport.rpc import split_address
 from tests.hostile.faults import Fault, FaultyProxy, proxy
-from tests.transport.worlds import Rank, open_world
+from tests.net.transport.worlds import Rank, open_world
 
 TRIALS = int(os.environ.get("ASYNCPAR_FAULTS", "0"))
 LANES = {"tcp": ("tcp", 1, 20), "tcp striped": ("tcp", 3, 12), "grpc": ("grpc", 1, 12)}

@@ -9,19 +9,19 @@ import random
 import pytest
 
 from asyncpar.errors import PeerLost, ProtocolError
+from asyncpar.net.transport.connection import Connection, PartEvents
+from asyncpar.net.transport.grpc_lane import CHUNK_BYTES, GrpcLane, encode_prefix
+from asyncpar.net.transport.grpc_stream import ByteStream, StreamEnded
+from asyncpar.net.transport.lane import MAX_FRAME_BYTES, LaneEvents
+from asyncpar.net.transport.striped import StripedLane
+from asyncpar.net.wire.header import HEADER_BYTES, FrameHeader, FrameKind, Key, encode_header
+from asyncpar.net.wire.integrity import SEALED_BYTES, TAIL_BYTES
+from asyncpar.net.wire.reader import FrameReader
+from asyncpar.net.wire.stripes import STRIPE_BYTES
 from asyncpar.testing.lanes import RecordingEvents
-from asyncpar.transport.connection import Connection, PartEvents
-from asyncpar.transport.grpc_lane import CHUNK_BYTES, GrpcLane, encode_prefix
-from asyncpar.transport.grpc_stream import ByteStream, StreamEnded
-from asyncpar.transport.lane import MAX_FRAME_BYTES, LaneEvents
-from asyncpar.transport.striped import StripedLane
-from asyncpar.wire.header import HEADER_BYTES, FrameHeader, FrameKind, Key, encode_header
-from asyncpar.wire.integrity import SEALED_BYTES, TAIL_BYTES
-from asyncpar.wire.reader import FrameReader
-from asyncpar.wire.stripes import STRIPE_BYTES
 from tests.hostile.inputs import bit_flips, mutated, truncations
 from tests.hostile.victim import frame
-from tests.transport.pairs import open_tcp_pair, protections
+from tests.net.transport.pairs import open_tcp_pair, protections
 
 FRAME = frame(FrameKind.EAGER, Key(7, 1, 0))
 

@@ -8,12 +8,12 @@ import pytest
 from google.protobuf.message import DecodeError
 
 from asyncpar._proto.asyncpar.v1 import link_pb2, link_pb2_grpc
-from asyncpar.config.world import Member, World
+from asyncpar.core.config.world import Member, World
 from asyncpar.errors import PeerLost
-from asyncpar.transport.links import Links
-from asyncpar.transport.negotiation import GrpcConnector
-from asyncpar.transport.rpc import Credentials, RpcServer
-from asyncpar.wire.header import Key
+from asyncpar.net.transport.links import Links
+from asyncpar.net.transport.negotiation import GrpcConnector
+from asyncpar.net.transport.rpc import Credentials, RpcServer
+from asyncpar.net.wire.header import Key
 from tests.hostile.inputs import bit_flips
 
 CREDENTIALS = Credentials(b"s" * 32)

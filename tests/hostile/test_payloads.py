@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from asyncpar.actors.runtime.message import MessageDecoder
 from asyncpar.errors import ProtocolError, UsageError
-from asyncpar.runtime.message import MessageDecoder
-from asyncpar.wire.payload import PayloadDecoder, encode_payload
+from asyncpar.net.wire.payload import PayloadDecoder, encode_payload
 from tests.hostile.actor_messages import every_message
 from tests.hostile.inputs import bit_flips, mutated, truncations
 

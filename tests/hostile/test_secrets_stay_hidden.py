@@ -19,19 +19,19 @@ import pytest
 from rich.console import Console
 from rich.traceback import Traceback
 
-from asyncpar.config.secret import Secret, SecretText
+from asyncpar.core.config.secret import Secret, SecretText
 from asyncpar.errors import AsyncparError
 from asyncpar.launch.options import StreamChoice, Streams
 from asyncpar.launch.rank_logs import RankLogs
-from asyncpar.membership.client import join_world
-from asyncpar.membership.credentials import read_secret, write_secret
-from asyncpar.security.identity import rank_role
-from asyncpar.security.reading import read_certificates
+from asyncpar.net.membership.client import join_world
+from asyncpar.net.membership.credentials import read_secret, write_secret
+from asyncpar.net.security.identity import rank_role
+from asyncpar.net.security.reading import read_certificates
+from asyncpar.net.transport.rpc import Credentials, RpcServer
 from asyncpar.testing.world import local_world
-from asyncpar.transport.rpc import Credentials, RpcServer
 from tests.hostile.doors import open_door
-from tests.membership.test_client import rendezvous, request
-from tests.transport.pairs import TERMS
+from tests.net.membership.test_client import rendezvous, request
+from tests.net.transport.pairs import TERMS
 
 PLAIN = b"TOPSECRET-" * 4
 CREDENTIALS = Credentials(PLAIN)

@@ -10,7 +10,12 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from asyncpar.arena.formation_messages import (
+from asyncpar.collectives.control import Abort, Probe, Status, decode_control, encode_control
+from asyncpar.collectives.description import describe
+from asyncpar.collectives.envelope import ENVELOPE_BYTES, decode_envelope, encode_envelope
+from asyncpar.collectives.gathers import check_lengths
+from asyncpar.errors import ProtocolError
+from asyncpar.net.arena.formation_messages import (
     Message,
     Offer,
     Ready,
@@ -20,12 +25,7 @@ from asyncpar.arena.formation_messages import (
     decode_message,
     encode_message,
 )
-from asyncpar.arena.segment import NONCE_BYTES
-from asyncpar.collectives.control import Abort, Probe, Status, decode_control, encode_control
-from asyncpar.collectives.description import describe
-from asyncpar.collectives.envelope import ENVELOPE_BYTES, decode_envelope, encode_envelope
-from asyncpar.collectives.gathers import check_lengths
-from asyncpar.errors import ProtocolError
+from asyncpar.net.arena.segment import NONCE_BYTES
 from tests.hostile.inputs import bit_flips, mutated, truncations
 
 _DESCRIPTION = describe("all_reduce", ("float32[8]", "sum"), "ring")

@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 
 from asyncpar.errors import AuthenticationError
+from asyncpar.net.transport import handshaking
+from asyncpar.net.transport.negotiation import GrpcConnector
+from asyncpar.net.transport.rpc import split_address
+from asyncpar.net.wire.handshake import NONCE_BYTES, Handshake
 from asyncpar.node import Node
 from asyncpar.testing import local_world
-from asyncpar.transport import handshaking
-from asyncpar.transport.negotiation import GrpcConnector
-from asyncpar.transport.rpc import split_address
-from asyncpar.wire.handshake import NONCE_BYTES, Handshake
 from tests.hostile.doors import OVER, Door, open_door, read_all, say
-from tests.transport.pairs import SECRET, TERMS
+from tests.net.transport.pairs import SECRET, TERMS
 
 OPENINGS = {
     "http": b"GET / HTTP/1.1\r\nHost: localhost\r\nAccept: */*\r\n\r\n",

@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterable
 from asyncpar.collectives.control import Abort, Probe, Status, decode_control, encode_control
 from asyncpar.collectives.description import describe
 from asyncpar.errors import PeerLost
-from asyncpar.transport.inbox import EAGER_WINDOW
-from asyncpar.transport.lane import MAX_FRAME_BYTES, Lane, LaneEvents, Sending
-from asyncpar.transport.link import Link
-from asyncpar.wire.header import HEADER_BYTES, MESSAGE_GROUP, FrameHeader, FrameKind, Key, encode_header
-from asyncpar.wire.reader import FrameReader
-from asyncpar.wire.segments import Payload
+from asyncpar.net.transport.inbox import EAGER_WINDOW
+from asyncpar.net.transport.lane import MAX_FRAME_BYTES, Lane, LaneEvents, Sending
+from asyncpar.net.transport.link import Link
+from asyncpar.net.wire.header import HEADER_BYTES, MESSAGE_GROUP, FrameHeader, FrameKind, Key, encode_header
+from asyncpar.net.wire.reader import FrameReader
+from asyncpar.net.wire.segments import Payload
 
 GENERATION = 3
 FINGERPRINT = 0x5A5A5A5A

@@ -9,8 +9,8 @@ from itertools import combinations, product
 from math import prod
 from typing import Any, TypeAlias
 
-from asyncpar.config.parallel import MemoryOptimizationStrategy, PipelineScheduleType, ThreeDParallelismConfig
-from asyncpar.config.three_d import DEFAULT_ORDER
+from asyncpar.core.config.parallel import MemoryOptimizationStrategy, PipelineScheduleType, ThreeDParallelismConfig
+from asyncpar.core.config.three_d import DEFAULT_ORDER
 from asyncpar.hybrid import HybridConfig
 from asyncpar.nn import TransformerConfig
 from asyncpar.zero.config import ZeROConfig, ZeROStage

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from asyncpar.config.parallel import ThreeDParallelismConfig
+from asyncpar.core.config.parallel import ThreeDParallelismConfig
 from asyncpar.hybrid import Loss, ParallelModel, StageLayers, StagePlace, TransformerModel
 from asyncpar.nn.parameter import Array, OnGradient, Parameter
 from asyncpar.nn.stage import Deferred, Stage

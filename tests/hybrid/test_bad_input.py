@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from asyncpar.config.parallel import PipelineScheduleType
+from asyncpar.core.config.parallel import PipelineScheduleType
 from asyncpar.errors import PeerError, UsageError
 from asyncpar.hybrid import HybridConfig, ThreeDParallelismCoordinator, TransformerModel
 from asyncpar.nn import TransformerConfig

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from asyncpar.config.parallel import PipelineScheduleType
+from asyncpar.core.config.parallel import PipelineScheduleType
 from asyncpar.errors import CheckpointError, UsageError
 from asyncpar.hybrid import HybridConfig, ThreeDParallelismCoordinator
 from asyncpar.zero.config import ZeROConfig, ZeROStage

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from asyncpar.config.parallel import MemoryOptimizationStrategy, PipelineScheduleType
+from asyncpar.core.config.parallel import MemoryOptimizationStrategy, PipelineScheduleType
 from asyncpar.hybrid import HybridConfig
 from asyncpar.nn import TransformerConfig
 from asyncpar.nn.optimizers import SGD, Adam

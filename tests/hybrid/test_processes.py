@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from asyncpar.config.parallel import PipelineScheduleType
+from asyncpar.core.config.parallel import PipelineScheduleType
 from asyncpar.zero.config import ZeROStage
 from tests.hybrid import training_rank
 from tests.hybrid.worlds import train_alone

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from asyncpar.collectives.communicator import Communicator
-from asyncpar.config.parallel import MemoryOptimizationStrategy
+from asyncpar.core.config.parallel import MemoryOptimizationStrategy
 from asyncpar.hybrid import Precision
 from asyncpar.zero.config import ZeROConfig, ZeROStage
 from tests.hybrid.ranks import ROWS, Ranks, outcomes_of, running

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from asyncpar.collectives.communicator import Communicator
-from asyncpar.config.parallel import CommunicationStrategy, MemoryOptimizationStrategy, PipelineScheduleType
+from asyncpar.core.config.parallel import CommunicationStrategy, MemoryOptimizationStrategy, PipelineScheduleType
 from asyncpar.errors import UsageError
 from asyncpar.gradsync import GradientBucketingConfig, GradientCompressionConfig
 from asyncpar.hybrid import HybridConfig, ThreeDParallelismCoordinator, TransformerModel

@@ -9,7 +9,7 @@ import json
 import sys
 
 import asyncpar as ap
-from asyncpar.config.parallel import PipelineScheduleType
+from asyncpar.core.config.parallel import PipelineScheduleType
 from asyncpar.hybrid import HybridConfig, ThreeDParallelismCoordinator, TransformerModel
 from asyncpar.nn import TransformerConfig
 from asyncpar.zero.config import ZeROConfig, ZeROStage

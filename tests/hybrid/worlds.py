@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asyncpar.collectives.communicator import Communicator
-from asyncpar.config.parallel import ThreeDParallelismConfig
+from asyncpar.core.config.parallel import ThreeDParallelismConfig
 from asyncpar.hybrid import HybridConfig, StepResult, ThreeDParallelismCoordinator, TransformerModel
 from asyncpar.nn import Transformer, TransformerConfig, softmax_cross_entropy
 from asyncpar.nn.optimizers import Optimizer, clip_factor

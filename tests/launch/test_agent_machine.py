@@ -6,6 +6,7 @@ import signal
 
 import pytest
 
+from asyncpar.core.observe.agent_line import Loss
 from asyncpar.launch.agent_events import (
     Assigned,
     Condemned,
@@ -28,7 +29,6 @@ from asyncpar.launch.agent_events import (
 )
 from asyncpar.launch.agent_machine import AgentMachine
 from asyncpar.launch.plan import Assignment, Outcome
-from asyncpar.observe.agent_line import Loss
 
 PLACE = Assignment(generation=0, restart_count=0, group_rank=0, group_world_size=1, rank_offset=0, world_size=2)
 AGAIN = Assignment(generation=1, restart_count=1, group_rank=0, group_world_size=1, rank_offset=0, world_size=2)

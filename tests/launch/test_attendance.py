@@ -15,11 +15,11 @@ from asyncpar.launch.attendance import Attendance
 from asyncpar.launch.coordinator_machine import JobSettings
 from asyncpar.launch.coordinator_service import CoordinatorService
 from asyncpar.launch.plan import Hello
-from asyncpar.membership.credentials import load_certificates
-from asyncpar.membership.service import RendezvousService
-from asyncpar.security.identity import COORDINATOR, Role, agent_role, rank_role
-from asyncpar.transport.rpc import Credentials, RpcServer
-from tests.security.parties import JOB, authority_now, certify
+from asyncpar.net.membership.credentials import load_certificates
+from asyncpar.net.membership.service import RendezvousService
+from asyncpar.net.security.identity import COORDINATOR, Role, agent_role, rank_role
+from asyncpar.net.transport.rpc import Credentials, RpcServer
+from tests.net.security.parties import JOB, authority_now, certify
 
 HELLO = Hello(job="j", nnodes=1, nproc=1, node_rank=0, host="h")
 SECRET = b"s" * 32

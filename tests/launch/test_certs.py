@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 
 from asyncpar.launch import certs
 from asyncpar.launch.cli import main
-from asyncpar.security.issuing import CertificateOrder, issue_certificates
+from asyncpar.net.security.issuing import CertificateOrder, issue_certificates
 
 
 def invoke(*arguments: str) -> Result:

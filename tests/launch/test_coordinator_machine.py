@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import signal
 
+from asyncpar.core.observe.agent_line import Loss
+from asyncpar.core.observe.reporting import Phase as Phase_
 from asyncpar.launch.coordinator_events import (
     AgentArrived,
     AgentLost,
@@ -24,8 +26,6 @@ from asyncpar.launch.coordinator_machine import CoordinatorMachine, JobSettings,
 from asyncpar.launch.failure import Failure, FailureReport
 from asyncpar.launch.plan import Hello, Outcome
 from asyncpar.launch.vitals import Condition, RankState
-from asyncpar.observe.agent_line import Loss
-from asyncpar.observe.reporting import Phase as Phase_
 
 
 def hello(node_rank: int | None = None, *, nproc: int = 2, nnodes: int = 2, job: str = "job") -> Hello:

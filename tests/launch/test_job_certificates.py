@@ -12,8 +12,8 @@ import pytest
 from asyncpar.errors import UsageError
 from asyncpar.launch.job_certificates import JobCertificates, adopt_certificates
 from asyncpar.launch.options import LaunchOptions
-from asyncpar.security.identity import COORDINATOR, agent_role
-from asyncpar.security.issuing import CertificateOrder, issue_certificates
+from asyncpar.net.security.identity import COORDINATOR, agent_role
+from asyncpar.net.security.issuing import CertificateOrder, issue_certificates
 
 NOW = datetime.now(UTC)
 

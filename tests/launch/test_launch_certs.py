@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.security.parties import make_directory
+from tests.net.security.parties import make_directory
 
 pytestmark = pytest.mark.process
 Launcher = Any  # the class lives in conftest.py

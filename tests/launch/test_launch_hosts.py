@@ -19,11 +19,11 @@ Eventually = Callable[[Callable[[], bool]], None]
 
 JOIN = """
     import asyncio
-    from asyncpar.config.environment import LaunchEnvironment
-    from asyncpar.config.world import Member
-    from asyncpar.membership.client import JoinRequest, join_world
-    from asyncpar.membership.credentials import read_secret
-    from asyncpar.transport.rpc import Credentials
+    from asyncpar.core.config.environment import LaunchEnvironment
+    from asyncpar.core.config.world import Member
+    from asyncpar.net.membership.client import JoinRequest, join_world
+    from asyncpar.net.membership.credentials import read_secret
+    from asyncpar.net.transport.rpc import Credentials
     place = LaunchEnvironment.from_mapping(os.environ)
     member = Member(rank=rank, host_id=place.host_id, local_rank=place.local_rank, address=f"{place.bind}:1")
     request = JoinRequest(member=member, world_size=place.world_size, generation=place.generation, job=place.job)

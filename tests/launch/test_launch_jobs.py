@@ -122,7 +122,7 @@ def test_the_first_failing_rank_is_named_with_its_end(launcher: Launcher) -> Non
 
 def test_the_reported_traceback_is_in_the_summary(launcher: Launcher) -> None:
     script = launcher.script("""
-        from asyncpar.observe.reporting import Reporter, record_failures
+        from asyncpar.core.observe.reporting import Reporter, record_failures
         record_failures(Reporter.from_environment(os.environ))
         def deep():
             raise LookupError("no such shard")
@@ -288,11 +288,11 @@ def test_a_rank_that_exits_before_joining_ends_the_wait_of_the_others(launcher: 
                 time.sleep(0.01)
             sys.exit(3)
         import asyncio
-        from asyncpar.config.environment import LaunchEnvironment
-        from asyncpar.config.world import Member
-        from asyncpar.membership.client import JoinRequest, join_world
-        from asyncpar.membership.credentials import read_secret
-        from asyncpar.transport.rpc import Credentials
+        from asyncpar.core.config.environment import LaunchEnvironment
+        from asyncpar.core.config.world import Member
+        from asyncpar.net.membership.client import JoinRequest, join_world
+        from asyncpar.net.membership.credentials import read_secret
+        from asyncpar.net.transport.rpc import Credentials
         place = LaunchEnvironment.from_mapping(os.environ)
         request = JoinRequest(member=Member(rank=rank), world_size=place.world_size, job=place.job)
         asyncio.run(join_world(place.rendezvous, Credentials(read_secret(place.secret_file)), request))
@@ -310,11 +310,11 @@ def test_a_world_that_never_fills_names_the_missing_ranks(launcher: Launcher) ->
         if rank == 1:
             park()
         import asyncio
-        from asyncpar.config.environment import LaunchEnvironment
-        from asyncpar.config.world import Member
-        from asyncpar.membership.client import JoinRequest, join_world
-        from asyncpar.membership.credentials import read_secret
-        from asyncpar.transport.rpc import Credentials
+        from asyncpar.core.config.environment import LaunchEnvironment
+        from asyncpar.core.config.world import Member
+        from asyncpar.net.membership.client import JoinRequest, join_world
+        from asyncpar.net.membership.credentials import read_secret
+        from asyncpar.net.transport.rpc import Credentials
         place = LaunchEnvironment.from_mapping(os.environ)
         request = JoinRequest(
             member=Member(rank=rank), world_size=place.world_size, job=place.job, timeout=place.timeout

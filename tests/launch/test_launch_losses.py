@@ -183,7 +183,7 @@ POINTS = {
     "before the server": 'end_at("asyncpar.attachment", "serve_links", "before")',
     "before the world": 'end_at("asyncpar.attachment", "join_world", "before")',
     "between world and arena": 'end_at("asyncpar.node", "form_arena", "before")',
-    "convening": 'end_at("asyncpar.arena.rendezvous", "_send_roster", "before")',
+    "convening": 'end_at("asyncpar.net.arena.rendezvous", "_send_roster", "before")',
     "after the arena": 'end_at("asyncpar.node", "form_arena", "after")',
 }
 ALL = [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from asyncpar.config.environment import LaunchEnvironment
+from asyncpar.core.config.environment import LaunchEnvironment
 from asyncpar.launch.rank_environment import rank_environment
 
 PLACE = LaunchEnvironment(

@@ -23,8 +23,8 @@ from asyncpar.launch.coordinator_machine import JobSettings, Phase
 from asyncpar.launch.coordinator_service import CoordinatorService
 from asyncpar.launch.plan import Hello, Outcome
 from asyncpar.launch.session import Session
-from asyncpar.membership.service import RendezvousService
-from asyncpar.transport.rpc import Credentials, RpcServer, split_address
+from asyncpar.net.membership.service import RendezvousService
+from asyncpar.net.transport.rpc import Credentials, RpcServer, split_address
 from tests.launch.proxies import ResettingProxy
 
 SECRET = Credentials(b"s" * 32)

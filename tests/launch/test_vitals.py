@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from asyncpar.core.observe.reporting import Phase
 from asyncpar.launch.silence import FORMING_SECONDS, SilentRanks
 from asyncpar.launch.vitals import HUNG_SECONDS, LOOK_SECONDS, Condition, RankState, Vitals
-from asyncpar.observe.reporting import Phase
 
 
 def look(vitals: Vitals, seconds: float, *, start: float = 0.0, is_stopped: bool = False, beats: bool = False) -> float:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from asyncpar.config.slicing import TensorSlice
+from asyncpar.core.config.slicing import TensorSlice
 from asyncpar.errors import UsageError
 from asyncpar.multinode import MultiNodeConfig, MultiNodeTrainer
 from asyncpar.nn import Array, Parameter

@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from asyncpar.config.slicing import TensorSlice
+from asyncpar.core.config.slicing import TensorSlice
 from asyncpar.errors import UsageError
 from asyncpar.nn import Initializer, Linear, Parameter
 from asyncpar.nn.half import HalfInitializer, HalfParameter, stored_dtype, stored_value

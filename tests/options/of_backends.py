@@ -11,6 +11,11 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from asyncpar.actors.runtime.actor import Actor, endpoint
+from asyncpar.actors.runtime.declaration import MailboxPolicy, WhenFull
+from asyncpar.actors.supervision.child import Child
+from asyncpar.actors.supervision.policy import Backoff, Intensity
+from asyncpar.actors.supervision.supervisor import Supervisor
 from asyncpar.backends import (
     BackendConfig,
     BackendUnavailable,
@@ -21,7 +26,7 @@ from asyncpar.backends import (
 )
 from asyncpar.blocking import LoopThread
 from asyncpar.codecs import Int8
-from asyncpar.config.parallel import (
+from asyncpar.core.config.parallel import (
     MemoryOptimizationStrategy,
     PipelineScheduleType,
     RankMapping,
@@ -38,11 +43,6 @@ from asyncpar.errors import (
     UsageError,
 )
 from asyncpar.pipeline import MemoryManager, PipelineExecutor, PipelineSchedule, StepAlarm
-from asyncpar.runtime.actor import Actor, endpoint
-from asyncpar.runtime.declaration import MailboxPolicy, WhenFull
-from asyncpar.supervision.child import Child
-from asyncpar.supervision.policy import Backoff, Intensity
-from asyncpar.supervision.supervisor import Supervisor
 from asyncpar.tensors import ModelParallelConfig, ModelParallelContext, TensorCommunicator
 from asyncpar.testing import local_world, run_virtual
 from tests.options.effects import Refused, With, digest, effects

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from asyncpar.codecs import PowerSgd
-from asyncpar.config.parallel import CommunicationStrategy, RankMapping, ThreeDParallelismConfig
+from asyncpar.core.config.parallel import CommunicationStrategy, RankMapping, ThreeDParallelismConfig
 from asyncpar.errors import AsyncparError, PeerTimeout, UsageError
 from asyncpar.gradsync import (
     GradientBucketingConfig,

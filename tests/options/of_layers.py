@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from asyncpar.config.placement import Placement, Replication
-from asyncpar.config.slicing import TensorSlice
+from asyncpar.core.config.placement import Placement, Replication
+from asyncpar.core.config.slicing import TensorSlice
 from asyncpar.nn import (
     Block,
     BlockOptions,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from asyncpar.config.parallel import PipelineScheduleType
+from asyncpar.core.config.parallel import PipelineScheduleType
 from asyncpar.errors import UsageError
 from asyncpar.gradsync import GradientSynchronizer
 from asyncpar.nn.optimizers import SGD

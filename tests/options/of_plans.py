@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from asyncpar.actors.supervision.policy import Backoff
 from asyncpar.codecs import Int8, RandomK, TopK
-from asyncpar.config.parallel import MemoryOptimizationStrategy, PipelineScheduleType, ThreeDParallelismConfig
+from asyncpar.core.config.parallel import MemoryOptimizationStrategy, PipelineScheduleType, ThreeDParallelismConfig
 from asyncpar.errors import UsageError
 from asyncpar.estimate import (
     ActivationModel,
@@ -28,7 +29,6 @@ from asyncpar.hybrid import LossScaler, LossScaling, Performance3DMonitor, Preci
 from asyncpar.nn import TransformerConfig, WarmupCosine
 from asyncpar.nn.optimizers import AdamW
 from asyncpar.pipeline import UNIT_COSTS, Costs, CustomSchedule, PipelineSchedule, simulate
-from asyncpar.supervision.policy import Backoff
 from asyncpar.tensors import DeviceMesh, ModelParallelConfig
 from asyncpar.train.language_model import LanguageModel, TrainingConfig
 from asyncpar.train.parallel_layout import ParallelLayout, Recompute

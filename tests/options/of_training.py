@@ -14,11 +14,7 @@ import numpy as np
 from asyncpar.backends import BackendConfig, CommunicationRuntime
 from asyncpar.collectives.bridge import LoopBridge
 from asyncpar.collectives.communicator import Communicator
-from asyncpar.config.parallel import (
-    CommunicationStrategy,
-    PipelineScheduleType,
-    ThreeDParallelismConfig,
-)
+from asyncpar.core.config.parallel import CommunicationStrategy, PipelineScheduleType, ThreeDParallelismConfig
 from asyncpar.errors import AsyncparError, UsageError
 from asyncpar.gradsync import GradientBucketingConfig, GradientCompressionConfig
 from asyncpar.hybrid import (

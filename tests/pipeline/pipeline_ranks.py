@@ -8,7 +8,7 @@ import time
 import numpy as np
 
 import asyncpar as ap
-from asyncpar.config.parallel import PipelineScheduleType
+from asyncpar.core.config.parallel import PipelineScheduleType
 from asyncpar.nn import Array, Initializer, Linear
 from asyncpar.parallel.worker import ComputeWorker
 from asyncpar.pipeline import PipelineSchedule

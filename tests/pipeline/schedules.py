@@ -9,7 +9,7 @@ from pathlib import Path
 
 from hypothesis import strategies as st
 
-from asyncpar.config.parallel import PipelineScheduleType as Type
+from asyncpar.core.config.parallel import PipelineScheduleType as Type
 from asyncpar.pipeline import CustomSchedule, PipelineSchedule, Schedule, StageLayout
 from asyncpar.pipeline.operation import OperationKind, PipelineOp
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asyncpar.config.parallel import PipelineScheduleType as Type
+from asyncpar.core.config.parallel import PipelineScheduleType as Type
 from asyncpar.pipeline import InvalidSchedule, Message, PipelineOp, PipelineSchedule, check_blocking
 from tests.pipeline.schedules import built_in_schedules, changed, reordered
 

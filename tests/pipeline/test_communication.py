@@ -4,7 +4,7 @@ from collections import Counter
 
 from hypothesis import given, settings
 
-from asyncpar.config.parallel import PipelineScheduleType as Type
+from asyncpar.core.config.parallel import PipelineScheduleType as Type
 from asyncpar.pipeline import Message, PipelineOp, PipelineSchedule
 from tests.pipeline.schedules import built_in_schedules
 

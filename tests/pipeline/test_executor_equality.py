@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import asyncpar as ap
-from asyncpar.config.parallel import PipelineScheduleType as Kind
+from asyncpar.core.config.parallel import PipelineScheduleType as Kind
 from asyncpar.nn import Block, Embedding, Initializer, LayerNorm, Linear, Sequential, Stage, softmax_cross_entropy
 from asyncpar.nn.parameter import Array
 from asyncpar.pipeline import CustomSchedule, PipelineSchedule, Schedule, parse_schedule

@@ -11,7 +11,7 @@ import pytest
 
 import asyncpar as ap
 from asyncpar.agreement.errors import PipelineMismatch
-from asyncpar.config.parallel import PipelineScheduleType as Kind
+from asyncpar.core.config.parallel import PipelineScheduleType as Kind
 from asyncpar.errors import PeerCancelled, PeerError, PeerLost, UsageError
 from asyncpar.nn import Initializer, Linear, Sequential, Stage
 from asyncpar.nn.parameter import Array

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from asyncpar.config.parallel import PipelineScheduleType as Kind
+from asyncpar.core.config.parallel import PipelineScheduleType as Kind
 from asyncpar.pipeline import PipelineSchedule, simulate
 from asyncpar.pipeline.result import PipelineResult
 from tests.pipeline.timed_stages import run_all

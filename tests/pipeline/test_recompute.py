@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from asyncpar.config.parallel import MemoryOptimizationStrategy as Strategy
-from asyncpar.config.parallel import PipelineScheduleType as Kind
+from asyncpar.core.config.parallel import MemoryOptimizationStrategy as Strategy
+from asyncpar.core.config.parallel import PipelineScheduleType as Kind
 from asyncpar.errors import UsageError
 from asyncpar.nn import Block, Initializer, Linear, Sequential, Stage
 from asyncpar.nn.dropout import Dropout

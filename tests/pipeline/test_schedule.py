@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 
-from asyncpar.config.parallel import PipelineScheduleType as Type
+from asyncpar.core.config.parallel import PipelineScheduleType as Type
 from asyncpar.errors import UsageError
 from asyncpar.pipeline import CustomSchedule, PipelineSchedule, StageLayout
 from tests.pipeline.schedules import built_in_schedules, cells_of

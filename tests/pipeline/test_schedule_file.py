@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asyncpar.config.parallel import PipelineScheduleType as Type
+from asyncpar.core.config.parallel import PipelineScheduleType as Type
 from asyncpar.errors import UsageError
 from asyncpar.pipeline import (
     CustomSchedule,

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from asyncpar.collectives.communicator import Communicator
-from asyncpar.config.world import Member, World
+from asyncpar.core.config.world import Member, World
 from asyncpar.errors import PeerLost
+from asyncpar.net.transport.inproc import InprocConnector, InprocFabric
+from asyncpar.net.transport.links import Links
 from asyncpar.testing import run_virtual
-from asyncpar.transport.inproc import InprocConnector, InprocFabric
-from asyncpar.transport.links import Links
 
 T = TypeVar("T")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from asyncpar.config.placement import Placement, Replication
+from asyncpar.core.config.placement import Placement, Replication
 from asyncpar.errors import UsageError
 from asyncpar.shards import LayerShard, LayerType, ShardStrategy
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from asyncpar.config.placement import Replication
+from asyncpar.core.config.placement import Replication
 from asyncpar.errors import UsageError
 from asyncpar.shards import (
     CommunicationPattern,

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from asyncpar.collectives.reduction import Array
-from asyncpar.config.slicing import ceil_chunks
+from asyncpar.core.config.slicing import ceil_chunks
 from asyncpar.errors import OperationMismatch, PeerError, UsageError
 from asyncpar.tensors import TensorCommunicator
 from tests.tensors.worlds import (

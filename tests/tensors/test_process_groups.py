@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from asyncpar.agreement.errors import SettingsDiffer
-from asyncpar.config.parallel import PipelineScheduleType, ProcessGroupIds, RankMapping, ThreeDParallelismConfig
+from asyncpar.core.config.parallel import PipelineScheduleType, ProcessGroupIds, RankMapping, ThreeDParallelismConfig
 from asyncpar.errors import PeerError, UsageError
 from asyncpar.node import Node
 from asyncpar.tensors.process_groups import ProcessGroups

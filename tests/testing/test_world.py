@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import asyncpar as ap
+from asyncpar.net.transport.striped import StripedLane
 from asyncpar.testing import TRANSPORTS
-from asyncpar.transport.striped import StripedLane
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)

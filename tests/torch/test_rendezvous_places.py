@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
-from asyncpar.config.environment import LaunchEnvironment
+from asyncpar.core.config.environment import LaunchEnvironment
 from asyncpar.errors import UsageError
-from asyncpar.membership.credentials import create_secret
+from asyncpar.net.membership.credentials import create_secret
 from asyncpar.torch.meeting.rendezvous import choose_bind
 from asyncpar.torch.meeting.roll_call import Charter, Hello, Roster
 from tests.torch.meetings import SOON, outcomes, start, total, world

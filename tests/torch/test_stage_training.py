@@ -12,8 +12,8 @@ import pytest
 import torch
 
 import asyncpar as ap
-from asyncpar.config.parallel import MemoryOptimizationStrategy
-from asyncpar.config.parallel import PipelineScheduleType as Kind
+from asyncpar.core.config.parallel import MemoryOptimizationStrategy
+from asyncpar.core.config.parallel import PipelineScheduleType as Kind
 from asyncpar.errors import UsageError
 from asyncpar.gradsync import GradientBucketingConfig, GradientSynchronizer
 from asyncpar.nn import Stage

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from asyncpar.config.parallel import RankMapping, ThreeDParallelismConfig
+from asyncpar.core.config.parallel import RankMapping, ThreeDParallelismConfig
 from asyncpar.errors import AsyncparError, UsageError
 from asyncpar.gradsync import GradientCompressionConfig, GradientSynchronizer
 from asyncpar.nn import TransformerConfig, WarmupCosine

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from asyncpar.config.parallel import MemoryOptimizationStrategy, PipelineScheduleType
+from asyncpar.core.config.parallel import MemoryOptimizationStrategy, PipelineScheduleType
 from asyncpar.errors import UsageError
 from asyncpar.gradsync import GradientBucketingConfig, GradientCompressionConfig
 from asyncpar.hybrid import HybridConfig

@@ -6,7 +6,7 @@ import io
 import json
 import os
 
-from asyncpar.observe.reporting import Reporter
+from asyncpar.core.observe.reporting import Reporter
 from asyncpar.train import open_progress
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 import asyncpar as ap
-from asyncpar.arena.formation import form_arena
+from asyncpar.net.arena.formation import form_arena
 
 
 async def form_or_die(**settings: Any) -> Any:

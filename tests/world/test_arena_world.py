@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.arena.test_processes import memory_files
+from tests.net.arena.test_processes import memory_files
 from tests.products import IS_WHOLE
 from tests.world.processes import process_world
 

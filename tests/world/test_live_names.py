@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from asyncpar.agreement.errors import PipelineMismatch
-from asyncpar.config.parallel import PipelineScheduleType
+from asyncpar.core.config.parallel import PipelineScheduleType
 from asyncpar.errors import UsageError
 from asyncpar.gradsync import GradientSynchronizer
 from asyncpar.hybrid import ThreeDParallelismCoordinator, TransformerModel

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncpar.config.slicing import ceil_chunks
+from asyncpar.core.config.slicing import ceil_chunks
 from asyncpar.errors import UsageError
 from asyncpar.zero.partition import Partition, Spec, make_partition, own_in_row, pack_own, pack_rows, unpack_rows
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from asyncpar.config.slicing import TensorSlice
+from asyncpar.core.config.slicing import TensorSlice
 from asyncpar.errors import PeerError, UsageError
 from asyncpar.nn import Array
 from asyncpar.nn.optimizers import SGD, AdamW

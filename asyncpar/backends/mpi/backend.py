@@ -20,7 +20,7 @@ from asyncpar.backends.config import BackendConfig, BackendUnavailable, missing_
 from asyncpar.backends.message_lane import MessageConnector
 from asyncpar.backends.mpi.progress import MpiProgress
 from asyncpar.collectives.communicator import Communicator
-from asyncpar.config.world import Member, World
+from asyncpar.core.config.world import Member, World
 from asyncpar.errors import PeerTimeout
 from asyncpar.node import start_node
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from asyncpar.config.slicing import ceil_chunk
+from asyncpar.core.config.slicing import ceil_chunk
 from asyncpar.errors import NonFiniteValue, UsageError
 from asyncpar.nn.half import stored_value
 from asyncpar.nn.optimizers.flat_range import FlatRange

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from asyncpar.config.slicing import TensorSlice
+from asyncpar.core.config.slicing import TensorSlice
 from asyncpar.errors import UsageError
 from asyncpar.nn.attention import AttentionHeads, check_heads
 from asyncpar.nn.linear import Linear

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from asyncpar.config.placement import UNPLACED, Placement
-from asyncpar.config.slicing import TensorSlice
+from asyncpar.core.config.placement import UNPLACED, Placement
+from asyncpar.core.config.slicing import TensorSlice
 from asyncpar.nn.embedding import Tokens, add_rows, check_tokens
 from asyncpar.nn.parameter import Array, Initializer, OnGradient, Parameter
 from asyncpar.nn.stage import Deferred, Stage, add_weight_gradients, check_gradient, check_positive, report

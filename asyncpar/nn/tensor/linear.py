@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from asyncpar.config.slicing import TensorSlice
+from asyncpar.core.config.slicing import TensorSlice
 from asyncpar.errors import UsageError
 from asyncpar.nn.linear import Linear, Projection
 from asyncpar.nn.parameter import Array, Initializer, OnGradient, Parameter

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from asyncpar.config.placement import UNPLACED, Placement, Replication
+from asyncpar.core.config.placement import UNPLACED, Placement, Replication
 from asyncpar.errors import UsageError
 from asyncpar.nn.parameter import Array
 from asyncpar.nn.tensor.group import TensorGroup

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from asyncpar.config.placement import UNPLACED, Placement
+from asyncpar.core.config.placement import UNPLACED, Placement
 from asyncpar.errors import UsageError
 from asyncpar.nn.dropout import Dropout
 from asyncpar.nn.linear import TiedLinear

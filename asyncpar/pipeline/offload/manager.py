@@ -10,7 +10,7 @@ from tempfile import gettempdir
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar, TypeVarTuple
 
-from asyncpar.config.parallel import MemoryOptimizationStrategy
+from asyncpar.core.config.parallel import MemoryOptimizationStrategy
 from asyncpar.errors import UsageError
 from asyncpar.pipeline.errors import OffloadError
 from asyncpar.pipeline.offload.entry import Entry, Key, MemoryUsageStats, OnDisk, Volume

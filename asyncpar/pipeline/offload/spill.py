@@ -12,7 +12,7 @@ from typing import Final
 
 import numpy as np
 
-from asyncpar.arena.heap import FreeRanges
+from asyncpar.net.arena.heap import FreeRanges
 from asyncpar.pipeline.errors import OffloadError
 from asyncpar.pipeline.offload.packing import Array
 

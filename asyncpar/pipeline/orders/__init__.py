@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from asyncpar.config.parallel import PipelineScheduleType
+from asyncpar.core.config.parallel import PipelineScheduleType
 from asyncpar.pipeline.orders.breadth_first import gpipe, round_robin, sequential
 from asyncpar.pipeline.orders.one_forward_one_backward import interleaved, one_f1b, zero_bubble
 from asyncpar.pipeline.orders.step import Step

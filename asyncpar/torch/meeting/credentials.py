@@ -8,13 +8,13 @@ import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from asyncpar.config.environment import LaunchEnvironment
-from asyncpar.config.secret import SECRET_BYTES
+from asyncpar.core.config.environment import LaunchEnvironment
+from asyncpar.core.config.secret import SECRET_BYTES
 from asyncpar.errors import UsageError
-from asyncpar.membership.credentials import load_certificates, read_credentials, read_secret
-from asyncpar.security.identity import rank_role
+from asyncpar.net.membership.credentials import load_certificates, read_credentials, read_secret
+from asyncpar.net.security.identity import rank_role
+from asyncpar.net.transport.rpc import Credentials
 from asyncpar.torch.meeting.roll_call import Charter, Roster
-from asyncpar.transport.rpc import Credentials
 
 _SECRET_FILE = "ASYNCPAR_SECRET_FILE"
 _CERTS = "ASYNCPAR_CERTS"

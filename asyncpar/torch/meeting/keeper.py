@@ -15,8 +15,8 @@ from typing import Any
 import torch.distributed as dist
 
 from asyncpar.errors import UsageError
-from asyncpar.membership.host import resolve
-from asyncpar.transport.rpc import check_bindable
+from asyncpar.net.membership.host import resolve
+from asyncpar.net.transport.rpc import check_bindable
 
 _AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
 _TIMEOUT = timedelta(seconds=10)

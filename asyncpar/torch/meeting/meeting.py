@@ -32,6 +32,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from asyncpar.errors import AsyncparError, UsageError
+from asyncpar.net.transport.rpc import is_loopback, split_address
 from asyncpar.torch.meeting.board import Board, Bookmark, Store
 from asyncpar.torch.meeting.roll_call import (
     Charter,
@@ -50,7 +51,6 @@ from asyncpar.torch.meeting.roll_call import (
     find_disagreement,
     find_unreachable,
 )
-from asyncpar.transport.rpc import is_loopback, split_address
 
 T = TypeVar("T")
 

@@ -16,14 +16,14 @@ from typing import Any, TypeVar
 import torch.distributed as dist
 
 import asyncpar
+from asyncpar.actors.runtime.gateway import ActorGateway
 from asyncpar.attachment import PIN, Attach, Attachment, arena_settings, describe_settings, open_agent_line, serve_links
-from asyncpar.config.environment import LaunchEnvironment
-from asyncpar.config.transport import parse_transport
+from asyncpar.core.config.environment import LaunchEnvironment
+from asyncpar.core.config.transport import parse_transport
+from asyncpar.core.observe.agent_line import AgentLine
+from asyncpar.core.observe.loop_watch import BLOCKED_AFTER
 from asyncpar.errors import LaunchError, PeerLost, PeerTimeout, UsageError
-from asyncpar.membership.host import host_id, host_name, resolve, route_to
-from asyncpar.observe.agent_line import AgentLine
-from asyncpar.observe.loop_watch import BLOCKED_AFTER
-from asyncpar.runtime.gateway import ActorGateway
+from asyncpar.net.membership.host import host_id, host_name, resolve, route_to
 from asyncpar.torch.meeting.credentials import read_pass
 from asyncpar.torch.meeting.keeper import become_tenant, store_keeper
 from asyncpar.torch.meeting.meeting import Abandoned, StoreMeeting

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import msgspec
 
-from asyncpar.config.world import Member, World
+from asyncpar.core.config.world import Member, World
 from asyncpar.errors import AsyncparError, PeerLost, PeerTimeout, ProtocolError, UsageError
 
 T = TypeVar("T")

@@ -18,8 +18,8 @@ from urllib.parse import parse_qs, urlsplit
 import torch.distributed as dist
 
 from asyncpar.errors import LaunchError, PeerTimeout, UsageError
+from asyncpar.net.transport.rpc import join_address
 from asyncpar.torch.errors import as_torch
-from asyncpar.transport.rpc import join_address
 
 _RETRY_SECONDS = 0.05
 _ATTEMPT_SECONDS = 5.0

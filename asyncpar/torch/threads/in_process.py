@@ -6,8 +6,8 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
 from asyncpar.attachment import Attach, Attachment
-from asyncpar.config.world import Member, World
-from asyncpar.transport.inproc import InprocConnector, InprocFabric
+from asyncpar.core.config.world import Member, World
+from asyncpar.net.transport.inproc import InprocConnector, InprocFabric
 
 _HOST = "localhost"
 

@@ -24,8 +24,8 @@ import torch
 import torch.distributed as dist
 
 from asyncpar.blocking.thread import background
+from asyncpar.core.observe.loop_watch import format_frames
 from asyncpar.errors import PeerTimeout, UsageError
-from asyncpar.observe.loop_watch import format_frames
 from asyncpar.torch.backend_name import NAME
 from asyncpar.torch.threads.in_process import InProcess, in_process_world
 from asyncpar.torch.threads.worlds import ThreadWorlds, thread_worlds

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from asyncpar.config.placement import Replication
+from asyncpar.core.config.placement import Replication
 from asyncpar.nn import Array, Parameter
 from asyncpar.nn.tensor import TensorGroup
 from asyncpar.shards.plan import split_bounds

@@ -9,7 +9,7 @@ from typing import TypeVar
 import numpy as np
 
 from asyncpar.collectives.communicator import Communicator
-from asyncpar.config.parallel import RankMapping, ThreeDParallelismConfig
+from asyncpar.core.config.parallel import RankMapping, ThreeDParallelismConfig
 from asyncpar.gradsync import GradientBucketingConfig, GradientCompressionConfig, GradientSynchronizer
 from asyncpar.nn import Array, Parameter
 from asyncpar.node import Node

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from asyncpar.config.parallel import MemoryOptimizationStrategy as Strategy
-from asyncpar.config.parallel import PipelineScheduleType as Kind
+from asyncpar.core.config.parallel import MemoryOptimizationStrategy as Strategy
+from asyncpar.core.config.parallel import PipelineScheduleType as Kind
 from asyncpar.errors import UsageError
 from asyncpar.pipeline import PipelineSchedule
 from asyncpar.pipeline.alarm import StepFailed

@@ -1,0 +1,198 @@
+"""The callee's half of an actor system: calls and tells on their way into mailboxes, answers on their way out."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final, cast
+
+import msgspec
+
+from asyncpar.actors.runtime import message
+from asyncpar.actors.runtime.dead_letters import DeadLetter, DeadLetters
+from asyncpar.actors.runtime.deadlines.alarm import AlarmClock
+from asyncpar.actors.runtime.delivery import Delivery
+from asyncpar.actors.runtime.ending import Ending
+from asyncpar.actors.runtime.failure import describe_failure, describe_unsendable, error_text, sendable
+from asyncpar.actors.runtime.outbound import Outbound, ReplyChannel
+from asyncpar.actors.runtime.streams.served import ServedStreams
+from asyncpar.actors.runtime.window import ReceiveWindow
+from asyncpar.collectives.offload import LONG_BYTES, write_payload
+from asyncpar.errors import AsyncparError, PeerCancelled, PeerLost, PeerTimeout, ProtocolError, UsageError
+from asyncpar.net.transport.links import MAX_MESSAGE_BYTES
+from asyncpar.net.wire.payload import Extension, PayloadEncoder
+
+GRACE: Final = 0.25
+"""Seconds for which a call outlives its deadline: its caller cancels it, or moves the deadline, if it still can."""
+
+
+class Callee:
+    """The actors of one rank and the calls they serve.  Every call gets one answer, unless its caller has gone."""
+
+    def __init__(self, *, rank: int, extension: Extension, outbound: Outbound) -> None:
+        self.dead_letters = DeadLetters()
+        self._rank = rank
+        self._extension = extension
+        self._outbound = outbound
+        self._serving: dict[tuple[int, int], Delivery] = {}
+        self._windows: dict[tuple[int, str], ReceiveWindow] = {}
+        self._expiry = AlarmClock[tuple[int, int]](self._expire)
+
+    @property
+    def serving(self) -> int:
+        """Calls that arrived and are not answered yet."""
+        return len(self._serving)
+
+    # -- in --------------------------------------------------------------------------------------------------------
+
+    def accept(self, delivery: Delivery, ending: Ending) -> bool:
+        """Count a call or tell for an actor; False if it was refused, because the actor is ``ending``.
+
+        Raises ``ProtocolError`` for a call that is being served already and for more than the window allows.
+        """
+        self._check_new(delivery)
+        self._window(delivery.sender, delivery.actor).receive(delivery.cost)
+        if ending.has_begun:
+            self.taken(delivery)
+            self.refused(delivery, ending.refusal, ending.exit_reason)
+            return False
+        if delivery.call is not None:
+            self._serving[delivery.sender, delivery.call] = delivery
+            if delivery.deadline is not None:
+                self._expiry.set((delivery.sender, delivery.call), delivery.deadline + GRACE)
+        return True
+
+    def refuse_absent(self, delivery: Delivery, reason: str, text: str) -> None:
+        """Refuse a call or tell for an actor that does not exist.  Raises ``ProtocolError`` as ``accept``."""
+        self._check_new(delivery)
+        self._return_credit(delivery.sender, delivery.actor, delivery.cost)
+        self.refused(delivery, reason, text)
+
+    def find(self, rank: int, call: int) -> Delivery | None:
+        """Return the call of ``rank`` that is being served, if it still is."""
+        return self._serving.get((rank, call))
+
+    def cancel(self, rank: int, call: int) -> None:
+        """Cancel the call of ``rank``."""
+        self._drop((rank, call), PeerCancelled(f"rank {rank} cancelled the call", rank=rank))
+
+    def move_deadline(self, rank: int, call: int, deadline: float | None) -> Delivery | None:
+        """Set the deadline of a call, which may have passed; return the call, if it is still served."""
+        delivery = self._serving.get((rank, call))
+        if delivery is not None:
+            delivery.deadline = deadline
+            if deadline is None:
+                self._expiry.drop((rank, call))
+            else:
+                self._expiry.set((rank, call), deadline + GRACE)
+        return delivery
+
+    def peer_lost(self, rank: int, error: PeerLost) -> None:
+        """Cancel what a lost rank asked for.  What it told is still done."""
+        for place in [place for place in self._serving if place[0] == rank]:
+            self._drop(place, error)
+
+    # -- answers -----------------------------------------------------------------------------------------------------
+
+    def taken(self, delivery: Delivery) -> None:
+        """Return the credit of a delivery that left the mailbox."""
+        owed = self._window(delivery.sender, delivery.actor).take(delivery.cost)
+        self._return_credit(delivery.sender, delivery.actor, owed)
+
+    async def answered(self, delivery: Delivery, value: object, *, may_change: bool) -> None:
+        """Send ``value`` as the answer.  Returns when it is copied: at once if it ``may_change``."""
+        if delivery.call is None or not self._finish(delivery):
+            return
+        encoder = PayloadEncoder(extension=self._extension, limit=MAX_MESSAGE_BYTES)
+        what = f"the result of {delivery.endpoint}()"
+        try:
+            reply = message.Reply(delivery.call, cast(msgspec.Raw, encoder.typed(value, what=what)))
+            payload = encoder.prepare(reply, what=what)
+        except UsageError as error:
+            self._outbound.say(delivery.sender, describe_unsendable(delivery.call, self._refusal(value, what) or error))
+            return
+        del value
+        try:
+            is_soon = may_change or payload.nbytes <= LONG_BYTES
+            content = payload.write() if is_soon else await write_payload(payload)
+        except asyncio.CancelledError:  # the caller is to be told all the same
+            self._outbound.say(delivery.sender, message.Failure(delivery.call, message.CLOSED, "the node was closed"))
+            raise
+        del payload
+        self._outbound.send_quietly(delivery.sender, content)
+
+    def _refusal(self, value: object, what: str) -> UsageError | None:
+        """Return why ``value`` cannot be sent, in words about itself and not about the message that it stood in."""
+        try:
+            PayloadEncoder(extension=self._extension).part(value, what=what)
+        except UsageError as error:
+            return error
+        return None
+
+    def raised(self, delivery: Delivery, error: BaseException) -> None:
+        """Answer an ask whose endpoint raised ``error``."""
+        assert delivery.call is not None, "what a told endpoint raises is a failure of its actor"
+        if not self._finish(delivery):
+            return
+        if delivery.streams is not None and delivery.streams.blames_caller(error):
+            self._outbound.say(delivery.sender, message.Failure(delivery.call, message.USAGE, error_text(error)))
+        else:
+            self._outbound.say(delivery.sender, describe_failure(delivery.call, error))
+
+    def open_streams(self, delivery: Delivery) -> None:
+        """Make ``delivery.streams``, unless it was told."""
+        if delivery.call is not None:
+            channel = ReplyChannel(self._outbound, delivery.sender, self._extension)
+            delivery.streams = ServedStreams(delivery.call, channel=channel, title=delivery.title)
+
+    def refused(self, delivery: Delivery, reason: str, text: str) -> None:
+        """Answer, for a ``reason`` of ``message``, that the endpoint was not called, or not to its end."""
+        if delivery.call is None:
+            letter = DeadLetter(delivery.sender, self._rank, delivery.actor, delivery.endpoint, text)
+            self.dead_letters.add(letter)
+        elif self._finish(delivery):
+            self._outbound.say(delivery.sender, message.Failure(delivery.call, reason, sendable(text)))
+
+    def settle(self, name: str) -> None:
+        """Return the outstanding credit of the senders to the actor called ``name``, which has ended."""
+        for rank, actor in [place for place in self._windows if place[1] == name]:
+            self._return_credit(rank, actor, self._windows.pop((rank, actor)).settle())
+
+    # -- inside ----------------------------------------------------------------------------------------------------
+
+    def _check_new(self, delivery: Delivery) -> None:
+        if delivery.call is not None and (delivery.sender, delivery.call) in self._serving:
+            raise ProtocolError(f"actor message: rank {delivery.sender} sent call {delivery.call} twice")
+
+    def _window(self, sender: int, actor: str) -> ReceiveWindow:
+        place = (sender, actor)
+        window = self._windows.get(place)
+        if window is None:
+            window = self._windows[place] = ReceiveWindow()
+        return window
+
+    def _return_credit(self, rank: int, actor: str, amount: int) -> None:
+        if amount:
+            self._outbound.say(rank, message.Credit(actor, amount))
+
+    def _finish(self, delivery: Delivery) -> bool:
+        """Forget the call; False if it was cancelled, so that no answer is due."""
+        if delivery.call is not None and not delivery.is_cancelled:
+            self._serving.pop((delivery.sender, delivery.call), None)
+            self._expiry.drop((delivery.sender, delivery.call))
+        return not delivery.is_cancelled
+
+    def _drop(self, place: tuple[int, int], reason: AsyncparError) -> Delivery | None:
+        """Cancel a call, if it is still served, and return it."""
+        delivery = self._serving.pop(place, None)
+        if delivery is not None:
+            self._expiry.drop(place)
+            delivery.cancel(reason)
+        return delivery
+
+    def _expire(self, place: tuple[int, int]) -> None:
+        """End a call whose deadline has passed and that its caller has not cancelled."""
+        rank, call = place
+        delivery = self._drop(place, PeerTimeout(f"rank {rank} waits no longer", rank=rank))
+        if delivery is not None:
+            what = "waited in the mailbox" if delivery.execution is None else "ran"
+            self._outbound.say(rank, message.Failure(call, message.DEADLINE, f"the deadline passed while it {what}"))

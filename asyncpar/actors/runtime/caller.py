@@ -1,0 +1,332 @@
+"""The caller's half of an actor system: calls and tells on their way out, answers on their way in."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Generator
+from typing import Any
+
+import msgspec
+
+from asyncpar.actors.runtime import message
+from asyncpar.actors.runtime.deadlines.calls import CallDeadlines
+from asyncpar.actors.runtime.delivery import CURRENT, time_left
+from asyncpar.actors.runtime.outbound import Outbound
+from asyncpar.actors.runtime.pending import EncodedArguments, Pending, ResultOf, error_of, lost_during
+from asyncpar.actors.runtime.ref import ActorRef, Told
+from asyncpar.actors.runtime.window import OutboundMessage, SendWindow
+from asyncpar.errors import PeerLost, ProtocolError, UsageError
+from asyncpar.net.transport.lane import Sending
+from asyncpar.net.transport.links import MAX_MESSAGE_BYTES
+from asyncpar.net.wire.payload import Extension, PayloadDecoder, PayloadEncoder
+from asyncpar.net.wire.segments import Payload
+
+
+class _Told(Told):
+    """A told message: sent, queued, or lost."""
+
+    __slots__ = ("error", "outgoing", "waiter")
+
+    def __init__(self, outgoing: OutboundMessage) -> None:
+        self.outgoing = outgoing
+        self.error: PeerLost | None = None
+        self.waiter: asyncio.Future[None] | None = None
+
+    def __await__(self) -> Generator[Any, None, None]:
+        while not self.outgoing.is_sent:
+            if self.error is not None:
+                raise self.error.with_traceback(None)
+            if self.waiter is None or self.waiter.done():
+                self.waiter = asyncio.get_running_loop().create_future()
+            yield from asyncio.shield(self.waiter).__await__()
+
+    def wake(self) -> None:
+        if self.waiter is not None and not self.waiter.done():
+            self.waiter.set_result(None)
+
+
+class Caller:
+    """Sends calls to actors and ends each with its result or an error."""
+
+    def __init__(self, rank: int, *, extension: Extension, outbound: Outbound) -> None:
+        self._rank = rank
+        self._extension = extension
+        self._outbound = outbound
+        self._pending: dict[int, Pending] = {}
+        self.deadlines = CallDeadlines(self._pending, outbound)
+        self._windows: dict[tuple[int, str], SendWindow] = {}
+        self._told: dict[OutboundMessage, _Told] = {}
+        self._next_call = 0
+        self._is_closed = False
+
+    @property
+    def pending(self) -> int:
+        """Asks that wait for an answer."""
+        return sum(not pending.future.done() for pending in self._pending.values())
+
+    # -- out -------------------------------------------------------------------------------------------------------
+
+    async def ask(
+        self,
+        ref: ActorRef[Any],
+        endpoint: str,
+        arguments: tuple[Any, ...],
+        keywords: dict[str, Any],
+        result: PayloadDecoder[Any],
+    ) -> Any:
+        """Send a call and return its result, decoded by ``result``.  See ``ref.Endpoint`` for the errors."""
+        pending = self.begin(ref, endpoint, arguments, keywords, result)
+        try:
+            return await pending.future
+        finally:
+            self.end(pending)
+
+    def begin(
+        self,
+        ref: ActorRef[Any],
+        endpoint: str,
+        arguments: tuple[Any, ...],
+        keywords: dict[str, Any],
+        result: PayloadDecoder[Any],
+        *,
+        wants_stream: bool = False,
+    ) -> Pending:
+        """Send a call, or queue it.  ``end`` must be called with what this returns."""
+        self._check_open(ref, endpoint)
+        call = self.new_call()
+        encoder = PayloadEncoder(extension=self._extension, limit=MAX_MESSAGE_BYTES)
+        finish = encoder.finish if wants_stream or ref.rank == self._rank else encoder.finish_lent
+        what = f"the call of {endpoint}"
+        try:
+            encoded: list[msgspec.Raw] = [encoder.typed(argument, what=what) for argument in arguments]
+            named = keywords and {name: encoder.typed(argument, what=what) for name, argument in keywords.items()}
+            envelope = message.Call(call, ref.name, endpoint, encoded, named, time_left(), wants_stream)
+            outgoing = OutboundMessage(finish(envelope, what=what))
+        except UsageError as error:
+            raise (self._refusal(endpoint, arguments, keywords) or error) from None
+        origin, loop = CURRENT.get(), asyncio.get_running_loop()
+        pending = self._pending[call] = Pending(call, ref, endpoint, result, loop.create_future(), outgoing, origin)
+        if origin is not None:
+            origin.asks = origin.asks or set()
+            origin.asks.add(call)
+        try:
+            self._put(ref, endpoint, outgoing)
+        except PeerLost:
+            self._forget(pending)
+            raise
+        if not wants_stream:
+            self.deadlines.begin(pending)
+        return pending
+
+    def end(self, pending: Pending) -> None:
+        """Whoever waited has its answer, or does not want it any more: then nothing must come of the call."""
+        self._forget(pending)
+        if pending.future.done() and not pending.future.cancelled():
+            pending.future.exception()  # seen: a cancellation may have come at the same time
+        else:
+            pending.future.cancel()
+            self._withdraw(pending)
+        if pending.outgoing is not None and pending.outgoing.sending is not None:
+            pending.outgoing.sending.release()  # the arguments are lent no longer
+
+    def tell(self, ref: ActorRef[Any], endpoint: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Told:
+        """Send a call that nobody answers."""
+        self._check_open(ref, endpoint)
+        window = self._windows.get((ref.rank, ref.name))
+        if window is not None:
+            window.check_room(f"tell {endpoint} of {ref!r}")
+        encoder, encoded, named = self.encode(endpoint, arguments, keywords)
+        envelope = message.Tell(ref.name, endpoint, encoded, named)
+        outgoing = OutboundMessage(encoder.finish(envelope, what=f"the call of {endpoint}"))
+        told = _Told(outgoing)
+        if not self._put(ref, endpoint, outgoing):
+            self._told[outgoing] = told
+        return told
+
+    async def request(
+        self,
+        ref: ActorRef[Any],
+        verb: str,
+        envelope: Callable[[int], message.Message],
+        encoder: PayloadEncoder,
+        result: PayloadDecoder[Any],
+    ) -> Any:
+        """Ask something about ``ref`` of the system it belongs to: what ``envelope`` makes of the call's number."""
+        self._check_open(ref, verb)
+        call = self.new_call()
+        payload = encoder.finish(envelope(call), what=verb)
+        pending = Pending(call, ref, verb, result, asyncio.get_running_loop().create_future())
+        self._pending[call] = pending  # now: this rank itself may answer at once
+        try:
+            self._send(ref, verb, payload)
+            return await pending.future
+        except asyncio.CancelledError:
+            if pending.future.done() and not pending.future.cancelled():  # nobody takes the answer, which is here
+                self._outbound.say(ref.rank, message.Cancel(call))
+            raise
+        finally:
+            self.end(pending)
+
+    def say_to(self, rank: int, envelope: message.Message) -> None:
+        """Send what needs no answer to a rank that need not be there any more."""
+        if not self._is_closed:
+            self._outbound.say(rank, envelope)
+
+    def encode(
+        self, endpoint: str, arguments: tuple[Any, ...], keywords: dict[str, Any]
+    ) -> tuple[PayloadEncoder, list[msgspec.Raw], dict[str, msgspec.Raw]]:
+        """Return the arguments in their parts, with the encoder that is to finish the call they are for."""
+        if isinstance(arguments, EncodedArguments):
+            return arguments.encoder, arguments.positional, arguments.named
+        encoder = PayloadEncoder(extension=self._extension, limit=MAX_MESSAGE_BYTES)
+        encoded = [
+            encoder.part(argument, what=f"argument {place} of {endpoint}()")
+            for place, argument in enumerate(arguments, start=1)
+        ]
+        named = {
+            name: encoder.part(argument, what=f"argument {name!r} of {endpoint}()")
+            for name, argument in keywords.items()
+        }
+        return encoder, encoded, named
+
+    def _refusal(self, endpoint: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> UsageError | None:
+        """Say which argument it is that cannot be sent."""
+        try:
+            self.encode(endpoint, arguments, keywords)
+        except UsageError as error:
+            return error.with_traceback(None)
+        return None
+
+    def _put(self, ref: ActorRef[Any], endpoint: str, outgoing: OutboundMessage) -> bool:
+        """Send ``outgoing`` or queue it; True if it was sent."""
+        place = (ref.rank, ref.name)
+        window = self._windows.get(place)
+        if window is None:
+            window = self._windows[place] = SendWindow()
+        if not window.put(outgoing):
+            return False
+        try:
+            outgoing.sending = self._send(ref, endpoint, outgoing.payload)
+        except PeerLost:
+            self._windows.pop(place, None)
+            raise
+        return True
+
+    def _send(self, ref: ActorRef[Any], verb: str, payload: Payload) -> Sending | None:
+        try:
+            return self._outbound.send(ref.rank, payload)
+        except PeerLost as error:
+            raise lost_during(error, f"{verb} of {ref!r}") from None
+
+    def new_call(self) -> int:
+        """Return a number for a call."""
+        call = self._next_call
+        self._next_call += 1
+        return call
+
+    def _withdraw(self, pending: Pending) -> None:
+        ref, outgoing = pending.ref, pending.outgoing
+        window = None if outgoing is None else self._windows.get((ref.rank, ref.name))
+        if window is not None and outgoing is not None and window.drop(outgoing):
+            return
+        if (outgoing is not None and not outgoing.is_sent) or self._is_closed:
+            return
+        if outgoing is None or outgoing.sending is None or outgoing.sending.release():
+            self._outbound.say(ref.rank, message.Cancel(pending.call))
+        elif window is not None:
+            self.credit(ref.rank, message.Credit(ref.name, outgoing.cost))  # it never left, so it needs no room there
+
+    def _forget(self, pending: Pending) -> None:
+        del self._pending[pending.call]
+        self.deadlines.end(pending)
+        if pending.origin is not None and pending.origin.asks:
+            pending.origin.asks.discard(pending.call)
+
+    # -- in --------------------------------------------------------------------------------------------------------
+
+    def reply(self, rank: int, reply: message.Reply, payload: memoryview) -> None:
+        """An answer arrived; ignored if nobody waits for it any more."""
+        pending = self.find(rank, reply.call)
+        if pending is None:
+            return
+        try:
+            value = pending.result.decode_part(reply.value, payload, what=ResultOf(pending))
+        except (UsageError, ProtocolError) as error:
+            pending.future.set_exception(error)
+        else:
+            pending.future.set_result(value)
+
+    def failure(self, rank: int, failure: message.Failure) -> None:
+        """There is no result; ignored if nobody waits for it any more."""
+        pending = self.find(rank, failure.call)
+        if pending is not None:
+            pending.future.set_exception(error_of(failure, rank, str(pending)))
+
+    def credit(self, rank: int, credit: message.Credit) -> None:
+        """An actor took messages of ours."""
+        if self._is_closed:
+            return
+        place = (rank, credit.actor)
+        window = self._windows.get(place)
+        if window is None:
+            raise ProtocolError(
+                f"actor credit: rank {rank} returned {credit.amount} for an actor that was sent nothing"
+            )
+        window.credit(credit.amount)
+        if not window.is_sending:
+            self._send_queued(rank, window)
+        if window.is_idle and self._windows.get(place) is window:
+            del self._windows[place]
+
+    def _send_queued(self, rank: int, window: SendWindow) -> None:
+        """Send what may travel, in order.  A message to this rank may be refused at once, and so set free the next."""
+        window.is_sending = True
+        try:
+            while (outgoing := window.next()) is not None:
+                outgoing.sending = self._outbound.send_quietly(rank, outgoing.payload)
+                self.deadlines.sent(outgoing)
+                told = self._told.pop(outgoing, None)
+                if told is not None:
+                    told.wake()
+        finally:
+            window.is_sending = False
+
+    def peer_lost(self, rank: int, error: PeerLost) -> None:
+        """End everything that waits for ``rank``."""
+        for pending in list(self._pending.values()):
+            if pending.ref.rank == rank and not pending.future.done():
+                pending.future.set_exception(lost_during(error, str(pending)))
+        for place in [place for place in self._windows if place[0] == rank]:
+            for outgoing in self._windows.pop(place).clear():
+                told = self._told.pop(outgoing, None)
+                if told is not None:
+                    told.error = error
+                    told.wake()
+
+    def close(self) -> None:
+        """End everything that waits, whatever it waits for, and refuse everything new."""
+        self._is_closed = True
+        self.deadlines.close()
+        for rank in {pending.ref.rank for pending in self._pending.values()} | {rank for rank, _ in self._windows}:
+            self.peer_lost(rank, self._closed())
+
+    def find(self, rank: int, call: int) -> Pending | None:
+        """Return what waits for the answer to ``call``; None if nothing does any more.
+
+        Raises ``ProtocolError`` if ``rank`` is not the one that was called.
+        """
+        pending = self._pending.get(call)
+        if pending is None or pending.future.done():
+            return None
+        if pending.ref.rank != rank:
+            raise ProtocolError(f"actor message: rank {rank} answers call {call}, which rank {pending.ref.rank} got")
+        return pending
+
+    # -- inside ----------------------------------------------------------------------------------------------------
+
+    def _check_open(self, ref: ActorRef[Any], endpoint: str) -> None:
+        if self._is_closed:
+            raise lost_during(self._closed(), f"{endpoint} of {ref!r}")
+
+    def _closed(self) -> PeerLost:
+        return PeerLost("this node is closed", rank=self._rank, cause="closed")

@@ -1,0 +1,418 @@
+"""The task, the mailbox and the lifecycle of one actor.
+
+Theory of operation.  One task constructs the actor, runs ``on_start``, handles one thing after the other and, at the
+end, ends the children and runs ``on_stop``.  Endpoints run inside this task, not in tasks of their own, which makes a
+message cheap; only concurrent endpoints have tasks (see ``mailbox``).  Before each message the task looks, in this
+order, whether the actor was killed (or its node closed, or it failed), then for notices of supervision, then for
+messages; it was stopped if none of these is left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from asyncpar.actors.runtime.actor import Actor, ActorContext
+from asyncpar.actors.runtime.callee import Callee
+from asyncpar.actors.runtime.delivery import CURRENT, Delivery
+from asyncpar.actors.runtime.ending import Down, End, Ending
+from asyncpar.actors.runtime.endpoint import EndpointSpec
+from asyncpar.actors.runtime.execution import ENDS_PROGRAM, is_task_cancelled
+from asyncpar.actors.runtime.executor import Executor, SelfCancelled
+from asyncpar.actors.runtime.groups import Groups
+from asyncpar.actors.runtime.mailbox import BURST, ConcurrentEndpoints, Mailbox
+from asyncpar.actors.runtime.message import ABSENT, CLOSED, FULL, USAGE, Place
+from asyncpar.actors.runtime.ref import ActorRef
+from asyncpar.actors.runtime.watches import Watch, Watches
+from asyncpar.collectives.communicator import Communicator
+from asyncpar.errors import ActorDown, PeerLost, UsageError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActorSpec:
+    """Immutable description of an actor to be started.  ``create`` makes the actor; ``owner`` is told how it ends."""
+
+    ref: ActorRef[Any]
+    actor_class: type[Actor]
+    create: Callable[[], Actor]
+    endpoints: Mapping[str, EndpointSpec]
+    owner: Cell | None = None
+    place: Place | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Services:
+    """Parts of the actor system that the cells of a rank share.  ``spawn`` and ``ended`` are those of ``Lifecycle``."""
+
+    callee: Callee
+    groups: Groups
+    tasks: asyncio.TaskGroup
+    watches: Watches
+    spawn: Callable[[type[Actor], Callable[[], Actor], str | None, Cell | None], Awaitable[ActorRef[Any]]]
+    ended: Callable[[Cell], None]
+
+
+class Cell(ActorContext):
+    """One actor and its mailbox.  ``run`` is its task; everything else is called on the same loop."""
+
+    def __init__(self, spec: ActorSpec, services: Services) -> None:
+        self.ref = spec.ref
+        self.name = spec.ref.name
+        self.owner = spec.owner
+        self.place = spec.place
+        self.ending = Ending()
+        self.task: asyncio.Task[None] | None = None
+        self.started: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Ends when the actor is ready, with what its constructor or ``on_start`` raised if it never is."""
+        self.has_served = False
+        """Was it ever ready?"""
+        self.is_finishing = False
+        """Is the end in progress?  Notices are not delivered any more."""
+        self.is_dismissed = False
+        """Does its owner end it?  Then the owner gets no notice."""
+        self.watchers: set[tuple[int, int]] = set()
+        """Watches that are told of the end: rank and number of each."""
+        self.children: list[Cell] = []
+        self.listeners = 0
+        """Number of waiters that report what ``on_stop`` raises; if there is none, it is logged."""
+        self._spec = spec
+        self._services = services
+        self._executor = Executor(spec.ref.name, self.ending, services.callee, fail=self.fail)
+        self._mailbox = Mailbox(spec.actor_class.mailbox)
+        self._notices: deque[tuple[str, Callable[[], Awaitable[None]], Down | None]] | None = None
+        self._watches: set[Watch] | None = None
+        self._concurrent: ConcurrentEndpoints | None = None
+        self._waker: asyncio.Future[None] | None = None
+        self._last: Cell | None = None
+        self._is_over = False
+
+    # -- outside ---------------------------------------------------------------------------------------------------
+
+    def put(self, delivery: Delivery) -> None:
+        """Add to the mailbox, or refuse what has no room there."""
+        spec = delivery.spec = self._spec.endpoints.get(delivery.endpoint)
+        if spec is None:
+            names = sorted(self._spec.endpoints)
+            text = f"{delivery.endpoint!r} is no endpoint of {self._spec.actor_class.__qualname__}; it has {names}"
+            self._executor.decline(delivery, ABSENT, text)
+            return
+        misuse = spec.misuse(wants_stream=delivery.wants_stream, is_told=delivery.call is None)
+        if misuse is not None:
+            self._executor.decline(delivery, USAGE, misuse)
+            return
+        if spec.concurrency is None:
+            refused = self._mailbox.put(delivery)
+            self._wake()
+        else:
+            refused = self._concurrent_endpoints().put(delivery)
+        if refused is not None:
+            limit = self._spec.actor_class.mailbox.limit
+            self._executor.decline(refused, FULL, f"the mailbox is full ({limit} messages wait)")
+
+    def notify(self, hook: str, down: Down) -> None:
+        """Call the actor's ``hook`` with ``down`` before any message that waits."""
+        self._hear_soon(hook, lambda: getattr(self._executor.actor, hook)(down), down)
+
+    def stop(self) -> None:
+        """Take no more messages, handle what waits, then end."""
+        self._end_by(End.STOP)
+
+    def close(self) -> None:
+        """End because the node closes; what runs is cancelled, except an ``on_stop`` that has begun."""
+        self._end_by(End.CLOSE)
+        if self._last is not None:
+            self._last.close()
+
+    def fail(self, error: BaseException) -> None:
+        """End because of ``error``; what runs is cancelled."""
+        self._end_by(End.FAIL, error)
+
+    def kill(self) -> None:
+        """End at once, with all children."""
+        self._end_by(End.KILL)
+        for child in reversed(self.children):
+            child.is_dismissed = True
+            child.kill()
+
+    def is_current_task(self) -> bool:
+        """Is the caller running inside this actor's own task?"""
+        return asyncio.current_task() is self.task
+
+    def is_waiting_for(self) -> bool:
+        """Does the caller run inside this actor, or inside a child of it, so that it cannot wait for its end?"""
+        is_inside = self.is_current_task() or (self._concurrent is not None and self._concurrent.runs(CURRENT.get()))
+        return is_inside or any(child.is_waiting_for() for child in self.children)
+
+    async def wait_ended(self, within: float | None = None) -> bool:
+        """Return when the task is over, however it ended; False if that takes longer than ``within`` seconds."""
+        return self.task is None or not (await asyncio.wait({self.task}, timeout=within))[1]
+
+    async def wait_stopped(self) -> None:
+        """Return when the task is over, or raise what ``on_stop`` raised; it is not logged then."""
+        self.listeners += 1
+        try:
+            await self.wait_ended()
+        except asyncio.CancelledError:
+            self.listeners -= 1
+            raise
+        if self.ending.stop_error is not None:
+            raise self.ending.stop_error
+
+    @property
+    def unheard(self) -> list[Down]:
+        """Ends of children that were not delivered to ``on_child_down``."""
+        return [down for hook, _, down in self._notices or () if down is not None and hook == "on_child_down"]
+
+    # -- ActorContext -----------------------------------------------------------------------------------------
+
+    async def spawn_child(
+        self, actor: type[Actor], args: tuple[Any, ...], kwargs: dict[str, Any], *, name: str | None
+    ) -> ActorRef[Any]:
+        if self.ending.is_urgent or self._is_over:
+            raise UsageError(f"spawn: {self.ref!r} is ending, it can have no more children")
+        return await self._services.spawn(actor, lambda: actor(*args, **kwargs), name, self)
+
+    async def stop_child(self, ref: ActorRef[Any]) -> None:
+        child = self._child(ref)
+        child.stop()
+        await child.wait_stopped()
+
+    async def kill_child(self, ref: ActorRef[Any]) -> None:
+        child = self._child(ref)
+        child.kill()
+        await child.wait_ended()
+
+    def group(self, axis: str | None) -> Communicator:
+        return self._services.groups.find(self.ref, self.place, axis)
+
+    async def end_child(self, ref: ActorRef[Any], *, within: float | None) -> BaseException | None:
+        child = self._find_child(ref)
+        if child is None:
+            return None
+        child.listeners += 1
+        if not await self._end(child, within):
+            child.kill()
+            await child.wait_ended()
+        return child.ending.stop_error
+
+    def run_soon(self, work: Callable[[], Awaitable[None]]) -> None:
+        self._hear_soon("a hook", work)
+
+    @property
+    def is_ending(self) -> bool:
+        return self.ending.has_begun
+
+    def watch(self, ref: ActorRef[Any]) -> Watch:
+        if self._watches is None:
+            self._watches = set()
+        return self._services.watches.begin(ref, lambda down: self.notify("on_down", down), self._watches)
+
+    def _child(self, ref: ActorRef[Any]) -> Cell:
+        child = self._find_child(ref)
+        if child is None:
+            raise UsageError(f"ref: {ref!r} is no child of {self.ref!r}, or has ended")
+        return child
+
+    def _find_child(self, ref: ActorRef[Any]) -> Cell | None:
+        """Return the child that ``ref`` names, if there is one; it is dismissed from now on."""
+        for child in self.children:
+            if child.ref == ref:
+                child.is_dismissed = True
+                return child
+        return None
+
+    # -- the task --------------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Start the actor, handle messages until it is told to end, end it."""
+        is_ready = False
+        try:
+            try:
+                is_ready = await self._start()
+                if is_ready:
+                    await self._serve()
+            finally:
+                await self._finish(has_started=is_ready)
+        finally:
+            self.ending.begin(End.STOP)
+            self._is_over = True
+            self._refuse_waiting()
+            self._executor.close()
+            for watch in list(self._watches or ()):
+                watch.cancel()
+            if self._concurrent is not None:
+                self._concurrent.close()
+            if not self.started.done():
+                self.started.set_exception(self._never_started())
+            self._services.ended(self)
+
+    async def _start(self) -> bool:
+        """Construct the actor and run ``on_start``; False if one of them failed or the actor is to end."""
+        if self.started.done():
+            self.ending.begin(End.KILL)  # the spawn was cancelled
+        if self.ending.has_begun:
+            return False
+        try:
+            actor = await self._make()
+            object.__setattr__(actor, "_actor_context", self)  # a frozen dataclass may be an actor, too
+            self._executor.actor = actor
+            await self._executor.execute(actor.on_start())
+        except ENDS_PROGRAM:
+            raise
+        except asyncio.CancelledError as error:
+            if is_task_cancelled():
+                raise
+            if not self.ending.is_urgent:
+                self.ending.begin(End.FAIL, SelfCancelled(f"actor {self.name!r}: on_start cancelled itself", error))
+            return False
+        except BaseException as error:  # noqa: BLE001  # user code; spawn raises it
+            self.ending.begin(End.FAIL, error)
+            return False
+        CURRENT.set(None)  # from here on it does not belong to the call in which it was spawned
+        if self.ending.is_urgent:
+            return True  # and its end begins at once
+        self.has_served = True
+        if not self.started.done():
+            self.started.set_result(None)
+        if self._concurrent is not None:
+            self._concurrent.open()
+        return True
+
+    async def _make(self) -> Actor:
+        """Run the constructor; in a coroutine, since a future cannot hold the ``StopIteration`` that one may raise."""
+        return self._spec.create()
+
+    async def _serve(self) -> None:
+        handled = 0
+        while not self.ending.is_urgent:
+            if self._notices:
+                hook, work, _ = self._notices.popleft()
+                await self._hear(hook, work)
+            else:
+                delivery = await self._next()
+                if delivery is not None:
+                    await self._executor.handle(delivery)
+                elif not self._notices:
+                    return
+                del delivery  # an idle actor keeps no message alive
+            handled += 1
+            if handled % BURST == 0:
+                await asyncio.sleep(0)
+
+    async def _next(self) -> Delivery | None:
+        """Return the next message; None if there is something else to do."""
+        while not self.ending.is_urgent and not self._notices:
+            delivery = self._mailbox.pop()
+            if delivery is not None:
+                return delivery
+            if self.ending.has_begun and (self._concurrent is None or not self._concurrent.is_busy):
+                return None
+            self._waker = asyncio.get_running_loop().create_future()
+            await self._waker
+        return None
+
+    async def _hear(self, hook: str, work: Callable[[], Awaitable[None]]) -> None:
+        """Run a hook of the actor; if it raises, the actor fails."""
+        try:
+            await self._executor.execute(work())
+        except ENDS_PROGRAM:
+            raise
+        except asyncio.CancelledError as error:
+            if is_task_cancelled():
+                raise
+            if not self.ending.is_urgent:
+                self.fail(SelfCancelled(f"actor {self.name!r}: {hook} cancelled itself", error))
+        except BaseException as error:  # noqa: BLE001  # user code; the owner is told
+            self.fail(error)
+
+    async def _finish(self, *, has_started: bool) -> None:
+        """Refuse what waits, end the children, run ``on_stop``."""
+        if not self.ending.has_begun:
+            self.ending.begin(End.CLOSE)  # the task is being cancelled: there is no other reason
+        self.is_finishing = True
+        self._refuse_waiting()
+        if self._concurrent is not None:
+            self._concurrent.interrupt()
+            await self._concurrent.wait_idle()
+        actor = self._executor.actor if has_started else None
+        if actor is not None and self.ending.end is not End.KILL:
+            await self._run_last(actor._end_children)
+        await self._end_children()
+        if actor is not None and self.ending.end is not End.KILL:
+            await self._run_last(actor.on_stop)
+            await self._end_children()  # which ``on_stop`` may have started
+
+    async def _end_children(self) -> None:
+        while self.children:
+            child = self.children[-1]
+            child.is_dismissed = True
+            await self._end(child)
+
+    async def _end(self, child: Cell, within: float | None = None) -> bool:
+        """End a child as softly as this actor itself may end; False if that takes longer than ``within`` seconds."""
+        child.stop() if self.ending.end in (None, End.STOP) else child.close()
+        self._last = child
+        try:
+            return await child.wait_ended(within)
+        finally:
+            self._last = None
+
+    async def _run_last(self, hook: Callable[[], Awaitable[None]]) -> None:
+        """Run a hook of the actor during its end; keep what it raises as ``stop_error``."""
+        try:
+            await self._executor.execute(hook())
+        except ENDS_PROGRAM:
+            raise
+        except asyncio.CancelledError:
+            if is_task_cancelled():
+                raise
+        except BaseException as error:  # noqa: BLE001  # user code; whoever stops the actor decides
+            self.ending.stop_error = error
+
+    # -- inside ----------------------------------------------------------------------------------------------------
+
+    def _end_by(self, end: End, error: BaseException | None = None) -> None:
+        self.ending.begin(end, error)
+        if end is End.KILL or (end > End.STOP and not self.is_finishing):
+            self._executor.interrupt()
+            if self._concurrent is not None:
+                self._concurrent.interrupt()
+            self._refuse_waiting()
+        self._wake()
+
+    def _hear_soon(self, hook: str, work: Callable[[], Awaitable[None]], down: Down | None = None) -> None:
+        if self._notices is None:
+            self._notices = deque()
+        self._notices.append((hook, work, down))
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._waker is not None and not self._waker.done():
+            self._waker.set_result(None)
+
+    def _concurrent_endpoints(self) -> ConcurrentEndpoints:
+        if self._concurrent is None:
+            policy = self._spec.actor_class.mailbox
+            self._concurrent = ConcurrentEndpoints(
+                self.name, policy, self._executor.handle, self._services.tasks.create_task
+            )
+            self._concurrent.on_idle = self._wake
+            if self.started.done():
+                self._concurrent.open()
+        return self._concurrent
+
+    def _never_started(self) -> BaseException:
+        error = self.ending.error
+        if error is not None:
+            return error
+        if self.ending.refusal == CLOSED:
+            return PeerLost("this node is closed", rank=self.ref.rank, cause="closed")
+        return ActorDown(f"actor {self.name!r}: {self.ending.exit_reason} before it had started", rank=self.ref.rank)
+
+    def _refuse_waiting(self) -> None:
+        waiting = self._mailbox.clear() + ([] if self._concurrent is None else self._concurrent.clear())
+        for delivery in waiting:
+            self._executor.turn_away(delivery)

@@ -1,0 +1,152 @@
+"""Runs the user code of one actor: its hooks, and its endpoints with the arguments that arrived."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from functools import partial
+from typing import TypeVar
+
+from asyncpar.actors.runtime.actor import Actor
+from asyncpar.actors.runtime.callee import Callee
+from asyncpar.actors.runtime.delivery import CURRENT, Delivery
+from asyncpar.actors.runtime.ending import End, Ending
+from asyncpar.actors.runtime.execution import ENDS_PROGRAM, ActorThread, Execution, is_task_cancelled
+from asyncpar.actors.runtime.message import USAGE
+from asyncpar.errors import AsyncparError, ProtocolError, UsageError
+
+T = TypeVar("T")
+
+
+class SelfCancelled(AsyncparError):  # noqa: N818
+    """User code raised ``CancelledError`` although nobody cancelled it."""
+
+    def __init__(self, text: str, error: asyncio.CancelledError) -> None:
+        super().__init__(text)
+        self.__cause__ = error
+
+
+class Executor:
+    """Runs the endpoints and hooks of one actor.  ``fail`` is called with what a told endpoint raised."""
+
+    def __init__(self, name: str, ending: Ending, callee: Callee, *, fail: Callable[[BaseException], None]) -> None:
+        self.actor: Actor | None = None
+        self._name = name
+        self._ending = ending
+        self._callee = callee
+        self._fail = fail
+        self._thread: ActorThread | None = None
+        self._running: Execution | None = None
+
+    async def handle(self, delivery: Delivery, thread: ActorThread | None = None) -> None:
+        """Handle one message in the actor's own task, or with ``thread`` in a task beside it.
+
+        A plain ``def`` endpoint runs in ``thread``, or in the actor's own one.
+        """
+        self._callee.taken(delivery)
+        if delivery.is_cancelled:
+            return
+        spec = delivery.spec
+        assert spec is not None
+        try:
+            if spec.has_streams:
+                self._callee.open_streams(delivery)
+            args, kwargs = spec.bind(delivery.arguments, delivery.keywords, delivery.payload, delivery.streams)
+        except (UsageError, ProtocolError) as error:
+            self._callee.refused(delivery, USAGE, str(error))
+            return
+        execution = delivery.execution = Execution()
+        if thread is None:
+            self._running = execution
+        token = CURRENT.set(delivery)
+        try:
+            method = getattr(self.actor, spec.name)
+            if spec.is_stream:
+                assert delivery.streams is not None, "nobody is told to stream"
+                await execution.run(delivery.streams.produce(method(*args, **kwargs), execution))
+                value = None
+            elif spec.is_async:
+                value = await execution.run(method(*args, **kwargs))
+            else:
+                value = await execution.run((thread or self._own_thread()).run(partial(method, *args, **kwargs)))
+        except BaseException as error:  # noqa: BLE001  # user code; its caller or its owner is told
+            self._broken_off(delivery, error)
+        else:
+            # other endpoints may change what one that runs beside them on the loop has returned: it is copied at once
+            await self._callee.answered(delivery, value, may_change=thread is not None and spec.is_async)
+        finally:
+            CURRENT.reset(token)
+            delivery.forget()
+            if delivery.streams is not None:
+                delivery.streams.close()
+            if thread is None:
+                self._running = None
+
+    async def execute(self, work: Awaitable[T]) -> T:
+        """Await user code in the actor's own task; ``interrupt`` cancels it."""
+        self._running = Execution()
+        try:
+            return await self._running.run(work)
+        finally:
+            self._running = None
+
+    def interrupt(self) -> None:
+        """Cancel what runs in the actor's own task."""
+        if self._running is not None:
+            self._running.interrupt()
+
+    def decline(self, delivery: Delivery, reason: str, text: str) -> None:
+        """Answer that ``delivery`` is not handled, and has no place in the mailbox."""
+        self._callee.taken(delivery)
+        self._callee.refused(delivery, reason, text)
+
+    def turn_away(self, delivery: Delivery) -> None:
+        """Take ``delivery`` out of the mailbox unhandled, because the actor ends."""
+        self._callee.taken(delivery)
+        self._refuse_by_end(delivery)
+
+    def close(self) -> None:
+        """Let the thread end.  Nothing runs any more."""
+        if self._thread is not None:
+            self._thread.close()
+
+    # -- inside ----------------------------------------------------------------------------------------------------
+
+    def _broken_off(self, delivery: Delivery, error: BaseException) -> None:
+        """An endpoint ended with ``error``."""
+        if isinstance(error, ENDS_PROGRAM):
+            raise error
+        if isinstance(error, asyncio.CancelledError):
+            self._cancelled(delivery, error)
+        else:
+            self._raised(delivery, error)
+
+    def _raised(self, delivery: Delivery, error: BaseException) -> None:
+        if delivery.call is not None:
+            self._callee.raised(delivery, error)
+            return
+        with suppress(AttributeError, TypeError):  # some exceptions take no notes
+            error.add_note(f"in {delivery.endpoint} of actor {self._name!r}, told by rank {delivery.sender}")
+        self._fail(error)
+
+    def _cancelled(self, delivery: Delivery, error: asyncio.CancelledError) -> None:
+        """An endpoint ended with a cancellation: its caller's, its own, that of the actor or of the whole task."""
+        if is_task_cancelled():
+            self._ending.begin(End.CLOSE)
+            self._refuse_by_end(delivery)
+            raise error
+        if self._ending.is_urgent:
+            self._refuse_by_end(delivery)
+        elif delivery.call is not None:
+            self._raised(delivery, error)
+        else:
+            self._raised(delivery, SelfCancelled(f"{delivery.endpoint} cancelled itself", error))
+
+    def _refuse_by_end(self, delivery: Delivery) -> None:
+        self._callee.refused(delivery, self._ending.refusal, self._ending.exit_reason)
+
+    def _own_thread(self) -> ActorThread:
+        if self._thread is None:
+            self._thread = ActorThread(f"actor {self._name}")
+        return self._thread

@@ -1,0 +1,86 @@
+"""Exceptions as text for messages: type, text and traceback.  Code is never sent."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import TracebackType
+from typing import Final, NamedTuple
+
+from asyncpar.actors.runtime import message
+from asyncpar.core.observe.reporting import text_of, traceback_of
+from asyncpar.errors import UsageError
+from asyncpar.net.wire import payload
+from asyncpar.net.wire.array import type_name
+
+MAX_TEXT: Final = 64 * 1024
+"""Most characters of a message or traceback that travel."""
+_BRIEF: Final = 1000
+
+
+def error_text(error: BaseException) -> str:
+    """Return what ``error`` says, fit to be sent."""
+    return sendable(text_of(error))
+
+
+def sendable(text: str) -> str:
+    """Make ``text`` encodable and keep it within ``MAX_TEXT``: the end of a traceback says most."""
+    if len(text) > MAX_TEXT:
+        text = "..." + text[-MAX_TEXT:]
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def brief(error: BaseException | None) -> str:
+    """Return type and text of ``error``, short enough to be said to everyone who waits."""
+    if error is None:
+        return "for no reason that is known"
+    text = error_text(error)
+    return f"{type_name(type(error))}: {text if len(text) <= _BRIEF else text[:_BRIEF] + '...'}"
+
+
+_OWN: Final = [
+    "cell",
+    "execution",
+    "executor",
+    "lifecycle",
+    "mailbox",
+    "outbound",
+    "requests",
+    "streams/producing",
+    "streams/served",
+]
+_OWN_FILES: Final = frozenset({payload.__file__, *(str(Path(__file__).parent / f"{name}.py") for name in _OWN)})
+
+
+class FailureText(NamedTuple):
+    """What can be said of an exception."""
+
+    text: str
+    type_name: str
+    traceback: str
+
+
+def describe_error(error: BaseException) -> FailureText:
+    """Return ``error`` as text; its traceback begins in the user's code."""
+    begin_in_user_code(error)
+    return FailureText(error_text(error), sendable(type_name(type(error))), sendable(traceback_of(error)))
+
+
+def begin_in_user_code(error: BaseException) -> None:
+    """Take what called the user's code from the traceback of ``error``."""
+    BaseException.with_traceback(error, _skip_own(error.__traceback__))  # attributes of an exception may be frozen
+
+
+def describe_failure(call: int, error: BaseException) -> message.Failure:
+    """Return the failure of ``call`` for what an endpoint raised."""
+    return message.Failure(call, message.RAISED, *describe_error(error))
+
+
+def describe_unsendable(call: int, error: UsageError) -> message.Failure:
+    """Return the failure of ``call`` for a result that cannot be sent: the text says it all; the stack is ours."""
+    return message.Failure(call, message.RAISED, error_text(error), type_name(type(error)), "")
+
+
+def _skip_own(frames: TracebackType | None) -> TracebackType | None:
+    while frames is not None and frames.tb_frame.f_code.co_filename in _OWN_FILES:
+        frames = frames.tb_next
+    return frames

@@ -1,0 +1,310 @@
+"""The actors of a world as the gRPC service ``asyncpar.v1.Actors``, for other languages.
+
+The promises to callers stand in ``proto/asyncpar/v1/actors.proto``.  Their calls take the way of any other call, with
+the same checks and limits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import struct
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, Final, NoReturn
+
+import grpc
+import grpc.aio
+import msgspec
+import numpy as np
+from msgspec.msgpack import Ext
+
+from asyncpar._proto.asyncpar.v1 import actors_pb2, actors_pb2_grpc
+from asyncpar.actors.runtime.ref import ActorRef, NoSuchEndpoint
+from asyncpar.actors.runtime.streams.producing import close_iterator
+from asyncpar.actors.runtime.system import ActorSystem
+from asyncpar.errors import AsyncparError, MailboxFull, NotFound, PeerError, PeerTimeout, RemoteError, UsageError
+from asyncpar.net.transport.rpc import RpcServer
+from asyncpar.net.wire.array import AnyArray, find_dtype, type_name
+
+LARGEST_CONTENT: Final = (8 << 20) - (4 << 10)
+"""Most bytes of a result: what a gRPC message holds, less what surrounds it."""
+
+_ARRAY_EXTENSION: Final = 1
+_PLACE = struct.Struct("<I")
+_MOST_DIMENSIONS: Final = 64
+
+Value = actors_pb2.Value
+
+
+class ResultTooLarge(UsageError):  # noqa: N818
+    """The result does not fit into one message."""
+
+
+def read_value(value: Value, *, what: str) -> object:
+    """Return what ``value`` stands for; arrays are views on it.  Raises ``UsageError`` naming ``what``."""
+    kind = value.WhichOneof("kind")
+    try:
+        match kind:
+            case "msgpack":
+                return msgspec.msgpack.decode(value.msgpack, ext_hook=_array_finder(value, what))
+            case "json":
+                return msgspec.json.decode(value.json)
+            case "array":
+                return _read_array(value.array, what)
+    except UsageError:
+        raise
+    except (ValueError, TypeError, OverflowError, RecursionError, MemoryError) as error:
+        raise UsageError(
+            f"{what}: expected one value of {value.WhichOneof('kind')}, got other bytes: {error}"
+        ) from error
+    raise UsageError(f"{what}: expected msgpack, json or an array, got an empty value")
+
+
+def make_value(result: object, form: int, *, what: str) -> Value:
+    """Return ``result`` in the form that the caller asked for.
+
+    Raises ``UsageError`` naming ``what`` if it has no such form, and ``ResultTooLarge``.
+    """
+    if isinstance(result, np.ndarray):
+        value = Value(array=_make_array(result, what))
+    elif form == actors_pb2.ActorCall.JSON:
+        value = Value(json=_encode(lambda: msgspec.json.encode(result, enc_hook=_lower_for_json(what)), what).decode())
+    elif form == actors_pb2.ActorCall.MSGPACK:
+        value = _make_msgpack(result, what)
+    else:
+        raise UsageError(f"format: expected MSGPACK or JSON, got {form}")
+    size = value.ByteSize()
+    if size > LARGEST_CONTENT:
+        raise ResultTooLarge(f"{what}: at most {LARGEST_CONTENT} bytes fit into one message, got {size}")
+    return value
+
+
+def _array_finder(value: Value, what: str) -> Callable[[int, memoryview], AnyArray]:
+    def find(code: int, content: memoryview) -> AnyArray:
+        if code != _ARRAY_EXTENSION or len(content) != _PLACE.size:
+            raise UsageError(
+                f"{what}: expected extension type {_ARRAY_EXTENSION} with {_PLACE.size} bytes, got {code} with "
+                f"{len(content)}"
+            )
+        (place,) = _PLACE.unpack(content)
+        if place >= len(value.arrays):
+            raise UsageError(f"{what}: it names array {place}, but comes with {len(value.arrays)}")
+        return _read_array(value.arrays[place], f"{what}, array {place}")
+
+    return find
+
+
+def _read_array(array: actors_pb2.Array, what: str) -> AnyArray:
+    dtype, shape = find_dtype(array.dtype), tuple(array.shape)
+    if dtype is None:
+        raise UsageError(f"{what}: expected a dtype that actors know, such as float32, got {array.dtype!r}")
+    if len(shape) > _MOST_DIMENSIONS:
+        raise UsageError(f"{what}: expected at most {_MOST_DIMENSIONS} dimensions, got {len(shape)}")
+    size = math.prod(shape) * dtype.itemsize
+    if size != len(array.content):
+        raise UsageError(f"{what}: expected {size} bytes for shape {shape} of {dtype}, got {len(array.content)}")
+    try:
+        return np.ndarray(shape, dtype, buffer=array.content) if size else np.empty(shape, dtype)
+    except (ValueError, OverflowError) as error:
+        raise UsageError(f"{what}: shape {shape} of {dtype}: {error}") from error
+
+
+def _make_array(array: AnyArray, what: str) -> actors_pb2.Array:
+    if array.nbytes > LARGEST_CONTENT:
+        raise ResultTooLarge(f"{what}: at most {LARGEST_CONTENT} bytes fit into one message, got {array.nbytes}")
+    dtype = find_dtype(array.dtype.name)
+    if dtype is None:
+        raise UsageError(f"{what}: an array of dtype {array.dtype} cannot be sent")
+    content = array.astype(dtype, copy=False).tobytes()
+    return actors_pb2.Array(dtype=dtype.name, shape=array.shape, content=content)
+
+
+def _make_msgpack(result: object, what: str) -> Value:
+    arrays: list[actors_pb2.Array] = []
+
+    def lower(value: object) -> object:
+        if isinstance(value, np.ndarray):
+            arrays.append(_make_array(value, what))
+            return Ext(_ARRAY_EXTENSION, _PLACE.pack(len(arrays) - 1))
+        return _lower(value, what)
+
+    encoded = _encode(lambda: msgspec.msgpack.encode(result, enc_hook=lower), what)
+    return Value(msgpack=encoded, arrays=arrays)
+
+
+def _lower_for_json(what: str) -> Callable[[object], object]:
+    def lower(value: object) -> object:
+        if isinstance(value, np.ndarray):
+            raise UsageError(f"{what}: there are arrays inside, which JSON cannot hold; ask for MSGPACK")
+        return _lower(value, what)
+
+    return lower
+
+
+def _lower(value: object, what: str) -> object:
+    """Turn what only actors know into plain data."""
+    if isinstance(value, ActorRef):
+        return {"actor": value.name, "rank": value.rank}
+    raise UsageError(f"{what}: a value of type {type_name(type(value))} cannot be sent")
+
+
+def _encode(encode: Callable[[], bytes], what: str) -> bytes:
+    try:
+        encoded = encode()
+    except UsageError:
+        raise
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise UsageError(f"{what}: it cannot be sent: {error}") from error
+    if len(encoded) > LARGEST_CONTENT:
+        raise ResultTooLarge(f"{what}: at most {LARGEST_CONTENT} bytes fit into one message, got {len(encoded)}")
+    return encoded
+
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+ERROR_KEY: Final = "asyncpar-error-bin"
+_LONGEST_DETAILS: Final = 256
+_LONGEST_TEXT: Final = 1024
+_LONGEST_TRACEBACK: Final = 2048
+"""In bytes.  Trailing metadata are limited to 8 KiB in all; they travel in base64, and details with escapes."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    """A call whose arguments were read."""
+
+    ref: ActorRef[Any]
+    endpoint: str
+    arguments: tuple[Any, ...]
+    keywords: dict[str, Any]
+
+
+class ActorGateway(actors_pb2_grpc.ActorsServicer):
+    """Serves the actors of one node's world from ``open`` to ``close``."""
+
+    def __init__(self) -> None:
+        self._system: ActorSystem | None = None
+
+    def register(self, server: RpcServer) -> None:
+        """Add the service to ``server``, which must not be started yet."""
+        actors_pb2_grpc.add_ActorsServicer_to_server(self, server.server)  # type: ignore[no-untyped-call]  # generated
+
+    def open(self, system: ActorSystem) -> None:
+        """Let callers in."""
+        self._system = system
+
+    def close(self) -> None:
+        """Let nobody in any more."""
+        self._system = None
+
+    # -- service -----------------------------------------------------------------------------------------------------
+
+    async def Ask(self, call: actors_pb2.ActorCall, context: Context) -> actors_pb2.ActorResult:  # noqa: N802
+        async with _answering(context), asyncio.timeout(context.time_remaining()):
+            system = self._find_system()
+            request = _read(system, call)
+            result = await system.ask(request.ref, request.endpoint, request.arguments, request.keywords, as_plain=True)
+            return _make_result(call, result, "the result")
+        raise AssertionError("unreachable: errors end the call")
+
+    async def Tell(self, call: actors_pb2.ActorCall, context: Context) -> actors_pb2.ActorTold:  # noqa: N802
+        async with _answering(context), asyncio.timeout(context.time_remaining()):
+            system = self._find_system()
+            request = _read(system, call)
+            await system.tell(request.ref, request.endpoint, request.arguments, request.keywords)
+        return actors_pb2.ActorTold()
+
+    async def Stream(self, call: actors_pb2.ActorCall, context: Context) -> None:  # noqa: N802
+        async with _answering(context), asyncio.timeout(context.time_remaining()):
+            system = self._find_system()
+            request = _read(system, call)
+            items = system.stream(request.ref, request.endpoint, request.arguments, request.keywords, as_plain=True)
+            try:
+                async for item in items:
+                    await context.write(_make_result(call, item, "an item"))
+            finally:
+                await close_iterator(items)
+
+    def _find_system(self) -> ActorSystem:
+        if self._system is None:
+            raise NotInWorld("this node is not in its world, or leaves it; ask again or elsewhere")
+        return self._system
+
+
+class NotInWorld(AsyncparError):  # noqa: N818
+    """There are no actors to be reached here now."""
+
+
+@asynccontextmanager
+async def _answering(context: Context) -> AsyncIterator[None]:
+    """Answer with the status of what is raised."""
+    try:
+        yield
+    except (AsyncparError, TimeoutError) as error:
+        await _refuse(context, error)
+
+
+def _read(system: ActorSystem, call: actors_pb2.ActorCall) -> _Request:
+    if call.endpoint.startswith("_") or not call.endpoint:
+        raise NoSuchEndpoint(f"endpoint: {call.endpoint!r} cannot be called from outside")
+    return _Request(
+        system.ref(call.actor, call.rank if call.HasField("rank") else None),
+        call.endpoint,
+        tuple(read_value(value, what=f"argument {place}") for place, value in enumerate(call.arguments, start=1)),
+        {name: read_value(value, what=f"argument {name!r}") for name, value in call.keywords.items()},
+    )
+
+
+def _make_result(call: actors_pb2.ActorCall, result: object, what: str) -> actors_pb2.ActorResult:
+    return actors_pb2.ActorResult(value=make_value(result, call.format, what=f"{what} of {call.endpoint}()"))
+
+
+async def _refuse(context: Context, error: Exception) -> NoReturn:
+    """End the call with the status and the description of ``error``."""
+    described = describe(error)
+    details = _head(f"{described.type}: {described.message}", _LONGEST_DETAILS)
+    await context.abort(status_of(error), details, ((ERROR_KEY, described.SerializeToString()),))
+    raise AssertionError("unreachable: abort raises")
+
+
+def status_of(error: Exception) -> grpc.StatusCode:
+    """Return the status that stands for ``error``: see ``actors.proto``."""
+    match error:
+        case NotFound():
+            return grpc.StatusCode.NOT_FOUND
+        case ResultTooLarge() | MailboxFull():
+            return grpc.StatusCode.RESOURCE_EXHAUSTED
+        case PeerTimeout() | TimeoutError():
+            return grpc.StatusCode.DEADLINE_EXCEEDED
+        case UsageError():
+            return grpc.StatusCode.INVALID_ARGUMENT
+        case RemoteError():
+            return grpc.StatusCode.UNKNOWN
+        case PeerError() | NotInWorld():
+            return grpc.StatusCode.UNAVAILABLE
+        case _:
+            return grpc.StatusCode.INTERNAL
+
+
+def describe(error: Exception) -> actors_pb2.ActorError:
+    """Return ``error`` as it travels, short enough for trailing metadata."""
+    rank = getattr(error, "rank", None)
+    if isinstance(error, RemoteError):
+        described = actors_pb2.ActorError(
+            type=_head(error.type_name, _LONGEST_DETAILS),
+            message=_head(error.message, _LONGEST_TEXT),
+            traceback=error.remote_traceback.encode()[-_LONGEST_TRACEBACK:].decode(errors="ignore"),
+        )
+    else:
+        name = type(error).__name__ if isinstance(error, AsyncparError) else type_name(type(error))
+        described = actors_pb2.ActorError(type=name, message=_head(str(error), _LONGEST_TEXT))
+    if rank is not None:
+        described.rank = rank
+    return described
+
+
+def _head(text: str, most: int) -> str:
+    """Return the beginning of ``text``, ``most`` bytes of UTF-8 at most."""
+    return text.encode(errors="backslashreplace")[:most].decode(errors="ignore")

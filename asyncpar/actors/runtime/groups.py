@@ -1,0 +1,78 @@
+"""The communicators that the actors of a mesh use among themselves."""
+
+from __future__ import annotations
+
+import math
+
+from asyncpar.actors.runtime import message
+from asyncpar.actors.runtime.message import Place
+from asyncpar.actors.runtime.ref import ActorRef
+from asyncpar.collectives.communicator import Communicator
+from asyncpar.core.config.rank_order import RankOrder
+from asyncpar.errors import UsageError
+
+
+class Groups:
+    """Makes the groups of this rank's actors, all of them subgroups of its ``world``, which comes later.
+
+    A group is known by its mesh and axis, so that meshes over the same ranks keep apart, in whatever order their actors
+    ask.  Groups last as long as the world; who takes the place of an actor that has ended gets the group it had.
+
+    Operations of a group meet by their number in the order of calls.  A call of the mesh that has failed on some ranks
+    may have left them at different numbers, so that an operation would meet an earlier one of somebody else, and get
+    its values.  Therefore such a call ends the groups of those who took part; whoever asks then gets new ones, with the
+    number of the ``attempt`` in their names, which whoever made the call gives and all get in the same order.
+    """
+
+    def __init__(self) -> None:
+        self.world: Communicator | None = None
+        self._groups: dict[str, dict[str | None, Communicator]] = {}
+        self._attempts: dict[str, dict[int, int]] = {}
+
+    def find(self, ref: ActorRef[object], place: Place | None, axis: str | None) -> Communicator:
+        """Return the communicator of the actor ``ref``, which stands at ``place``.  See ``Actor.group``."""
+        if place is None:
+            raise UsageError(f"group: {ref!r} is not on a mesh; nodes.spawn(...) starts actors that are")
+        groups = self._groups.setdefault(place.mesh, {})
+        found = groups.get(axis)
+        if found is None:
+            found = groups[axis] = self._make(ref, place, axis)
+        return found
+
+    def abandon(self, abandon: message.Abandon) -> None:
+        """A call of a mesh has failed: end the groups of those who took part."""
+        attempts = self._attempts.setdefault(abandon.mesh, {})
+        attempts.update(dict.fromkeys(abandon.ranks, abandon.attempt))
+        groups = self._groups.get(abandon.mesh, {})
+        for axis, group in list(groups.items()):
+            if not set(abandon.ranks).isdisjoint(group.ranks):
+                del groups[axis]
+                group.give_up(abandon.failed, f"{abandon.text}; ask for the group again")
+
+    def _make(self, ref: ActorRef[object], place: Place, axis: str | None) -> Communicator:
+        if self.world is None:
+            raise UsageError(f"group: {ref!r} lives in a system without collectives")
+        ranks = ranks_along(place, axis, ref.rank)
+        attempts = self._attempts.get(place.mesh, {})
+        attempt = max(attempts.get(rank, 0) for rank in ranks)
+        name = f"{axis or 'all'} of mesh {place.mesh}"
+        group = self.world.subgroup(ranks, name=name, key=f"{place.mesh}/{axis or ''}/{attempt}")
+        assert group is not None, "ranks along an axis include this one"
+        return group
+
+
+def ranks_along(place: Place, axis: str | None, rank: int) -> tuple[int, ...]:
+    """Return the ranks that differ from ``rank`` along ``axis`` only, in order of that axis; all for None.
+
+    Raises ``UsageError`` if the mesh has no such axis, and if it is none that ``rank`` is part of.
+    """
+    sizes = dict(zip(place.axes, place.sizes, strict=False))
+    if rank not in place.ranks or math.prod(sizes.values()) != len(place.ranks) or min(place.sizes, default=1) < 1:
+        raise UsageError(f"group: rank {rank} has no place on mesh {place.mesh} of {sizes} with ranks {place.ranks}")
+    if axis is None:
+        return place.ranks
+    if axis not in sizes:
+        axes = ", ".join(map(repr, sizes)) or "none"
+        raise UsageError(f"group: expected an axis of mesh {place.mesh}: {axes}, or nothing for all; got {axis!r}")
+    order = RankOrder(axes=tuple(sizes.items())[::-1])
+    return tuple(place.ranks[at] for at in order.group(axis, place.ranks.index(rank)))

@@ -1,0 +1,247 @@
+"""What actor systems say to each other: one payload per message, a tagged union of structs in its envelope.
+
+Structs travel as arrays that begin with their tag.  A newer version may add tags, and fields (with defaults) at the
+end: whoever does not know them ignores the fields and refuses the tags.  Arguments and results stay encoded
+(``msgspec.Raw``) until it is known which types they must have.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Final, TypeAlias
+
+import msgspec
+
+from asyncpar.errors import ProtocolError, UsageError
+from asyncpar.net.wire.array import Buffer
+from asyncpar.net.wire.payload import PayloadDecoder
+
+CallId: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
+Amount: TypeAlias = Annotated[int, msgspec.Meta(gt=0, le=1 << 62)]
+Number: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=255)]
+Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
+Seconds: TypeAlias = Annotated[float, msgspec.Meta(ge=0)]
+
+USAGE: Final = "usage"
+"""The call was wrong: the arguments do not fit."""
+ABSENT: Final = "absent"
+"""There is no such actor, or it has no such endpoint."""
+RAISED: Final = "raised"
+"""The endpoint raised, or its result cannot be sent."""
+STOPPED: Final = "stopped"
+"""The actor ended before it answered, or had ended."""
+CLOSED: Final = "closed"
+"""The node was closed before it answered."""
+FULL: Final = "full"
+"""The mailbox had no room."""
+DEADLINE: Final = "deadline"
+"""The deadline of the call has passed."""
+
+
+class Place(msgspec.Struct, frozen=True, array_like=True):
+    """One actor of a mesh.
+
+    ``mesh`` names the mesh, equal for all its actors and for no other mesh of the world.  ``ranks`` are in row-major
+    order of the ``axes`` of the given ``sizes``.
+    """
+
+    mesh: str
+    axes: tuple[str, ...]
+    sizes: tuple[int, ...]
+    ranks: tuple[int, ...]
+
+
+class Call(msgspec.Struct, frozen=True, array_like=True, tag=1):
+    """Ask ``endpoint`` of ``actor``; answered by one ``Reply`` or ``Failure`` with the same ``call``.
+
+    ``seconds`` is how long the caller will wait, if that is known.  With ``wants_stream`` the endpoint is one that
+    yields, and its items come before the answer, which is then empty.
+    """
+
+    call: CallId
+    actor: str
+    endpoint: str
+    arguments: list[msgspec.Raw]
+    keywords: dict[str, msgspec.Raw]
+    seconds: Seconds | None = None
+    wants_stream: bool = False
+
+
+class Tell(msgspec.Struct, frozen=True, array_like=True, tag=2):
+    """Like ``Call``, never answered."""
+
+    actor: str
+    endpoint: str
+    arguments: list[msgspec.Raw]
+    keywords: dict[str, msgspec.Raw]
+
+
+class Reply(msgspec.Struct, frozen=True, array_like=True, tag=3):
+    """The endpoint returned ``value``."""
+
+    call: CallId
+    value: msgspec.Raw
+
+
+class Failure(msgspec.Struct, frozen=True, array_like=True, tag=4):
+    """There is no result.  ``reason`` is one of the constants above; an unknown one counts as ``RAISED``."""
+
+    call: CallId
+    reason: str
+    text: str
+    type_name: str = ""
+    traceback: str = ""
+
+
+class Cancel(msgspec.Struct, frozen=True, array_like=True, tag=5):
+    """The caller does not want the answer any more; there will be none."""
+
+    call: CallId
+
+
+class Credit(msgspec.Struct, frozen=True, array_like=True, tag=6):
+    """``actor`` took messages that cost ``amount`` from its mailbox (see ``window``)."""
+
+    actor: str
+    amount: Amount
+
+
+class Spawn(msgspec.Struct, frozen=True, array_like=True, tag=7):
+    """Start an actor of the class ``module:qualified name``; answered with the name it got.
+
+    ``name`` may be empty: then it gets one.  ``place`` is where in a mesh it stands, if it does.
+    """
+
+    call: CallId
+    actor_class: str
+    name: str
+    arguments: list[msgspec.Raw]
+    keywords: dict[str, msgspec.Raw]
+    place: Place | None = None
+
+
+class Deadline(msgspec.Struct, frozen=True, array_like=True, tag=8):
+    """The caller of ``call`` will wait for ``seconds`` more, not longer; infinity takes back what was said before."""
+
+    call: CallId
+    seconds: Seconds
+
+
+class End(msgspec.Struct, frozen=True, array_like=True, tag=9):
+    """Stop ``actor``, or kill it; answered when it has ended."""
+
+    call: CallId
+    actor: str
+    is_kill: bool
+
+
+class Watch(msgspec.Struct, frozen=True, array_like=True, tag=10):
+    """Say, by one ``Downed`` with the same ``watch``, when ``actor`` has ended."""
+
+    watch: CallId
+    actor: str
+
+
+class Unwatch(msgspec.Struct, frozen=True, array_like=True, tag=11):
+    """Nobody waits for that ``Downed`` any more."""
+
+    watch: CallId
+
+
+class Downed(msgspec.Struct, frozen=True, array_like=True, tag=12):
+    """The watched actor has ended.  ``reason`` is a ``DownReason``; the rest is there if it failed."""
+
+    watch: CallId
+    reason: str
+    text: str = ""
+    type_name: str = ""
+    traceback: str = ""
+
+
+class Yield(msgspec.Struct, frozen=True, array_like=True, tag=20):
+    """The endpoint that was called by ``call`` yields ``value``."""
+
+    call: CallId
+    value: msgspec.Raw
+
+
+class YieldCredit(msgspec.Struct, frozen=True, array_like=True, tag=21):
+    """The caller read items that cost ``amount`` (see ``flow``)."""
+
+    call: CallId
+    amount: Amount
+
+
+class Feed(msgspec.Struct, frozen=True, array_like=True, tag=22):
+    """The next item of a stream among the arguments of ``call``."""
+
+    call: CallId
+    stream: Number
+    value: msgspec.Raw
+
+
+class FeedEnd(msgspec.Struct, frozen=True, array_like=True, tag=23):
+    """That stream has ended; if it failed, the rest says how."""
+
+    call: CallId
+    stream: Number
+    is_failure: bool = False
+    text: str = ""
+    type_name: str = ""
+    traceback: str = ""
+
+
+class FeedCredit(msgspec.Struct, frozen=True, array_like=True, tag=24):
+    """The endpoint wants items of that stream, or read some, that cost ``amount`` (see ``flow``)."""
+
+    call: CallId
+    stream: Number
+    amount: Amount
+
+
+class Abandon(msgspec.Struct, frozen=True, array_like=True, tag=30):
+    """A call of the actors of ``mesh`` on ``ranks`` failed on one of them: what they do together ends, see ``text``.
+
+    Their groups begin anew with number ``attempt``.
+    """
+
+    mesh: str
+    attempt: Count
+    ranks: list[int]
+    failed: Count
+    text: str
+
+
+Message: TypeAlias = (
+    Call
+    | Tell
+    | Reply
+    | Failure
+    | Cancel
+    | Credit
+    | Spawn
+    | Deadline
+    | End
+    | Watch
+    | Unwatch
+    | Downed
+    | Yield
+    | YieldCredit
+    | Feed
+    | FeedEnd
+    | FeedCredit
+    | Abandon
+)
+
+
+class MessageDecoder:
+    """Decodes envelopes.  Make it once per system."""
+
+    def __init__(self) -> None:
+        self._decoder = PayloadDecoder[Message](Message)
+
+    def decode(self, payload: Buffer) -> Message:
+        """Return the message in ``payload``.  Raises ``ProtocolError`` if there is none."""
+        try:
+            return self._decoder.decode(payload, what="actor message")
+        except UsageError as error:
+            raise ProtocolError(str(error)) from error

@@ -1,0 +1,79 @@
+"""Sending of actor messages: over a link, or directly to the dispatcher where the receiver is this rank."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from asyncpar.actors.runtime import message
+from asyncpar.errors import PeerLost
+from asyncpar.net.transport.lane import Sending
+from asyncpar.net.transport.links import MAX_MESSAGE_BYTES, Links
+from asyncpar.net.wire.payload import Extension, PayloadEncoder, UnwrittenPayload
+from asyncpar.net.wire.segments import Payload
+
+
+class Outbound:
+    """Sends payloads to ranks, in order for each rank.  ``deliver`` gets those for this rank."""
+
+    def __init__(self, links: Links, deliver: Callable[[int, memoryview], None]) -> None:
+        self._links = links
+        self._deliver = deliver
+
+    def send(self, rank: int, payload: Payload) -> Sending | None:
+        """Send ``payload``, to which nobody writes until the sending has ended or was released; None if it has.
+
+        Raises ``PeerLost`` if the rank is known to be gone.
+        """
+        if rank == self._links.rank:
+            assert isinstance(payload, memoryview), "what stays on its rank is copied"
+            self._deliver(rank, payload)
+            return None
+        sending = self._links.link(rank).send_message(payload)
+        if sending is not None:
+            sending.done.add_done_callback(_look_at)
+        return sending
+
+    def send_quietly(self, rank: int, payload: Payload) -> Sending | None:
+        """Send ``payload``, as ``send``, to a rank that need not be there any more."""
+        try:
+            return self.send(rank, payload)
+        except PeerLost:
+            return None  # the loss listener ends what waits for that rank
+
+    def say(self, rank: int, envelope: message.Message) -> None:
+        """Send a small message to a rank that need not be there any more."""
+        self.send_quietly(rank, PayloadEncoder().finish(envelope, what="actor message"))
+
+
+def _look_at(done: asyncio.Future[None]) -> None:
+    """Retrieve the outcome of a send: if the peer was lost, the loss listener ends what waits for it."""
+    if not done.cancelled():
+        done.exception()
+
+
+class ReplyChannel:
+    """Sends the messages of calls to one rank, in order.  Sending to a lost rank has no effect."""
+
+    __slots__ = ("_extension", "_outbound", "rank")
+
+    def __init__(self, outbound: Outbound, rank: int, extension: Extension) -> None:
+        self.rank = rank
+        self._outbound = outbound
+        self._extension = extension
+
+    def say(self, envelope: message.Message) -> None:
+        """Send a small message."""
+        self._outbound.say(self.rank, envelope)
+
+    def send(self, payload: memoryview) -> None:
+        """Send what ``encode`` made, written."""
+        self._outbound.send_quietly(self.rank, payload)
+
+    def encode(self, value: Any, envelope: Callable[[msgspec.Raw], message.Message], *, what: str) -> UnwrittenPayload:
+        """Return the message that carries a copy of ``value``.  Raises ``UsageError`` if it cannot be sent."""
+        encoder = PayloadEncoder(extension=self._extension, limit=MAX_MESSAGE_BYTES)
+        return encoder.prepare(envelope(encoder.part(value, what=what)), what=what)

@@ -1,0 +1,97 @@
+"""The actors of one rank by name, the exit reasons of those that ended, and the actor classes of this process."""
+
+from __future__ import annotations
+
+import reprlib
+from collections import OrderedDict
+from typing import Any, Final
+
+from asyncpar.actors.runtime import message
+from asyncpar.actors.runtime.actor import Actor
+from asyncpar.actors.runtime.cell import Cell
+from asyncpar.errors import UsageError
+
+MAX_NAME: Final = 255
+_MOST_EXIT_REASONS: Final = 1000
+
+
+class ActorRegistry:
+    """Cells by name, oldest first."""
+
+    def __init__(self, rank: int) -> None:
+        self.cells: dict[str, Cell] = {}
+        self.is_closing = False
+        """Is the node closing?  Actors that are missing from then on were closed with it."""
+        self.rank = rank
+        self._exit_reasons: OrderedDict[str, str] = OrderedDict()
+        self._names = 0
+
+    def new_name(self, name: str | None, actor_class: type[Any]) -> str:
+        """Return ``name``, or a new one for an actor of ``actor_class``.  Raises ``UsageError`` if it is taken."""
+        if name is None:
+            while True:
+                self._names += 1
+                own_name = f"{actor_class.__name__}-{self._names}"
+                if own_name not in self.cells:  # somebody may have been given it
+                    return own_name
+        check_name(name)
+        if name in self.cells:
+            raise UsageError(f"name: {name!r} is taken by another actor on rank {self.rank}")
+        return name
+
+    def add(self, cell: Cell) -> None:
+        """Register ``cell`` under its name."""
+        self.cells[cell.name] = cell
+        self._exit_reasons.pop(cell.name, None)
+
+    def remove(self, cell: Cell) -> None:
+        """Remove ``cell``, which has ended; keep its exit reason among the last thousand."""
+        del self.cells[cell.name]
+        self._exit_reasons[cell.name] = cell.ending.exit_reason
+        if len(self._exit_reasons) > _MOST_EXIT_REASONS:
+            self._exit_reasons.popitem(last=False)
+
+    def exit_reason(self, name: str) -> str | None:
+        """Return how the actor called ``name`` ended; None if it is not known that there was one."""
+        return self._exit_reasons.get(name)
+
+    def absence(self, name: str) -> tuple[str, str]:
+        """Say why there is no actor called ``name``: the reason and the text of a failure."""
+        if self.is_closing:
+            return message.CLOSED, "the node was closed"
+        exit_reason = self._exit_reasons.get(name)
+        if exit_reason is not None:
+            return message.STOPPED, exit_reason
+        return message.ABSENT, f"there is no actor {name!r} on rank {self.rank}"
+
+
+def check_name(name: object) -> str:
+    """Return ``name`` if it can be one.  Raises ``UsageError``."""
+    if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME or not name.isprintable():
+        raise UsageError(f"name: expected 1 to {MAX_NAME} printable characters, got {reprlib.repr(name)}")
+    return name
+
+
+def class_path(actor_class: type[Actor]) -> str:
+    """Return ``module:qualified name``, by which other ranks find the class."""
+    return f"{actor_class.__module__}:{actor_class.__qualname__}"
+
+
+def find_actor_class(path: str) -> type[Actor]:
+    """Return the subclass of ``Actor`` at ``path``, the newest if it was defined again.
+
+    Raises ``UsageError`` if this process knows none.
+    """
+    found = None
+    waiting: list[type[Actor]] = [Actor]
+    seen: set[type[Actor]] = set()
+    while waiting:
+        for kind in waiting.pop().__subclasses__():
+            if kind not in seen:
+                seen.add(kind)
+                waiting.append(kind)
+                if class_path(kind) == path:
+                    found = kind
+    if found is None:
+        raise UsageError(f"actor class: {path} is not known to this rank; import its module there before the spawn")
+    return found

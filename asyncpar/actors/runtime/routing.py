@@ -1,0 +1,127 @@
+"""Dispatches each message that arrives to the part of the actor system that handles its type."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable
+from typing import Any
+
+from asyncpar.actors.runtime import message
+from asyncpar.actors.runtime.callee import Callee
+from asyncpar.actors.runtime.caller import Caller
+from asyncpar.actors.runtime.delivery import Delivery
+from asyncpar.actors.runtime.lifecycle import Lifecycle
+from asyncpar.actors.runtime.registry import ActorRegistry
+from asyncpar.actors.runtime.requests import Requests
+from asyncpar.actors.runtime.stream_caller import StreamCaller
+from asyncpar.actors.runtime.streams.served import ServedStreams
+from asyncpar.actors.runtime.watches import Watches
+from asyncpar.errors import ProtocolError
+
+Handler = Callable[[int, Any, memoryview], None]
+
+
+class MessageRouter:
+    """Maps each type of message to its handler."""
+
+    def __init__(
+        self,
+        registry: ActorRegistry,
+        caller: Caller,
+        callee: Callee,
+        *,
+        streams: StreamCaller,
+        requests: Requests,
+        watches: Watches,
+        lifecycle: Lifecycle,
+    ) -> None:
+        self._registry = registry
+        self._caller = caller
+        self._callee = callee
+        self._requests = requests
+        self._handlers: dict[type[Any], Handler] = {
+            message.Call: self._call,
+            message.Tell: self._tell,
+            message.Cancel: self._cancel,
+            message.Deadline: self._deadline,
+            message.Reply: caller.reply,
+            message.Failure: lambda rank, failure, _: caller.failure(rank, failure),
+            message.Credit: lambda rank, credit, _: caller.credit(rank, credit),
+            message.Spawn: requests.spawn,
+            message.End: lambda rank, end, _: requests.end(rank, end),
+            message.Watch: lambda rank, watch, _: lifecycle.watched(rank, watch),
+            message.Unwatch: lambda rank, unwatch, _: lifecycle.unwatched(rank, unwatch.watch),
+            message.Yield: streams.item,
+            message.YieldCredit: self._yield_credit,
+            message.Feed: self._feed,
+            message.FeedEnd: self._feed_end,
+            message.FeedCredit: lambda rank, credit, _: streams.credit(rank, credit),
+            message.Abandon: lambda _, abandon, __: lifecycle.groups.abandon(abandon),
+            message.Downed: lambda rank, downed, _: watches.downed(rank, downed),
+        }
+
+    def dispatch(self, rank: int, received: message.Message, payload: memoryview) -> None:
+        """Hand over ``received``, which came from ``rank`` in ``payload``.  Raises ``ProtocolError``."""
+        self._handlers[type(received)](rank, received, payload)
+
+    def _call(self, rank: int, call: message.Call, payload: memoryview) -> None:
+        deadline = None if call.seconds is None else asyncio.get_running_loop().time() + call.seconds
+        delivery = Delivery(
+            rank,
+            call.call,
+            call.actor,
+            call.endpoint,
+            call.arguments,
+            call.keywords,
+            payload,
+            deadline,
+            call.wants_stream,
+        )
+        self._accept(delivery)
+
+    def _accept(self, delivery: Delivery) -> None:
+        """Put a call or tell into the mailbox of its actor, or refuse it."""
+        cell = self._registry.cells.get(delivery.actor)
+        if cell is None:
+            self._callee.refuse_absent(delivery, *self._registry.absence(delivery.actor))
+        elif self._callee.accept(delivery, cell.ending):
+            cell.put(delivery)
+
+    def _tell(self, rank: int, tell: message.Tell, payload: memoryview) -> None:
+        delivery = Delivery(rank, None, tell.actor, tell.endpoint, tell.arguments, tell.keywords, payload)
+        self._accept(delivery)
+
+    def _cancel(self, rank: int, cancel: message.Cancel, _: memoryview) -> None:
+        self._callee.cancel(rank, cancel.call)
+        self._requests.cancel(rank, cancel.call)
+
+    def _deadline(self, rank: int, deadline: message.Deadline, _: memoryview) -> None:
+        when = None if math.isinf(deadline.seconds) else asyncio.get_running_loop().time() + deadline.seconds
+        delivery = self._callee.move_deadline(rank, deadline.call, when)
+        if delivery is not None and delivery.asks:
+            self._caller.deadlines.tighten(delivery.asks, when)
+
+    def _yield_credit(self, rank: int, credit: message.YieldCredit, _: memoryview) -> None:
+        streams = self._served(rank, credit.call)
+        if streams is not None:
+            streams.credit(credit.amount)
+
+    def _feed(self, rank: int, feed: message.Feed, payload: memoryview) -> None:
+        streams = self._served(rank, feed.call)
+        if streams is not None:
+            streams.feed(feed, payload)
+
+    def _feed_end(self, rank: int, end: message.FeedEnd, _: memoryview) -> None:
+        streams = self._served(rank, end.call)
+        if streams is not None:
+            streams.feed_end(end)
+
+    def _served(self, rank: int, call: int) -> ServedStreams | None:
+        """Return the streams of a call; None if it is over."""
+        delivery = self._callee.find(rank, call)
+        if delivery is None:
+            return None
+        if delivery.streams is None:
+            raise ProtocolError(f"stream: rank {rank} streams to call {call}, which is not open for that")
+        return delivery.streams

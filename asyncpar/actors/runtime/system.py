@@ -1,0 +1,374 @@
+"""The actor system of one rank: its actors, and the messages between them and everyone else's."""
+
+from __future__ import annotations
+
+import asyncio
+import operator
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from types import CoroutineType, TracebackType
+from typing import Any, Self, SupportsIndex, TypeVar, cast, overload
+
+from asyncpar.actors.runtime import message
+from asyncpar.actors.runtime.actor import Actor, as_reference
+from asyncpar.actors.runtime.callee import Callee
+from asyncpar.actors.runtime.caller import Caller
+from asyncpar.actors.runtime.culprit import describe_culprit
+from asyncpar.actors.runtime.dead_letters import DeadLetter, DeadLetters
+from asyncpar.actors.runtime.ending import Down
+from asyncpar.actors.runtime.endpoint import EndpointSpec, describe_constructor
+from asyncpar.actors.runtime.groups import Groups
+from asyncpar.actors.runtime.lifecycle import Lifecycle, check_actor_class
+from asyncpar.actors.runtime.message import MessageDecoder, Place
+from asyncpar.actors.runtime.outbound import Outbound
+from asyncpar.actors.runtime.pending import EncodedArguments
+from asyncpar.actors.runtime.ref import ActorRef, Messenger, RefExtension, Told
+from asyncpar.actors.runtime.registry import ActorRegistry, check_name, class_path
+from asyncpar.actors.runtime.requests import Requests
+from asyncpar.actors.runtime.routing import MessageRouter
+from asyncpar.actors.runtime.stream_caller import StreamCaller
+from asyncpar.actors.runtime.streams.annotations import find_stream
+from asyncpar.actors.runtime.watches import Watch, Watches
+from asyncpar.core.observe.loop_watch import LoopWatch
+from asyncpar.errors import PeerLost, UsageError
+from asyncpar.net.transport.home_loop import check_home_loop, is_home_loop
+from asyncpar.net.transport.links import Links
+from asyncpar.net.wire.payload import PayloadDecoder, PayloadEncoder
+
+A = TypeVar("A", bound=Actor)
+
+
+class ActorSystem(Messenger):
+    """Spawns actors on this rank and carries messages between ranks over ``links``.  Use as ``async with``.
+
+    Enter it after ``links`` and before the first frame can arrive; leaving it stops the actors, newest first, and ends
+    every ask that still waits with ``PeerLost``.  What an actor raises never ends the system.
+    """
+
+    def __init__(self, links: Links, loop_watch: LoopWatch | None = None) -> None:
+        self.rank = links.rank
+        self.loop_watch = loop_watch or LoopWatch(rank=links.rank, blocked_after=None, describe=describe_culprit)
+        """Runs from the first actor on; whoever made it stops it."""
+        self._links = links
+        self._world_size = links.world.size
+        self._extension = RefExtension(self, world_size=links.world.size)
+        self._tasks = asyncio.TaskGroup()
+        self._registry = ActorRegistry(links.rank)
+        outbound = Outbound(links, self._dispatch)
+        self._caller = Caller(links.rank, extension=self._extension, outbound=outbound)
+        self._callee = Callee(rank=links.rank, extension=self._extension, outbound=outbound)
+        self._watches = Watches(links, outbound)
+        self._lifecycle = Lifecycle(
+            self._registry,
+            messenger=self,
+            extension=self._extension,
+            tasks=self._tasks,
+            callee=self._callee,
+            watches=self._watches,
+            outbound=outbound,
+            on_spawn=self.loop_watch.start,
+        )
+        self._streams = StreamCaller(
+            self._caller, outbound=outbound, extension=self._extension, create_task=self._tasks.create_task
+        )
+        self._requests = Requests(self._registry, self._lifecycle, tasks=self._tasks, outbound=outbound)
+        self._decoder = MessageDecoder()
+        self._router = MessageRouter(
+            self._registry,
+            self._caller,
+            self._callee,
+            streams=self._streams,
+            requests=self._requests,
+            watches=self._watches,
+            lifecycle=self._lifecycle,
+        )
+        self._untyped = PayloadDecoder[Any](Any, extension=self._extension)
+        self._plain = PayloadDecoder[Any](Any, extension=self._extension, as_plain=True)
+        self._text = PayloadDecoder[Any](str)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._is_open = False
+
+    async def __aenter__(self) -> Self:
+        await self._tasks.__aenter__()
+        self._links.on_message = self._receive
+        self._links.add_loss_listener(self._peer_lost)
+        self._loop = asyncio.get_running_loop()
+        self._is_open = True
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        try:
+            await self.close()
+        except BaseException as failure:
+            await self._tasks.__aexit__(type(failure), failure, failure.__traceback__)
+            raise
+        await self._tasks.__aexit__(None, None, None)
+
+    # -- use -------------------------------------------------------------------------------------------------------
+
+    @property
+    def pending(self) -> int:
+        """Asks of this rank that wait for their answer, and calls of others that wait for ours."""
+        return self._caller.pending + self._callee.serving + self._requests.serving
+
+    @property
+    def dead_letters(self) -> DeadLetters:
+        """The told messages that were not handled on this rank."""
+        return self._callee.dead_letters
+
+    @property
+    def groups(self) -> Groups:
+        """The communicators of actors on meshes."""
+        return self._lifecycle.groups
+
+    async def spawn(self, actor: type[A], *args: Any, name: str | None = None, **kwargs: Any) -> A:
+        """Start an actor on this rank and return its reference when its ``on_start`` has ended.
+
+        The constructor gets ``args`` and ``kwargs`` as they are, not copies.  Without ``name`` the actor gets one of
+        its own.  Type checkers see the reference as the actor's class, so that calls are checked.
+
+        Raises what the constructor or ``on_start`` raised, and ``UsageError`` for a name that is taken.
+        """
+        check_actor_class(actor)
+        self._check_here("spawn")
+        return cast(A, await self._lifecycle.spawn(actor, lambda: actor(*args, **kwargs), name))
+
+    def spawn_on(
+        self,
+        rank: int,
+        actor: type[A],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+        *,
+        name: str | None = None,
+        place: Place | None = None,
+    ) -> Coroutine[Any, Any, A]:
+        """Start an actor on ``rank``, as ``spawn`` does on this one; its constructor gets copies of the arguments.
+
+        The class must be known to that rank: modules are not imported there, and no code travels.  Arguments are
+        checked and encoded now, the rest is done when what this returns is awaited.  Raises as an ask does; what the
+        constructor or ``on_start`` raised comes as ``RemoteError``.
+        """
+        check_actor_class(actor)
+        self._check_here("spawn")
+        ref = self._reference(name or actor.__name__, rank, actor)
+        encoder, encoded, named = self._caller.encode(actor.__qualname__, args, kwargs or {})
+        describe_constructor(actor, self._extension).check(len(args), tuple(kwargs or {}))
+
+        def envelope(call: int) -> message.Spawn:
+            return message.Spawn(call, class_path(actor), name or "", encoded, named, place)
+
+        async def spawned() -> A:
+            given = await self._caller.request(ref, "spawn", envelope, encoder, self._text)
+            return cast(A, self._reference(given, rank, actor))
+
+        return spawned()
+
+    @overload
+    def ref(self, name: str, rank: int | None = None) -> ActorRef[Any]: ...
+    @overload
+    def ref(self, name: str, rank: int | None = None, *, actor_class: type[A]) -> A: ...
+    def ref(self, name: str, rank: int | None = None, *, actor_class: type[Any] | None = None) -> Any:
+        """Return the reference to the actor called ``name`` on ``rank`` (default: this one); nothing is sent.
+
+        With ``actor_class`` results come typed, and wrong calls are refused before they are sent.
+        """
+        if actor_class is not None:
+            check_actor_class(actor_class)
+        return self._reference(name, self.rank if rank is None else rank, actor_class)
+
+    def watch(self, ref: ActorRef[Any] | Actor, hear: Callable[[Down], None] | None = None) -> Watch:
+        """Watch an actor: awaiting what this returns gives exactly one ``Down``, whatever happens.
+
+        ``hear`` is called with it, on this loop.
+        """
+        reference = as_reference(ref)
+        self._check_here("watch")
+        return self._watches.begin(reference, hear)
+
+    async def stop(self, ref: ActorRef[Any] | Actor) -> None:
+        """Stop an actor, here or elsewhere: what waits in its mailbox is handled, later messages are refused.
+
+        Returns after its ``on_stop``, or raises what that raised.  Cancelling this stops waiting, not stopping.
+        """
+        await self._end(as_reference(ref), is_kill=False)
+
+    async def kill(self, ref: ActorRef[Any] | Actor) -> None:
+        """Kill an actor, here or elsewhere: what it does is cancelled, what waits is refused, ``on_stop`` is not run.
+
+        Its children are killed, too.  A plain ``def`` endpoint cannot be interrupted: its end is waited for.  For an
+        actor that has ended nothing happens; ``UsageError`` if there never was one.
+        """
+        await self._end(as_reference(ref), is_kill=True)
+
+    def abandon(self, rank: int, abandon: message.Abandon) -> None:
+        """Tell ``rank`` that a call of a mesh has failed."""
+        self._caller.say_to(rank, abandon)
+
+    def stop_soon(self, ref: ActorRef[Any]) -> None:
+        """Stop an actor, here or elsewhere, without waiting for its end; if it is gone already, nothing happens."""
+        self._caller.say_to(ref.rank, message.End(self._caller.new_call(), ref.name, is_kill=False))
+
+    async def _end(self, ref: ActorRef[Any], *, is_kill: bool) -> None:
+        verb = "kill" if is_kill else "stop"
+        self._check_here(verb)
+        if ref.rank == self.rank:
+            await self._requests.end_actor(ref.name, is_kill=is_kill)
+            return
+
+        def envelope(call: int) -> message.End:
+            return message.End(call, ref.name, is_kill)
+
+        await self._caller.request(ref, verb, envelope, PayloadEncoder(), self._untyped)
+
+    async def close(self) -> None:
+        """Stop every actor, newest first; then end every ask that still waits.  Idempotent."""
+        self._is_open = False
+        self._requests.close()
+        try:
+            await self._lifecycle.close()
+        finally:  # also if this is cancelled: whoever waits must get to know
+            self._watches.close()
+            self._caller.close()
+
+    def encode_once(
+        self,
+        ref: ActorRef[Any],
+        endpoint: str,
+        arguments: tuple[Any, ...],
+        keywords: dict[str, Any],
+        *,
+        is_told: bool = False,
+    ) -> EncodedArguments:
+        """Check a call that goes to many actors like ``ref``, and return what stands for ``arguments`` in each.
+
+        Raises ``UsageError`` if the call is wrong.
+        """
+        self._check_call(ref, endpoint, arguments, keywords, is_told=is_told)
+        found = find_stream(arguments, keywords)
+        if found is not None:
+            raise UsageError(
+                f"argument {found!r} of {endpoint}(): a stream can be read once, not by many actors; ask one by one"
+            )
+        return EncodedArguments.of(arguments, *self._caller.encode(endpoint, arguments, keywords))
+
+    # -- references' side (Messenger) ----------------------------------------------------------------------------------
+
+    def ask(
+        self,
+        ref: ActorRef[Any],
+        endpoint: str,
+        arguments: tuple[Any, ...],
+        keywords: dict[str, Any],
+        *,
+        as_plain: bool = False,
+    ) -> Coroutine[Any, Any, Any]:
+        """As a reference does; ``as_plain``: a result of no declared type comes as plain data, for other languages."""
+        spec = self._check_call(ref, endpoint, arguments, keywords)
+        if ref.rank == self.rank:
+            self._check_not_itself(ref, endpoint)
+        result = self._result(spec, as_plain=as_plain)
+        if (spec is None or spec.has_streams) and find_stream(arguments, keywords) is not None:
+            work = self._streams.ask(ref, endpoint, arguments, keywords, result)
+        else:
+            work = self._caller.ask(ref, endpoint, arguments, keywords, result)
+        named = cast("CoroutineType[Any, Any, Any]", work)
+        named.__qualname__ = endpoint if spec is None else spec.title  # for "was never awaited"
+        return work
+
+    def tell(self, ref: ActorRef[Any], endpoint: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Told:
+        spec = self._check_call(ref, endpoint, arguments, keywords, is_told=True)
+        if (spec is None or spec.has_streams) and (found := find_stream(arguments, keywords)) is not None:
+            raise UsageError(f"argument {found!r} of {endpoint}(): a told message cannot bring a stream; ask")
+        try:
+            return self._caller.tell(ref, endpoint, arguments, keywords)
+        except PeerLost as error:
+            self.dead_letters.add(DeadLetter(self.rank, ref.rank, ref.name, endpoint, str(error.cause)))
+            raise
+
+    def stream(
+        self,
+        ref: ActorRef[Any],
+        endpoint: str,
+        arguments: tuple[Any, ...],
+        keywords: dict[str, Any],
+        *,
+        as_plain: bool = False,
+    ) -> AsyncGenerator[Any, None]:
+        """As a reference does; see ``ask`` for ``as_plain``."""
+        spec = self._check_call(ref, endpoint, arguments, keywords, wants_stream=True)
+        if ref.rank == self.rank:
+            self._check_not_itself(ref, endpoint)
+        return self._streams.stream(ref, endpoint, arguments, keywords, self._result(spec, as_plain=as_plain))
+
+    def _result(self, spec: EndpointSpec | None, *, as_plain: bool) -> PayloadDecoder[Any]:
+        if spec is not None:
+            return spec.result
+        return self._plain if as_plain else self._untyped
+
+    # -- links' side ---------------------------------------------------------------------------------------------------
+
+    def _receive(self, rank: int, payload: memoryview, release: Callable[[], None]) -> None:
+        """A message came.  Its share of the link's budget goes back at once: see ``window``."""
+        release()
+        if rank not in self._links.lost:
+            self._dispatch(rank, payload)
+
+    def _dispatch(self, rank: int, payload: memoryview) -> None:
+        """Hand a message to whom it concerns.  Raises ``ProtocolError``, which ends the connection it came from."""
+        self._router.dispatch(rank, self._decoder.decode(payload), payload)
+
+    def _peer_lost(self, rank: int, error: PeerLost) -> None:
+        self._caller.peer_lost(rank, error)
+        self._callee.peer_lost(rank, error)
+        self._lifecycle.peer_lost(rank)
+        self._requests.peer_lost(rank)
+        self._watches.peer_lost(rank, error)
+
+    # -- inside --------------------------------------------------------------------------------------------------------
+
+    def _check_call(
+        self,
+        ref: ActorRef[Any],
+        endpoint: str,
+        arguments: tuple[Any, ...],
+        keywords: dict[str, Any],
+        *,
+        wants_stream: bool = False,
+        is_told: bool = False,
+    ) -> EndpointSpec | None:
+        """Refuse a wrong call before it is sent, as far as the actor's class is known here."""
+        self._check_here(endpoint, ref)
+        if ref.actor_class is None:
+            return None
+        spec = self._lifecycle.describe(ref.actor_class)[endpoint]
+        spec.check(len(arguments), tuple(keywords))
+        misuse = spec.misuse(wants_stream=wants_stream, is_told=is_told)
+        if misuse is not None:
+            raise UsageError(misuse)
+        return spec
+
+    def _check_not_itself(self, ref: ActorRef[Any], endpoint: str) -> None:
+        cell = self._registry.cells.get(ref.name)
+        if cell is None or cell.ref.actor_class is None or not cell.is_current_task():
+            return
+        spec = self._lifecycle.describe(cell.ref.actor_class).get(endpoint)
+        if spec is not None and spec.concurrency is None:
+            raise UsageError(
+                f"{endpoint} of {ref!r}: an actor that asks itself waits for ever; call self.{endpoint}(), or tell"
+            )
+
+    def _check_here(self, what: str, ref: ActorRef[Any] | None = None) -> None:
+        """Refuse what comes too early, too late, or on another loop."""
+        if (ref is not None or self._is_open) and is_home_loop(self._loop):
+            return
+        title = what if ref is None else f"{what} of {ref!r}"
+        if self._loop is None or (ref is None and not self._is_open):
+            raise UsageError(f"{title}: the actor system of rank {self.rank} is not open")
+        check_home_loop(self._loop, title)
+
+    def _reference(self, name: str, rank: object, actor_class: type[Any] | None) -> ActorRef[Any]:
+        if not isinstance(rank, SupportsIndex) or not 0 <= operator.index(rank) < self._world_size:
+            raise UsageError(f"rank: expected 0..{self._world_size - 1}, got {rank!r}")
+        return ActorRef(self, name=check_name(name), rank=operator.index(rank), actor_class=actor_class)

@@ -1,0 +1,155 @@
+"""Watching actors: each watch ends with exactly one ``Down``, whatever happens to the actor, its node or this one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from typing import Any
+
+from asyncpar.actors.runtime import message
+from asyncpar.actors.runtime.ending import Down, DownReason
+from asyncpar.actors.runtime.outbound import Outbound
+from asyncpar.actors.runtime.ref import ActorRef
+from asyncpar.errors import AsyncparError, PeerLost, ProtocolError, RemoteError
+from asyncpar.net.transport.links import Links
+
+
+class Watch:
+    """A watch that was begun: ``down = await watch``.  Awaiting it is optional where a hook hears the ``Down``."""
+
+    __slots__ = ("_cancel", "_down", "_is_cancelled", "_waiter")
+
+    def __init__(self, cancel: Callable[[], None]) -> None:
+        self._cancel = cancel
+        self._down: Down | None = None
+        self._is_cancelled = False
+        self._waiter: asyncio.Future[None] | None = None
+
+    @property
+    def down(self) -> Down | None:
+        """How the actor ended; None until it has."""
+        return self._down
+
+    def cancel(self) -> None:
+        """Watch no longer: no ``Down`` will come.  Whoever awaits the watch is cancelled."""
+        self._cancel()
+        self._is_cancelled = True
+        if self._waiter is not None:
+            self._waiter.cancel()
+
+    def __await__(self) -> Generator[Any, None, Down]:
+        while self._down is None:
+            if self._is_cancelled:
+                raise asyncio.CancelledError("the watch was cancelled")
+            if self._waiter is None:
+                self._waiter = asyncio.get_running_loop().create_future()
+            yield from asyncio.shield(self._waiter).__await__()
+        return self._down
+
+    def end(self, down: Down) -> None:
+        """The actor has ended."""
+        self._down = down
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+
+@dataclass(slots=True)
+class _Watching:
+    ref: ActorRef[Any]
+    watch: Watch
+    hear: Callable[[Down], None] | None
+    among: set[Watch] | None
+
+
+class Watches:
+    """The watches of this rank's actors and programs."""
+
+    def __init__(self, links: Links, outbound: Outbound) -> None:
+        self._rank = links.rank
+        self._lost = links.lost
+        self._outbound = outbound
+        self._watching: dict[int, _Watching] = {}
+        self._next = 0
+        self._closed: PeerLost | None = None
+
+    def __len__(self) -> int:
+        return len(self._watching)
+
+    def begin(
+        self, ref: ActorRef[Any], hear: Callable[[Down], None] | None = None, among: set[Watch] | None = None
+    ) -> Watch:
+        """Watch ``ref``; ``hear`` is called with the ``Down``.  Until it ends, the watch is ``among`` those."""
+        number = self._next
+        self._next += 1
+        watch = Watch(lambda: self._cancel(number))
+        watching = _Watching(ref, watch, hear, among)
+        if self._closed is not None:
+            _end(watching, Down(ref, DownReason.CLOSED, self._closed))
+            return watch
+        lost = self._lost.get(ref.rank)
+        if lost is not None:
+            _end(watching, Down(ref, DownReason.LOST, lost))
+            return watch
+        self._watching[number] = watching
+        if among is not None:
+            among.add(watch)
+        self._outbound.say(ref.rank, message.Watch(number, ref.name))
+        return watch
+
+    def downed(self, rank: int, downed: message.Downed) -> None:
+        """The rank of a watched actor says that it has ended."""
+        watching = self._watching.get(downed.watch)
+        if watching is None:
+            return  # cancelled meanwhile
+        if watching.ref.rank != rank:
+            raise ProtocolError(f"actor message: rank {rank} ends watch {downed.watch}, which is not on it")
+        down = decode_down(watching.ref, downed)
+        del self._watching[downed.watch]
+        _end(watching, down)
+
+    def peer_lost(self, rank: int, error: PeerLost) -> None:
+        """Whatever lived on ``rank`` is gone."""
+        self._end_all(DownReason.LOST, error, lambda ref: ref.rank == rank)
+
+    def close(self) -> None:
+        """This node closes: nothing more will be heard of anybody."""
+        self._closed = PeerLost("this node is closed", rank=self._rank, cause="closed")
+        self._end_all(DownReason.CLOSED, self._closed)
+
+    def _end_all(
+        self, reason: DownReason, error: PeerLost, which: Callable[[ActorRef[Any]], bool] = lambda _: True
+    ) -> None:
+        for number in [number for number, watching in self._watching.items() if which(watching.ref)]:
+            watching = self._watching.pop(number)
+            _end(watching, Down(watching.ref, reason, error))
+
+    def _cancel(self, number: int) -> None:
+        watching = self._watching.pop(number, None)
+        if watching is not None:
+            _leave(watching)
+            self._outbound.say(watching.ref.rank, message.Unwatch(number))
+
+
+def _leave(watching: _Watching) -> None:
+    if watching.among is not None:
+        watching.among.discard(watching.watch)
+
+
+def _end(watching: _Watching, down: Down) -> None:
+    _leave(watching)
+    watching.watch.end(down)
+    if watching.hear is not None:
+        watching.hear(down)
+
+
+def decode_down(ref: ActorRef[Any], downed: message.Downed) -> Down:
+    """Return what ``downed`` says of ``ref``.  Raises ``ProtocolError`` for a reason that is none."""
+    try:
+        reason = DownReason(downed.reason)
+    except ValueError as error:
+        raise ProtocolError(f"actor message: {downed.reason!r} is no reason for an actor's end") from error
+    failure: AsyncparError | None = None
+    if reason is DownReason.FAILED:
+        failure = RemoteError(downed.text, rank=ref.rank, type_name=downed.type_name, remote_traceback=downed.traceback)
+    return Down(ref, reason, failure)

@@ -1,0 +1,285 @@
+"""Decide for a supervisor: which child starts or stops next, who is restarted, and when to give up.
+
+Sans-I/O: feed events, obey commands.  The rules are those of Erlang/OTP's ``supervisor``, see
+https://www.erlang.org/doc/apps/stdlib/supervisor.html and https://www.erlang.org/doc/system/sup_princ.html.
+
+Theory of operation.  Each child has a *slot* that says where it stands (down, starting, up, stopping) and what is
+wanted of it (to run; to be stopped first).  An event changes wishes; then ``_advance`` takes one step towards them.
+One child is started or stopped at a time: every ``Start`` and ``Stop`` must be answered before the next one comes.
+What must stop stops first, in reverse order; then what is wanted starts, in order.  So whatever fails in the middle of
+a restart only changes the wishes, and the next step is right again.
+
+A child that ends while it is about to be stopped anyway counts as stopped, and not as one more failure.  A restart of a
+group starts all of its children, those too that had ended in order or had been stopped by hand, but no temporary ones.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import Enum, auto
+
+from asyncpar.actors.supervision.events import (
+    Command,
+    Ended,
+    Event,
+    FailStart,
+    Finish,
+    GiveUp,
+    RestartChild,
+    Start,
+    StartAll,
+    Started,
+    StartFailed,
+    Stop,
+    StopAll,
+    StopChild,
+    Stopped,
+    Tick,
+    Wait,
+)
+from asyncpar.actors.supervision.policy import Backoff, Intensity, Restart, Strategy
+from asyncpar.errors import UsageError
+
+
+class Standing(Enum):
+    """Where a child stands."""
+
+    DOWN = auto()
+    STARTING = auto()
+    UP = auto()
+    STOPPING = auto()
+
+
+class _Attempt(Enum):
+    """What the next start is, and so what follows if it fails."""
+
+    FIRST = auto()  # the supervisor cannot start
+    AGAIN = auto()  # a failed restart: one more
+    ASKED = auto()  # nothing: whoever asked is told
+
+
+@dataclass(slots=True, eq=False)
+class _Slot:
+    name: str
+    restart: Restart
+    standing: Standing = Standing.DOWN
+    attempt: _Attempt = _Attempt.FIRST
+    is_wanted: bool = True
+    must_stop: bool = False
+    not_before: float = -math.inf
+    up_since: float = -math.inf
+    failures: int = 0
+
+    @property
+    def is_alive(self) -> bool:
+        return self.standing in (Standing.UP, Standing.STARTING)
+
+
+class SupervisorMachine:
+    """The mind of one supervisor.  ``children`` are in start order; ``draw`` gives numbers from 0 to 1 for jitter."""
+
+    def __init__(
+        self,
+        children: Mapping[str, Restart],
+        *,
+        strategy: Strategy,
+        intensity: Intensity,
+        backoff: Backoff,
+        draw: Callable[[], float],
+    ) -> None:
+        self._slots = {name: _Slot(name, restart) for name, restart in children.items()}
+        self._strategy = strategy
+        self._intensity = intensity
+        self._backoff = backoff
+        self._draw = draw
+        self._restarts: deque[float] = deque()
+        self._waiting_until: float | None = None
+        self._ending: FailStart | GiveUp | Finish | None = None
+        self._has_begun = False
+        self._is_over = False
+
+    @property
+    def is_ending(self) -> bool:
+        """Is everything being stopped, or stopped already?"""
+        return self._ending is not None
+
+    @property
+    def is_over(self) -> bool:
+        """Was the last command given?"""
+        return self._is_over
+
+    @property
+    def children(self) -> tuple[str, ...]:
+        """The names of the children, in start order; temporary ones that are gone are not among them."""
+        return tuple(self._slots)
+
+    def standing(self, child: str) -> Standing:
+        """Return where a child stands.  Raises ``UsageError`` if there is no such child."""
+        return self._find(child).standing
+
+    def is_wanted(self, child: str) -> bool:
+        """Does the child run, or will it be started?  Raises ``UsageError`` if there is no such child."""
+        return self._find(child).is_wanted
+
+    def handle(self, event: Event, *, now: float) -> list[Command]:
+        """Return what to do.  Raises ``UsageError`` for a request that names no child, or one that cannot restart."""
+        if self._is_over:
+            return []
+        match event:
+            case StartAll():
+                self._has_begun = True
+            case Started(child):
+                self._started(child, now)
+            case StartFailed(child, failure):
+                self._start_failed(child, failure, now)
+            case Stopped(child):
+                self._down(self._slots[child])
+            case Ended(child, failure):
+                self._ended(child, failure, now)
+            case StopChild(child):
+                self._stop_child(self._find(child))
+            case RestartChild(child):
+                self._restart_child(self._find(child))
+            case Tick():
+                self._waiting_until = None
+            case StopAll():
+                self._end(Finish())
+        return self._advance(now)
+
+    # -- one step --------------------------------------------------------------------------------------------------
+
+    def _advance(self, now: float) -> list[Command]:
+        """Return the next step towards what is wanted."""
+        slots = self._slots.values()
+        if not (self._has_begun or self._ending) or any(
+            slot.standing in (Standing.STARTING, Standing.STOPPING) for slot in slots
+        ):
+            return []
+        for slot in reversed(slots):
+            if slot.must_stop:
+                slot.standing = Standing.STOPPING
+                return [Stop(slot.name)]
+        if self._ending is not None:
+            self._is_over = True
+            return [self._ending]
+        return self._start_next(now)
+
+    def _start_next(self, now: float) -> list[Command]:
+        pending = [slot for slot in self._slots.values() if slot.is_wanted and slot.standing is Standing.DOWN]
+        if not pending:
+            return []
+        due = pending[0]
+        if self._strategy == Strategy.ONE_FOR_ONE:  # nobody depends on anybody: who waits holds up no one
+            due = min(pending, key=lambda slot: max(slot.not_before, now))
+        if due.not_before <= now:
+            due.standing = Standing.STARTING
+            return [Start(due.name)]
+        if due.not_before == self._waiting_until:
+            return []
+        self._waiting_until = due.not_before
+        return [Wait(due.not_before)]
+
+    # -- events ----------------------------------------------------------------------------------------------------
+
+    def _started(self, child: str, now: float) -> None:
+        slot = self._slots[child]
+        slot.standing, slot.attempt, slot.up_since = Standing.UP, _Attempt.AGAIN, now
+
+    def _start_failed(self, child: str, failure: BaseException, now: float) -> None:
+        slot = self._slots[child]
+        if slot.must_stop:
+            self._down(slot)
+            return
+        slot.standing = Standing.DOWN
+        match slot.attempt:
+            case _Attempt.FIRST:
+                self._end(FailStart(child, failure))
+            case _Attempt.ASKED:
+                slot.is_wanted, slot.attempt = False, _Attempt.AGAIN
+            case _Attempt.AGAIN:
+                self._restart(slot, failure, now)
+
+    def _ended(self, child: str, failure: BaseException | None, now: float) -> None:
+        slot = self._slots.get(child)
+        if slot is None or slot.standing is not Standing.UP:
+            return  # its end was expected, and is answered for
+        if slot.must_stop:
+            self._down(slot)
+            return
+        slot.standing = Standing.DOWN
+        if slot.restart == Restart.TEMPORARY:
+            del self._slots[child]
+        elif slot.restart == Restart.TRANSIENT and failure is None:
+            slot.is_wanted = False
+        else:
+            if now - slot.up_since >= self._backoff.reset_after:
+                slot.failures = 0
+            self._restart(slot, failure, now)
+
+    def _down(self, slot: _Slot) -> None:
+        """Note that a child is down which was to stop."""
+        slot.standing, slot.must_stop = Standing.DOWN, False
+        if slot.restart == Restart.TEMPORARY:
+            del self._slots[slot.name]
+
+    def _stop_child(self, slot: _Slot) -> None:
+        slot.is_wanted, slot.must_stop = False, slot.is_alive
+        if slot.restart == Restart.TEMPORARY and slot.standing is Standing.DOWN:
+            del self._slots[slot.name]
+
+    def _restart_child(self, slot: _Slot) -> None:
+        if slot.restart == Restart.TEMPORARY:
+            raise UsageError(f"child: {slot.name!r} is temporary, and such children are never restarted")
+        if self._ending is not None:
+            raise UsageError(f"child: {slot.name!r} cannot be restarted: its supervisor is about to end")
+        if not slot.is_wanted:  # it was down on purpose, so it may stay down
+            slot.attempt = _Attempt.ASKED
+        slot.is_wanted, slot.must_stop = True, slot.is_alive
+        slot.failures, slot.not_before = 0, -math.inf
+
+    # -- restarting ------------------------------------------------------------------------------------------------
+
+    def _restart(self, slot: _Slot, failure: BaseException | None, now: float) -> None:
+        """Have ``slot`` and whoever depends on it restarted, or give up."""
+        if not self._is_within_intensity(now):
+            self._end(GiveUp(slot.name, self._intensity.restarts, failure))
+            return
+        slot.failures += 1
+        slot.not_before = now + self._backoff.delay(slot.failures, draw=self._draw())
+        slot.is_wanted = True
+        for other in self._dependents(slot):
+            other.is_wanted, other.must_stop = other.restart != Restart.TEMPORARY, other.is_alive
+            if other.attempt is _Attempt.ASKED:
+                other.attempt = _Attempt.AGAIN
+
+    def _is_within_intensity(self, now: float) -> bool:
+        """Count one more restart.  May it be?"""
+        while self._restarts and self._restarts[0] < now - self._intensity.period:
+            self._restarts.popleft()
+        self._restarts.append(now)
+        return len(self._restarts) <= self._intensity.restarts
+
+    def _dependents(self, slot: _Slot) -> list[_Slot]:
+        slots = list(self._slots.values())
+        match self._strategy:
+            case Strategy.ONE_FOR_ONE:
+                return []
+            case Strategy.ONE_FOR_ALL:
+                return [other for other in slots if other is not slot]
+            case Strategy.REST_FOR_ONE:
+                return slots[slots.index(slot) + 1 :]
+
+    def _end(self, ending: FailStart | GiveUp | Finish) -> None:
+        """Stop everything, and then say why."""
+        self._ending = self._ending or ending
+        for slot in self._slots.values():
+            slot.is_wanted, slot.must_stop = False, slot.is_alive
+
+    def _find(self, child: str) -> _Slot:
+        if child not in self._slots:
+            known = ", ".join(map(repr, self._slots)) or "none"
+            raise UsageError(f"child: expected the name of a child ({known}), got {child!r}")
+        return self._slots[child]

@@ -1,0 +1,235 @@
+"""Supervisors: actors whose work it is that others run."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Sequence
+from functools import partial
+from typing import Final, TypeVar
+
+from asyncpar.actors.runtime.actor import Actor, endpoint
+from asyncpar.actors.runtime.ending import Down, DownReason
+from asyncpar.actors.runtime.execution import ENDS_PROGRAM
+from asyncpar.actors.supervision.child import Child, ChildStatus, check_children
+from asyncpar.actors.supervision.events import (
+    Command,
+    Ended,
+    Event,
+    FailStart,
+    Finish,
+    GiveUp,
+    RestartChild,
+    Start,
+    StartAll,
+    Started,
+    StartFailed,
+    Stop,
+    StopAll,
+    StopChild,
+    Stopped,
+    Tick,
+    Wait,
+)
+from asyncpar.actors.supervision.life import Life, describe, name_children
+from asyncpar.actors.supervision.machine import SupervisorMachine
+from asyncpar.actors.supervision.policy import Backoff, Intensity, Strategy, parse_strategy
+from asyncpar.errors import ActorDown, RestartsExceeded, UsageError
+
+T = TypeVar("T")
+
+_LOG = logging.getLogger(__name__)
+_CALLERS: Final = 64
+"""How many may ask a supervisor for the same thing at once."""
+
+
+class Supervisor(Actor):
+    """Keeps its children running: starts them in order, restarts those that fail, stops them in reverse order.
+
+    ``strategy`` says who is restarted with a child that failed, ``intensity`` how many restarts are normal, ``backoff``
+    how long to wait before one: see ``policy``.  If a child cannot be started at first, those before it are stopped,
+    and spawning the supervisor raises what starting the child raised.  If more restarts are needed than ``intensity``
+    allows, all children are stopped and the supervisor fails with ``RestartsExceeded``; its owner hears of that, so a
+    supervisor may be the child of another one.
+
+    A child keeps its name, so references to it stay good.  What it was asked and had not answered when it failed
+    raises ``ActorDown``; so does asking it while it is down, and what it is told then is a dead letter.
+    """
+
+    def __init__(
+        self,
+        children: Sequence[Child],
+        *,
+        strategy: Strategy | str = Strategy.ONE_FOR_ONE,
+        intensity: Intensity | None = None,
+        backoff: Backoff | None = None,
+    ) -> None:
+        self._given = check_children(children)
+        self._strategy = parse_strategy(strategy)
+        self._intensity = _check("intensity", Intensity() if intensity is None else intensity, Intensity)
+        self._backoff = _check("backoff", Backoff() if backoff is None else backoff, Backoff)
+        self._lives: dict[str, Life] = {}
+        self._doing: Start | Stop | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    # -- for everybody ---------------------------------------------------------------------------------------------
+
+    @endpoint(concurrency=_CALLERS)
+    async def children(self) -> list[ChildStatus]:
+        """Return where the children stand, in start order.  Temporary ones that have ended are not among them."""
+        return [self._lives[name].status(self._machine) for name in self._machine.children]
+
+    @endpoint(concurrency=_CALLERS)
+    async def terminate_child(self, name: str) -> None:
+        """Stop a child.  It stays down until it is asked for, or is restarted together with a sibling that failed."""
+        await self._request(StopChild(name))
+
+    @endpoint(concurrency=_CALLERS)
+    async def restart_child(self, name: str) -> None:
+        """Start a child that is down, without delay; stop one that runs, and start it.
+
+        ``intensity`` does not count this, and no sibling is restarted with it.  Raises what starting the child raised.
+        """
+        await self._request(RestartChild(name))
+
+    # -- hooks -----------------------------------------------------------------------------------------------------
+
+    async def on_start(self) -> None:
+        """Start the children."""
+        for name, child in zip(name_children(self._given, self.name), self._given, strict=True):
+            self._lives[name] = Life(name, child, is_supervisor=issubclass(child.actor_class, Supervisor))
+        self._machine = SupervisorMachine(
+            {name: life.child.restart for name, life in self._lives.items()},
+            strategy=self._strategy,
+            intensity=self._intensity,
+            backoff=self._backoff,
+            draw=random.random,
+        )
+        await self._handle(StartAll())
+
+    async def on_child_down(self, down: Down) -> None:
+        """Restart whom the strategy says, or give up."""
+        life = self._lives.get(down.ref.name)
+        if life is None:
+            await super().on_child_down(down)  # a subclass spawned it
+            return
+        failure: BaseException | None = down.error
+        if down.reason is DownReason.KILLED:
+            failure = ActorDown(f"actor {life.name!r} was killed", rank=self.rank)
+        if failure is not None:
+            life.failure = failure
+            _LOG.warning("%r: child %r failed", self.ref, life.name, exc_info=failure)
+        if life.ref is not down.ref or down.reason is DownReason.CLOSED or self._require_context().is_ending:
+            return  # an earlier life, which was to be stopped anyway; or all is ending
+        await self._handle(Ended(life.name, failure))
+
+    async def _end_children(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        commands = self._machine.handle(StopAll(), now=self._now())
+        match self._doing:  # what this actor was doing when it was interrupted has no answer yet
+            case Start(child):
+                failure = ActorDown("its supervisor was ended meanwhile", rank=self.rank)
+                commands = self._machine.handle(StartFailed(child, failure), now=self._now())
+            case Stop():
+                commands = [self._doing]
+        await self._obey(commands)
+
+    # -- the machine -----------------------------------------------------------------------------------------------
+
+    async def _request(self, event: StopChild | RestartChild) -> None:
+        """Have ``event`` handled in this actor's own task, where no caller can cancel it half-way; wait for that."""
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._require_context().run_soon(partial(self._serve, event, done))
+        await done
+
+    async def _serve(self, event: StopChild | RestartChild, done: asyncio.Future[None]) -> None:
+        if done.done():
+            return  # whoever asked has gone
+        try:
+            commands = self._machine.handle(event, now=self._now())
+        except UsageError as error:
+            done.set_exception(error)
+            return
+        life = self._lives[event.child]
+        before = life.failure
+        await self._obey(commands)
+        if done.done():
+            return
+        if isinstance(event, RestartChild) and life.failure is not None and life.failure is not before:
+            done.set_exception(life.failure)
+        else:
+            done.set_result(None)
+
+    async def _tick(self) -> None:
+        await self._handle(Tick())
+
+    async def _handle(self, event: Event) -> None:
+        await self._obey(self._machine.handle(event, now=self._now()))
+
+    async def _obey(self, commands: list[Command]) -> None:
+        """Do what the machine wants, and tell it how that went, until it wants nothing more."""
+        while commands:
+            (command,) = commands
+            commands = []
+            match command:
+                case Start() | Stop():
+                    self._doing = command
+                    answer = await (self._start(command) if isinstance(command, Start) else self._stop(command))
+                    self._doing = None
+                    commands = self._machine.handle(answer, now=self._now())
+                case Wait(until):
+                    self._wake_at(until)
+                case FailStart(_, failure):
+                    raise failure
+                case GiveUp():
+                    raise self._defeat(command) from command.failure
+                case Finish():
+                    pass
+
+    async def _start(self, command: Start) -> Started | StartFailed:
+        life = self._lives[command.child]
+        child = life.child
+        life.starts += 1
+        try:
+            life.ref = await self._require_context().spawn_child(
+                child.actor_class, child.args, dict(child.kwargs), name=life.name
+            )
+        except (asyncio.CancelledError, *ENDS_PROGRAM):
+            raise
+        except BaseException as error:  # noqa: BLE001  # user code; the machine decides what follows
+            life.failure = error
+            if life.starts > 1:  # at first, spawning the supervisor raises it
+                _LOG.warning("%r: child %r did not start again", self.ref, life.name, exc_info=error)
+            return StartFailed(life.name, error)
+        return Started(life.name)
+
+    async def _stop(self, command: Stop) -> Stopped:
+        life = self._lives[command.child]
+        assert life.ref is not None, "only what was started is stopped"
+        error = await self._require_context().end_child(life.ref, within=life.shutdown)
+        if error is not None:
+            _LOG.error("%r: on_stop of child %r raised", self.ref, life.name, exc_info=error)
+        return Stopped(life.name)
+
+    def _defeat(self, command: GiveUp) -> RestartsExceeded:
+        how = "stopped" if command.failure is None else f"failed with {describe(command.failure)}"
+        return RestartsExceeded(
+            f"supervisor {self.name!r} gives up: its intensity allows {command.restarts} restarts in "
+            f"{self._intensity.period:g} s, and child {command.child!r} {how} after that"
+        )
+
+    def _wake_at(self, until: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = asyncio.get_running_loop().call_at(until, self._require_context().run_soon, self._tick)
+
+    def _now(self) -> float:
+        return asyncio.get_running_loop().time()
+
+
+def _check(argument: str, given: object, kind: type[T]) -> T:
+    if not isinstance(given, kind):
+        raise UsageError(f"{argument}: expected {kind.__name__}(...), got {given!r}")
+    return given

@@ -1,0 +1,1 @@
+"""What every layer uses: settings, diagnostics of event loops and processes, weak sets of callbacks."""

@@ -1,0 +1,171 @@
+"""The configuration of 3D-parallel training: data, tensor, pipeline.  Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from types import MappingProxyType
+
+from asyncpar.core.config.checks import check_choice, check_count, check_positive
+from asyncpar.core.config.rank_order import RankOrder
+from asyncpar.core.config.schedule_type import PipelineScheduleType
+from asyncpar.core.config.slicing import split_layers
+from asyncpar.core.config.strategies import (
+    CommunicationStrategy,
+    MemoryOptimizationStrategy,
+    MemoryRequirements,
+    rough_requirements,
+)
+from asyncpar.errors import UsageError
+
+DEFAULT_ORDER = "pp-tp-dp"
+"""Pipeline neighbours are adjacent ranks, data-parallel replicas are farthest apart."""
+
+_CHOICES: Mapping[str, type[StrEnum]] = MappingProxyType(
+    {
+        "memory_strategy": MemoryOptimizationStrategy,
+        "comm_strategy": CommunicationStrategy,
+        "pipeline_schedule": PipelineScheduleType,
+    }
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ThreeDParallelismConfig:
+    """How a model and its batch are spread over ranks.
+
+    ``dp_size``, ``tp_size`` and ``pp_size`` are the numbers of replicas, of slices of each layer, and of stages.
+    ``order`` names the axes, fastest first (``"tp-dp-pp"`` makes tensor-parallel peers adjacent).  ``layers_per_stage``
+    gives the number of layers of each stage where they are not all the same; ``num_model_chunks`` is the number of
+    pieces that each stage holds in an interleaved schedule.  ``micro_batch_size`` is the number of sequences in each
+    micro-batch, which training then insists upon; with 1, the default, it takes what it is given.
+    ``max_memory_per_device`` is in GB.  An operation in the groups of a ``ThreeDParallelismCoordinator`` in which a
+    rank does nothing for ``communication_timeout_ms`` ends with ``PeerTimeout``.  If that is left at its default,
+    and the ``timeout`` of the world that the coordinator is made in is not, the world's is used.
+    """
+
+    dp_size: int = 1
+    tp_size: int = 1
+    pp_size: int = 1
+    num_layers: int = 24
+    micro_batch_size: int = 1
+    memory_strategy: MemoryOptimizationStrategy = MemoryOptimizationStrategy.STANDARD
+    comm_strategy: CommunicationStrategy = CommunicationStrategy.ALL_REDUCE
+    enable_gradient_checkpointing: bool = False
+    enable_mixed_precision: bool = False
+    pipeline_schedule: PipelineScheduleType = PipelineScheduleType.INTERLEAVED_ONE_F1B
+    max_memory_per_device: float = 8.0
+    communication_timeout_ms: int = 30_000
+    num_model_chunks: int = 1
+    order: str = DEFAULT_ORDER
+    layers_per_stage: tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("dp_size", "tp_size", "pp_size", "num_layers", "micro_batch_size", "num_model_chunks"):
+            check_count(name, getattr(self, name))
+        check_count("communication_timeout_ms", self.communication_timeout_ms)
+        check_positive("max_memory_per_device", self.max_memory_per_device, "GB")
+        for name, kind in _CHOICES.items():
+            object.__setattr__(self, name, check_choice(name, kind, getattr(self, name)))
+        if self.pp_size > self.num_layers:
+            raise UsageError(f"pp_size: expected at most num_layers = {self.num_layers}, got {self.pp_size}")
+        if self.layers_per_stage is not None:
+            object.__setattr__(self, "layers_per_stage", tuple(self.layers_per_stage))
+            for layers in self.layers_per_stage:
+                check_count("layers_per_stage", layers, least=0)
+        self.rank_order()
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks that the configuration is for."""
+        return self.dp_size * self.tp_size * self.pp_size
+
+    def rank_order(self) -> RankOrder:
+        """Return the layout of ranks along the axes."""
+        return RankOrder.parse(self.order, {"dp": self.dp_size, "tp": self.tp_size, "pp": self.pp_size})
+
+    @property
+    def chunks_per_stage(self) -> int:
+        """Pieces of the model that each rank holds: ``num_model_chunks``, or 2 where the schedule is V-shaped."""
+        return self.pipeline_schedule.chunks(self.num_model_chunks)
+
+    @property
+    def end_stages(self) -> tuple[int, ...]:
+        """The pipeline ranks that hold the first layer or the last one: one or two."""
+        ranks = self.pipeline_schedule.stage_ranks(self.pp_size, self.num_model_chunks)
+        return tuple(dict.fromkeys((ranks[0], ranks[-1])))
+
+    def validate(
+        self,
+        world_size: int,
+        *,
+        hidden: int | None = None,
+        heads: int | None = None,
+        vocabulary: int | None = None,
+        batch: int | None = None,
+    ) -> None:
+        """Raise ``UsageError`` unless the configuration fits ``world_size`` ranks and, where given, model and batch.
+
+        ``vocabulary`` is for those who need equal slices of it; our own layers take any.  ``batch`` counts the
+        sequences that all replicas together see in one step.
+        """
+        if self.world_size != world_size:
+            product = f"{self.dp_size}*{self.tp_size}*{self.pp_size}"
+            raise UsageError(
+                "3D parallelism configuration mismatch: "
+                f"expected {self.world_size} devices ({product}), got {world_size}"
+            )
+        self.virtual_stage_layers()
+        if hidden is not None and heads is not None and hidden % heads:
+            raise UsageError(f"heads: expected a divisor of hidden = {hidden}, got {heads}")
+        for name, size in (("hidden", hidden), ("heads", heads), ("vocabulary", vocabulary)):
+            if size is not None and size % self.tp_size:
+                raise UsageError(f"tp_size: expected a divisor of {name} = {size}, got {self.tp_size}")
+        if batch is not None:
+            self.micro_batches(batch)
+
+    def micro_batches(self, batch: int) -> int:
+        """Return how many micro-batches each replica runs of a step over ``batch`` sequences in all.
+
+        Raises ``UsageError`` unless they come out even.
+        """
+        check_count("batch", batch)
+        count, rest = divmod(batch, self.dp_size * self.micro_batch_size)
+        if rest:
+            raise UsageError(
+                f"batch: expected a multiple of dp_size * micro_batch_size = {self.dp_size} * {self.micro_batch_size}, "
+                f"got {batch}"
+            )
+        return count
+
+    def stage_layers(self) -> tuple[int, ...]:
+        """Return the number of layers of each stage, that is of each pipeline rank.
+
+        Raises ``UsageError`` when the layers do not divide evenly and ``layers_per_stage`` does not say how to.
+        """
+        layers = [0] * self.pp_size
+        ranks = self.pipeline_schedule.stage_ranks(self.pp_size, self.num_model_chunks)
+        for rank, count in zip(ranks, self.virtual_stage_layers(), strict=True):
+            layers[rank] += count
+        return tuple(layers)
+
+    def virtual_stage_layers(self) -> tuple[int, ...]:
+        """Return the number of layers of each virtual stage, in the order of the model; as many as ``stage_layers``
+        where each rank holds one piece of it.
+        """
+        ranks = self.pipeline_schedule.stage_ranks(self.pp_size, self.num_model_chunks)
+        return split_layers(self.num_layers, ranks, self.layers_per_stage)
+
+    def memory_requirements(self, *, rough: bool = True) -> MemoryRequirements:
+        """Return what the fullest stage needs by a rule of thumb; see ``rough_requirements``.
+
+        ``rough=False`` is an error here: what a model really needs takes its shape, and
+        ``asyncpar.estimate.memory_requirements``.
+        """
+        if not rough:
+            raise UsageError(
+                "rough: expected True, as a configuration does not know its model; "
+                "asyncpar.estimate.memory_requirements(config, model, ...) estimates from shapes"
+            )
+        return rough_requirements(max(self.stage_layers()), self.tp_size, self.memory_strategy)

@@ -1,0 +1,138 @@
+"""The line between a launched rank and its agent: signs of life one way, losses of other ranks the other way.
+
+Theory of operation.  The agent of a host sees what ranks cannot see of each other: that a process has ended, is
+stopped, or runs no Python code.  It writes losses into a pipe (``ASYNCPAR_NOTICE_FD``), one JSON object per line,
+before it asks ranks to end, so that a rank knows the reason first.  The rank tells through its ``Reporter`` in which
+phase it is, and a thread of its own gives a beat every second: the beat stops when something holds the interpreter
+lock, and goes on while the event loop is busy, or a library that has released the lock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import threading
+from collections.abc import Callable, Coroutine
+from typing import Any, Final, NamedTuple, TypeVar
+
+from asyncpar.core.observe.reporting import Phase, Reporter
+from asyncpar.errors import PeerLost
+
+BEAT_SECONDS: Final = 1.0
+_READ_BYTES: Final = 1 << 16
+T = TypeVar("T")
+
+
+class Loss(NamedTuple):
+    """The agent says that ``rank`` is lost; ``how`` it ended, ``host`` where it ran."""
+
+    rank: int
+    host: str
+    how: str
+
+
+class AgentLine:
+    """This rank's end.  ``open`` and ``close`` it on the event loop that uses it; without an agent it does nothing."""
+
+    def __init__(self, reporter: Reporter, descriptor: int | None) -> None:
+        """``descriptor`` is the pipe that losses come through; it stays the caller's."""
+        self._reporter = reporter
+        self._descriptor = descriptor
+        self._losses: list[Loss] = []
+        self._waiter: asyncio.Future[None] | None = None
+        self._take: Callable[[int, str], object] | None = None
+        self._partial = b""
+        self._is_over = threading.Event()
+
+    def open(self) -> None:
+        """Begin to listen, and to give signs of life."""
+        self._reporter.phase(Phase.FORMING)
+        if self._reporter.is_connected:
+            threading.Thread(target=self._beat, name="asyncpar beat", daemon=True).start()
+        if self._descriptor is not None:
+            os.set_blocking(self._descriptor, False)
+            os.set_inheritable(self._descriptor, False)
+            asyncio.get_running_loop().add_reader(self._descriptor, self._read)
+
+    @property
+    def is_closed(self) -> bool:
+        """Has ``close`` been called?"""
+        return self._is_over.is_set()
+
+    def close(self) -> None:
+        """Listen no more."""
+        self._is_over.set()
+        self._reporter.phase(Phase.LEFT)
+        self._stop_reading()
+
+    async def unless_lost(self, work: Coroutine[Any, Any, T], operation: str) -> T:
+        """Return what ``work`` returns.  Raises ``PeerLost`` as soon as the agent says that a rank is lost."""
+        running = asyncio.ensure_future(work)
+        self._waiter = waiter = asyncio.get_running_loop().create_future()
+        try:
+            if not self._losses:
+                both: set[asyncio.Future[Any]] = {running, waiter}
+                await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            self._waiter = None
+            waiter.cancel()
+            if not running.done():
+                running.cancel()
+                await asyncio.wait({running})
+        if self._losses and (running.cancelled() or running.exception() is not None):
+            rank, host, how = self._losses[0]
+            cause = None if running.cancelled() else running.exception()
+            raise PeerLost(
+                f"{operation}: rank {rank} on {host} is lost: {how}",
+                rank=rank,
+                host=host,
+                operation=operation,
+                cause=how,
+            ) from cause
+        return running.result()
+
+    def deliver(self, take: Callable[[int, str], object]) -> None:
+        """This rank is part of its world: give ``take`` each loss (rank, how) from now on, and those until now."""
+        self._take = take
+        self._reporter.phase(Phase.MEMBER)
+        losses, self._losses = self._losses, []
+        for loss in losses:
+            take(loss.rank, loss.how)
+
+    def _read(self) -> None:
+        assert self._descriptor is not None
+        try:
+            chunk = os.read(self._descriptor, _READ_BYTES)
+        except BlockingIOError:
+            return
+        except OSError:
+            chunk = b""
+        if not chunk:  # the agent is gone
+            self._stop_reading()
+            return
+        *lines, self._partial = (self._partial + chunk).split(b"\n")
+        for line in lines:
+            self._hear(Loss(**json.loads(line)))
+
+    def _hear(self, loss: Loss) -> None:
+        if self._take is not None:
+            self._take(loss.rank, loss.how)
+            return
+        self._losses.append(loss)
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def _stop_reading(self) -> None:
+        if self._descriptor is not None:
+            asyncio.get_running_loop().remove_reader(self._descriptor)
+            self._descriptor = None
+
+    def _beat(self) -> None:
+        while not self._is_over.wait(BEAT_SECONDS):
+            self._reporter.beat()
+
+
+def encode_loss(loss: Loss) -> bytes:
+    """Return ``loss`` as the agent writes it."""
+    return json.dumps(loss._asdict()).encode() + b"\n"

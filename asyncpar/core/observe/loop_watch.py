@@ -1,0 +1,254 @@
+"""Notice code that blocks an event loop, and show where it is while it does.
+
+Theory of operation.  A daemon thread looks at the loop's thread twenty times a second.  A loop that sleeps in its
+selector, or runs code of its own only, is left in peace: a look costs microseconds and wakes nobody.  If other code
+runs, the thread asks the loop for an answer, which comes after all that is ready to run now.  Until then the thread
+sees, by task and outermost frame, whether it is still the same step that runs: a loop with very much to do is late, but
+not blocked.  If one step lasts as long as is allowed, it is reported with the stack of the loop's thread.  So a stall
+is reported at most a look later than it is long enough, and none is reported that was shorter.
+
+What blocks the loop in compiled code that a callback *is* (``loop.call_soon(time.sleep, 1)`` on uvloop) cannot be told
+from sleeping.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import selectors
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any, Final
+
+from asyncpar.core.observe.reporting import text_of
+from asyncpar.errors import UsageError
+
+BLOCKED_AFTER: Final = 0.1
+"""How many seconds code may keep the loop from going on before that is reported."""
+
+LOOK_SECONDS: Final = 0.05
+_STEP_SECONDS: Final = 0.01
+_LONGEST: Final = 3600.0
+_PACKAGE: Final = str(Path(__file__).parents[2]) + os.sep
+_LOG: Final = logging.getLogger("asyncpar.runtime")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Blocked:
+    """The event loop was blocked: reported once while it is (``is_over`` False), and once when it goes on.
+
+    ``seconds`` is how long it was so far, or in all, at least; ``what`` says whose code it is, as far as that is known,
+    and ``stack`` is the formatted stack of the loop's thread, seen when ``blocked_after`` had passed.
+    """
+
+    rank: int
+    seconds: float
+    what: str
+    stack: str
+    is_over: bool
+
+    def __str__(self) -> str:
+        length = f"for {self.seconds:.2f} s"
+        if self.is_over:
+            return f"rank {self.rank}: the event loop goes on; {self.what} had blocked it {length}"
+        return f"rank {self.rank}: {self.what} has blocked the event loop {length}; it is at\n{self.stack}"
+
+
+OnBlocked = Callable[[Blocked], None]
+"""Told of stalls in the watching thread, since the loop cannot.  It must be quick."""
+
+Describe = Callable[[FrameType], str | None]
+"""Says, in the watching thread, whose code runs at this frame; None if it is nobody's that is known."""
+
+
+def check_blocked_after(seconds: object) -> float | None:
+    """Return ``seconds``; None for None and 0: no watch.  Raises ``UsageError`` for what is no such number."""
+    if seconds is None or seconds == 0:
+        return None
+    if not isinstance(seconds, int | float) or not 0.0 < seconds <= _LONGEST:
+        raise UsageError(f"blocked_after: expected up to {_LONGEST:.0f} seconds, or 0 for no watch, got {seconds!r}")
+    return float(seconds)
+
+
+class LoopWatch:
+    """Watches the running loop from ``start`` to ``stop``, both called on it.  ``blocked_after`` None: it never starts.
+
+    Stalls are logged as warnings of the logger ``asyncpar.actors.runtime`` and told to whoever subscribed.
+    """
+
+    def __init__(self, *, rank: int, blocked_after: float | None = BLOCKED_AFTER, describe: Describe) -> None:
+        self._rank = rank
+        self._blocked_after = 0.0 if blocked_after is None else blocked_after
+        self._describe = describe
+        self._subscribers: list[OnBlocked] = []
+        self._thread: threading.Thread | None = None
+        self._news = threading.Event()
+        self._is_stopping = False
+        self._is_answered = False
+
+    @property
+    def is_running(self) -> bool:
+        return self._thread is not None
+
+    def subscribe(self, callback: OnBlocked) -> Callable[[], None]:
+        """Tell ``callback`` of every stall from now on; the function returned ends that."""
+        self._subscribers.append(callback)
+
+        def unsubscribe() -> None:
+            if callback in self._subscribers:
+                self._subscribers.remove(callback)
+
+        return unsubscribe
+
+    def start(self) -> None:
+        """Begin to watch, if it has not begun."""
+        if self._thread is None and self._blocked_after:
+            loop = asyncio.get_running_loop()
+            sleeper = Sleeper(threading.get_ident(), loop)
+            loop.call_soon(sleeper.learn)
+            self._thread = threading.Thread(
+                target=self._watch, args=(loop, sleeper), name="asyncpar loop watch", daemon=True
+            )
+            self._thread.start()
+
+    def stop(self) -> None:
+        """End the watching.  Idempotent."""
+        if self._thread is not None:
+            self._is_stopping = True
+            self._news.set()
+            self._thread.join()
+            self._thread = None
+
+    # -- in the watching thread --------------------------------------------------------------------------------------
+
+    def _watch(self, loop: asyncio.AbstractEventLoop, sleeper: Sleeper) -> None:
+        while not self._news.wait(LOOK_SECONDS):
+            if sleeper.is_awake() and not self._ask(loop, sleeper):
+                return
+
+    def _ask(self, loop: asyncio.AbstractEventLoop, sleeper: Sleeper) -> bool:
+        """See whether the loop goes on, and wait until it does; False if there is nothing more to watch."""
+        self._is_answered = False
+        try:
+            loop.call_soon_threadsafe(self._answer, sleeper)
+        except RuntimeError:  # the loop is closed
+            return False
+        seen, since = sleeper.activity(), sleeper.time()
+        while not self._news.wait(_STEP_SECONDS):
+            activity, now = sleeper.activity(), sleeper.time()
+            if activity is None or activity != seen:
+                seen, since = activity, now
+            elif now - since >= self._blocked_after:
+                del seen, activity  # holds a frame, and its locals
+                self._report(since, sleeper)
+                break
+        if not self._is_answered:
+            return False
+        self._news.clear()
+        return not self._is_stopping
+
+    def _answer(self, sleeper: Sleeper) -> None:
+        """The loop's side: it goes on, perhaps started anew by someone else (to clean up, say)."""
+        sleeper.learn()
+        self._is_answered = True
+        self._news.set()
+
+    def _report(self, since: float, sleeper: Sleeper) -> None:
+        """Tell of a stall, and of its end when it has come."""
+        try:
+            what, stack = sleeper.show(self._describe)
+        except (Exception, SystemExit) as error:  # noqa: BLE001  # whatever a stack in motion may show: tell of the stall
+            what, stack = "some code", f"  (its stack cannot be shown: {type(error).__name__}({text_of(error)!r}))"
+        seconds = sleeper.time() - since
+        if self._news.is_set():
+            return  # it went on while we looked: what we saw is not what blocked it
+        self._tell(Blocked(rank=self._rank, seconds=seconds, what=what, stack=stack, is_over=False))
+        self._news.wait()
+        seconds = sleeper.time() - since
+        self._tell(Blocked(rank=self._rank, seconds=seconds, what=what, stack=stack, is_over=True))
+
+    def _tell(self, blocked: Blocked) -> None:
+        _LOG.warning("%s", blocked)
+        for callback in list(self._subscribers):
+            try:
+                callback(blocked)
+            except (Exception, SystemExit):  # noqa: BLE001  # user code; the watch goes on
+                _LOG.exception("rank %d: a callback for a blocked event loop raised", self._rank)
+
+
+Activity = tuple["asyncio.Task[Any] | None", FrameType]
+
+
+class Sleeper:
+    """The thread of a loop, seen from outside: does it sleep, and where is it if it does not?"""
+
+    def __init__(self, thread: int, loop: asyncio.AbstractEventLoop) -> None:
+        self._thread = thread
+        self._loop = loop
+        self._own: frozenset[CodeType] = frozenset()
+        self._waits = f"/proc/self/task/{threading.get_native_id()}/schedstat"
+
+    def learn(self) -> None:
+        """Called by the loop itself: everything below this call is the loop, and what started it."""
+        own: set[CodeType] = set()
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None:
+            own.add(frame.f_code)
+            frame = frame.f_back
+        self._own = frozenset(own)
+
+    def time(self) -> float:
+        """Return the seconds since some moment, without those in which the thread only waited for a processor.
+
+        On a machine with far too much to do, code is slow that blocks nobody.  Where the system does not say how long
+        threads wait, all time counts.
+        """
+        try:
+            with open(self._waits, "rb") as file:
+                waited = int(file.read().split()[1])
+        except (OSError, IndexError, ValueError):
+            waited = 0
+        return time.monotonic() - waited * 1e-9
+
+    def is_awake(self) -> bool:
+        """Does other code than the loop's own run?"""
+        frame = sys._current_frames().get(self._thread)
+        return frame is not None and self._is_foreign(frame)
+
+    def activity(self) -> Activity | None:
+        """Return what tells the step that runs from others; None if the loop sleeps."""
+        frame = sys._current_frames().get(self._thread)
+        if frame is None or not self._is_foreign(frame):
+            return None
+        while frame.f_back is not None and frame.f_back.f_code not in self._own:
+            frame = frame.f_back
+        return asyncio.current_task(self._loop), frame
+
+    def _is_foreign(self, frame: FrameType) -> bool:
+        code = frame.f_code
+        return bool(self._own) and code not in self._own and code.co_filename != selectors.__file__
+
+    def show(self, describe: Describe) -> tuple[str, str]:
+        """Return whose code runs, and the formatted stack of the thread without the loop's part of it."""
+        frame = sys._current_frames().get(self._thread)
+        if frame is None:
+            return "a thread that has ended", ""
+        task = asyncio.current_task(self._loop)
+        what = describe(frame) or ("a callback" if task is None else f"task {task.get_name()!r}")
+        frames = [each for each, _ in traceback.walk_stack(frame) if each.f_code not in self._own]
+        while len(frames) > 1 and frames[-1].f_code.co_filename.startswith(_PACKAGE):
+            frames.pop()  # how asyncpar came to call the program's code
+        return what, format_frames(frames)
+
+
+def format_frames(frames: list[FrameType]) -> str:
+    """Return the formatted stack that ``frames`` are, innermost first.  Frames of other threads may have no line."""
+    lines = [(frame, frame.f_lineno or frame.f_code.co_firstlineno) for frame in reversed(frames)]
+    return "".join(traceback.StackSummary.extract(lines).format()).rstrip()

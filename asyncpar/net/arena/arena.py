@@ -1,0 +1,234 @@
+"""The arena as one rank sees it: segments to read and write, bells to ring, and what becomes of the others.
+
+Theory of operation.  How a peer ends is told once, as one of two things.  It *left* when its segment says so: it closed
+its arena, and what it had written before is final.  It is *lost* when it has not said so and the kernel reports that
+its process ended (a pidfd becomes readable, whether or not the process was waited for and even if its number is in use
+again) or that nobody can read its doorbell any more.  Messages that it sent before are delivered first.  Its memory
+stays mapped here in either case, so that whoever reads it at that moment meets no fault.  Ranks of this process are not
+watched: they end with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, SupportsIndex
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from asyncpar.errors import ArenaFull, UsageError
+from asyncpar.net.arena.buffers import Buffers
+from asyncpar.net.arena.doorbell import FULL_BATCH, LEAVING, Bell, Doorbell, Message
+from asyncpar.net.arena.segment import Segment
+from asyncpar.net.transport.shared import SharedMemory
+
+OnRing = Callable[[list[Message]], None]
+"""Gets the messages (rank, group, word) that were read at once."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Peer:
+    """What a rank has of another rank of its host.
+
+    ``segment`` is its memory, ``doorbell`` the write end of its pipe, ``process`` a pidfd of its process, None when
+    that is this one.  The arena owns them.
+    """
+
+    segment: Segment
+    doorbell: int
+    process: int | None
+
+
+class Arena:
+    """The arena of the ranks of one host, as ``rank`` sees it.  Made by ``form_arena``; use it on its event loop.
+
+    ``members`` are the world ranks of this host in ascending order, ``segments`` their memory by rank.  ``may_spin``
+    says whether looking again and again is harmless here, ``polls`` whether looking at memory is enough to learn of
+    progress; otherwise only messages count.
+    """
+
+    def __init__(
+        self,
+        *,
+        rank: int,
+        segment: Segment,
+        doorbell: Doorbell,
+        peers: Mapping[int, Peer],
+        may_spin: bool,
+        polls: bool,
+        on_lost: Callable[[int, str], None],
+        on_left: Callable[[int], None],
+    ) -> None:
+        self.rank = rank
+        self.members = tuple(sorted((rank, *peers)))
+        self.segments = {member: segment if member == rank else peers[member].segment for member in self.members}
+        self.may_spin = may_spin
+        self.polls = polls
+        self._loop = asyncio.get_running_loop()
+        self._doorbell = doorbell
+        self._buffers = Buffers(segment)
+        self.locate: Callable[[NDArray[Any]], int | None] = self._buffers.locate
+        """The heap offset of an array if it is C-contiguous, not empty and in this rank's heap; else None."""
+        self._on_lost = on_lost
+        self._on_left = on_left
+        self._on_ring: OnRing | None = None
+        self._is_closed = False
+        self._present = set(peers)
+        self._processes = {member: peer.process for member, peer in peers.items() if peer.process is not None}
+        self._bells = {member: self._bell(member, peer.doorbell) for member, peer in peers.items()}
+
+    @property
+    def has_own_process(self) -> bool:
+        """Is no other rank of the host in this process?"""
+        return len(self._processes) == len(self.members) - 1
+
+    # -- waking ------------------------------------------------------------------------------------------------------
+
+    @property
+    def on_ring(self) -> OnRing | None:
+        """Who gets the messages; set it once.  Until then they wait in the pipe, none is lost."""
+        return self._on_ring
+
+    @on_ring.setter
+    def on_ring(self, on_ring: OnRing) -> None:
+        assert self._on_ring is None, "on_ring is set once"
+        self._on_ring = on_ring
+        if not self._is_closed:
+            watch = getattr(self._loop, "add_bell", self._loop.add_reader)
+            watch(self._doorbell.read_end, self._read_messages)
+
+    def ring(self, rank: int, group: int, word: int) -> None:
+        """Send the message (this rank, ``group``, ``word``) to ``rank``.  Never blocks; nothing if it is gone.
+
+        Whoever reads it sees all that this rank stored before.  Messages to one rank arrive in order and once, except
+        that with ``polls`` a message may be dropped when so many wait there that it will wake and look anyway.
+        """
+        bell = self._bells.get(rank)
+        if bell is not None:
+            bell.ring(self.rank, group, word)
+
+    # -- buffers -----------------------------------------------------------------------------------------------------
+
+    def empty(self, shape: SupportsIndex | Sequence[SupportsIndex], dtype: DTypeLike) -> NDArray[Any]:
+        """Return a new C-contiguous array in this rank's heap, which peers can read.  Its content is undefined.
+
+        It begins at a page.  Its memory is taken now, which takes about half a millisecond per MiB, and given back when
+        the array and all its views are gone.  Raises ``ArenaFull`` when there is none, ``UsageError`` for a dtype that
+        holds objects and after ``close``.
+        """
+        return self._buffers.empty(shape, dtype)
+
+    def forbid_buffers(self, problem: str) -> None:
+        """Make ``empty`` fail, because of ``problem``: a peer would not be able to map them (formation does this)."""
+        self._buffers.close(f"arena: no buffers, {problem}")
+
+    # -- beginning and end -------------------------------------------------------------------------------------------
+
+    def watch(self) -> None:
+        """Tell, from now on, of peers that end (``form_arena`` does this)."""
+        for member, process in self._processes.items():
+            self._loop.add_reader(process, self._see_end, member, "its process ended")
+
+    def close(self) -> None:
+        """Leave in good order: say so, wake everyone to see it, and let go.  Idempotent.
+
+        Memory that somebody holds a view of stays mapped for as long as that view lives.
+        """
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self.segments[self.rank].leave()
+        for member, bell in list(self._bells.items()):
+            bell.ring_last(self.rank)
+            self._forget(member)
+        self._present.clear()
+        if self._on_ring is not None:
+            self._loop.remove_reader(self._doorbell.read_end)
+        self._doorbell.close()
+        self._buffers.close()
+        for segment in self.segments.values():
+            segment.close()
+        self.segments.clear()
+
+    # -- inside ------------------------------------------------------------------------------------------------------
+
+    def _bell(self, member: int, descriptor: int) -> Bell:
+        def tell() -> None:  # not inside ``ring``, whose caller is in the middle of something
+            self._loop.call_soon(self._see_end, member, "nobody reads its doorbell any more")
+
+        return Bell(descriptor, keeps=not self.polls, on_broken=tell)
+
+    def _read_messages(self) -> None:
+        if self._is_closed:
+            return
+        messages = self._doorbell.read()
+        departures = [message[0] for message in messages if message[1] == LEAVING]
+        if len(messages) >= FULL_BATCH:  # a departure may have found the pipe full
+            departures = sorted(self._present)
+        progress = [message for message in messages if message[1] != LEAVING] if departures else messages
+        if progress and self._on_ring is not None:
+            self._on_ring(progress)
+        for member in departures:
+            if member in self._present and self.segments[member].has_left:
+                self._tell_end(member, "")
+
+    def _see_end(self, member: int, cause: str) -> None:
+        """A peer is gone; what it wrote before comes first."""
+        if self._on_ring is not None and member in self._present:
+            self._read_messages()
+        self._tell_end(member, cause)
+
+    def _tell_end(self, member: int, cause: str) -> None:
+        """Tell the end of a peer once, one way or the other."""
+        if member not in self._present:
+            return
+        self._present.discard(member)
+        has_left = self.segments[member].has_left
+        self._forget(member)
+        if has_left:
+            self._on_left(member)
+        else:
+            self._on_lost(member, cause)
+
+    def _forget(self, member: int) -> None:
+        """Neither watch nor ring a peer any more; its memory stays."""
+        self._bells.pop(member).close()
+        process = self._processes.pop(member, None)
+        if process is not None:
+            self._loop.remove_reader(process)
+            os.close(process)
+
+
+class ArenaMemory(SharedMemory):
+    """The heaps of ``arena`` as memory for large messages between the ranks of a host."""
+
+    def __init__(self, arena: Arena) -> None:
+        self._arena = arena
+
+    def allocate(self, size: int) -> tuple[int, memoryview] | None:
+        try:
+            array = self._arena.empty(size, np.uint8)
+        except (ArenaFull, UsageError):  # there is none, or a peer could not map it
+            return None
+        offset = self._arena.locate(array)
+        return None if offset is None else (offset, array.data)
+
+    def can_read(self, rank: int) -> bool:
+        segment = self._arena.segments.get(rank)
+        if segment is None:
+            return False
+        try:
+            segment.heap()
+        except UsageError:  # no room for it in this address space
+            return False
+        return True
+
+    def is_gone(self, rank: int) -> bool:
+        segment = self._arena.segments.get(rank)
+        return segment is None or segment.has_left
+
+    def read(self, rank: int, offset: int, size: int) -> memoryview:
+        return self._arena.segments[rank].heap_array(offset, size, np.uint8).data

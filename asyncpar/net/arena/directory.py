@@ -1,0 +1,179 @@
+"""What each rank sets aside for each group in its segment: found without asking anyone.
+
+A rank that runs its first operation of a group on the arena writes an *offer* into the directory of its segment: where
+the group's block and slots lie, and how long a slot is; 0 when it has no memory left.  The group works with the
+smallest slot that anybody offers; if that is none, it does without the arena.  All members see the same offers, so they
+come to the same conclusion.
+
+A rank that has ended a group *withdraws* its offer: it does not look at memory of that group any more, its own or that
+of others.  When all others have done so, too, nobody looks at what it had offered, and it offers that to another group.
+Others have done so when their offers say so, or are not there any more where they were once; who left looks at nothing.
+An offer is written over in steps: first its number goes, and the new one comes last; so under a number there is what
+belongs to it (see ``channel`` about the order of stores).  Where memory is not polled, nothing is given back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from asyncpar.net.arena.arena import Arena
+from asyncpar.net.arena.channel import BLOCK_WORDS, Offer
+from asyncpar.net.arena.segment import HEADER_BYTES
+
+_ENTRIES: Final = 340
+_ENTRY_WORDS: Final = 3
+_COUNT, _IS_FULL, _FIRST = 0, 1, 8
+_DIRECTORY_BYTES: Final = (_FIRST + _ENTRIES * _ENTRY_WORDS) * 8 // 64 * 64 + 64
+_SMALLEST_SLOT: Final = 32 << 10
+LARGEST_SLOT: Final = 2 << 20
+_STEP: Final = 4096
+
+NOTHING: Final = Offer(0, 0)
+
+_WITHDRAWN: Final = 1 << 63
+"""Set in the length of the slots of an offer that its owner has withdrawn."""
+
+_FORMER_BYTES: Final = 64 << 10
+"""As much from the beginning of an offer is cleared for its next group: blocks, and order logs of thousands of
+ranks.
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Withdrawn:
+    """What this rank has offered to the group ``number``; if that ``was_open``, all ``others`` have made offers."""
+
+    number: int
+    entry: int
+    offer: Offer
+    others: tuple[int, ...]
+    was_open: bool
+
+
+class Directory:
+    """The directories of all ranks of an arena."""
+
+    def __init__(self, arena: Arena) -> None:
+        self._arena = arena
+        self._words = {
+            rank: segment.words(HEADER_BYTES, _DIRECTORY_BYTES // 8) for rank, segment in arena.segments.items()
+        }
+        self._offers: dict[int, Offer] = {}
+        self._entries: dict[int, int] = {}
+        self._withdrawn: list[_Withdrawn] = []
+        self._free_entries: list[int] = []
+        self._free: list[Offer] = []
+        self._told: set[tuple[int, int]] = set()
+        self._next = HEADER_BYTES + _DIRECTORY_BYTES
+        self._ends = {rank: len(segment.control) for rank, segment in arena.segments.items()}
+
+    def offer(self, number: int) -> Offer:
+        """Set memory aside for the group ``number`` (once), and let everyone see it; the caller rings."""
+        offer = self._offers.get(number)
+        if offer is not None:
+            return offer
+        offer = self._allot()
+        self._offers[number] = offer
+        own = self._words[self._arena.rank]
+        count = own[_COUNT]
+        if not self._has_entry():
+            own[_IS_FULL] = 1
+            return offer
+        is_new = not self._free_entries
+        entry = _FIRST + count * _ENTRY_WORDS if is_new else self._free_entries.pop()
+        own[entry] = 0
+        own[entry + 1] = offer.offset
+        own[entry + 2] = offer.slot_bytes
+        own[entry] = number
+        if is_new:
+            own[_COUNT] = count + 1
+        self._entries[number] = entry
+        return offer
+
+    def withdraw(self, number: int, ranks: Iterable[int], *, was_open: bool) -> None:
+        """The group ``number`` of ``ranks``, whose channel this rank has had if it ``was_open``, has ended here.
+
+        Its number must not come again.
+        """
+        offer, entry = self._offers.pop(number, NOTHING), self._entries.pop(number, None)
+        if entry is None or not self._arena.polls:
+            return
+        others = tuple(rank for rank in ranks if rank != self._arena.rank)
+        self._words[self._arena.rank][entry + 2] |= _WITHDRAWN
+        self._withdrawn.append(_Withdrawn(number=number, entry=entry, offer=offer, others=others, was_open=was_open))
+
+    def told(self, rank: int, number: int) -> None:
+        """``rank`` has rung for the group ``number``, so its offer is there."""
+        self._told.add((rank, number))
+
+    def find(self, rank: int, number: int) -> Offer | None:
+        """Return what ``rank`` offers the group ``number``, None while it has not said."""
+        if rank == self._arena.rank:
+            return self._offers.get(number)
+        if not self._arena.polls and (rank, number) not in self._told:
+            return None
+        words = self._words[rank]
+        is_full = words[_IS_FULL]
+        for index in range(min(words[_COUNT], _ENTRIES)):
+            entry = _FIRST + index * _ENTRY_WORDS
+            if words[entry] == number:
+                offset, slot_bytes = words[entry + 1], words[entry + 2]
+                return NOTHING if slot_bytes & _WITHDRAWN else self._checked(rank, Offer(offset, slot_bytes))
+        return NOTHING if is_full else None
+
+    def _allot(self) -> Offer:
+        """Take a quarter of what is left for each of two slots, or what was given back if that is no less."""
+        if not self._has_entry():
+            return NOTHING
+        self._reclaim()
+        left = self._ends[self._arena.rank] - self._next
+        block = BLOCK_WORDS * 8
+        slot = min(max((left - block) // 4, _SMALLEST_SLOT) // _STEP * _STEP, LARGEST_SLOT)
+        has_room = block + 2 * slot <= left
+        former = max(self._free, key=lambda offer: offer.slot_bytes, default=NOTHING)
+        if former.slot_bytes and (former.slot_bytes >= slot or not has_room):
+            self._free.remove(former)
+            self._clear(former)
+            return former
+        if not has_room:
+            return NOTHING
+        offer = Offer(self._next, slot)
+        self._next += block + 2 * slot
+        return offer
+
+    def _has_entry(self) -> bool:
+        """Is there a place for another offer?  When there was none once, others know that there is none any more."""
+        own = self._words[self._arena.rank]
+        return not own[_IS_FULL] and (bool(self._free_entries) or own[_COUNT] < _ENTRIES)
+
+    def _reclaim(self) -> None:
+        """Take back what nobody looks at any more."""
+        for former in list(self._withdrawn):
+            if all(self._has_ended(former, rank) for rank in former.others):
+                self._withdrawn.remove(former)
+                self._free_entries.append(former.entry)
+                if former.offer.slot_bytes:
+                    self._free.append(former.offer)
+
+    def _has_ended(self, former: _Withdrawn, rank: int) -> bool:
+        """Has ``rank`` ended that group, too?"""
+        words = self._words[rank]
+        for index in range(min(words[_COUNT], _ENTRIES)):
+            entry = _FIRST + index * _ENTRY_WORDS
+            if words[entry] == former.number:
+                return bool(words[entry + 2] & _WITHDRAWN)
+        return former.was_open
+
+    def _clear(self, offer: Offer) -> None:
+        length = min(_FORMER_BYTES, BLOCK_WORDS * 8 + 2 * offer.slot_bytes)
+        self._arena.segments[self._arena.rank].array(offer.offset, length, np.uint8).fill(0)
+
+    def _checked(self, rank: int, offer: Offer) -> Offer:
+        """Return ``offer``, or nothing if it points outside of the segment of ``rank``."""
+        end = offer.offset + BLOCK_WORDS * 8 + 2 * offer.slot_bytes
+        is_inside = offer.offset >= HEADER_BYTES + _DIRECTORY_BYTES and end <= self._ends[rank]
+        return offer if is_inside and offer.offset % 64 == 0 else NOTHING

@@ -1,0 +1,360 @@
+"""Run the turns of all channels of a rank: in order, without ever holding the loop for long, and awake when needed.
+
+Theory of operation.  A *task* is one operation: its program is a generator that copies, reduces and posts, and yields
+what it waits for.  Each channel runs its tasks one after another.  ``advance`` runs the head of a queue until it must
+wait, or for ``SLICE_SECONDS``; then the loop gets its turn.
+
+A wait polls for a moment; where ranks share cores it lets another one run between two looks (``sched_yield``).  The
+number of polls adapts: it doubles when it pays and halves when it does not.  After that the rank stores ``SLEEPING``,
+looks once more (see ``channel`` for why that loses no wake-up) and leaves; a doorbell message brings it back.  As a
+last resort, if that argument had a hole, a timer looks again every ``RECHECK_SECONDS``; ``rescues`` counts how often it
+found something that nobody rang for, and tests ask for 0.
+
+A task may start before it is awaited, namely when a later one of its channel is: so the order in which callers await
+does not matter.  A task that has failed leaves a tombstone, whose turn passes at once.  Where a group agrees on turns
+only as it goes along (see ``KeyedRunQueue``), the driver asks its run queue for more tasks whenever it has run out of
+them; it is busy, so it sleeps and is rung like all others, as long as it expects any.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import time
+from collections.abc import Callable, Container, Sequence
+from typing import Final, Protocol
+
+from asyncpar.net.arena.arena import Arena
+from asyncpar.net.arena.channel import Channel, Mismatch, Turn
+from asyncpar.net.arena.run_queue import RunQueue, Task
+from asyncpar.net.arena.segment import SLEEPING
+
+SLICE_SECONDS: Final = 1e-3
+"""How long a rank works on the arena before the loop gets its turn."""
+
+RECHECK_SECONDS: Final = 0.5
+_MOST_POLLS: Final = 600
+_MOST_YIELDS: Final = 30
+_FEWEST_YIELDS: Final = 8
+_YIELDING_SECONDS: Final = 100e-6
+_FEWEST_POLLS: Final = 32
+_PATIENT_EVERY: Final = 8
+"""After so many waits in vain, see whether polling for long pays again."""
+
+
+class Told(Protocol):
+    """Progress that others tell of under a ``number``, by their place in ``ranks``."""
+
+    @property
+    def number(self) -> int: ...
+    @property
+    def ranks(self) -> tuple[int, ...]: ...
+    @property
+    def progress(self) -> Sequence[memoryview | list[int]]: ...
+
+
+class Driver:
+    """All channels of a rank.  ``lost`` has the ranks that are gone."""
+
+    def __init__(self, arena: Arena, loop: asyncio.AbstractEventLoop, lost: Container[int]) -> None:
+        self.arena = arena
+        self.rescues = 0
+        """Wake-ups that only the timer brought: any is a bug."""
+        self._loop = loop
+        self._thread = threading.get_ident()
+        self._lost = lost
+        self._queues: dict[RunQueue, Channel] = {}
+        self._numbers: dict[RunQueue, list[int]] = {}
+        self._told: dict[int, Told] = {}
+        self._early: dict[tuple[int, int], int] = {}
+        self._busy: dict[RunQueue, Channel] = {}
+        self.shares_cores = not arena.may_spin
+        """Does polling take time away from those that are waited for?"""
+        most = _MOST_YIELDS if self.shares_cores else _MOST_POLLS
+        self._most_polls = most if arena.polls and arena.has_own_process else 0
+        self._fewest_polls = min(_FEWEST_YIELDS if self.shares_cores else _FEWEST_POLLS, self._most_polls)
+        self._polls = self._most_polls
+        self._vain_waits = 0
+        self._rings = 0
+        self._last_turn = 0.0
+        self._is_settling = False
+        self._is_continuing = False
+        self._sleeping = arena.segments[arena.rank].words(SLEEPING * 8, 1)
+        self._fence = threading.Lock()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def open(self, run_queue: RunQueue, channel: Channel, *more: Told) -> None:
+        """Give a group its channel, and let it learn ``more`` from the doorbell."""
+        run_queue.channel = channel
+        self._queues[run_queue] = channel
+        self._numbers[run_queue] = [told.number for told in (channel, *more)]
+        for told in (channel, *more):
+            self._told[told.number] = told
+            for rank in told.ranks if self._early else ():
+                self._take(rank, told.number, self._early.pop((rank, told.number), 0))
+
+    def forget(self, run_queue: RunQueue) -> None:
+        """A group has ended on this rank: touch its memory no more."""
+        channel = self._queues.pop(run_queue, None)
+        self._busy.pop(run_queue, None)
+        for number in self._numbers.pop(run_queue, ()):
+            self._told.pop(number, None)
+        if channel is not None:
+            run_queue.close()
+
+    def told(self, messages: Sequence[tuple[int, int, int]]) -> None:
+        """Take what came through the doorbell: (rank, group, progress)."""
+        self._rings += 1
+        if not self.arena.polls:
+            for message in messages:
+                self._take(*message)
+        self.advance_all()
+
+    def _take(self, rank: int, number: int, word: int) -> None:
+        """``rank`` has told of its progress, perhaps of a group that it has opened before this rank."""
+        told = self._told.get(number)
+        if told is None and word:
+            self._early[rank, number] = max(self._early.get((rank, number), 0), word)
+        elif told is not None and rank in told.ranks:
+            known = told.progress[told.ranks.index(rank)]
+            known[0] = max(known[0], word)
+
+    def run(self, run_queue: RunQueue, task: Task) -> None:
+        """``task``, which is in ``run_queue``, is awaited now: get as far as possible with it."""
+        channel = run_queue.channel
+        assert channel is not None
+        if not task.is_wanted:
+            run_queue.wanted(task)
+        self._sleeping[0] = 0
+        self._busy[run_queue] = channel
+        if self._advance(run_queue, channel, time.monotonic() + SLICE_SECONDS):
+            del self._busy[run_queue]
+        if self._busy and not self._is_continuing:
+            self._sleep()
+
+    def advance_all(self) -> None:
+        """Get as far as possible with everything, then sleep if something is left."""
+        self._sleeping[0] = 0
+        self._advance_busy()
+        if self._busy and not self._is_continuing:
+            self._sleep()
+
+    def notice_loss(self) -> None:
+        """A rank is gone, which matters also to groups that have nothing to do."""
+        self._busy.update(self._queues)
+        self.advance_all()
+
+    def bury(self, run_queue: RunQueue, task: Task) -> None:
+        """``task`` of ``run_queue`` has died: let its turn pass, soon."""
+        if run_queue.channel is not None:
+            run_queue.died(task)
+            self._busy[run_queue] = run_queue.channel
+            self._loop.call_soon(self.advance_all)
+
+    def close(self) -> None:
+        """Touch nothing any more."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._busy.clear()
+        self._queues.clear()
+        self._numbers.clear()
+        self._told.clear()
+        self._early.clear()
+
+    # -- waiting -----------------------------------------------------------------------------------------------------
+
+    def _sleep(self) -> None:
+        """Ask to be rung, after one more look at what was posted before this rank asked."""
+        sleeping = self._sleeping
+        end = time.monotonic() + SLICE_SECONDS
+        self._is_settling = True
+        try:
+            while True:
+                with self._fence:
+                    sleeping[0] = 1
+                if not self._advance_busy():
+                    break
+                if time.monotonic() > end:
+                    self._continue_soon()
+                if not self._busy or self._is_continuing:
+                    sleeping[0] = 0
+                    return
+        finally:
+            self._is_settling = False
+        if self._timer is None:
+            self._timer = self._loop.call_later(RECHECK_SECONDS, self._recheck)
+
+    def _recheck(self) -> None:
+        self._timer = None
+        if self._busy and not self._is_continuing:
+            if self._advance_busy():
+                self._loop.call_later(RECHECK_SECONDS, self._judge, self._rings)
+            if self._busy:
+                self._sleep()
+
+    def _judge(self, rings: int) -> None:
+        """The timer found something: was a ring on its way, which has come by now, or would nobody have rung?"""
+        self.rescues += self._rings == rings
+
+    def _continue_soon(self) -> None:
+        """Go on when the loop has had its turn."""
+        if self._busy and not self._is_continuing:
+            self._is_continuing = True
+            self._loop.call_soon(self._continue)
+
+    def _continue(self) -> None:
+        self._is_continuing = False
+        self._last_turn = time.perf_counter()
+        self.advance_all()
+
+    def is_turn_due(self, now: float) -> bool:
+        """Has the loop had no turn for a while, at ``now`` of ``time.perf_counter``?
+
+        It needs none while it waits and another thread does its work: see ``blocking.visited_loop``.
+        """
+        return now - self._last_turn > SLICE_SECONDS and threading.get_ident() == self._thread
+
+    def give_turn(self, now: float) -> None:
+        """The caller gives the loop its turn."""
+        self._last_turn = now
+
+    @property
+    def polls(self) -> int:
+        """How often it is worth to look for something before going to sleep."""
+        return self._polls
+
+    def polled(self, *, was_worth_it: bool) -> None:
+        """Learn from a wait: polling, up to ``polls`` times, was long enough or not."""
+        if was_worth_it:
+            self._polls = min(2 * self._polls, self._most_polls)
+            return
+        self._vain_waits += 1
+        if self._vain_waits % _PATIENT_EVERY == 0:
+            self._polls = self._most_polls
+        else:
+            self._polls = max(self._polls // 2, self._fewest_polls)
+
+    def _spin(self, turn: Turn, places: Sequence[int], round_: int) -> bool:
+        """Poll for a moment; True if the wait is over."""
+        if self._is_settling:
+            return False
+        is_over = self.poll(lambda: turn.has_reached(places, round_))
+        self.polled(was_worth_it=is_over)
+        return is_over
+
+    def poll(self, is_over: Callable[[], bool]) -> bool:
+        """Look again and again, for a moment; where ranks share cores, let another one run between two looks."""
+        if self.shares_cores:
+            end = time.monotonic() + _YIELDING_SECONDS
+            for _ in range(self._polls):
+                os.sched_yield()
+                if is_over():
+                    return True
+                if time.monotonic() > end:
+                    break
+            return False
+        return any(is_over() for _ in range(self._polls))
+
+    # -- working -----------------------------------------------------------------------------------------------------
+
+    def _advance_busy(self) -> bool:
+        """Work on every channel that has something to do; True if anything moved."""
+        end = time.monotonic() + SLICE_SECONDS
+        moved = False
+        for run_queue, channel in list(self._busy.items()):
+            head = run_queue.tasks[0] if run_queue.tasks else None
+            wait = None if head is None else head.wait
+            if self._advance(run_queue, channel, end):
+                del self._busy[run_queue]
+                moved = True
+            elif run_queue.tasks and (run_queue.tasks[0] is not head or run_queue.tasks[0].wait is not wait):
+                moved = True
+        return moved
+
+    def _advance(self, run_queue: RunQueue, channel: Channel, end: float) -> bool:
+        """Work on the head of ``run_queue`` until it must wait or ``end`` has come; True when nothing is to be done."""
+        tasks = run_queue.tasks
+        while tasks or (run_queue.is_expecting and self._refill(run_queue)):
+            task = tasks[0]
+            if task.is_dead:
+                if not self._pass(task, channel):
+                    return False
+                tasks.popleft()
+            elif not task.is_wanted:
+                return True
+            elif not task.has_entered and not self._enter(task, channel):
+                if not task.is_dead:
+                    return False
+            elif self._run_program(task, end):
+                turn = task.turn
+                assert turn is not None
+                tasks.popleft()
+                turn.end(is_completed=True)
+                task.completed()
+                if tasks and time.monotonic() > end:
+                    self._continue_soon()
+                    return False
+            elif not task.is_dead:
+                return False
+        return not run_queue.is_expecting
+
+    def _refill(self, run_queue: RunQueue) -> bool:
+        """Line up what has got its turn, or gets it in a moment; False if there is nothing."""
+        if run_queue.refill():
+            return True
+        if self._is_settling or not run_queue.is_worth_polling:
+            return False
+        is_over = False
+        while not is_over and self.poll(run_queue.has_news):
+            is_over = run_queue.refill()
+        self.polled(was_worth_it=is_over)
+        return is_over
+
+    def _pass(self, task: Task, channel: Channel) -> bool:
+        """Let the turn of a dead task pass; False if it is too early."""
+        if any(rank in self._lost for rank in channel.ranks):
+            return True  # nobody will take a turn in this group again
+        turn = task.turn or Turn(channel, task.sequence)
+        if not task.has_entered and not channel.is_clear(turn.parity):
+            return False
+        turn.end(is_completed=False)
+        return True
+
+    def _enter(self, task: Task, channel: Channel) -> bool:
+        parity = task.sequence & 1
+        if not channel.is_clear(parity):
+            task.blocked(channel.others)
+            return False
+        task.has_entered = True
+        task.turn = turn = Turn(channel, task.sequence)
+        task.program = task.begin(turn)
+        return True
+
+    def _run_program(self, task: Task, end: float) -> bool:
+        """Return whether the program is through; if not, the task waits, is dead, or the slice is over."""
+        program, turn = task.program, task.turn
+        assert program is not None
+        assert turn is not None
+        places, round_ = task.wait
+        try:
+            while True:
+                if not turn.has_reached(places, round_) and not self._spin(turn, places, round_):
+                    task.blocked(turn.missing(places, round_))
+                    return False
+                task.wait = places, round_ = next(program)
+                if time.monotonic() > end:
+                    self._continue_soon()
+                    return False
+        except StopIteration:
+            if turn.is_intact():
+                return True
+            task.wait = (turn.places_read, 1)  # never reached by those that abandoned it: the news will come
+            return False
+        except Mismatch as mismatch:
+            task.mismatched(mismatch.place)
+            return False
+        except Exception as error:  # noqa: BLE001  # the caller gets it
+            task.crashed(error)
+            return False

@@ -1,0 +1,328 @@
+"""The rendezvous of the ranks of a host: the lowest leads it, the others bring segments and hear the verdict."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
+
+from asyncpar.errors import AsyncparError, AuthenticationError, ProtocolError
+from asyncpar.net.arena.formation_machine import (
+    Came,
+    Event,
+    Expired,
+    Finish,
+    Formation,
+    Gone,
+    Said,
+    Share,
+    Tell,
+    check_roster,
+)
+from asyncpar.net.arena.formation_messages import (
+    DESCRIPTORS_PER_RANK,
+    OFFERS_PER_MESSAGE,
+    Message,
+    Offer,
+    Ready,
+    Rendezvous,
+    Roster,
+    Unable,
+    Verdict,
+    describe,
+)
+from asyncpar.net.arena.packet_socket import PacketSocket, check_user, close_all, open_socket, wait_readable
+from asyncpar.net.arena.reachability import LOOK_SECONDS, Lookout
+from asyncpar.net.wire.handshake import NONCE_BYTES, Handshake
+
+_log = logging.getLogger(__name__)
+
+Assemble = Callable[[Sequence[Offer], dict[int, list[int]]], None]
+"""Maps what all ranks brought, and takes the descriptors that it uses out of the mapping.
+
+Raises ``OSError`` or ``AsyncparError`` that says why it cannot.
+"""
+
+
+class RendezvousLeader:
+    """Convenes ``rendezvous``, once.
+
+    ``own`` is what this rank brings, with its ``descriptors``, or says why it cannot take part.
+    """
+
+    def __init__(
+        self, rendezvous: Rendezvous, own: Offer | Unable, descriptors: Sequence[int], *, assemble: Assemble
+    ) -> None:
+        self._rendezvous = rendezvous
+        self._own = own
+        self._own_descriptors = list(descriptors)
+        self._assemble = assemble
+        self._machine = Formation(rendezvous.ranks)
+        self._strangers: set[PacketSocket] = set()
+        self._sockets: dict[int, PacketSocket] = {}
+        self._descriptors: dict[int, list[int]] = {}
+        self._group = asyncio.TaskGroup()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._finished: asyncio.Future[Verdict] = asyncio.get_running_loop().create_future()
+
+    async def convene(self, *, seconds: float) -> Verdict:
+        """Return the verdict that everyone who came was told, after ``seconds`` at most.
+
+        Raises ``OSError`` when the rendezvous place cannot be had.
+        """
+        listener = open_socket()
+        timer = asyncio.get_running_loop().call_later(seconds, self._feed, Expired())
+        try:
+            listener.bind(self._rendezvous.address)
+            listener.listen(len(self._rendezvous.ranks))
+            async with self._group:
+                self._begin(self._accept(listener))
+                for rank in self._rendezvous.ranks[1:]:
+                    self._begin(self._miss(rank))
+                self._feed(Said(self._rendezvous.leader, self._own))
+                verdict = await self._finished
+                for task in self._tasks:
+                    task.cancel()
+            return verdict
+        finally:
+            timer.cancel()
+            listener.close()
+            for packets in (*self._strangers, *self._sockets.values()):
+                packets.close()
+            for descriptors in self._descriptors.values():
+                close_all(descriptors)
+
+    # -- inside ------------------------------------------------------------------------------------------------------
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        task = self._group.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _feed(self, event: Event) -> None:
+        for command in self._machine.handle(event):
+            match command:
+                case Share(offers):
+                    self._begin(self._share(offers))
+                case Tell(rank, verdict):
+                    self._sockets[rank].send_now(verdict)
+                case Finish(verdict):
+                    if not self._finished.done():  # it may have been cancelled
+                        self._finished.set_result(verdict)
+
+    async def _accept(self, listener: socket.socket) -> None:
+        while True:
+            await wait_readable(listener)
+            try:
+                sock, _ = listener.accept()
+            except BlockingIOError:
+                continue
+            except OSError as error:  # too many open files: nobody can come any more
+                self._feed(Said(self._rendezvous.leader, Unable(describe(error))))
+                return
+            sock.setblocking(False)
+            try:
+                check_user(sock)
+            except (AuthenticationError, OSError) as error:
+                _log.warning("a connection was refused: %s", describe(error))
+                sock.close()
+                continue
+            stranger = PacketSocket(sock)
+            self._strangers.add(stranger)
+            self._begin(self._attend(stranger))
+
+    async def _miss(self, rank: int) -> None:
+        """Notice that ``rank`` ended before it came; the connection of one that came tells of its end."""
+        lookout = Lookout(self._rendezvous.servers.get(rank, ""))
+        while rank not in self._sockets:
+            if await lookout.is_gone():
+                self._feed(Gone(rank, "nobody listens at its address any more"))
+                return
+            await asyncio.sleep(LOOK_SECONDS)
+
+    async def _attend(self, packets: PacketSocket) -> None:
+        """Listen to whoever connected, until the end."""
+        handshake = Handshake.listen(
+            self._rendezvous.find_terms, secret=self._rendezvous.secret, nonce=os.urandom(NONCE_BYTES)
+        )
+        try:
+            await packets.shake_hands(handshake)
+            rank = handshake.terms.dialer
+            if rank in self._sockets:
+                raise AuthenticationError(f"arena: rank {rank} is here already")
+        except (AuthenticationError, OSError) as error:
+            _log.warning("a connection was refused: %s", describe(error))
+            self._strangers.discard(packets)
+            packets.close()
+            return
+        self._strangers.discard(packets)
+        self._sockets[rank] = packets
+        self._feed(Came(rank))
+        try:
+            while True:
+                self._feed(Said(rank, self._take(rank, *await packets.receive())))
+        except (OSError, ProtocolError) as error:
+            self._feed(Gone(rank, describe(error)))
+
+    def _take(self, rank: int, message: Message, descriptors: list[int]) -> Offer | Unable | Ready:
+        """Keep the descriptors of an offer; anything else has none."""
+        if isinstance(message, Offer) and len(descriptors) == DESCRIPTORS_PER_RANK and rank not in self._descriptors:
+            self._descriptors[rank] = descriptors
+            return message
+        close_all(descriptors)
+        if descriptors or not isinstance(message, Unable | Ready):
+            raise ProtocolError(f"arena: rank {rank} sent {type(message).__name__} with {len(descriptors)} descriptors")
+        return message
+
+    async def _share(self, offers: tuple[Offer, ...]) -> None:
+        """Pass around what all ranks bring, then use it, too."""
+        leader = self._rendezvous.leader
+        descriptors = {leader: self._own_descriptors, **self._descriptors}
+        await asyncio.gather(*(_send_roster(packets, offers, descriptors) for packets in self._sockets.values()))
+        try:
+            self._assemble(offers, self._descriptors)
+        except (OSError, AsyncparError) as error:
+            self._feed(Said(leader, Unable(describe(error))))
+        else:
+            self._feed(Said(leader, Ready()))
+
+
+async def _send_roster(packets: PacketSocket, offers: Sequence[Offer], descriptors: dict[int, list[int]]) -> None:
+    """Send the roster in as many parts as it takes; that a peer is gone is seen elsewhere."""
+    for start in range(0, len(offers), OFFERS_PER_MESSAGE):
+        part = offers[start : start + OFFERS_PER_MESSAGE]
+        try:
+            await packets.send(
+                Roster(list(part)), [descriptor for offer in part for descriptor in descriptors[offer.rank]]
+            )
+        except OSError:
+            return
+
+
+RETRY_SECONDS = 0.02
+"""Between two attempts to connect to a leader that is not there yet."""
+
+
+class RendezvousMember:
+    """Attends ``rendezvous`` as ``rank``, once.
+
+    ``own`` is what this rank brings, with its ``descriptors``, or says why it cannot take part.
+    """
+
+    def __init__(
+        self, rendezvous: Rendezvous, rank: int, own: Offer | Unable, descriptors: Sequence[int], *, assemble: Assemble
+    ) -> None:
+        self._rendezvous = rendezvous
+        self._rank = rank
+        self._own = own
+        self._own_descriptors = descriptors
+        self._assemble = assemble
+        self._offers: list[Offer] = []
+        self._descriptors: dict[int, list[int]] = {}
+
+    async def attend(self, *, seconds: float) -> Verdict:
+        """Return the verdict.
+
+        A leader that does not come within ``seconds``, goes away, or says nothing for twice that time is a verdict,
+        too.  Raises ``AuthenticationError`` and ``ProtocolError`` when it is not who it should be.
+        """
+        leader = self._rendezvous.leader
+        packets: PacketSocket | None = None
+        try:
+            async with asyncio.timeout(seconds):
+                packets = await self._connect()
+            async with asyncio.timeout(2 * seconds):
+                await self._offer(packets)
+                return await self._listen(packets)
+        except TimeoutError:
+            what = "did not come" if packets is None else "gave no verdict"
+            return Verdict(f"rank {leader} {what} in time", leader)
+        except ConnectionError as error:
+            return Verdict(f"rank {leader} is gone: {describe(error)}", leader)
+        finally:
+            if packets is not None:
+                packets.close()
+            for descriptors in self._descriptors.values():
+                close_all(descriptors)
+
+    # -- inside ------------------------------------------------------------------------------------------------------
+
+    async def _connect(self) -> PacketSocket:
+        """Connect to the leader as soon as it is there, and prove each other."""
+        lookout = Lookout(self._rendezvous.servers.get(self._rendezvous.leader, ""))
+        while (sock := self._try_to_connect()) is None:
+            if await lookout.is_gone():
+                raise ConnectionError("nobody listens at its address any more")
+            await asyncio.sleep(RETRY_SECONDS)
+        packets = PacketSocket(sock)
+        try:
+            check_user(sock)
+            terms = self._rendezvous.terms(self._rank)
+            await packets.shake_hands(
+                Handshake.dial(terms, secret=self._rendezvous.secret, nonce=os.urandom(NONCE_BYTES))
+            )
+        except BaseException:
+            packets.close()
+            raise
+        return packets
+
+    def _try_to_connect(self) -> socket.socket | None:
+        """Return a socket to the leader, None if it is not there yet, or busy with others."""
+        sock = open_socket()
+        try:
+            sock.connect(self._rendezvous.address)
+        except (ConnectionRefusedError, BlockingIOError):
+            sock.close()
+            return None
+        except BaseException:
+            sock.close()
+            raise
+        return sock
+
+    async def _offer(self, packets: PacketSocket) -> None:
+        try:
+            await packets.send(self._own, self._own_descriptors)
+        except ConnectionError:
+            return  # the verdict may be there already, and the leader gone
+
+    async def _listen(self, packets: PacketSocket) -> Verdict:
+        while True:
+            message, descriptors = await packets.receive()
+            if isinstance(message, Roster) and len(descriptors) == DESCRIPTORS_PER_RANK * len(message.offers):
+                await self._take(packets, message, descriptors)
+                continue
+            close_all(descriptors)
+            if isinstance(message, Verdict) and not descriptors:
+                return message
+            raise ProtocolError(
+                f"arena: rank {self._rendezvous.leader} sent {type(message).__name__} with "
+                f"{len(descriptors)} descriptors"
+            )
+
+    async def _take(self, packets: PacketSocket, roster: Roster, descriptors: list[int]) -> None:
+        """Collect a part of the roster; once it is whole, map it and say how that went."""
+        for place, offer in enumerate(roster.offers):
+            theirs = descriptors[DESCRIPTORS_PER_RANK * place : DESCRIPTORS_PER_RANK * (place + 1)]
+            if offer.rank == self._rank or offer.rank in self._descriptors:
+                close_all(theirs)
+            else:
+                self._descriptors[offer.rank] = theirs
+        self._offers += roster.offers
+        if len(self._offers) < len(self._rendezvous.ranks):
+            return
+        answer: Ready | Unable = Ready()
+        try:
+            self._check()
+            self._assemble(self._offers, self._descriptors)
+        except (OSError, AsyncparError) as error:
+            answer = Unable(describe(error))
+        await packets.send(answer)
+
+    def _check(self) -> None:
+        assert isinstance(self._own, Offer), "who is unable is told the verdict at once"
+        problem = check_roster(self._offers, ranks=self._rendezvous.ranks, own=self._own)
+        if problem:
+            raise ProtocolError(f"arena: {problem}")

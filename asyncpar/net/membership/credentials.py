@@ -1,0 +1,86 @@
+"""Who may join: the secret of a job, from a file or the environment, and certificates."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from datetime import UTC, datetime
+from pathlib import Path
+
+from asyncpar.core.config.environment import LaunchEnvironment
+from asyncpar.core.config.secret import SECRET_BYTES, Secret, check_secret_file
+from asyncpar.errors import UsageError
+from asyncpar.net.security.certificates import Certificates
+from asyncpar.net.security.identity import Role, rank_role
+from asyncpar.net.transport.rpc import Credentials
+
+
+def read_credentials(environment: LaunchEnvironment) -> Credentials:
+    """Return the credentials of a launched rank: the job's secret, and its own certificate if the job has any.
+
+    Raises ``UsageError`` for files that will not do, and for certificates of another job.
+    """
+    secret = read_secret(environment.secret_file)
+    if environment.certs is None:
+        return Credentials(secret)
+    certificates = load_certificates(environment.certs, rank_role(environment.rank))
+    job = certificates.identity.job
+    if job != environment.job:
+        raise UsageError(
+            f"ASYNCPAR_CERTS: expected certificates of job {environment.job!r}, those in {environment.certs} are of "
+            f"job {job!r}"
+        )
+    return Credentials(secret, certificates)
+
+
+def load_certificates(directory: str | Path, role: Role) -> Certificates:
+    """Return the certificates of ``role`` in ``directory``, which are good now.  See ``read_certificates``.
+
+    The library that reads them takes long to import, so only who has certificates imports it.
+    """
+    from asyncpar.net.security.reading import read_certificates
+
+    return read_certificates(directory, role, now=datetime.now(UTC))
+
+
+_LONGEST_SECRET = 4096
+
+
+def read_secret(path: str | Path) -> Secret:
+    """Return the secret in the file ``path``.
+
+    Raises ``UsageError`` when it cannot be read, is too short, or others may read it.  All of the file is the secret,
+    a newline at its end too.
+    """
+    try:
+        with open(path, "rb") as file:
+            status = os.fstat(file.fileno())
+            content = Secret(file.read(_LONGEST_SECRET))
+    except OSError as error:
+        raise UsageError(f"secret file: {path} cannot be read: {error.strerror}") from error
+    return check_secret_file(str(path), mode=status.st_mode, owner=status.st_uid, user=os.geteuid(), content=content)
+
+
+def create_secret(path: str | Path) -> Secret:
+    """Make the new file ``path`` with a new random secret, readable for this user only, and return the secret.
+
+    The file appears whole or not at all.  Raises ``FileExistsError`` when it exists.
+    """
+    secret = Secret(secrets.token_bytes(SECRET_BYTES))
+    write_secret(path, secret)
+    return secret
+
+
+def write_secret(path: str | Path, secret: bytes) -> None:
+    """Make the new file ``path`` with ``secret``; as ``create_secret``."""
+    draft = f"{path}.{secrets.token_hex(8)}"
+    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        try:
+            os.fchmod(descriptor, 0o600)
+            os.write(descriptor, secret)
+        finally:
+            os.close(descriptor)
+        os.link(draft, path)
+    finally:
+        os.unlink(draft)

@@ -1,0 +1,289 @@
+"""Decide when the ranks of a generation are a world, and what those who wait are told if they never become one.
+
+Sans-I/O: feed events, obey commands.  A *seat* is one waiting call; the machine answers each seat exactly once, with
+``Welcome`` or ``Refuse``, unless it left.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from asyncpar.core.config.world import Member, World
+
+
+class RefusalKind(StrEnum):
+    """Why a seat gets no world, by who must act."""
+
+    USAGE = "usage"
+    STALE = "stale"
+    TIMEOUT = "timeout"
+    LOST = "lost"
+    CLOSED = "closed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Join:
+    """A rank asks for the world of ``generation`` and waits until ``deadline``.
+
+    ``settings`` must be equal on all ranks: it is compared and quoted, never parsed.  ``session`` is the same when a
+    rank asks again because its connection broke; empty: it does not tell.
+    """
+
+    seat: int
+    job: str
+    generation: int
+    world_size: int
+    member: Member
+    settings: str
+    deadline: float
+    session: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """Whoever waited on ``seat`` is gone and needs no answer."""
+
+    seat: int
+
+
+@dataclass(frozen=True, slots=True)
+class Open:
+    """From now on ``generation``, of ``world_size`` ranks, is the one in force."""
+
+    generation: int
+    world_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Exited:
+    """The process of ``rank`` ended (``how``: "exited with code 3"), as seen by its agent."""
+
+    generation: int
+    rank: int
+    how: str
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time has passed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Close:
+    """No world will come any more."""
+
+    reason: str
+
+
+Event = Join | Leave | Open | Exited | Tick | Close
+
+
+@dataclass(frozen=True, slots=True)
+class Welcome:
+    """Answer ``seat`` with ``world``."""
+
+    seat: int
+    world: World
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """What a rank is told instead of a world; ``ranks`` are those who are missing or to blame."""
+
+    kind: RefusalKind
+    message: str
+    ranks: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse:
+    """Answer ``seat`` with ``refusal``."""
+
+    seat: int
+    refusal: Refusal
+
+
+Command = Welcome | Refuse
+
+
+class RendezvousMachine:
+    """Collects the ranks of one generation at a time.
+
+    A generation that went wrong (a rank that is there twice, exited or disagrees on the settings) stays wrong: everyone
+    who waits, and everyone who comes later, gets the same refusal at once.
+    """
+
+    def __init__(self, *, job: str, world_size: int | None = None, generation: int = 0) -> None:
+        """``world_size`` None: nothing can be joined before ``Open``, early ranks wait for it."""
+        self._job = job
+        self._generation = generation
+        self._size = world_size
+        self._waiting: dict[int, Join] = {}
+        self._world: World | None = None
+        self._gone: dict[int, str] = {}
+        self._failed: Refusal | None = None
+        self._closed: Refusal | None = None
+
+    @property
+    def next_deadline(self) -> float | None:
+        """When a ``Tick`` is due, None if nobody waits."""
+        return min((join.deadline for join in self._waiting.values()), default=None)
+
+    def handle(self, event: Event, *, now: float) -> list[Command]:
+        match event:
+            case Join():
+                return self._join(event)
+            case Leave(seat):
+                self._waiting.pop(seat, None)
+            case Open(generation, world_size):
+                return self._open(generation, world_size)
+            case Exited(generation, rank, how):
+                return self._exited(generation, rank, how)
+            case Tick():
+                return self._expire(now)
+            case Close(reason):
+                self._closed = Refusal(RefusalKind.CLOSED, reason)
+                return self._refuse_all(self._closed)
+        return []
+
+    def _join(self, join: Join) -> list[Command]:
+        refusal = self._closed or self._judge(join)
+        if refusal is not None:
+            return [Refuse(join.seat, refusal)]
+        if self._size is None:
+            self._waiting[join.seat] = join
+            return []
+        trouble = self._misfit(join, self._size)
+        if self._world is not None:
+            return [Refuse(join.seat, trouble) if trouble is not None else self._rejoin(join, self._world)]
+        if self._failed is not None:
+            return [Refuse(join.seat, self._failed)]
+        stale = [seat for seat, other in self._waiting.items() if join.session and other.session == join.session]
+        for seat in stale:  # its connection broke, and it asks again
+            del self._waiting[seat]
+        trouble = trouble or self._clash(join)
+        self._waiting[join.seat] = join
+        if trouble is not None:
+            return self._fail(trouble)
+        return self._complete()
+
+    def _judge(self, join: Join) -> Refusal | None:
+        """Return why ``join`` does not belong here at all, None if it does.  It is nobody else's trouble."""
+        rank = join.member.rank
+        if join.job != self._job:
+            return Refusal(RefusalKind.USAGE, f"job: expected {self._job!r}, rank {rank} came for {join.job!r}")
+        if join.generation < self._generation:
+            return Refusal(
+                RefusalKind.STALE,
+                f"rank {rank} belongs to generation {join.generation}; generation {self._generation} is in force",
+            )
+        if join.generation > self._generation:
+            return Refusal(
+                RefusalKind.USAGE,
+                f"generation: expected {self._generation}, rank {rank} came for {join.generation}",
+            )
+        return None
+
+    def _misfit(self, join: Join, size: int) -> Refusal | None:
+        """Return why no world of ``size`` ranks can hold ``join``."""
+        rank = join.member.rank
+        if join.world_size != size:
+            message = f"world_size: expected {size}, rank {rank} came with {join.world_size}"
+            return Refusal(RefusalKind.USAGE, message, (rank,))
+        if not 0 <= rank < size:
+            return Refusal(RefusalKind.USAGE, f"rank: expected 0..{size - 1}, got {rank}", (rank,))
+        return None
+
+    def _clash(self, join: Join) -> Refusal | None:
+        """Return why ``join`` cannot be in one world with those who came before."""
+        member = join.member
+        if member.rank in self._gone:
+            return self._lost(member.rank)
+        for other in self._waiting.values():
+            if other.member.rank == member.rank:
+                return Refusal(
+                    RefusalKind.USAGE,
+                    f"rank: {member.rank} came twice, at {_place(other.member)} and at {_place(member)}; "
+                    "each rank of a world needs a number of its own",
+                    (member.rank,),
+                )
+            if other.settings != join.settings:
+                return Refusal(
+                    RefusalKind.USAGE,
+                    f"settings: rank {other.member.rank} has {other.settings!r}, rank {member.rank} has "
+                    f"{join.settings!r}; they must be equal on all ranks",
+                    (other.member.rank, member.rank),
+                )
+        return None
+
+    def _rejoin(self, join: Join, world: World) -> Command:
+        """Answer a rank that comes to a complete world: fine if it is in it (its first answer got lost)."""
+        if world.members[join.member.rank] == join.member:
+            return Welcome(join.seat, world)
+        there = world.members[join.member.rank]
+        message = (
+            f"rank: {there.rank} joined this world already, at {_place(there)}, and comes again, at "
+            f"{_place(join.member)}; a rank joins once: keep one node for the whole program"
+        )
+        return Refuse(join.seat, Refusal(RefusalKind.USAGE, message, (there.rank,)))
+
+    def _complete(self) -> list[Command]:
+        if len(self._waiting) != self._size:
+            return self._refuse_all(self._lost(min(self._gone))) if self._gone else []
+        members = sorted((join.member for join in self._waiting.values()), key=lambda member: member.rank)
+        self._world = World(members=tuple(members), generation=self._generation, job=self._job)
+        seats = list(self._waiting)
+        self._waiting.clear()
+        return [Welcome(seat, self._world) for seat in seats]
+
+    def _open(self, generation: int, world_size: int) -> list[Command]:
+        if generation < self._generation or (generation == self._generation and self._size is not None):
+            return []
+        early = list(self._waiting.values())
+        self._generation, self._size = generation, world_size
+        self._waiting, self._gone = {}, {}
+        self._world = self._failed = None
+        return [command for join in early for command in self._join(join)]
+
+    def _exited(self, generation: int, rank: int, how: str) -> list[Command]:
+        if generation != self._generation or self._world is not None:
+            return []
+        self._gone.setdefault(rank, how)
+        return self._fail(self._lost(rank)) if self._waiting else []
+
+    def _lost(self, rank: int) -> Refusal:
+        message = f"rank {rank} {self._gone[rank]} before it joined the world"
+        return Refusal(RefusalKind.LOST, message, (rank,))
+
+    def _expire(self, now: float) -> list[Command]:
+        late = [join for join in self._waiting.values() if join.deadline <= now]
+        if not late:
+            return []
+        size = self._size or late[0].world_size
+        present = {join.member.rank for join in self._waiting.values()}
+        missing = tuple(rank for rank in range(size) if rank not in present)
+        message = f"the world of {size} ranks (generation {self._generation}) is not complete; missing {_list(missing)}"
+        for join in late:
+            del self._waiting[join.seat]
+        return [Refuse(join.seat, Refusal(RefusalKind.TIMEOUT, message, missing)) for join in late]
+
+    def _fail(self, refusal: Refusal) -> list[Command]:
+        self._failed = refusal
+        return self._refuse_all(refusal)
+
+    def _refuse_all(self, refusal: Refusal) -> list[Command]:
+        seats = list(self._waiting)
+        self._waiting.clear()
+        return [Refuse(seat, refusal) for seat in seats]
+
+
+def _place(member: Member) -> str:
+    return f"{member.host} ({member.address or 'no address'})"
+
+
+def _list(ranks: tuple[int, ...], *, limit: int = 20) -> str:
+    """Return "rank 3" or "ranks 1, 2, 5", cut after ``limit``."""
+    shown = ", ".join(str(rank) for rank in ranks[:limit])
+    more = f" and {len(ranks) - limit} more" if len(ranks) > limit else ""
+    return f"rank{'s' if len(ranks) > 1 else ''} {shown}{more}"

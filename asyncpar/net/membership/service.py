@@ -1,0 +1,150 @@
+"""Serve the rendezvous over gRPC: the machine decides, this carries questions in and answers out."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from asyncpar._proto.asyncpar.v1 import membership_pb2 as pb
+from asyncpar._proto.asyncpar.v1 import membership_pb2_grpc
+from asyncpar.core.config.world import Member, World
+from asyncpar.errors import AuthenticationError
+from asyncpar.net.membership.machine import (
+    Close,
+    Command,
+    Event,
+    Exited,
+    Join,
+    Leave,
+    Open,
+    RefusalKind,
+    Refuse,
+    RendezvousMachine,
+    Tick,
+    Welcome,
+)
+from asyncpar.net.security.identity import rank_role
+from asyncpar.net.transport.tls import check_caller
+
+_log = logging.getLogger(__name__)
+_KINDS: dict[RefusalKind, pb.JoinRefusal.Kind] = {
+    RefusalKind.USAGE: pb.JoinRefusal.KIND_USAGE,
+    RefusalKind.STALE: pb.JoinRefusal.KIND_STALE,
+    RefusalKind.TIMEOUT: pb.JoinRefusal.KIND_TIMEOUT,
+    RefusalKind.LOST: pb.JoinRefusal.KIND_LOST,
+    RefusalKind.CLOSED: pb.JoinRefusal.KIND_CLOSED,
+}
+_LONGEST_WAIT = 24 * 3600.0
+
+
+class RendezvousService(membership_pb2_grpc.RendezvousServicer):
+    """The `Rendezvous` servicer.  Create it on the event loop that serves it.
+
+    Each generation has to be opened (``open``) before its ranks get an answer, unless ``world_size`` is given.
+    """
+
+    def __init__(self, *, job: str, world_size: int | None = None, generation: int = 0) -> None:
+        self._machine = RendezvousMachine(job=job, world_size=world_size, generation=generation)
+        self._answers: dict[int, asyncio.Future[pb.JoinReply]] = {}
+        self._seats = itertools.count()
+        self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def waiting(self) -> int:
+        """How many calls wait for an answer."""
+        return len(self._answers)
+
+    def open(self, *, generation: int, world_size: int) -> None:
+        """Put ``generation`` in force; whoever waits for an older one is told so."""
+        self._feed(Open(generation, world_size))
+
+    def exited(self, *, generation: int, rank: int, how: str) -> None:
+        """Tell that the process of ``rank`` is gone: nobody shall wait for it."""
+        self._feed(Exited(generation, rank, how))
+
+    def close(self, reason: str) -> None:
+        """Refuse whoever waits, and whoever comes."""
+        self._feed(Close(reason))
+
+    async def Join(  # noqa: N802  # the name in the proto
+        self, request: pb.JoinRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> pb.JoinReply:
+        """Answer when the world is complete or cannot become so.  gRPC cancels this when the caller goes away.
+
+        Only who shows the certificate of a rank, where there are certificates, can join as that rank.
+        """
+        try:
+            check_caller(context, request.job, rank_role(request.member.rank))
+        except AuthenticationError as error:
+            _log.warning("a rank was refused: %s", error)
+            await context.abort(grpc.StatusCode.PERMISSION_DENIED, str(error))
+        loop = asyncio.get_running_loop()
+        seat = next(self._seats)
+        answer: asyncio.Future[pb.JoinReply] = loop.create_future()
+        self._answers[seat] = answer
+        try:
+            self._feed(_join_event(request, seat=seat, now=loop.time()))
+            return await answer
+        finally:
+            if self._answers.pop(seat, None) is not None:
+                self._feed(Leave(seat))
+
+    def _feed(self, event: Event) -> None:
+        loop = asyncio.get_running_loop()
+        for command in self._machine.handle(event, now=loop.time()):
+            self._obey(command)
+        if self._timer is not None:
+            self._timer.cancel()
+        deadline = self._machine.next_deadline
+        self._timer = None if deadline is None else loop.call_at(deadline, self._feed, Tick())
+
+    def _obey(self, command: Command) -> None:
+        answer = self._answers.pop(command.seat, None)
+        if answer is None or answer.done():
+            return
+        match command:
+            case Welcome(_, world):
+                answer.set_result(pb.JoinReply(world=_world_message(world)))
+            case Refuse(_, refusal):
+                message = pb.JoinRefusal(kind=_KINDS[refusal.kind], message=refusal.message, ranks=list(refusal.ranks))
+                answer.set_result(pb.JoinReply(refusal=message))
+
+
+def _join_event(request: pb.JoinRequest, *, seat: int, now: float) -> Join:
+    timeout = request.timeout_seconds
+    bounded = timeout if 0.0 <= timeout <= _LONGEST_WAIT else _LONGEST_WAIT
+    return Join(
+        seat=seat,
+        job=request.job,
+        generation=request.generation,
+        world_size=request.world_size,
+        member=Member(
+            rank=request.member.rank,
+            host=request.member.host,
+            host_id=request.member.host_id,
+            local_rank=request.member.local_rank,
+            address=request.member.address,
+        ),
+        settings=request.settings,
+        deadline=now + bounded,
+        session=request.session,
+    )
+
+
+def _world_message(world: World) -> pb.JoinedWorld:
+    members = [
+        pb.Member(
+            rank=member.rank,
+            host=member.host,
+            host_id=member.host_id,
+            local_rank=member.local_rank,
+            address=member.address,
+        )
+        for member in world.members
+    ]
+    return pb.JoinedWorld(job=world.job, generation=world.generation, members=members)

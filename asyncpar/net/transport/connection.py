@@ -1,0 +1,51 @@
+"""The interface of a lane that can be one of several connections of a larger one (see ``striped``)."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import Protocol
+
+from asyncpar.errors import PeerLost
+from asyncpar.net.transport.lane import Lane, LaneEvents
+from asyncpar.net.transport.queue import QueuedSending
+from asyncpar.net.wire.header import FrameHeader
+from asyncpar.net.wire.segments import Payload
+
+
+class PartEvents(LaneEvents, Protocol):
+    """What a connection tells that carries frames together with others."""
+
+    def share(self, header: FrameHeader) -> int:
+        """Return how many bytes of the payload come over this connection."""
+        ...
+
+    def ended(self, header: FrameHeader) -> None:
+        """The share of a frame is complete, landed or dropped."""
+        ...
+
+
+class Connection(Lane):
+    """A lane by itself, or one connection of a striped lane."""
+
+    @abstractmethod
+    def start_part(self, part: PartEvents) -> None:
+        """Begin to deliver, like ``start``, frames of which perhaps only a share comes over this connection."""
+
+    @abstractmethod
+    def send(self, header: FrameHeader, payload: Payload) -> QueuedSending | None:
+        """See ``Lane.send``.  The payload of a STRIPED frame is this connection's share."""
+
+    @abstractmethod
+    def hold(self) -> None:
+        """Deliver no further frame for now; inside ``lend``: nor this one, which will be lent for again."""
+
+    @abstractmethod
+    def resume(self) -> None:
+        """Go on after ``hold``; otherwise do nothing."""
+
+    @abstractmethod
+    def leave(self, error: PeerLost) -> None:
+        """Close without waiting for it: pending sends end with ``error``, what was sent goes out, for a second at most.
+
+        All lent memory is given back before this returns, and no event follows.  Idempotent.
+        """

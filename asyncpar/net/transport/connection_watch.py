@@ -1,0 +1,268 @@
+"""Close unauthenticated connections to the gRPC servers of this process before they take what peers need.
+
+gRPC accepts connections itself and bounds only how many there are: once strangers hold them all, no peer gets in, and
+what a stranger sends before its first call costs memory (an endless header block, say).  The sockets are descriptors of
+this process, though.  A thread looks at them: those that lead to a port of ours and have made no call with the job's
+token are unauthenticated, and ``stranger_limits.choose_evictions`` says which of them to close.  Shutting a socket down
+is enough; gRPC then ends the connection as if the peer had.
+
+The thread is one for the process, as the table of descriptors is, and runs while there is a server.  It does not depend
+on an event loop: a flood during a long computation is bounded, too.  Where descriptors cannot be listed (``/dev/fd``
+does not exist) there is no thread, and gRPC's own limits are all there is.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+import os
+import random
+import socket
+import stat
+import struct
+import threading
+import time
+from dataclasses import dataclass
+
+from asyncpar.net.transport.stranger_limits import Stranger, choose_evictions
+
+CALM_SECONDS = 0.5
+"""Time between two looks while every connection is authenticated."""
+
+BUSY_SECONDS = 0.05
+"""Time between two looks while some are not."""
+
+_DESCRIPTORS = "/dev/fd"
+_TELL_SECONDS = 60.0
+_BYTES_RECEIVED = struct.Struct("=128xQ")  # of struct tcp_info in linux/tcp.h
+_TCP_INFO = getattr(socket, "TCP_INFO", None)
+
+_log = logging.getLogger(__name__)
+
+Peer = tuple[str, int]
+"""Address and port of the other end of a connection; IPv4 addresses in their own form also where IPv6 carries them."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Connection:
+    port: int
+    peer: Peer
+    since: float
+
+
+class ServerConnections:
+    """The connections of one server: which of them have made a call that the server accepted."""
+
+    def __init__(self, port: int) -> None:
+        self.port = port
+        self._accepted: dict[Peer, float] = {}
+        self.open_strangers = 0
+        """Unauthenticated connections at the last look."""
+        self._evicted = 0
+        self._told_at = float("-inf")
+
+    @property
+    def evicted(self) -> int:
+        """Connections that were closed because they had made no accepted call."""
+        return self._evicted
+
+    def accept(self, peer: str) -> None:
+        """Note that a call of ``peer`` (gRPC's form: ``ipv4:127.0.0.1:4000``) was accepted.  Any thread."""
+        place = parse_peer(peer)
+        if place is not None and place not in self._accepted:
+            self._accepted[place] = time.monotonic()
+
+    def is_accepted(self, peer: Peer) -> bool:
+        """Has the connection from ``peer`` made an accepted call?"""
+        return peer in self._accepted
+
+    def forget_closed(self, live: set[Peer], *, before: float) -> None:
+        """Forget what was accepted ``before`` and is not among the ``live`` connections any more."""
+        for peer, since in tuple(self._accepted.items()):
+            if since < before and peer not in live:
+                del self._accepted[peer]
+
+    def count_evicted(self, count: int, *, now: float) -> None:
+        """Count closed connections, and tell the log once a minute."""
+        self._evicted += count
+        if now - self._told_at >= _TELL_SECONDS:
+            self._told_at = now
+            _log.warning(
+                "port %d: closed %d connections that had made no call with the job's token (%d in all; told once a "
+                "minute); somebody else on the network connects to it",
+                self.port,
+                count,
+                self._evicted,
+            )
+
+
+class ConnectionWatch:
+    """A thread that looks at the connections of registered servers for as long as there is one."""
+
+    def __init__(self, dice: random.Random) -> None:
+        self._dice = dice
+        self._changed = threading.Condition()
+        self._servers: dict[int, ServerConnections] = {}
+        self._seen: dict[int, _Connection | None] = {}
+        self._closing: set[int] = set()
+        self._thread: threading.Thread | None = None
+
+    def register(self, port: int) -> ServerConnections:
+        """Begin to watch the server that listens at ``port``."""
+        server = ServerConnections(port)
+        with self._changed:
+            self._servers[port] = server
+            self._seen.clear()  # sockets of this port may have been looked at before it was ours
+            if os.path.isdir(_DESCRIPTORS) and (self._thread is None or not self._thread.is_alive()):
+                self._thread = threading.Thread(target=self._run, name="asyncpar connection watch", daemon=True)
+                self._thread.start()
+        return server
+
+    def unregister(self, server: ServerConnections) -> None:
+        """End watching ``server``; the thread ends with the last one."""
+        with self._changed:
+            if self._servers.get(server.port) is server:
+                del self._servers[server.port]
+            thread = None if self._servers else self._thread
+            if thread is not None:
+                self._thread = None
+                self._changed.notify_all()
+        if thread is not None:
+            thread.join()
+
+    def _run(self) -> None:
+        with self._changed:
+            while self._servers and self._thread is threading.current_thread():
+                is_busy = self._look(time.monotonic())
+                self._changed.wait(BUSY_SECONDS if is_busy else CALM_SECONDS)
+
+    def _look(self, now: float) -> bool:
+        """Close what is too much; return whether any connection is unauthenticated."""
+        descriptors = self._list()
+        live: dict[int, dict[Peer, int]] = {port: {} for port in self._servers}
+        for inode, descriptor in descriptors.items():
+            if inode not in self._seen:
+                self._seen[inode] = self._inspect(descriptor, now)
+            connection = self._seen[inode]
+            if connection is not None and connection.port in live:
+                live[connection.port][connection.peer] = inode
+        for inode in self._seen.keys() - descriptors.keys():
+            del self._seen[inode]
+        self._closing &= descriptors.keys()
+        is_busy = False
+        for port, server in self._servers.items():
+            server.forget_closed(set(live[port]), before=now)
+            waiting = {peer: inode for peer, inode in live[port].items() if not server.is_accepted(peer)}
+            server.open_strangers = len(waiting)
+            is_busy |= bool(waiting)
+            self._evict(server, waiting, descriptors, now)
+        return is_busy
+
+    def _list(self) -> dict[int, int]:
+        """Return a descriptor of each open socket of this process, by inode."""
+        sockets = {}
+        for name in os.listdir(_DESCRIPTORS):
+            try:
+                status = os.fstat(int(name))
+            except OSError:  # closed meanwhile
+                continue
+            if stat.S_ISSOCK(status.st_mode):
+                sockets[status.st_ino] = int(name)
+        return sockets
+
+    def _inspect(self, descriptor: int, now: float) -> _Connection | None:
+        """Return the connection behind ``descriptor`` if it is one to a server of ours."""
+        with _duplicate(descriptor) as sock:
+            if sock is None or sock.family not in (socket.AF_INET, socket.AF_INET6):
+                return None
+            try:
+                port = sock.getsockname()[1]
+                if port not in self._servers:
+                    return None
+                return _Connection(port, _place(sock.getpeername()), now)
+            except OSError:  # it listens, or is closed already
+                return None
+
+    def _evict(
+        self, server: ServerConnections, waiting: dict[Peer, int], descriptors: dict[int, int], now: float
+    ) -> None:
+        strangers = []
+        for peer, inode in waiting.items():
+            connection = self._seen[inode]
+            assert connection is not None
+            with _duplicate(descriptors[inode]) as sock:
+                received = 0 if sock is None else _bytes_received(sock)
+            strangers.append(Stranger(peer=peer, seconds=now - connection.since, received=received))
+        evicted = choose_evictions(strangers, self._dice)
+        fresh = [peer for peer in evicted if waiting[peer] not in self._closing]
+        if fresh:
+            server.count_evicted(len(fresh), now=now)
+        for peer in evicted:
+            self._closing.add(waiting[peer])
+            with _duplicate(descriptors[waiting[peer]]) as sock:
+                if sock is not None:
+                    _end(sock, peer)
+
+
+def _end(sock: socket.socket, peer: Peer) -> None:
+    """Shut the connection to ``peer`` down; gRPC sees its end and closes it."""
+    try:
+        if _place(sock.getpeername()) == peer:  # the descriptor may be another's by now
+            sock.shutdown(socket.SHUT_RDWR)
+    except OSError:  # closed meanwhile
+        return
+
+
+class _duplicate:  # noqa: N801 - used like a function
+    """A socket object for a duplicate of ``descriptor`` inside ``with``; None if it is closed or no socket."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._socket: socket.socket | None = None
+
+    def __enter__(self) -> socket.socket | None:
+        try:
+            copy = os.dup(self._descriptor)
+        except OSError:
+            return None
+        try:
+            self._socket = socket.socket(fileno=copy)
+        except OSError:
+            os.close(copy)
+        return self._socket
+
+    def __exit__(self, *_: object) -> None:
+        if self._socket is not None:
+            self._socket.close()
+
+
+def _bytes_received(sock: socket.socket) -> int:
+    """Return how many bytes the peer has sent; 0 where the system does not tell."""
+    if _TCP_INFO is None:
+        return 0
+    try:
+        status = sock.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, _BYTES_RECEIVED.size)
+    except OSError:
+        return 0
+    return int(_BYTES_RECEIVED.unpack(status)[0]) if len(status) == _BYTES_RECEIVED.size else 0
+
+
+def parse_peer(peer: str) -> Peer | None:
+    """Return the place that gRPC calls ``peer``, None if it is no internet address."""
+    kind, _, rest = peer.partition(":")
+    if kind not in ("ipv4", "ipv6"):
+        return None
+    host, _, port = rest.rpartition(":")
+    return _place((host.replace("%5B", "").replace("%5D", "").strip("[]").replace("%25", "%"), int(port)))
+
+
+def _place(name: tuple[str, int] | tuple[str, int, int, int]) -> Peer:
+    """Return address and port in one form, however the system spells them."""
+    address = ipaddress.ip_address(name[0].partition("%")[0])
+    if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
+        address = address.ipv4_mapped
+    return str(address), name[1]
+
+
+WATCH = ConnectionWatch(random.SystemRandom())
+"""The watch of this process."""

@@ -1,0 +1,339 @@
+"""The gRPC lane: one bidirectional stream of raw bytes, for wherever only HTTP/2 gets through.
+
+Frames are packed into chunks of up to 512 KiB; frames that wait together travel together.  Each chunk begins with two
+u32: how many chunks the sender of this one has consumed since it last said so, and the CRC-32 of that and of how many
+chunks went before.  A side never has more than ``WINDOW`` chunks out that the other has not consumed, so whatever gRPC
+buffers on the way is bounded.  A chunk of nothing but this beginning takes no room in the window.
+
+Where nothing else protects the bytes, each side sends such a chunk once a second, as long as it reads and its loop is
+in time: the bytes of all chunks that it has not consumed although they were written long ago are lost.  A damaged
+length of a message, for one, makes gRPC wait for its end for ever, and swallow all that follows.  These chunks do not
+wait for the window, because what would open it again may be what is lost.
+
+Whoever closes says so in a last chunk and then waits for the other side to end the stream: if a server simply returned,
+a client that is writing would get an error, and gRPC would keep what has arrived but is not read from it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections import deque
+from zlib import crc32
+
+from asyncpar.core.config.transport import LINK_SECONDS
+from asyncpar.errors import PeerLost, ProtocolError
+from asyncpar.net.transport.connection import Connection, PartEvents
+from asyncpar.net.transport.grpc_stream import ByteStream, StreamEnded
+from asyncpar.net.transport.lane import MAX_FRAME_BYTES, LaneEvents
+from asyncpar.net.transport.positions import TICK_SECONDS, Positions
+from asyncpar.net.transport.protection import Protection
+from asyncpar.net.transport.queue import QueuedSending, SendQueue
+from asyncpar.net.wire.header import FrameHeader, encode_header
+from asyncpar.net.wire.integrity import SEALED_BYTES, TAIL_BYTES, FrameDamaged
+from asyncpar.net.wire.reader import FrameReader
+from asyncpar.net.wire.segments import Payload
+
+CHUNK_BYTES = 512 * 1024
+"""Larger ones are no faster, and a payload of 1 MiB takes half the time in two chunks, which overlap."""
+
+WINDOW = 16
+"""Most chunks of one direction that are under way."""
+
+FLUSH_SECONDS = 1.0
+
+_CHUNK_SECONDS = 4.0
+"""How much longer than an empty chunk a full one may be on its way: only its end is seen.  See ``positions``."""
+
+_PREFIX = struct.Struct("<II")
+_NUMBERED = struct.Struct("<IQ")
+_LAST_CHUNK = 0xFFFF_FFFF
+"""What the last chunk of a side says it has consumed."""
+
+
+def encode_prefix(consumed: int, number: int) -> bytes:
+    """Return what chunk ``number`` begins with."""
+    return _PREFIX.pack(consumed, crc32(_NUMBERED.pack(consumed, number)))
+
+
+class GrpcLane(Connection):
+    """A lane over a stream whose handshake is complete.  Whoever makes it awaits ``run``, which carries the frames.
+
+    ``protection`` is that of the connection.  ``link_timeout`` is for how many seconds nothing may come of what the
+    peer says it has not got, and for large chunks a little more.
+    """
+
+    kind = "grpc"
+
+    def __init__(self, stream: ByteStream, protection: Protection, *, link_timeout: float = LINK_SECONDS) -> None:
+        self._stream = stream
+        self._protection = protection
+        self._sealer = protection.sealer
+        self._queue = SendQueue(self._sealer)
+        self._writer = self._queue.writer
+        self._reader: FrameReader | None = None
+        self._events: LaneEvents | None = None
+        self._started = asyncio.Event()
+        self._work = asyncio.Event()
+        self._free = asyncio.Event()
+        self._free.set()
+        self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._end_cause = ""
+        self._is_closing = False
+        self._under_way: deque[int] = deque()
+        """How many bytes were written up to the end of each chunk that takes room in the window."""
+        self._owed = 0
+        self._owes_position = False
+        self._was_held = False
+        """Has the reader been held since the last second: then a chunk may take any time."""
+        self._chunks_sent = self._chunks_received = 0
+        self._bytes_sent = self._bytes_received = self._bytes_written = self._bytes_consumed = 0
+        self._positions = Positions(patience=link_timeout, piece_bytes=CHUNK_BYTES, piece_seconds=_CHUNK_SECONDS)
+        self._timer: asyncio.TimerHandle | None = None
+
+    # -- Lane, Connection --------------------------------------------------------------------------------------------
+
+    @property
+    def bytes_sent(self) -> int:
+        return self._bytes_sent
+
+    @property
+    def bytes_received(self) -> int:
+        return self._bytes_received
+
+    @property
+    def missing_bytes(self) -> int:
+        return 0 if self._reader is None else self._reader.missing_bytes
+
+    def start(self, events: LaneEvents) -> None:
+        self._start(
+            events,
+            FrameReader(
+                events,
+                max_length=MAX_FRAME_BYTES,
+                verifier=self._protection.verifier,
+            ),
+        )
+
+    def start_part(self, part: PartEvents) -> None:
+        reader = FrameReader(
+            part,
+            max_length=MAX_FRAME_BYTES,
+            share=part.share,
+            ended=part.ended,
+            verifier=self._protection.verifier,
+        )
+        self._start(part, reader)
+
+    def send(self, header: FrameHeader, payload: Payload) -> QueuedSending | None:
+        if self._ended.done() or self._is_closing:
+            return None
+        head = self._sealer.seal(encode_header(header))
+        checksum = self._sealer.begin_payload(head, len(payload))
+        self._bytes_sent += SEALED_BYTES + len(payload) + (0 if checksum is None else TAIL_BYTES)
+        sending = self._queue.push(header, head, payload, checksum=checksum)
+        self._work.set()
+        if self._queue.is_overfull:
+            self._lose("the peer does not read: too many small frames wait for it")
+        return sending
+
+    def divert(self) -> None:
+        if self._reader is not None:
+            self._reader.divert()
+
+    def hold(self) -> None:
+        if self._reader is not None:
+            self._reader.hold()
+            self._free.clear()
+            self._was_held = True
+
+    def resume(self) -> None:
+        if self._reader is None or not self._reader.is_held:
+            return
+        try:
+            is_free = self._reader.resume()
+        except ProtocolError as error:
+            self._refuse(error)
+        else:
+            if is_free:
+                self._free.set()
+
+    def abort(self, error: PeerLost) -> None:
+        if not self._ended.done():
+            self._end(str(error))
+            self._queue.fail(error)
+
+    def leave(self, error: PeerLost) -> None:
+        if self._ended.done() or self._is_closing:
+            return
+        self._queue.release_all(error)
+        self._finish()
+        asyncio.get_running_loop().call_later(FLUSH_SECONDS, self.abort, error)
+
+    async def close(self) -> None:
+        if self._ended.done() or self._is_closing:
+            return
+        self._finish()
+        try:
+            await asyncio.wait({self._ended}, timeout=FLUSH_SECONDS)
+        finally:
+            self.abort(PeerLost("the lane was closed before this was sent", cause="closed"))
+
+    # -- the stream's side -------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Carry frames both ways until the lane ends, and end the stream."""
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                reader, writer = tasks.create_task(self._read_all()), tasks.create_task(self._write_all())
+                waited: set[asyncio.Future[None]] = {self._ended, reader}  # a cancelled call cancels who reads it
+                await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
+                reader.cancel()
+                writer.cancel()
+        finally:
+            self._lose("the stream was cancelled")
+            self._stream.cancel()
+
+    async def _read_all(self) -> None:
+        await self._started.wait()
+        try:
+            while not self._ended.done():
+                try:
+                    content = left = self._open_chunk(await self._stream.read())
+                    while left and self._reader is not None:
+                        await self._free.wait()
+                        left = self._reader.feed(left)
+                except ProtocolError as error:
+                    if not self._is_closing:  # else nothing that comes matters any more
+                        self._refuse(error)
+                else:
+                    self._return_credit(len(content))
+        except StreamEnded as error:
+            is_cut = self._reader is not None and not self._reader.is_between_frames
+            self._lose(f"{error} in the middle of a frame" if is_cut else str(error))
+
+    async def _write_all(self) -> None:
+        try:
+            while True:
+                await self._work.wait()
+                self._work.clear()
+                while chunk := self._next_chunk():
+                    await self._stream.write(chunk)
+                if self._is_closing and not self._writer:
+                    await self._stream.write(encode_prefix(_LAST_CHUNK, self._chunks_sent))
+                    return
+        except StreamEnded as error:
+            self._lose(str(error))
+
+    # -- inside ------------------------------------------------------------------------------------------------------
+
+    def _start(self, events: LaneEvents, reader: FrameReader) -> None:
+        if self._ended.done():
+            events.lost(self._end_cause)
+            return
+        self._events = events
+        self._reader = reader
+        self._started.set()
+        if self._protection.may_damage:
+            self._timer = asyncio.get_running_loop().call_later(TICK_SECONDS, self._tick)
+
+    def _open_chunk(self, chunk: bytes) -> memoryview:
+        """Take the credit out of one chunk of the peer and return the rest, bytes of frames."""
+        if not _PREFIX.size <= len(chunk) <= _PREFIX.size + CHUNK_BYTES:
+            raise ProtocolError(
+                f"chunk: expected {_PREFIX.size} to {_PREFIX.size + CHUNK_BYTES} bytes, got {len(chunk)}"
+            )
+        returned = _PREFIX.unpack_from(chunk)[0]
+        if chunk[: _PREFIX.size] != encode_prefix(returned, self._chunks_received):
+            raise FrameDamaged(f"chunk {self._chunks_received}: the checksum of its beginning is wrong")
+        self._chunks_received += 1
+        if returned == _LAST_CHUNK:
+            raise StreamEnded("the peer closed the stream")
+        if returned:
+            if returned > len(self._under_way):
+                raise ProtocolError(f"chunks: the peer consumed {returned - len(self._under_way)} more than were sent")
+            for _ in range(returned):
+                self._bytes_consumed = self._under_way.popleft()
+            self._work.set()
+        if len(chunk) == _PREFIX.size:
+            self._positions.heard(asyncio.get_running_loop().time(), self._bytes_consumed, written=self._bytes_written)
+        return memoryview(chunk)[_PREFIX.size :]
+
+    def _return_credit(self, length: int) -> None:
+        """A chunk with ``length`` bytes of frames is through; give credit back in lumps."""
+        self._bytes_received += length
+        self._owed += length > 0
+        if self._owed >= WINDOW // 2:
+            self._work.set()
+
+    def _next_chunk(self) -> bytes:
+        """Return what to write now: frames if there are any and the window allows, or credit; empty for nothing."""
+        segments: list[memoryview] = []
+        if len(self._under_way) < WINDOW:
+            segments = self._writer.segments(CHUNK_BYTES)
+        if not segments:
+            if self._owed < WINDOW // 2 and not self._owes_position:
+                return b""
+            self._owes_position = False
+        chunk = b"".join([encode_prefix(self._owed, self._chunks_sent), *segments])
+        self._chunks_sent += 1
+        self._owed = 0
+        if segments:
+            self._bytes_written += len(chunk) - _PREFIX.size
+            self._under_way.append(self._bytes_written)
+            self._writer.advance(len(chunk) - _PREFIX.size)
+        return chunk
+
+    def _finish(self) -> None:
+        """Take nothing more, send what waits, and say that this was all."""
+        self._is_closing = True
+        self._events = None
+        if self._reader is not None:
+            self._reader.stop()
+        self._free.set()
+        self._started.set()
+        self._work.set()
+
+    def _tick(self) -> None:
+        """Once a second: see whether all bytes come."""
+        if self._ended.done() or self._is_closing or self._reader is None:
+            return
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(TICK_SECONDS, self._tick)
+        self._positions.mark(loop.time(), self._bytes_written)
+        self._owes_position = self._positions.tick(
+            loop.time(),
+            sent=self._bytes_sent,
+            received=self._bytes_received,
+            is_in_frame=True,  # what gRPC has of a chunk is not seen, so it may always be in one
+            is_reading=not self._was_held,
+        )
+        self._was_held = self._reader.is_held
+        if self._owes_position:
+            self._work.set()
+
+    def _refuse(self, error: ProtocolError) -> None:
+        """The bytes that came are not what a peer of ours sends: tell both ends, and end."""
+        cause = self._protection.describe(error, self.kind)
+        events, self._events = self._events, None
+        if events is None:
+            self._lose(cause)
+        else:
+            self.leave(events.lost(cause))  # the owner says to the peer why, over this lane
+
+    def _lose(self, cause: str) -> None:
+        """The channel ended; tell the owner once."""
+        if self._ended.done():
+            return
+        events = self._events
+        self._end(cause)
+        self._queue.fail(PeerLost(cause, cause=cause) if events is None else events.lost(cause))
+
+    def _end(self, cause: str) -> None:
+        self._end_cause = cause
+        if self._timer is not None:
+            self._timer.cancel()
+        self._events = None
+        if self._reader is not None:
+            self._reader.stop()
+        self._ended.set_result(None)

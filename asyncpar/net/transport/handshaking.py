@@ -1,0 +1,301 @@
+"""Turn fresh connections into lanes: nobody gets in before the handshake is complete.
+
+Connections that wait (``PendingConnections``).  When there are too many, one leaves, and chance says who.  If it were
+the oldest, a flood could keep out everybody who needs longer for a handshake than the flood for its next ``limit``
+connections; so everybody has a chance, at each try.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import socket
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Generic, TypeVar, cast
+
+from asyncpar.errors import AuthenticationError, PeerLost
+from asyncpar.net.transport.busy_poll import BusyPoll
+from asyncpar.net.transport.protection import Protection
+from asyncpar.net.transport.sockets import Pulse
+from asyncpar.net.transport.stream import StreamLane
+from asyncpar.net.wire.handshake import NONCE_BYTES, Handshake, LinkTerms
+
+STRANGER_SECONDS = 5.0
+"""How long a connection may stay open without having shown the secret."""
+
+PEER_SECONDS = 15.0
+"""How long a peer may take to finish the handshake: its event loop may be busy with a computation."""
+
+MAX_STRANGERS = 64
+"""Most connections of a listener that have not shown the secret; a further one pushes one of them out.
+
+As many may be in their handshake that have shown it; strangers do not push these out.
+"""
+
+
+class TurnedAwayError(ConnectionResetError):
+    """The listener closed the connection without a word: it knows us not, or had to choose among too many."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Medium:
+    """What connections of one kind of lane have of their own.
+
+    ``prepare`` sets a fresh socket up, and raises ``OSError`` if the peer at its other end is none of ours; ``watch``
+    returns what tells that the peer is dead where the socket does not.  ``may_damage``: bytes may change on the way.
+    """
+
+    kind: str
+    prepare: Callable[[socket.socket], None]
+    watch: Callable[[socket.socket], Pulse] | None = None
+    may_damage: bool = True
+
+
+def _ignore(_: HandshakeProtocol) -> None: ...
+
+
+class HandshakeProtocol(asyncio.BufferedProtocol):
+    """Runs a handshake; ends ``lane`` with a lane whose reading is paused, or with an error, and the socket closed.
+
+    ``on_stranger`` is called when the connection is made, unless the peer shows the secret at once; ``on_trusted`` when
+    it shows it.
+    """
+
+    def __init__(
+        self,
+        handshake: Handshake,
+        medium: Medium,
+        busy_poll: BusyPoll,
+        *,
+        seconds: float,
+        on_stranger: Callable[[HandshakeProtocol], None] = _ignore,
+        on_trusted: Callable[[HandshakeProtocol], None] = _ignore,
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.handshake = handshake
+        self.lane: asyncio.Future[StreamLane] = self._loop.create_future()
+        self._medium = medium
+        self._busy_poll = busy_poll
+        self._on_stranger = on_stranger
+        self._on_trusted = on_trusted
+        self._transport: asyncio.Transport | None = None
+        self._socket: socket.socket | None = None
+        self._timer = self._loop.call_later(seconds, self._expire)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # what uvloop passes is none by inheritance
+        try:
+            self._socket = socket.socket(fileno=os.dup(transport.get_extra_info("socket").fileno()))
+            self._socket.setblocking(False)
+            self._medium.prepare(self._socket)
+            self._advance(0 if self.handshake.opening else self._read_now())
+        except OSError as error:  # too many open files, too
+            self.fail(error)
+        if not self.lane.done() and not self.handshake.is_trusted:
+            self._on_stranger(self)
+
+    def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002
+        return self.handshake.buffer()
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self._advance(nbytes)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        why = f"the peer closed the connection during the handshake ({exc or 'no reason'})"
+        self.fail(ConnectionResetError(why) if self.handshake.is_trusted else TurnedAwayError(why))
+
+    def fail(self, error: Exception) -> None:
+        """End without a lane, unless there is one; the peer learns nothing."""
+        self._timer.cancel()
+        if self.lane.done():
+            return
+        self.lane.set_exception(error)
+        self.lane.exception()
+        if self._socket is not None:
+            self._socket.close()
+        if self._transport is not None:
+            self._transport.abort()
+
+    def push_out(self) -> None:
+        """Make room for others, unless the peer has shown the secret by now and only was not heard yet."""
+        was_trusted = self.handshake.is_trusted
+        if not was_trusted and not self.lane.done():
+            try:
+                self._advance(self._read_now())
+            except OSError as error:
+                self.fail(error)
+        if was_trusted or not self.handshake.is_trusted:
+            self.fail(TimeoutError("too many connections are in their handshake"))
+
+    def discard(self) -> None:
+        """Close whatever has become of the connection."""
+        self.fail(ConnectionAbortedError("the connection is not needed any more"))
+        if self.lane.exception() is None:
+            self.lane.result().abort(PeerLost("the connection is not needed any more", cause="cancelled"))
+
+    async def finished(self) -> StreamLane:
+        """Wait for the lane; if that is cancelled, nothing is left of the connection."""
+        try:
+            return await asyncio.shield(self.lane)
+        except asyncio.CancelledError:
+            self.discard()
+            raise
+
+    def _read_now(self) -> int:
+        """Take what the peer has said already: who says the right thing at once never counts among the strangers."""
+        assert self._socket is not None
+        try:
+            return self._socket.recv_into(self.handshake.buffer())
+        except BlockingIOError:
+            return 0
+
+    def _advance(self, count: int) -> None:
+        assert self._transport is not None
+        assert self._socket is not None
+        was_trusted = self.handshake.is_trusted
+        try:
+            self._say(self.handshake.advance(count) if count else self.handshake.opening)
+        except (AuthenticationError, OSError) as error:
+            self.fail(error)
+            return
+        if self.handshake.is_complete:
+            self._timer.cancel()
+            self._transport.pause_reading()
+            self.lane.set_result(self._make_lane(self._transport, self._socket))
+        elif self.handshake.is_trusted and not was_trusted:
+            self._timer.cancel()
+            self._timer = self._loop.call_later(PEER_SECONDS, self._expire)
+            self._on_trusted(self)
+
+    def _make_lane(self, transport: asyncio.Transport, duplicate: socket.socket) -> StreamLane:
+        watch = self._medium.watch
+        pulse = None if watch is None else watch(duplicate)
+        protection = Protection(self.handshake, may_damage=self._medium.may_damage)
+        return StreamLane(
+            transport, duplicate, kind=self._medium.kind, busy_poll=self._busy_poll, protection=protection, pulse=pulse
+        )
+
+    def _say(self, message: bytes) -> None:
+        """Send on our own descriptor, as the lane does, whose first frame might overtake what a transport buffers."""
+        assert self._socket is not None
+        if message and self._socket.send(message) != len(message):
+            raise ConnectionAbortedError("a fresh connection did not take a whole handshake message")
+
+    def _expire(self) -> None:
+        self.fail(TimeoutError("the peer did not finish the handshake in time"))
+
+
+class Porter:
+    """Stands behind a listening socket: greets connections, and lets those in that prove themselves.
+
+    ``find_terms`` is asked what was agreed under a token; ``on_lane`` gets each lane whose peer proved itself, which
+    shares ``busy_poll``.
+    """
+
+    def __init__(
+        self,
+        medium: Medium,
+        *,
+        secret: bytes,
+        busy_poll: BusyPoll,
+        find_terms: Callable[[bytes], LinkTerms | None],
+        on_lane: Callable[[LinkTerms, StreamLane], None],
+        on_refused: Callable[[Exception], None] = lambda _: None,
+        dice: random.Random | None = None,
+    ) -> None:
+        self._medium = medium
+        self._secret = secret
+        self._busy_poll = busy_poll
+        self._find_terms = find_terms
+        self._on_lane = on_lane
+        self._on_refused = on_refused
+        dice = dice or random.SystemRandom()
+        self._strangers = PendingConnections[HandshakeProtocol](dice)
+        self._guests = PendingConnections[HandshakeProtocol](dice)
+        self._is_closed = False
+
+    @property
+    def strangers(self) -> int:
+        """Connections that have not shown the secret."""
+        return len(self._strangers)
+
+    @property
+    def guests(self) -> int:
+        """Connections that have shown the secret, and not answered the challenge yet."""
+        return len(self._guests)
+
+    def greet(self) -> HandshakeProtocol:
+        """Return the protocol for a connection that was accepted."""
+        stranger = HandshakeProtocol(
+            Handshake.listen(self._find_terms, secret=self._secret, nonce=os.urandom(NONCE_BYTES)),
+            self._medium,
+            self._busy_poll,
+            seconds=STRANGER_SECONDS,
+            on_stranger=lambda stranger: self._enter(self._strangers, stranger),
+            on_trusted=self._trust,
+        )
+        stranger.lane.add_done_callback(lambda lane: self._leave(stranger, lane))
+        return stranger
+
+    def turn_away(self) -> None:
+        """End every handshake that is not complete, and those to come; lanes live on."""
+        self._is_closed = True
+        for stranger in (*self._strangers, *self._guests):
+            stranger.fail(_stopped())
+
+    def _trust(self, guest: HandshakeProtocol) -> None:
+        self._strangers.leave(guest)
+        self._enter(self._guests, guest)
+
+    def _enter(self, pending: PendingConnections[HandshakeProtocol], who: HandshakeProtocol) -> None:
+        if self._is_closed:
+            who.fail(_stopped())
+            return
+        pushed = pending.enter(who, limit=MAX_STRANGERS)
+        if pushed is not None:
+            pushed.push_out()
+
+    def _leave(self, stranger: HandshakeProtocol, lane: asyncio.Future[StreamLane]) -> None:
+        self._strangers.leave(stranger)
+        self._guests.leave(stranger)
+        error = lane.exception()
+        if error is None:
+            self._on_lane(stranger.handshake.terms, lane.result())
+        elif isinstance(error, Exception):
+            self._on_refused(error)
+
+
+def _stopped() -> ConnectionResetError:
+    return ConnectionResetError("this node stopped accepting links")
+
+
+T = TypeVar("T")
+
+
+class PendingConnections(Generic[T]):
+    """A bounded set of those who wait."""
+
+    def __init__(self, dice: random.Random) -> None:
+        self._dice = dice
+        self._waiting: dict[T, None] = {}
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def __iter__(self) -> Iterator[T]:
+        return iter(tuple(self._waiting))
+
+    def enter(self, who: T, *, limit: int) -> T | None:
+        """Let ``who`` wait; return who must leave for it, None while there is room for ``limit``."""
+        pushed = None
+        if len(self._waiting) >= limit:
+            pushed = self._dice.choice(tuple(self._waiting))
+            del self._waiting[pushed]
+        self._waiting[who] = None
+        return pushed
+
+    def leave(self, who: T) -> None:
+        """``who`` does not wait any more, if it ever did."""
+        self._waiting.pop(who, None)

@@ -1,0 +1,276 @@
+"""The receiving half of a link: frames meet the receives posted for them.
+
+Theory of operation.  A small payload (up to ``EAGER_LIMIT``) travels at once and, if nobody has posted a receive for
+it yet, waits here.  The sum of such bytes is bounded by ``EAGER_WINDOW``: the sender spends credit for each, and gets
+it back in a CREDIT frame when the payload has been consumed.  A larger payload, or a small one without credit, travels
+only after a GRANT, which is sent when memory is posted for it.  So memory is bounded, and since no frame ever waits in
+front of another in the channel, operations may complete in any order without a deadlock.
+
+The module decides only; what it wants sent goes through ``emit``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from asyncpar.errors import OperationMismatch, ProtocolError
+from asyncpar.net.wire.header import HEADER_BYTES, FrameHeader, FrameKind, Key
+
+EAGER_LIMIT = 64 * 1024
+"""Largest payload in bytes that may be sent before it is granted.  Part of the protocol: equal on all ranks."""
+
+EAGER_WINDOW = 4 * 1024 * 1024
+"""Most bytes (with headers) of eager payloads per link and direction that are not consumed yet."""
+
+MAX_PENDING = 65_536
+"""Most grants and requests per link that wait for their counterpart."""
+
+
+class Waiter(Protocol):
+    """The part of ``asyncio.Future`` that the inbox needs."""
+
+    def done(self) -> bool: ...
+    def set_result(self, result: None, /) -> None: ...
+    def set_exception(self, exception: BaseException, /) -> None: ...
+    def exception(self) -> BaseException | None: ...
+
+
+class Referee(Protocol):
+    """What the owner of the operations knows."""
+
+    def is_stale(self, group: int, sequence: int) -> bool:
+        """Is this operation over here, so that frames for it must be dropped?"""
+        ...
+
+    def mismatch(self, header: FrameHeader) -> None:
+        """A frame has another fingerprint than the receive posted for its key."""
+        ...
+
+
+@dataclass(slots=True)
+class _Receive:
+    fingerprint: int
+    buffer: memoryview
+    waiter: Waiter
+
+
+@dataclass(slots=True)
+class _Early:
+    fingerprint: int
+    buffer: memoryview
+
+
+@dataclass(slots=True)
+class _Landing:
+    """Where the payload of ``header`` is arriving."""
+
+    header: FrameHeader
+    place: _Receive | _Early
+
+
+class Inbox:
+    """Match arriving frames with posted receives, for one link."""
+
+    def __init__(self, *, referee: Referee, emit: Callable[[FrameKind, Key, int, int], None]) -> None:
+        self._referee = referee
+        self._emit = emit
+        self._posted: dict[Key, _Receive] = {}
+        self._early: dict[Key, _Early] = {}
+        self._requested: set[Key] = set()
+        self._landing: _Landing | None = None
+        self._held = 0
+        self._owed = 0
+
+    @property
+    def early_bytes(self) -> int:
+        """Bytes of payloads that nobody has asked for yet."""
+        return self._held
+
+    def due_bytes(self, key: Key) -> int:
+        """Return how many bytes are expected for ``key``; 0 if nothing is posted for it."""
+        receive = self._posted.get(key)
+        return 0 if receive is None else len(receive.buffer)
+
+    def is_arriving(self, key: Key) -> bool:
+        """Is the payload for ``key`` arriving right now?"""
+        return self._landing is not None and self._landing.header.key == key
+
+    def take_early(self, key: Key, fingerprint: int, buffer: memoryview) -> bool:
+        """Copy the payload for ``key`` into ``buffer`` if it is already here; True if it was.
+
+        Raises ``OperationMismatch`` if a payload of another length waits for ``key``.
+        """
+        early = self._early.get(key)
+        if early is None or early.fingerprint != fingerprint:
+            return False
+        del self._early[key]
+        self._consume(len(early.buffer))
+        _check_length(key, expected=len(buffer), got=len(early.buffer))
+        buffer[:] = early.buffer
+        return True
+
+    def post(self, key: Key, fingerprint: int, buffer: memoryview, waiter: Waiter) -> None:
+        """Post ``buffer`` for ``key``, after ``take_early`` found nothing."""
+        assert key not in self._posted, f"a receive for {key} is already posted"
+        self._posted[key] = _Receive(fingerprint, buffer, waiter)
+        early = self._early.get(key)
+        if early is not None:
+            header = FrameHeader(FrameKind.EAGER, 0, *key, early.fingerprint, len(early.buffer))
+            self._referee.mismatch(header)
+        elif len(buffer) > EAGER_LIMIT or key in self._requested:
+            self._requested.discard(key)
+            self._emit(FrameKind.GRANT, key, fingerprint, len(buffer))
+
+    def withdraw(self, key: Key) -> bool:
+        """Take back a posted receive; True if its payload is arriving right now, so that the lane must divert."""
+        receive = self._posted.pop(key, None)
+        landing = self._landing
+        if receive is None or landing is None or landing.place is not receive:
+            return False
+        self._landing = None
+        if landing.header.kind is FrameKind.EAGER:
+            self._return_credit(landing.header.length)
+        return True
+
+    def forget(self, group: int, sequence: int | None = None) -> None:
+        """Drop what has arrived early for an operation that is over."""
+        over = (group,) if sequence is None else (group, sequence)
+        for key in [key for key in self._early if key[: len(over)] == over]:
+            self._consume(len(self._early.pop(key).buffer))
+        if self._requested:
+            self._requested = {key for key in self._requested if key[: len(over)] != over}
+
+    def lend(self, header: FrameHeader) -> memoryview | None:
+        """Say where the payload of an EAGER or BULK frame must land; None drops it."""
+        key = header.key
+        receive = self._posted.get(key)
+        if receive is not None and receive.waiter.done():  # cancelled: its memory is not ours any more
+            del self._posted[key]
+            receive = None
+        if receive is not None and receive.fingerprint == header.fingerprint:
+            if header.length != len(receive.buffer):
+                self._refuse(header, receive)
+                return None
+            self._landing = _Landing(header, receive)
+            return receive.buffer
+        if receive is not None:
+            self._referee.mismatch(header)
+        elif header.kind is FrameKind.EAGER and not self._referee.is_stale(header.group, header.sequence):
+            return self._hold(header)
+        if header.kind is FrameKind.EAGER:
+            self._return_credit(header.length)
+        return None
+
+    def landed(self, header: FrameHeader) -> None:
+        """The payload last lent for is complete."""
+        landing, self._landing = self._landing, None
+        assert landing is not None, "a payload landed that was not lent for"
+        key = header.key
+        place = landing.place
+        if isinstance(place, _Receive):
+            del self._posted[key]
+            if header.kind is FrameKind.EAGER:
+                self._return_credit(header.length)
+            if not place.waiter.done():
+                place.waiter.set_result(None)
+            return
+        if key in self._early:
+            raise ProtocolError(f"two payloads were sent for {key}")
+        if self._referee.is_stale(header.group, header.sequence):
+            self._consume(header.length)
+            return
+        self._early[key] = place
+        posted = self._posted.get(key)
+        if posted is not None:
+            self._match_late(key, posted)
+
+    def request(self, header: FrameHeader) -> None:
+        """The peer asks for a grant for ``header.key``."""
+        receive = self._posted.get(header.key)
+        if receive is not None:
+            if receive.fingerprint != header.fingerprint:
+                self._referee.mismatch(header)
+            elif len(receive.buffer) <= EAGER_LIMIT:  # a larger one was granted when it was posted
+                self._emit(FrameKind.GRANT, header.key, receive.fingerprint, len(receive.buffer))
+        elif not self._referee.is_stale(header.group, header.sequence):
+            if len(self._requested) >= MAX_PENDING:
+                raise ProtocolError(f"more than {MAX_PENDING} requests wait for a receive")
+            self._requested.add(header.key)
+
+    def fail(self, error: BaseException) -> None:
+        """End every posted receive with ``error``: nothing more arrives, and nothing may land any more.
+
+        Payloads that are already here stay, for receives that are posted later.
+        """
+        self._landing = None
+        self._requested.clear()
+        posted, self._posted = self._posted, {}
+        for receive in posted.values():
+            _fail(receive.waiter, error)
+
+    def _hold(self, header: FrameHeader) -> memoryview:
+        if header.length > EAGER_LIMIT:
+            raise ProtocolError(f"eager payload: at most {EAGER_LIMIT} bytes are allowed, got {header.length}")
+        if self._held + header.length + HEADER_BYTES > EAGER_WINDOW:
+            raise ProtocolError(f"eager payloads: the peer overspent its credit of {EAGER_WINDOW} bytes")
+        self._held += header.length + HEADER_BYTES
+        early = _Early(header.fingerprint, memoryview(bytearray(header.length)))
+        self._landing = _Landing(header, early)
+        return early.buffer
+
+    def _match_late(self, key: Key, receive: _Receive) -> None:
+        """A receive was posted while its payload was arriving elsewhere."""
+        early = self._early[key]
+        if early.fingerprint != receive.fingerprint:
+            self._referee.mismatch(FrameHeader(FrameKind.EAGER, 0, *key, early.fingerprint, len(early.buffer)))
+            return
+        del self._early[key], self._posted[key]
+        self._consume(len(early.buffer))
+        if receive.waiter.done():
+            return
+        try:
+            _check_length(key, expected=len(receive.buffer), got=len(early.buffer))
+        except OperationMismatch as error:
+            _fail(receive.waiter, error)
+            return
+        receive.buffer[:] = early.buffer
+        receive.waiter.set_result(None)
+
+    def _refuse(self, header: FrameHeader, receive: _Receive) -> None:
+        """The peer sends another length than was posted: the receive fails, the payload is dropped."""
+        del self._posted[header.key]
+        if header.kind is FrameKind.EAGER:
+            self._return_credit(header.length)
+        if not receive.waiter.done():
+            try:
+                _check_length(header.key, expected=len(receive.buffer), got=header.length)
+            except OperationMismatch as error:
+                _fail(receive.waiter, error)
+
+    def _consume(self, length: int) -> None:
+        self._held -= length + HEADER_BYTES
+        self._return_credit(length)
+
+    def _return_credit(self, length: int) -> None:
+        """Give credit back in lumps, so that small messages do not each cost a frame."""
+        self._owed += length + HEADER_BYTES
+        if self._owed >= EAGER_WINDOW // 4:
+            owed, self._owed = self._owed, 0
+            self._emit(FrameKind.CREDIT, Key(0, 0, 0), 0, owed)
+
+
+def _fail(waiter: Waiter, error: BaseException) -> None:
+    """End ``waiter`` unless it has ended; nobody is scolded if nobody awaits it."""
+    if not waiter.done():
+        waiter.set_exception(error)
+        waiter.exception()
+
+
+def _check_length(key: Key, *, expected: int, got: int) -> None:
+    if expected != got:
+        raise OperationMismatch(
+            f"group {key.group:#x} operation #{key.sequence} message {key.tag}: "
+            f"this rank expects {expected} bytes, the peer sent {got}"
+        )

@@ -1,0 +1,436 @@
+"""All links of one rank: opened by need, watched for loss, closed together."""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Protocol, Self
+
+from asyncpar.core.config.world import World
+from asyncpar.core.observe.reporting import find_peer_error
+from asyncpar.errors import AsyncparError, LinkDamaged, PeerCancelled, PeerLost, PeerTimeout, UsageError
+from asyncpar.net.transport.lane import Lane, Sending
+from asyncpar.net.transport.link import Link
+from asyncpar.net.transport.protection import DAMAGED
+from asyncpar.net.transport.recycling import MemoryPool
+from asyncpar.net.transport.shared import SharedMemory
+from asyncpar.net.wire.header import FrameHeader, FrameKind, Key
+from asyncpar.net.wire.segments import Payload
+
+LEFT = "it left the world"
+"""The ``cause`` of a loss that is none: the rank has closed its links in good order."""
+
+_REASON_SECONDS = 0.2
+"""How long the end of a rank waits for its goodbye, and for the end of another rank that explains it."""
+
+_REASON_BYTES = 1024
+
+MAX_MESSAGE_BYTES = 1 << 30
+MESSAGE_BUDGET = 64 << 20
+
+OnMessage = Callable[[int, memoryview, Callable[[], None]], None]
+"""Called with the sender's rank, the payload, and the function that releases the payload's share of the budget."""
+
+
+class Connector(ABC):
+    """Opens lanes to other ranks of the world."""
+
+    @abstractmethod
+    async def connect(self, links: Links, rank: int) -> None:
+        """Bring up the link to ``rank``.
+
+        On return ``links.adopt`` has been called for it, by us or by the side that accepts connections.
+
+        Raises ``PeerLost`` when the peer cannot be reached.
+        """
+
+    @abstractmethod
+    def default_lane(self, rank: int) -> str:
+        """Return the lane kind that will be used with ``rank``, as far as it is known before the link is up."""
+
+
+class OperationEvents(Protocol):
+    """What the owner of collective operations knows, and is told."""
+
+    def is_stale(self, group: int, sequence: int) -> bool:
+        """Is this operation over here, so that frames for it must be dropped?"""
+        ...
+
+    def frame_mismatch(self, rank: int, header: FrameHeader) -> None:
+        """A frame of ``rank`` carries another fingerprint than the local operation of its key."""
+        ...
+
+    def control(self, rank: int, header: FrameHeader, payload: bytes) -> None:
+        """An ABORT, PROBE or STATUS frame of ``rank``."""
+        ...
+
+    def peer_lost(self, rank: int, error: PeerLost) -> None:
+        """``rank`` failed.  Not called for one that left in good order: what needs it fails where it needs it."""
+        ...
+
+    def job_ends(self, error: PeerLost) -> None:
+        """The whole job ends because of a lost rank: what is awaited ends with ``error``, whoever it waits for."""
+        ...
+
+    def closed(self, error: PeerLost) -> None:
+        """This rank leaves: whatever pends ends with ``error``."""
+        ...
+
+
+class _NoOperations:
+    """Stands in until a group is made: early frames wait, nothing is stale."""
+
+    def is_stale(self, group: int, sequence: int) -> bool:  # noqa: ARG002
+        return False
+
+    def frame_mismatch(self, rank: int, header: FrameHeader) -> None: ...
+    def control(self, rank: int, header: FrameHeader, payload: bytes) -> None: ...
+    def peer_lost(self, rank: int, error: PeerLost) -> None: ...
+    def job_ends(self, error: PeerLost) -> None: ...
+    def closed(self, error: PeerLost) -> None: ...
+
+
+@dataclass(slots=True)
+class _LinkReferee:
+    links: Links
+    rank: int
+
+    def is_stale(self, group: int, sequence: int) -> bool:
+        return self.links.operations.is_stale(group, sequence)
+
+    def mismatch(self, header: FrameHeader) -> None:
+        self.links.operations.frame_mismatch(self.rank, header)
+
+
+class Links:
+    """The links of ``rank`` in ``world``; use as ``async with``.
+
+    ``operations`` and ``on_message`` are set once by the layers above, before the first frame can arrive.
+    """
+
+    def __init__(self, *, world: World, rank: int, connector: Connector) -> None:
+        if not 0 <= rank < world.size:
+            raise UsageError(f"rank: expected 0..{world.size - 1}, got {rank}")
+        self.world = world
+        self.rank = rank
+        self.operations: OperationEvents = _NoOperations()
+        self.on_message: OnMessage = _refuse_message
+        self.shared: SharedMemory | None = None
+        """Memory for large messages to ranks of this host; set before the first link is made."""
+        self.lost: dict[int, PeerLost] = {}
+        """Ranks that are gone, with the error for whoever needs them."""
+        self._connector = connector
+        self._links: dict[int, Link] = {}
+        self._memory = MemoryPool()
+        self._tasks = asyncio.TaskGroup()
+        self._opening: dict[int, asyncio.Task[None]] = {}
+        self._leaving: list[asyncio.TimerHandle] = []
+        """Ranks that were seen to leave, and have not said why yet."""
+        self._listeners: list[Callable[[int, PeerLost], None]] = []
+        self._closed: PeerLost | None = None
+        self._reasons: dict[int, tuple[int, str]] = {}
+        """Ranks that left because of another rank: that rank, and what was wrong with it."""
+        self._job_end: PeerLost | None = None
+        self._goodbye = _name_culprit(None, rank)
+
+    async def __aenter__(self) -> Self:
+        await self._tasks.__aenter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        try:
+            await self.close()
+        finally:
+            await self._tasks.__aexit__(None, None, None)
+
+    # -- use -------------------------------------------------------------------------------------------------------
+
+    def post(self, source: int, key: Key, fingerprint: int, buffer: memoryview) -> asyncio.Future[None] | None:
+        """See ``Link.post``."""
+        return self.link(source).post(key, fingerprint, buffer)
+
+    def missing_bytes(self, source: int, key: Key) -> int:
+        """See ``Link.missing_bytes``."""
+        return self.link(source).missing_bytes(key)
+
+    def withdraw(self, source: int, key: Key) -> None:
+        """See ``Link.withdraw``."""
+        self.link(source).withdraw(key)
+
+    def send(self, to: int, key: Key, fingerprint: int, payload: Payload) -> Sending | None:
+        """See ``Link.send``."""
+        return self.link(to).send(key, fingerprint, payload)
+
+    def send_message(self, to: int, payload: Payload) -> Sending | None:
+        """See ``Link.send_message``."""
+        return self.link(to).send_message(payload)
+
+    def control(self, to: int, kind: FrameKind, key: Key, payload: bytes = b"") -> None:
+        """Send a control frame; opens the link if need be, dropped if ``to`` is lost."""
+        self.link(to).control(kind, key, payload)
+
+    def forget(self, group: int, sequence: int | None = None) -> None:
+        """Drop every trace of an operation that is over, or of a whole group, on all links."""
+        for link in self._links.values():
+            link.forget(group, sequence)
+
+    def link(self, rank: int) -> Link:
+        """Return the link to ``rank``, opening it in the background if it is new."""
+        link = self._links.get(rank)
+        if link is None:
+            link = self._make(rank)
+            error = self._closed or self.lost.get(rank)
+            if error is not None:
+                link.fail(error)
+            else:
+                opening = self._tasks.create_task(self._open(rank, link), name=f"open link {self.rank}-{rank}")
+                self._opening[rank] = opening
+                opening.add_done_callback(lambda _: self._opening.pop(rank, None))
+        return link
+
+    def lane_kind(self, rank: int) -> str:
+        """Return the kind of lane that carries, or will carry, the link to ``rank``."""
+        link = self._links.get(rank)
+        if link is not None and link.lane is not None:
+            return link.lane.kind
+        return self._connector.default_lane(rank)
+
+    def add_loss_listener(self, listener: Callable[[int, PeerLost], None]) -> None:
+        """Call ``listener(rank, error)`` once for every rank that fails or leaves from now on."""
+        self._listeners.append(listener)
+
+    @property
+    def bytes_sent(self) -> int:
+        """Bytes of frames, headers included, that left this rank."""
+        return sum(link.bytes_sent for link in self._links.values())
+
+    @property
+    def bytes_received(self) -> int:
+        """Bytes of frames, headers included, that reached this rank."""
+        return sum(link.bytes_received for link in self._links.values())
+
+    # -- the connector's side ----------------------------------------------------------------------------------------
+
+    @property
+    def is_closing(self) -> bool:
+        """Has this rank begun to leave?"""
+        return self._closed is not None
+
+    @property
+    def closed(self) -> PeerLost | None:
+        """What every operation gets once this rank has begun to leave; None until then."""
+        return self._closed
+
+    def is_up(self, rank: int) -> bool:
+        """Is the link to ``rank`` in service?"""
+        link = self._links.get(rank)
+        return link is not None and link.lane is not None and link.error is None
+
+    def adopt(self, rank: int, lane: Lane) -> None:
+        """Put ``lane`` into service as the link to ``rank``; if that is lost, or this rank is leaving, close it."""
+        error = self._closed or self.lost.get(rank)
+        if error is not None:
+            lane.abort(error)
+            return
+        link = self._links.get(rank) or self._make(rank)
+        link.attach(lane)
+        for lost, failure in list(self.lost.items()):
+            if failure.cause != LEFT:
+                link.control(FrameKind.NOTICE, Key(0, lost, 0), _reason_bytes(failure.cause))
+
+    def report_lost(self, rank: int, cause: str, *, because: BaseException | None = None) -> PeerLost:
+        """Mark ``rank`` as failed, tell everyone who is linked to us, and return the error.
+
+        ``rank`` is told too, for the case that it lives: it must not wait for us, nor call us lost to others.
+        """
+        error = self.lost.get(rank)
+        if error is not None:
+            return error
+        error = self._lost_error(rank, cause)
+        error.__cause__ = because
+        if self._closed is not None:
+            return error
+        self.lost[rank] = error
+        for link in list(self._links.values()):
+            if link.lane is not None:
+                link.control(FrameKind.NOTICE, Key(0, rank, 0), _reason_bytes(cause))
+        self._give_up(rank, error)
+        return error
+
+    def hear_end(self, rank: int, cause: str) -> None:
+        """``rank`` was seen to end: see ``report_lost``."""
+        self.report_lost(rank, cause)
+
+    def end_job(self, rank: int, cause: str) -> None:
+        """The launcher ends the job because ``rank`` is lost."""
+        if self._closed is None:
+            error = self.report_lost(rank, cause)
+            self._job_end = self._job_end or error
+            self.operations.job_ends(error)
+
+    def hear_left(self, rank: int) -> None:
+        """``rank`` was seen to leave in good order: hear first what it says on its lane, and why it left."""
+        if self._closed is None:
+            self._leaving.append(asyncio.get_running_loop().call_later(_REASON_SECONDS, self.report_left, rank))
+
+    def report_left(self, rank: int) -> None:
+        """``rank`` has left in good order."""
+        if rank not in self.lost and self._closed is None:
+            self._mark_lost(rank, self._lost_error(rank, LEFT))
+
+    def explain(self, error: PeerLost) -> PeerLost:
+        """Return ``error``, or the error of the rank that is behind it.
+
+        A rank that leaves in good order may do so because of another one: that one is to blame.  It is the one that its
+        goodbye names, or the first that has failed.  In a job that ends it is the one because of which it ends.
+        """
+        if error.rank is None or error.rank == self.rank:
+            return error
+        if self._job_end is not None and error.rank != self._job_end.rank:
+            return self._behind(error.rank, self._job_end.rank, self._job_end.cause)
+        if error.cause != LEFT:
+            return error
+        culprit, why = self._reasons.get(error.rank, (None, ""))
+        if culprit is None:
+            failed = next((lost for lost in self.lost.values() if lost.cause != LEFT), None)
+            return error if failed is None else self._behind(error.rank, failed.rank, failed.cause)
+        if culprit == self.rank:
+            text = f"{LEFT} because of this rank, {culprit}: {why}"
+            return self._lost_error(error.rank, text)
+        return self._behind(error.rank, culprit, why)
+
+    def leave_because(self, error: BaseException | None) -> None:
+        """This rank will leave because of ``error``: tell the others of the rank that it names, if it names one."""
+        self._goodbye = _name_culprit(error, self.rank)
+
+    async def close(self) -> None:
+        """Say goodbye on every link and close the lanes; what pends ends with ``PeerLost``.  Idempotent."""
+        if self._closed is not None:
+            return
+        self._closed = PeerLost("this node is closed", rank=self.rank, cause="closed")
+        for opening in list(self._opening.values()):
+            opening.cancel()
+        for timer in self._leaving:  # they would keep everything of this node alive until they fire
+            timer.cancel()
+        self._leaving.clear()
+        links = list(self._links.values())
+        for link in links:
+            if link.lane is not None:
+                link.control(FrameKind.GOODBYE, *self._goodbye)
+        for link in links:
+            link.fail(self._closed)
+        self.operations.closed(self._closed)
+        await asyncio.gather(*(link.close() for link in links))
+        self._memory.close()
+
+    # -- inside ------------------------------------------------------------------------------------------------------
+
+    def _make(self, rank: int) -> Link:
+        if not 0 <= rank < self.world.size:
+            raise UsageError(f"rank: expected 0..{self.world.size - 1}, got {rank}")
+        if rank == self.rank:
+            raise UsageError(f"rank: {rank} is this rank itself; there is no link to oneself")
+        link = Link(
+            peer=rank,
+            generation=self.world.generation,
+            referee=_LinkReferee(self, rank),
+            on_control=self._on_control,
+            on_lost=self._lane_lost,
+            on_message=lambda payload, release: self.on_message(rank, payload, release),
+            max_message_bytes=MAX_MESSAGE_BYTES,
+            message_budget=MESSAGE_BUDGET,
+            allocate=self._memory.allocate,
+            shared=self.shared,
+        )
+        self._links[rank] = link
+        return link
+
+    async def _open(self, rank: int, link: Link) -> None:
+        try:
+            await self._connector.connect(self, rank)
+        except PeerLost as error:
+            await asyncio.sleep(_REASON_SECONDS)  # a rank that does not answer may have left because of another one
+            if error.cause == LEFT:
+                self.report_left(rank)
+            else:
+                link.fail(self.report_lost(rank, error.cause or str(error), because=error))
+        except AsyncparError as error:
+            link.fail(self.report_lost(rank, f"{type(error).__name__}: {error}", because=error))
+        else:
+            if link.lane is None and link.error is None:
+                link.fail(self.report_lost(rank, "the connection was made, but closed before it was used"))
+
+    def _on_control(self, rank: int, header: FrameHeader, payload: bytes) -> None:
+        if header.kind is FrameKind.NOTICE:
+            self._hear_notice(rank, header.sequence, payload.decode(errors="replace"))
+        elif header.kind is FrameKind.GOODBYE:
+            if 0 < header.sequence <= self.world.size:
+                self._reasons[rank] = (header.sequence - 1, payload.decode(errors="replace"))
+            self.report_left(rank)
+        else:
+            self.operations.control(rank, header, payload)
+
+    def _hear_notice(self, rank: int, lost: int, cause: str) -> None:
+        if self._closed is not None or rank in self.lost:
+            return
+        if lost == self.rank:
+            self._give_up(rank, self._lost_error(rank, f"it holds this rank, {lost}, for lost: {cause}"))
+        elif lost < self.world.size and lost not in self.lost:
+            by = "" if "(reported by" in cause else f" (reported by rank {rank})"
+            self.report_lost(lost, cause + by)
+
+    def _lane_lost(self, rank: int, cause: str) -> PeerLost:
+        """The lane to ``rank`` has ended."""
+        here, there = self.world.members[self.rank].host, self.world.members[rank].host
+        place = f"{DAMAGED} between rank {self.rank} on {here} and rank {rank} on {there}"
+        return self.report_lost(rank, cause.replace(DAMAGED, place, 1))
+
+    def _give_up(self, rank: int, error: PeerLost) -> None:
+        self._mark_lost(rank, error)
+        self.operations.peer_lost(rank, error)
+
+    def _lost_error(self, rank: int, cause: str) -> PeerLost:
+        host = self.world.members[rank].host
+        kind = LinkDamaged if DAMAGED in cause else PeerLost
+        return kind(f"rank {rank} on {host} is lost: {cause}", rank=rank, host=host, cause=cause)
+
+    def _behind(self, left: int, culprit: int | None, why: str | None) -> PeerLost:
+        """Return the error for whoever needs rank ``left``, which is gone because of ``culprit``."""
+        assert culprit is not None
+        host, cause = self.world.members[culprit].host, f"{why}; then rank {left} left"
+        kind = LinkDamaged if DAMAGED in cause else PeerLost
+        return kind(f"rank {culprit} on {host} is lost: {cause}", rank=culprit, host=host, cause=cause)
+
+    def _mark_lost(self, rank: int, error: PeerLost) -> None:
+        self.lost[rank] = error
+        explained = self.explain(error)
+        if rank in self._links:
+            self._links[rank].fail(explained)
+        for listener in list(self._listeners):
+            listener(rank, explained)
+
+
+def _name_culprit(error: BaseException | None, me: int) -> tuple[Key, bytes]:
+    """Return key and payload of the goodbye of rank ``me``, which leaves with ``error``.
+
+    The key's sequence is one more than the rank to blame, 0 if there is none; the payload says what is wrong with it.
+    """
+    peer = None if error is None else find_peer_error(error)
+    if not isinstance(peer, PeerLost | PeerTimeout | PeerCancelled) or peer.rank in (None, me) or peer.cause == LEFT:
+        return Key(0, 0, 0), b""
+    assert peer.rank is not None
+    return Key(0, peer.rank + 1, 0), _reason_bytes(peer.cause or str(peer))
+
+
+def _reason_bytes(cause: str | None) -> bytes:
+    return (cause or "").encode()[:_REASON_BYTES]
+
+
+def _refuse_message(rank: int, payload: memoryview, release: Callable[[], None]) -> None:  # noqa: ARG001
+    """Drop messages of a node that has no actors."""
+    release()

@@ -1,0 +1,181 @@
+"""Who dials whom, and over what: the rules by which two ranks agree on one lane.  Sans-I/O.
+
+Either side may dial.  If both do at once, the dial of the lower rank wins: it puts the other off, and the higher rank
+accepts although it is dialing itself.  A rank that has accepted does not dial but waits for the lane.  So at most one
+lane is made, whatever the order in which the calls cross.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from asyncpar.core.config.transport import HOST_TRANSPORTS
+from asyncpar.net.wire.handshake import LinkTerms
+
+
+class Reason(enum.Enum):
+    """Why a link was refused."""
+
+    WRONG_WORLD = enum.auto()
+    STALE_GENERATION = enum.auto()
+    NO_COMMON_LANE = enum.auto()
+    LOST = enum.auto()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proposal:
+    """What a dialing rank asks for."""
+
+    job: str
+    generation: int
+    dialer: int
+    listener: int
+    lanes: tuple[str, ...]
+    connections: int = 1
+    checks_payloads: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Accept:
+    """Connect, over the first of ``lanes`` that works."""
+
+    terms: LinkTerms
+    lanes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Defer:
+    """Do not connect: the link comes from the other side."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse:
+    """There will be no link."""
+
+    reason: Reason
+    message: str
+
+
+Answer = Accept | Defer | Refuse
+
+
+class Negotiator:
+    """The negotiations of one rank.
+
+    ``lanes`` are the kinds it can use, best first; those that stay inside a host only with the ranks in ``near``, and
+    with the others only those in ``far`` (None: all).
+    A TCP or gRPC lane takes as many ``connections`` as both sides want, and checks payloads if one side wants that.
+    """
+
+    def __init__(
+        self,
+        *,
+        job: str,
+        generation: int,
+        rank: int,
+        size: int,
+        lanes: tuple[str, ...],
+        near: frozenset[int] = frozenset(),
+        connections: int = 1,
+        far: tuple[str, ...] | None = None,
+        checks_payloads: bool = True,
+    ) -> None:
+        self._checks_payloads = checks_payloads
+        self._far = tuple(lane for lane in (lanes if far is None else far) if lane not in HOST_TRANSPORTS)
+        self._job = job
+        self._generation = generation
+        self._rank = rank
+        self._size = size
+        self._lanes = lanes
+        self._near = near
+        self._connections = connections
+        self._dialing: set[int] = set()
+        self._accepted: dict[int, LinkTerms] = {}
+
+    def propose(self, rank: int) -> Proposal:
+        """Begin to dial ``rank``; until ``end_dial``, a higher rank is put off."""
+        self._dialing.add(rank)
+        return Proposal(
+            job=self._job,
+            generation=self._generation,
+            dialer=self._rank,
+            listener=rank,
+            lanes=self.lanes_to(rank),
+            connections=self._connections,
+            checks_payloads=self._checks_payloads,
+        )
+
+    def lanes_to(self, rank: int) -> tuple[str, ...]:
+        """Return the kinds of lanes that this rank can use with ``rank``, best first."""
+        return self._lanes if rank in self._near else self._far
+
+    def end_dial(self, rank: int) -> None:
+        """The dial of ``rank`` is over, however it ended."""
+        self._dialing.discard(rank)
+
+    def answer(self, proposal: Proposal, *, token: bytes, is_up: bool, lost: str | None) -> Answer:
+        """Decide about ``proposal``; an acceptance gets ``token``, which must be fresh and random.
+
+        ``is_up`` says whether the link is in service here, ``lost`` why it never will be.
+        """
+        dialer = proposal.dialer
+        refusal = self._refusal(proposal, lost)
+        if refusal is not None:
+            return refusal
+        if is_up or (dialer > self._rank and dialer in self._dialing):
+            return Defer()
+        terms = LinkTerms(
+            job=self._job,
+            generation=self._generation,
+            dialer=dialer,
+            listener=self._rank,
+            token=token,
+            connections=max(1, min(proposal.connections, self._connections)),
+            checks_payloads=proposal.checks_payloads or self._checks_payloads,
+        )
+        self._accepted[dialer] = terms
+        return Accept(terms, self._common(proposal))
+
+    def is_accepting(self, rank: int) -> bool:
+        """Has ``rank`` been accepted, and not connected yet?"""
+        return rank in self._accepted
+
+    def find(self, token: bytes) -> LinkTerms | None:
+        """Return what was agreed under ``token``."""
+        return next((terms for terms in self._accepted.values() if terms.token == token), None)
+
+    def take(self, terms: LinkTerms) -> bool:
+        """Use up an agreement, because its lane is there or it has expired; False if it was used up before."""
+        if self._accepted.get(terms.dialer) != terms:
+            return False
+        del self._accepted[terms.dialer]
+        return True
+
+    def _common(self, proposal: Proposal) -> tuple[str, ...]:
+        own = self.lanes_to(proposal.dialer)
+        return tuple(lane for lane in proposal.lanes if lane in own)
+
+    def _refusal(self, proposal: Proposal, lost: str | None) -> Refuse | None:
+        dialer, here = proposal.dialer, self._rank
+        if proposal.job != self._job:
+            return Refuse(Reason.WRONG_WORLD, f"rank {here} belongs to job {self._job!r}, not {proposal.job!r}")
+        if proposal.generation != self._generation:
+            return Refuse(
+                Reason.STALE_GENERATION,
+                f"rank {here} is in generation {self._generation}, rank {dialer} in {proposal.generation}",
+            )
+        if proposal.listener != here or dialer == here or not 0 <= dialer < self._size:
+            return Refuse(
+                Reason.WRONG_WORLD,
+                f"this is rank {here} of {self._size}; rank {dialer} asked for rank {proposal.listener}",
+            )
+        if lost is not None:
+            return Refuse(Reason.LOST, lost)
+        if not self._common(proposal):
+            return Refuse(
+                Reason.NO_COMMON_LANE,
+                f"transport: rank {dialer} uses {' or '.join(proposal.lanes) or 'nothing'}, "
+                f"rank {here} uses {' or '.join(self.lanes_to(dialer)) or 'nothing'}; give both the same",
+            )
+        return None

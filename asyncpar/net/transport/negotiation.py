@@ -1,0 +1,308 @@
+"""Open links between processes: agree by gRPC, then connect the lane that was agreed on.
+
+``machine`` holds the rules; this module makes the calls.  What a dial can meet, and how long it may take:
+
+- nobody listens at the peer's address: its server was there when it joined, so it is gone; lost at once;
+- nothing answers at that address: lost after ``REACH_SECONDS``;
+- connections are accepted and end: tried again for ``CROWDED_SECONDS``, since strangers may crowd the peer's server;
+- the peer is alive but busy, or not yet in its world: waited for, ``LINK_UP_SECONDS`` at most;
+- the TLS handshake fails: an error that says why, at once (see ``tls_probe``);
+- a lane does not get through although gRPC does: the next best is used (see ``dialing``), unless one is pinned.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import grpc
+import grpc.aio
+
+from asyncpar._proto.asyncpar.v1 import link_pb2, link_pb2_grpc
+from asyncpar.core.config.transport import HOST_TRANSPORTS, LINK_SECONDS, TRANSPORTS, parse_transport
+from asyncpar.core.config.world import World
+from asyncpar.errors import AsyncparError, AuthenticationError, PeerLost, StaleGeneration, UsageError
+from asyncpar.net.security.identity import rank_role
+from asyncpar.net.transport.acceptor import Acceptor
+from asyncpar.net.transport.busy_poll import BusyPoll
+from asyncpar.net.transport.connect import has_abstract_sockets
+from asyncpar.net.transport.dialing import LaneDialer, describe_failure
+from asyncpar.net.transport.grpc_lane import GrpcLane
+from asyncpar.net.transport.lane import Lane
+from asyncpar.net.transport.links import Connector, Links
+from asyncpar.net.transport.machine import Negotiator, Proposal
+from asyncpar.net.transport.rpc import Credentials, RpcServer, open_channel, split_address
+from asyncpar.net.transport.tls_probe import check_tls
+from asyncpar.net.wire.handshake import TOKEN_BYTES, LinkTerms
+
+REACH_SECONDS = 5.0
+"""How long a peer's host may take to answer at all."""
+
+CROWDED_SECONDS = 20.0
+"""How long a peer's server may turn connections away before the peer counts as lost."""
+
+LINK_UP_SECONDS = 60.0
+"""How long a peer that is alive may take to make a link."""
+
+WAIT_SECONDS = 1.0
+"""How long to wait for a lane that the peer connects before asking whether the peer is still there."""
+
+RETRY_SECONDS = 0.05
+
+_LARGEST_PORT = 65_535
+
+_Refused = link_pb2.OpenReply.Refused
+
+
+class GrpcConnector(Connector):
+    """Connects ranks of different processes (or of one) over the best lane that works: Unix socket, TCP, gRPC stream.
+
+    In this order: ``register`` on the node's server, start that server, ``await start()``, and ``join`` once the world
+    is known.  Calls of ranks that were quicker are kept waiting.  ``await stop()`` comes after the links are closed.
+    ``processors`` says how many this process may use: if it is enough for all ranks of the host, lanes over sockets
+    stay awake for answers.  ``connections`` is how many a TCP or gRPC lane takes, if the other side wants as many.
+    ``checks_payloads`` False leaves out the checksums of payloads that leave the host, if the other side agrees.
+    """
+
+    def __init__(
+        self,
+        *,
+        credentials: Credentials | None,
+        transport: str | None = None,
+        bind: str = "127.0.0.1",
+        processors: float = 0.0,
+        connections: int = 1,
+        checks_payloads: bool = True,
+        link_timeout: float = LINK_SECONDS,
+    ) -> None:
+        self._checks_payloads = checks_payloads
+        self._is_encrypted = credentials is not None and credentials.certificates is not None
+        self._is_pinned = parse_transport(transport) is not None
+        self._lanes = _usable(parse_transport(transport))
+        self._connections = connections
+        self._processors = processors
+        self._busy_poll = BusyPoll()
+        self._credentials = credentials
+        self._secret = b"" if credentials is None else credentials.secret
+        self._metadata = () if credentials is None else credentials.metadata()
+        self._acceptor = Acceptor(
+            secret=self._secret,
+            bind=bind,
+            lanes=self._lanes,
+            busy_poll=self._busy_poll,
+            is_encrypted=self._is_encrypted,
+            link_timeout=link_timeout,
+        )
+        self._tasks = asyncio.TaskGroup()
+        self._carriers: set[asyncio.Task[None]] = set()
+        self._has_started = False
+        self._dialer = LaneDialer(
+            credentials=credentials, busy_poll=self._busy_poll, carry=self._carry, link_timeout=link_timeout
+        )
+
+    def register(self, server: RpcServer) -> None:
+        """Add the services that accept links to ``server``, which must not be started yet."""
+        self._acceptor.register(server.server)
+
+    async def start(self) -> None:
+        """Begin to listen.  Raises ``UsageError`` when the bind address is not ours, or a pinned lane cannot work."""
+        await self._acceptor.start()
+        self._lanes = self._acceptor.lanes
+        await self._tasks.__aenter__()
+        self._has_started = True
+
+    def join(self, links: Links) -> None:
+        """Accept links for ``links`` from now on.
+
+        Raises ``UsageError`` when a lane that stays inside a host is pinned, and the world spans several.
+        """
+        world = links.world
+        if HOST_TRANSPORTS.issuperset(self._lanes):
+            _check_one_host(world, self._lanes[0])
+        near = next(ranks for ranks in world.hosts if links.rank in ranks)
+        self._busy_poll.is_allowed = len(near) <= self._processors
+        negotiator = Negotiator(
+            job=world.job,
+            generation=world.generation,
+            rank=links.rank,
+            size=world.size,
+            lanes=self._lanes,
+            near=frozenset(near),
+            connections=self._connections,
+            far=self._far_lanes(),
+            checks_payloads=self._checks_payloads,
+        )
+        self._acceptor.join(links, negotiator)
+
+    async def stop(self) -> None:
+        """Accept nothing more and end all streams.  Idempotent."""
+        await self._acceptor.stop()
+        for carrier in self._carriers:
+            carrier.cancel()
+        if self._has_started:
+            self._has_started = False
+            await self._tasks.__aexit__(None, None, None)
+
+    def default_lane(self, rank: int) -> str:
+        return self._acceptor.negotiator.lanes_to(rank)[0]
+
+    async def connect(self, links: Links, rank: int) -> None:
+        """See ``Connector.connect``.
+
+        Raises ``PeerLost``, and for settings that do not fit ``UsageError``, ``StaleGeneration``.
+        """
+        negotiator = self._acceptor.negotiator
+        try:
+            async with asyncio.timeout(LINK_UP_SECONDS):
+                while not links.is_up(rank) and rank not in links.lost and not links.is_closing:
+                    if negotiator.is_accepting(rank):
+                        await self._wait_for_peer(links, rank)
+                    else:
+                        await self._dial(links, negotiator, rank)
+        except TimeoutError as error:
+            cause = f"it made no link in {LINK_UP_SECONDS:.0f} s"
+            raise PeerLost(f"rank {rank}: {cause}", rank=rank, cause=cause) from error
+
+    def _far_lanes(self) -> tuple[str, ...]:
+        """Return the kinds for ranks of other hosts.
+
+        Where the job has certificates, what leaves a host is encrypted: only the gRPC lane is.  A pinned lane is the
+        user's decision.
+        """
+        return ("grpc",) if self._is_encrypted and not self._is_pinned else self._lanes
+
+    # -- dialing -----------------------------------------------------------------------------------------------------
+
+    async def _dial(self, links: Links, negotiator: Negotiator, rank: int) -> None:
+        """Ask the peer once, and do as it says."""
+        address = links.world.members[rank].address
+        proposal = negotiator.propose(rank)
+        channel = open_channel(address, self._credentials, peer=rank_role(rank), adds_token=False)
+        try:
+            reply = await self._ask(channel, address, proposal)
+            match reply.WhichOneof("outcome"):
+                case "accepted":
+                    links.adopt(rank, await self._connect_lane(address, proposal, reply.accepted))
+                case "deferred":
+                    negotiator.end_dial(rank)
+                    await self._wait_for_peer(links, rank)
+                case "refused":
+                    raise _refusal(rank, reply.refused)
+                case _:
+                    await asyncio.sleep(RETRY_SECONDS)
+        finally:
+            negotiator.end_dial(rank)
+            await channel.close(None)
+
+    async def _ask(self, channel: grpc.aio.Channel, address: str, proposal: Proposal) -> link_pb2.OpenReply:
+        """Return the peer's answer.
+
+        Raises ``PeerLost`` when it cannot be reached, ``AuthenticationError`` when one of us cannot prove itself.
+        """
+        rank = proposal.listener
+        request = link_pb2.OpenRequest(
+            job=proposal.job,
+            generation=proposal.generation,
+            from_rank=proposal.dialer,
+            to_rank=rank,
+            lanes=proposal.lanes,
+            connections=proposal.connections,
+            checks_payloads=proposal.checks_payloads,
+        )
+        stub = link_pb2_grpc.LinkStub(channel)  # type: ignore[no-untyped-call]  # generated
+        loop = asyncio.get_running_loop()
+        give_up = loop.time() + CROWDED_SECONDS
+        while True:
+            await _reach(rank, address)
+            try:
+                reply: link_pb2.OpenReply = await stub.Open(request, metadata=self._metadata)
+            except grpc.aio.AioRpcError as error:
+                is_transient = error.code() in {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED}
+                if not is_transient or loop.time() > give_up:
+                    raise _no_answer(rank, address, error) from error
+                await check_tls(address, self._credentials, rank_role(rank))
+            else:
+                return reply
+            await asyncio.sleep(RETRY_SECONDS)
+
+    async def _connect_lane(self, address: str, proposal: Proposal, accepted: link_pb2.OpenReply.Accepted) -> Lane:
+        """Connect the lane that was agreed on."""
+        rank = proposal.listener
+        kinds = [kind for kind in dict.fromkeys(accepted.lanes) if kind in proposal.lanes]
+        if not kinds or len(accepted.token) != TOKEN_BYTES or accepted.tcp_port > _LARGEST_PORT:
+            raise PeerLost(f"rank {rank} accepted, but no lane", rank=rank, cause="it accepted, but no lane")
+        terms = LinkTerms(
+            job=proposal.job,
+            generation=proposal.generation,
+            dialer=proposal.dialer,
+            listener=rank,
+            token=accepted.token,
+            connections=max(1, min(accepted.connections, proposal.connections)),
+            checks_payloads=accepted.checks_payloads or proposal.checks_payloads,
+        )
+        return await self._dialer.connect(address, terms, kinds=kinds, accepted=accepted)
+
+    def _carry(self, lane: GrpcLane, channel: grpc.aio.Channel) -> None:
+        """Let ``lane`` run for as long as it lives."""
+
+        async def carry() -> None:
+            try:
+                await lane.run()
+            finally:
+                await channel.close(None)
+
+        carrier = self._tasks.create_task(carry(), name="asyncpar grpc lane")
+        self._carriers.add(carrier)
+        carrier.add_done_callback(self._carriers.discard)
+
+    async def _wait_for_peer(self, links: Links, rank: int) -> None:
+        """Wait a while for the lane that the peer connects, and see that the peer is still there."""
+        if not links.is_up(rank):
+            await self._acceptor.wait_for(rank, seconds=WAIT_SECONDS)
+        if not links.is_up(rank):
+            await _reach(rank, links.world.members[rank].address)
+
+
+def _usable(pinned: str | None) -> tuple[str, ...]:
+    """Return the kinds of lanes to use, best first.  Raises ``UsageError`` if a pinned one does not exist here."""
+    absent = frozenset[str]() if has_abstract_sockets() else HOST_TRANSPORTS
+    if pinned in absent:
+        raise UsageError(f"transport: {pinned} is pinned, but it exists on Linux only; pin tcp, or nothing")
+    return tuple(kind for kind in TRANSPORTS if kind not in absent) if pinned is None else (pinned,)
+
+
+def _check_one_host(world: World, kind: str) -> None:
+    if len(world.hosts) > 1:
+        one, other = (world.members[ranks[0]] for ranks in world.hosts[:2])
+        raise UsageError(
+            f"transport: {kind} is pinned, which joins ranks of one host, but rank {one.rank} is on {one.host} "
+            f"and rank {other.rank} on {other.host}; pin tcp, or nothing"
+        )
+
+
+async def _reach(rank: int, address: str) -> None:
+    """See that somebody listens at ``address``.  Raises ``PeerLost``, at once if nobody does."""
+    host, port = split_address(address)
+    try:
+        async with asyncio.timeout(REACH_SECONDS):
+            _, writer = await asyncio.open_connection(host, port)
+    except OSError as error:
+        cause = f"no connection to {address} ({describe_failure(error)})"
+        raise PeerLost(f"rank {rank}: {cause}", rank=rank, cause=cause) from error
+    writer.close()
+
+
+def _no_answer(rank: int, address: str, error: grpc.aio.AioRpcError) -> AsyncparError:
+    cause = f"it answers {error.code().name} at {address}: {error.details()}"
+    if error.code() in {grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED}:
+        return AuthenticationError(f"rank {rank}: {cause}")
+    return PeerLost(f"rank {rank}: {cause}", rank=rank, cause=cause)
+
+
+def _refusal(rank: int, refused: link_pb2.OpenReply.Refused) -> AsyncparError:
+    match refused.reason:
+        case _Refused.STALE_GENERATION:
+            return StaleGeneration(refused.message)
+        case _Refused.NO_COMMON_LANE | _Refused.WRONG_WORLD:
+            return UsageError(refused.message)
+        case _:
+            return PeerLost(f"rank {rank}: {refused.message}", rank=rank, cause=refused.message)

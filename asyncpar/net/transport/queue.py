@@ -1,0 +1,133 @@
+"""The queue of frames in front of a byte channel, as lanes share it: pure writer plus futures."""
+
+from __future__ import annotations
+
+import asyncio
+
+from asyncpar.errors import PeerLost
+from asyncpar.net.transport.lane import LENT_KINDS, Sending, fail_future
+from asyncpar.net.wire.header import VOID, FrameHeader, encode_header
+from asyncpar.net.wire.integrity import FrameSealer, PayloadChecksum
+from asyncpar.net.wire.segments import Payload
+from asyncpar.net.wire.writer import FrameWriter, OutgoingFrame
+
+OWNED_LIMIT = 32 * 1024 * 1024
+"""Most bytes of copied frames (control and eager) that may wait.
+
+Eager payloads are bounded by credit and control frames are few, so whoever exceeds this does not read at all.
+"""
+
+
+class QueuedSending(Sending):
+    """A frame that waits in a ``SendQueue`` in its sender's memory."""
+
+    __slots__ = ("_frame", "_writer")
+
+    def __init__(self, writer: FrameWriter, done: asyncio.Future[None]) -> None:
+        self._writer = writer
+        self._frame: OutgoingFrame | None = None
+        self.done = done
+
+    def hold(self, frame: OutgoingFrame) -> None:
+        """Remember the frame to give back."""
+        self._frame = frame
+
+    def written(self) -> None:
+        """The channel has taken the last byte."""
+        if not self.done.done():
+            self.done.set_result(None)
+
+    @property
+    def waiting_bytes(self) -> int:
+        return 0 if self._frame is None else len(self._frame)
+
+    @property
+    def is_through(self) -> bool:
+        """Has the channel taken all of it?"""
+        return self.done.done() and not self.done.cancelled() and self.done.exception() is None
+
+    @property
+    def has_begun(self) -> bool:
+        """Has the channel taken some of it?"""
+        return self._frame is not None and self._frame.has_begun
+
+    def release(self) -> bool:
+        if self._frame is None:
+            return False
+        goes_out = self._writer.release(self._frame)
+        self.done.cancel()
+        return goes_out
+
+    def give_back(self, error: PeerLost) -> None:
+        """Give the memory back like ``release``, and end with ``error``."""
+        if self._frame is not None:
+            self._writer.release(self._frame)
+        fail_future(self.done, error)
+
+    def keep(self) -> None:
+        """Give the memory back before this returns, like ``release``, but let the frame go out in any case."""
+        if self._frame is not None:
+            self._writer.keep(self._frame)
+            self.done.cancel()
+
+
+class SendQueue:
+    """Frames that the channel could not take at once.  ``sealer`` has sealed them (None: they are not)."""
+
+    def __init__(self, sealer: FrameSealer | None = None) -> None:
+        self.writer = FrameWriter()
+        self._sealer = sealer
+        self._loop = asyncio.get_running_loop()
+        self._sendings: set[QueuedSending] = set()
+        self._owned = 0
+
+    @property
+    def is_overfull(self) -> bool:
+        """Has the peer stopped reading, so that copied frames pile up?"""
+        return self._owned > OWNED_LIMIT
+
+    def push(
+        self,
+        header: FrameHeader,
+        head: bytes,
+        payload: Payload,
+        *,
+        taken: int = 0,
+        checksum: PayloadChecksum | None = None,
+    ) -> QueuedSending | None:
+        """Queue one frame of which the channel already took ``taken`` bytes, under the rules of ``Lane.send``."""
+        if header.kind not in LENT_KINDS:
+            tail = b""
+            if checksum is not None:
+                checksum.cover(payload, len(payload))
+                tail = checksum.tail()
+            self.push_owned(head + bytes(payload) + tail, taken=taken)
+            return None
+        sending = QueuedSending(self.writer, self._loop.create_future())
+        self._sendings.add(sending)
+        sending.done.add_done_callback(lambda _: self._sendings.discard(sending))
+        sealer = self._sealer
+        void = None if sealer is None else lambda: sealer.seal_instead(memoryview(head), encode_header(VOID))
+        frame = self.writer.push(head, payload, taken=taken, written=sending.written, checksum=checksum, void=void)
+        sending.hold(frame)
+        return sending
+
+    def push_owned(self, frames: bytes | bytearray, *, taken: int = 0) -> None:
+        """Queue whole frames, small ones, that nobody else holds."""
+        size = len(frames)
+        self._owned += size
+        self.writer.push(frames, b"", taken=taken, written=lambda: self._disown(size))
+
+    def fail(self, error: PeerLost) -> None:
+        """Drop everything; pending sends end with ``error``."""
+        self.writer.clear()
+        for sending in self._sendings:
+            fail_future(sending.done, error)
+
+    def release_all(self, error: PeerLost) -> None:
+        """Give all payloads back: pending sends end with ``error``; what has begun goes out from a copy."""
+        for sending in list(self._sendings):
+            sending.give_back(error)
+
+    def _disown(self, size: int) -> None:
+        self._owned -= size

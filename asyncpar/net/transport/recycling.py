@@ -1,0 +1,104 @@
+"""Memory for large messages, which is used again once nobody holds it.
+
+Theory of operation.  Fresh memory is slow: the system clears every page when it is touched first, which can take as
+long as the bytes take on their way.  So memory is lent as a view on a larger block, and when the last array on the view
+is gone, the block comes back, from whatever thread dropped it, and waits for a message of about its size.  What has not
+been used again for a while goes back to the system.
+
+The end of the last array is seen by the end of a *lease*, which owns the block as far as arrays can tell.  It is a
+ctypes array, because a numpy array would be skipped: an array on a view of an array refers to the innermost one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import weakref
+from collections import deque
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from asyncpar.net.wire.memory import allocate
+from asyncpar.net.wire.payload import ALIGNMENT
+
+LEAST_BYTES: Final = 256 * 1024
+"""Smaller memory comes from malloc, which keeps it warm."""
+
+MOST_BYTES: Final = 80 << 20
+MOST_BLOCKS: Final = 4
+"""So at most 320 MiB wait to be used again, for ``KEEP_SECONDS`` to twice as long."""
+
+KEEP_SECONDS: Final = 5.0
+
+Block = npt.NDArray[Any]
+
+
+class MemoryPool:
+    """Lends memory on the running loop.  Whatever was lent stays valid for as long as anybody holds it."""
+
+    def __init__(self) -> None:
+        self._idle: deque[Block] = deque(maxlen=MOST_BLOCKS)
+        self._aging: deque[Block] = deque(maxlen=MOST_BLOCKS)
+        """What was idle already at the last look."""
+        self._leases: list[weakref.finalize[..., Any]] = []
+        self._timer: asyncio.TimerHandle | None = None
+        self._is_closed = False
+
+    @property
+    def idle_bytes(self) -> int:
+        """Bytes that wait to be used again."""
+        return sum(block.nbytes for block in (*self._idle, *self._aging))
+
+    def allocate(self, length: int) -> memoryview:
+        """Return writable memory of ``length`` bytes; its content is undefined."""
+        if not LEAST_BYTES <= length <= MOST_BYTES or self._is_closed:
+            return allocate(length)
+        size = _round_up(length)
+        block = _take(self._idle, size)
+        if block is None:
+            block = _take(self._aging, size)
+        if block is None:
+            block = np.empty(size + ALIGNMENT, np.uint8)
+        lease = (ctypes.c_ubyte * block.nbytes).from_buffer(block.data)
+        returning: weakref.finalize[..., Any] = weakref.finalize(lease, self._idle.append, block)
+        returning.atexit = False
+        self._leases.append(returning)
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(KEEP_SECONDS, self._age)
+        start = -ctypes.addressof(lease) % ALIGNMENT
+        return memoryview(lease).cast("B")[start : start + length]
+
+    def close(self) -> None:
+        """Let go of what is idle, and keep nothing from now on.  Idempotent."""
+        self._is_closed = True
+        self._idle = deque(maxlen=0)
+        self._aging.clear()
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _age(self) -> None:
+        """Give back to the system what was idle at the last look, too."""
+        self._aging.clear()
+        while self._idle:
+            self._aging.append(self._idle.popleft())
+        self._leases = [returning for returning in self._leases if returning.alive]
+        is_idle = not self._leases and not self._aging
+        self._timer = None if is_idle else asyncio.get_running_loop().call_later(KEEP_SECONDS, self._age)
+
+
+def _take(blocks: deque[Block], size: int) -> Block | None:
+    """Remove and return a block for ``size`` bytes.  Others may append meanwhile; nothing here depends on a count."""
+    for _ in range(len(blocks)):
+        block = blocks.popleft()
+        if block.nbytes == size + ALIGNMENT:
+            return block
+        blocks.append(block)
+    return None
+
+
+def _round_up(length: int) -> int:
+    """Return the next size class: eight of them for each power of two."""
+    step = 1 << max(length.bit_length() - 4, 0)
+    return -(-length // step) * step

@@ -1,0 +1,130 @@
+"""What a node's gRPC server offers besides links: services of the program itself, and where it is bound.
+
+Every call needs the job's token, whatever service it is for, unless the program named that service public.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Final, NoReturn
+
+import grpc
+import grpc.aio
+
+from asyncpar.core.config.transport import LINK_SECONDS
+from asyncpar.errors import UsageError
+from asyncpar.net.transport.rpc import Credentials, RpcServer, split_address
+
+Register = Callable[[grpc.aio.Server], object]
+"""Adds a servicer to the server it is given: ``lambda server: add_GreeterServicer_to_server(Greeter(), server)``."""
+
+_OUR_SERVICES: Final = "asyncpar."
+_HEALTH: Final = "grpc.health.v1.Health"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Serving:
+    """Where a node serves and what it serves besides links.
+
+    ``address`` is a ``host:port`` (port 0: any that is free; None: no wish), ``services`` register servicers of the
+    program, and ``public`` names the services, in full, whose calls need no token: their own, or the health service.
+    """
+
+    address: str | None = None
+    services: tuple[Register, ...] = ()
+    public: frozenset[str] = frozenset()
+
+    def __post_init__(self) -> None:
+        if self.address is not None:
+            self._split(self.address)
+        for register in self.services:
+            if not callable(register):
+                raise UsageError(f"services: expected functions that are given a grpc.aio.Server, got {register!r}")
+        for name in sorted(self.public):
+            if name.startswith(_OUR_SERVICES):
+                raise UsageError(f"public_services: {name} is how ranks trust each other, so it is never public")
+
+    @property
+    def is_wanted(self) -> bool:
+        """Is there anything to serve, also where there are no links?"""
+        return self.address is not None or bool(self.services)
+
+    def place(self, *, bind: str) -> tuple[str, int]:
+        """Return the host and the port to bind; without a wish ``bind``, and any port."""
+        return (bind, 0) if self.address is None else self._split(self.address)
+
+    def open_server(
+        self, credentials: Credentials, *, bind: str, port: int = 0, link_timeout: float = LINK_SECONDS
+    ) -> RpcServer:
+        """Return a server, not started yet, that lets anyone call the public services."""
+        return RpcServer(credentials, bind=bind, port=port, public=self.public, link_timeout=link_timeout)
+
+    def register(self, server: RpcServer) -> None:
+        """Add the program's services.  Our own must be there before: who comes first is served.
+
+        Raises ``UsageError`` for a service that would take the place of ours, and for a public one that nobody adds.
+        """
+        registrar = Registrar(server.server)
+        for register in self.services:
+            register(registrar)
+        missing = self.public - registrar.names - {_HEALTH}
+        if missing and registrar.names_are_known:
+            raise UsageError(
+                f"public_services: no service is called {', '.join(sorted(missing))}; "
+                f"services added: {', '.join(sorted(registrar.names)) or 'none'}"
+            )
+
+    @staticmethod
+    def _split(address: str) -> tuple[str, int]:
+        try:
+            return split_address(str(address))
+        except UsageError as error:
+            raise UsageError(f"serve: expected host:port, such as 127.0.0.1:0, got {address!r}") from error
+
+
+class Registrar(grpc.aio.Server):
+    """The side of a node's server that adds services; the node itself starts it and stops it."""
+
+    def __init__(self, server: grpc.aio.Server) -> None:
+        self._server = server
+        self.names: set[str] = set()
+        """The full names of the services that were added."""
+        self.names_are_known = True
+
+    def add_generic_rpc_handlers(self, generic_rpc_handlers: Iterable[grpc.GenericRpcHandler[Any, Any]]) -> None:
+        handlers = tuple(generic_rpc_handlers)
+        for handler in handlers:
+            if isinstance(handler, grpc.ServiceRpcHandler):
+                self._add(str(handler.service_name()))
+            else:
+                self.names_are_known = False
+        self._server.add_generic_rpc_handlers(handlers)
+
+    def add_registered_method_handlers(self, service_name: str, method_handlers: Any) -> None:
+        """Add one service."""
+        self._add(service_name)
+        self._server.add_registered_method_handlers(service_name, method_handlers)  # type: ignore[attr-defined]
+
+    def _add(self, name: str) -> None:
+        if name.startswith(_OUR_SERVICES) or name == _HEALTH:
+            raise UsageError(f"services: {name} is a service of the node itself; choose another name")
+        self.names.add(name)
+
+    def add_insecure_port(self, address: str) -> NoReturn:
+        self._refuse("add_insecure_port", f"an address such as {address} is given as serve=")
+
+    def add_secure_port(self, address: str, server_credentials: grpc.ServerCredentials) -> NoReturn:  # noqa: ARG002
+        self._refuse("add_secure_port", f"an address such as {address} is given as serve=")
+
+    async def start(self) -> NoReturn:
+        self._refuse("start", "the node starts its server")
+
+    async def stop(self, grace: float | None = None) -> NoReturn:  # noqa: ARG002
+        self._refuse("stop", "the node stops its server")
+
+    async def wait_for_termination(self, timeout: float | None = None) -> NoReturn:  # noqa: ARG002
+        self._refuse("wait_for_termination", "the node stops its server")
+
+    def _refuse(self, method: str, why: str) -> NoReturn:
+        raise UsageError(f"services: expected a function that only adds a servicer, it called {method}(); {why}")

@@ -1,0 +1,250 @@
+"""Large messages through memory that both ranks of a link have mapped: two copies, and the kernel moves nothing.
+
+Theory of operation.  The sender owns a small ring of chunks in memory that the receiver can read.  It copies the next
+bytes of a message into a free chunk and says so in a CHUNK frame, which holds only the place; the receiver copies them
+to where the message lands and gives the chunk back by a FREED frame.  So both ranks copy at the same time, out of and
+into their caches, messages are as bounded as any (a receiver lends memory only for what it granted), and small frames
+pass in between.  Only who granted a message with the fingerprint ``READS`` gets it like this.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+from asyncpar.errors import PeerLost, ProtocolError, UsageError
+from asyncpar.net.transport.lane import Sending, fail_future
+from asyncpar.net.wire.header import FrameHeader, FrameKind, Key
+from asyncpar.net.wire.segments import Payload, write_payload
+
+LEAST_SHARED: Final = 2 << 20
+"""Smaller messages are as fast over the lane."""
+
+CHUNK_BYTES: Final = 2 << 20
+"""Part of the protocol: equal on all ranks."""
+
+CHUNKS: Final = 4
+
+READS: Final = 1
+"""Fingerprint of a GRANT that says: I can read this from your memory."""
+
+Emit = Callable[[FrameKind, Key, int, int], None]
+
+
+class SharedMemory(ABC):
+    """Memory that each rank of a host writes for itself and the others can read."""
+
+    @abstractmethod
+    def allocate(self, size: int) -> tuple[int, memoryview] | None:
+        """Return ``size`` bytes of one's own and their offset, which says to others where they are; None for no room.
+
+        They are free again when the view is gone.
+        """
+
+    @abstractmethod
+    def can_read(self, rank: int) -> bool:
+        """Can the memory of ``rank`` be read here?"""
+
+    @abstractmethod
+    def read(self, rank: int, offset: int, size: int) -> memoryview:
+        """Return a part of the memory of ``rank``, which can be read.  Raises ``UsageError`` for a wrong place."""
+
+    @abstractmethod
+    def is_gone(self, rank: int) -> bool:
+        """Has ``rank`` left, so that what was just read from its memory may be nothing?"""
+
+
+class SharedSending(Sending):
+    """A message of which not all has been copied into shared memory yet."""
+
+    __slots__ = ("_is_dropped", "key", "left", "size")
+
+    def __init__(self, key: Key, payload: Payload, done: asyncio.Future[None]) -> None:
+        self.key = key
+        self.left: Payload = payload
+        self.size = len(payload)
+        self.done = done
+        self._is_dropped = False
+
+    @property
+    def waiting_bytes(self) -> int:
+        return len(self.left)
+
+    @property
+    def is_dropped(self) -> bool:
+        """Was it taken back before it had begun?"""
+        return self._is_dropped
+
+    def release(self) -> bool:
+        if len(self.left) == self.size or self._is_dropped:
+            self.drop()
+            self.done.cancel()
+            return False
+        self.left = memoryview(bytes(self.left))
+        self.done.cancel()
+        return True
+
+    def drop(self) -> None:
+        """Send nothing (more) of it and give the memory back."""
+        self._is_dropped = True
+        self.left = memoryview(b"")
+
+
+class Exporter:
+    """The sending half, for one link."""
+
+    def __init__(self, memory: SharedMemory, emit: Emit) -> None:
+        self.bytes_sent = 0
+        self._memory = memory
+        self._emit = emit
+        self._ring: tuple[int, memoryview] | None = None
+        self._free: deque[int] = deque()
+        self._unread: deque[int] = deque()
+        self._waiting: deque[SharedSending] = deque()
+
+    def is_ready(self) -> bool:
+        """Is there memory to share?"""
+        if self._ring is None:
+            self._ring = self._memory.allocate(CHUNKS * CHUNK_BYTES)
+            if self._ring is not None:
+                self._free.extend(range(self._ring[0], self._ring[0] + CHUNKS * CHUNK_BYTES, CHUNK_BYTES))
+        return self._ring is not None
+
+    def send(self, key: Key, payload: Payload) -> Sending | None:
+        """Send a message that the peer granted, and reads; None if ``payload`` may be reused at once.
+
+        Only when ``is_ready``.
+        """
+        sending = SharedSending(key, payload, asyncio.get_running_loop().create_future())
+        self._waiting.append(sending)
+        self._advance()
+        return None if sending.done.done() else sending
+
+    def freed(self, offset: int) -> None:
+        """The peer has read the chunk at ``offset``."""
+        if not self._unread or self._unread.popleft() != offset:
+            raise ProtocolError(f"chunk: the peer gave back one at {offset}, which it had not to read")
+        self._free.append(offset)
+        self._advance()
+
+    def fail(self, error: PeerLost) -> None:
+        """Send nothing more: what waits ends with ``error``.  The ring stays: the peer may still be reading."""
+        waiting, self._waiting = self._waiting, deque()
+        for sending in waiting:
+            sending.drop()
+            fail_future(sending.done, error)
+
+    def _advance(self) -> None:
+        while self._waiting and self._free and self._ring is not None:
+            sending = self._waiting[0]
+            if sending.is_dropped:
+                self._waiting.popleft()
+                continue
+            start, memory = self._ring
+            offset = self._free.popleft()
+            piece, sending.left = sending.left[:CHUNK_BYTES], sending.left[CHUNK_BYTES:]
+            write_payload(piece, memory[offset - start : offset - start + len(piece)])
+            self._unread.append(offset)
+            self.bytes_sent += len(piece)
+            if not sending.left:
+                self._waiting.popleft()
+                if not sending.done.done():
+                    sending.done.set_result(None)
+            self._emit(FrameKind.CHUNK, sending.key, 0, offset)
+
+
+class Importer:
+    """The receiving half, for one link to ``peer``.
+
+    ``reserve`` returns memory for a message that was granted, ``complete`` delivers it.
+    """
+
+    def __init__(
+        self,
+        memory: SharedMemory,
+        *,
+        peer: int,
+        emit: Emit,
+        reserve: Callable[[Key], tuple[FrameHeader, memoryview]],
+        complete: Callable[[FrameHeader, memoryview], None],
+    ) -> None:
+        self.bytes_received = 0
+        self._memory = memory
+        self._peer = peer
+        self._emit = emit
+        self._reserve = reserve
+        self._complete = complete
+        self._landing: tuple[FrameHeader, memoryview] | None = None
+        self._position = 0
+        self._is_over = False
+
+    def can_read(self, size: int) -> bool:
+        """Should a message of ``size`` bytes come this way?"""
+        return size >= LEAST_SHARED and self._memory.can_read(self._peer)
+
+    def chunk(self, key: Key, offset: int) -> None:
+        """The next bytes of message ``key`` are in the peer's memory at ``offset``."""
+        if self._is_over:
+            return
+        if self._landing is None:
+            self._landing, self._position = self._reserve(key), 0
+        header, landing = self._landing
+        if header.key != key:
+            raise ProtocolError(f"chunk: message {header.sequence} is not complete, one of {key.sequence} came")
+        size = min(CHUNK_BYTES, len(landing) - self._position)
+        landing[self._position : self._position + size] = self._read(offset, size)
+        if self._memory.is_gone(self._peer):  # it left before this was read: as if it had not been sent
+            self.fail()
+            return
+        self._position += size
+        self.bytes_received += size
+        is_complete = self._position == len(landing)
+        if is_complete:
+            self._landing = None
+        self._emit(FrameKind.FREED, key, 0, offset)  # the next chunk may come inside of this
+        if is_complete:
+            self._complete(header, landing)
+
+    def fail(self) -> None:
+        """Forget what is not complete, and whatever may follow."""
+        self._is_over = True
+        self._landing = None
+
+    def _read(self, offset: int, size: int) -> memoryview:
+        if not self._memory.can_read(self._peer):
+            raise ProtocolError("chunk: the memory of the peer cannot be read here")
+        try:
+            return self._memory.read(self._peer, offset, size)
+        except UsageError as error:
+            raise ProtocolError(f"chunk: {error}") from error
+
+
+class Exchange:
+    """Both halves, for one link to ``peer``."""
+
+    def __init__(
+        self,
+        memory: SharedMemory,
+        *,
+        peer: int,
+        emit: Emit,
+        reserve: Callable[[Key], tuple[FrameHeader, memoryview]],
+        complete: Callable[[FrameHeader, memoryview], None],
+    ) -> None:
+        self.exporter = Exporter(memory, emit)
+        self.importer = Importer(memory, peer=peer, emit=emit, reserve=reserve, complete=complete)
+
+    def moved(self, header: FrameHeader, offset: int) -> None:
+        """A CHUNK or FREED frame came."""
+        if header.kind is FrameKind.CHUNK:
+            self.importer.chunk(header.key, offset)
+        else:
+            self.exporter.freed(offset)
+
+    def fail(self, error: PeerLost) -> None:
+        """The link is lost."""
+        self.exporter.fail(error)
+        self.importer.fail()

@@ -1,0 +1,132 @@
+"""Options of sockets, and how a dead peer is told from a busy one.
+
+An idle connection is watched by keepalive probes.  One with unacknowledged bytes would be watched by TCP_USER_TIMEOUT,
+but that also kills a connection whose peer acknowledges every probe and only has not read for a while: a rank that
+computes.  So ``Pulse`` asks the kernel when it last heard an acknowledgement, and calls a peer dead only when the
+kernel is asking and nobody answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+import struct
+import sys
+from collections.abc import Callable
+
+from asyncpar.core.config.transport import LINK_SECONDS
+
+KEEPALIVE_OPTIONS = (("TCP_KEEPIDLE", 1), ("TCP_KEEPINTVL", 1))
+"""One second idle, then a probe per second, until the link's timeout is over."""
+
+PULSE_SECONDS = 1.0
+
+if sys.platform == "linux":
+    import fcntl
+    import termios
+
+_OUTGOING = struct.Struct("i")
+_log = logging.getLogger(__name__)
+
+_TCP_INFO_BYTES = 60
+_RETRANSMITS = struct.Struct("<xxBB")
+_LAST_ACK = struct.Struct("<56xI")
+
+
+ACCEPTED_AT_ONCE = 32
+"""Most connections that are accepted in one turn of the loop, so that a flood does not keep it from everything else."""
+
+BACKLOG = 4096
+"""Most connections that may wait to be accepted, as far as ``net.core.somaxconn`` allows.
+
+In a flood a peer waits in this queue, and has shown the secret by the time it is accepted; were the queue short, the
+kernel would turn the peer away, to try again after one, two and four seconds.
+"""
+
+UNIX_SEND_BYTES = 4 * 1024 * 1024
+"""What a Unix socket may hold: the default of 208 KiB makes the two ends take turns."""
+
+
+def lengthen_queue(server: asyncio.Server) -> None:
+    """Let ``BACKLOG`` connections wait at the sockets of ``server``; loops accept as many at once as they let wait."""
+    for sock in server.sockets:
+        with socket.socket(fileno=os.dup(sock.fileno())) as duplicate:
+            duplicate.listen(BACKLOG)
+
+
+def tune_tcp(sock: socket.socket, link_timeout: float = LINK_SECONDS) -> None:
+    """Send small frames at once, and notice a dead peer of an idle connection within ``link_timeout`` seconds.
+
+    Buffer sizes are left to the kernel, which grows them as needed; fixing them would switch that off.
+    """
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (*KEEPALIVE_OPTIONS, ("TCP_KEEPCNT", max(1, round(link_timeout) - 1))):
+        option = getattr(socket, name, None)
+        if option is not None:
+            sock.setsockopt(socket.IPPROTO_TCP, option, value)
+    if sock.getpeername()[0] == sock.getsockname()[0]:
+        _forgo_pacing(sock)
+
+
+def _forgo_pacing(sock: socket.socket) -> None:
+    """Inside a host nothing is lost and nobody shares the way, so pacing (BBR's, where that is the default) only costs.
+
+    Reno is the one congestion control that every Linux has and lets every process choose.
+    """
+    option = getattr(socket, "TCP_CONGESTION", None)
+    if option is not None:
+        try:
+            sock.setsockopt(socket.IPPROTO_TCP, option, b"reno")
+        except OSError as error:
+            _log.debug("the congestion control of a connection inside this host stays as it is: %s", error)
+
+
+def tune_unix(sock: socket.socket) -> None:
+    """Let a Unix socket hold enough for both ends to work at once, as far as ``net.core.wmem_max`` allows."""
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, UNIX_SEND_BYTES)
+
+
+def read_tcp_info(sock: socket.socket) -> bytes:
+    """Return the kernel's ``struct tcp_info`` (Linux), empty where there is none."""
+    option = getattr(socket, "TCP_INFO", None)
+    if option is None:
+        return b""
+    try:
+        return sock.getsockopt(socket.IPPROTO_TCP, option, _TCP_INFO_BYTES)
+    except OSError:
+        return b""
+
+
+def count_unacknowledged(sock: socket.socket) -> int:
+    """Return how many bytes of ``sock`` the peer's kernel has not acknowledged (Linux); 0 where that is not known."""
+    if sys.platform != "linux":
+        return 0
+    answer = fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, bytes(_OUTGOING.size))  # for sockets it is SIOCOUTQ
+    return int(_OUTGOING.unpack(answer)[0])
+
+
+class Pulse:
+    """Decide whether the peer's host is dead; ask once every ``PULSE_SECONDS``.
+
+    ``is_silent`` is true once the kernel has been repeating itself (retransmissions, probes of a closed window) at two
+    checks in a row, and no acknowledgement came for ``link_timeout`` less half a second before the second.
+    """
+
+    def __init__(self, read: Callable[[], bytes], link_timeout: float = LINK_SECONDS) -> None:
+        self._seconds = link_timeout - PULSE_SECONDS / 2
+        self._read = read
+        self._was_asking = False
+
+    def is_silent(self) -> bool:
+        """Check once."""
+        state = self._read()
+        if len(state) < _TCP_INFO_BYTES:
+            return False
+        retransmits, probes = _RETRANSMITS.unpack_from(state)
+        silent_for = _LAST_ACK.unpack_from(state)[0] / 1000
+        is_asking = retransmits + probes > 0
+        was_asking, self._was_asking = self._was_asking, is_asking
+        return was_asking and is_asking and silent_for >= self._seconds

@@ -1,0 +1,417 @@
+"""The stream lane: one connected socket, TCP or Unix, written from user memory and read straight into it.
+
+Reading is asyncio's ``BufferedProtocol``, whose buffers come from the frame reader.  Writing bypasses the transport: a
+frame goes out in one vectored ``writev`` on a duplicate of the socket's descriptor, at once if nothing waits before it;
+what the kernel does not take is queued, uncopied, and continued when the descriptor is writable.  Small messages are
+many: those of one turn of the loop go together (see ``write_coalescer``).  (The duplicate is needed because an event
+loop does not watch a descriptor that belongs to one of its transports.)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import Sequence
+
+from asyncpar.errors import PeerLost, ProtocolError
+from asyncpar.net.transport.busy_poll import BusyPoll
+from asyncpar.net.transport.connection import Connection, PartEvents
+from asyncpar.net.transport.lane import LENT_KINDS, MAX_FRAME_BYTES, LaneEvents
+from asyncpar.net.transport.positions import TICK_SECONDS, Positions
+from asyncpar.net.transport.protection import Protection
+from asyncpar.net.transport.queue import QueuedSending, SendQueue
+from asyncpar.net.transport.sockets import Pulse, count_unacknowledged
+from asyncpar.net.transport.write_coalescer import WriteCoalescer
+from asyncpar.net.wire.header import MESSAGE_GROUP, POSITION, FrameHeader, FrameKind, encode_header
+from asyncpar.net.wire.integrity import SEALED_BYTES, TAIL_BYTES, PayloadChecksum
+from asyncpar.net.wire.reader import FrameReader
+from asyncpar.net.wire.segments import Payload, views_of
+from asyncpar.net.wire.sink import WholeSink
+
+WRITE_BYTES = 1024 * 1024
+"""Most bytes per system call, so that one huge payload does not keep the loop from everything else."""
+
+SMALL_BYTES = 128 * 1024
+"""What is sent or comes in a piece of at most this size is answered soon, perhaps."""
+
+MAX_SEGMENTS = 256
+"""Most pieces per system call, which takes 1024."""
+
+FLUSH_SECONDS = 1.0
+
+_PATIENCE_SECONDS = 2.0
+"""How long bytes may be on their way between the two hosts' kernels; see ``positions``."""
+
+
+class StreamLane(Connection, asyncio.BufferedProtocol):
+    """A lane over a connected socket whose handshake is complete.
+
+    Make it in a protocol callback of ``transport``, whose reading must be paused; it becomes the protocol.
+    ``duplicate`` is a non-blocking duplicate of the transport's socket, which the lane owns from now on.  ``pulse``
+    tells a dead peer where the socket does not; None for a Unix socket, which always does.  ``busy_poll`` may keep the
+    loop awake for what answers a small frame.  ``protection`` is that of the connection.
+    """
+
+    def __init__(
+        self,
+        transport: asyncio.Transport,
+        duplicate: socket.socket,
+        *,
+        kind: str,
+        busy_poll: BusyPoll,
+        protection: Protection,
+        pulse: Pulse | None = None,
+    ) -> None:
+        self.kind = kind
+        self._protection = protection
+        self._sealer = protection.sealer
+        self._bytes_sent = self._bytes_received = 0
+        self._loop = asyncio.get_running_loop()
+        self._transport = transport
+        self._socket = duplicate
+        self._descriptor = self._socket.fileno()
+        self._queue = SendQueue(self._sealer)
+        self._writer = self._queue.writer
+        self._is_watching = False
+        self._gatherer = WriteCoalescer(self._send_gathered)
+        self._reader: FrameReader | None = None
+        self._events: LaneEvents | None = None
+        self._discard: memoryview | None = None
+        self._is_open = True
+        self._is_leaving = False
+        self._broken: str | None = None
+        self._flushed: asyncio.Future[None] | None = None
+        self._gone: asyncio.Future[None] = self._loop.create_future()
+        self._busy_poll = busy_poll
+        self._pulse = pulse
+        self._timer = self._loop.call_later(TICK_SECONDS, self._tick) if protection.may_damage else None
+        self._positions = Positions(patience=_PATIENCE_SECONDS)
+        self._bytes_written = 0
+        transport.set_protocol(self)
+
+    # -- Lane, Connection --------------------------------------------------------------------------------------------
+
+    @property
+    def bytes_sent(self) -> int:
+        return self._bytes_sent
+
+    @property
+    def bytes_received(self) -> int:
+        return self._bytes_received
+
+    @property
+    def missing_bytes(self) -> int:
+        return 0 if self._reader is None else self._reader.missing_bytes
+
+    def start(self, events: LaneEvents) -> None:
+        accept = events.accept if isinstance(events, WholeSink) else None
+        self._start(
+            events,
+            FrameReader(
+                events,
+                max_length=MAX_FRAME_BYTES,
+                accept=accept,
+                verifier=self._protection.verifier,
+                on_position=self._heard_position,
+            ),
+        )
+
+    def start_part(self, part: PartEvents) -> None:
+        reader = FrameReader(
+            part,
+            max_length=MAX_FRAME_BYTES,
+            share=part.share,
+            ended=part.ended,
+            verifier=self._protection.verifier,
+            on_position=self._heard_position,
+        )
+        self._start(part, reader)
+
+    def send(self, header: FrameHeader, payload: Payload) -> QueuedSending | None:
+        if not self._is_open or self._is_leaving or (self._broken is not None and header.kind not in LENT_KINDS):
+            return None
+        head = self._sealer.seal(encode_header(header))
+        checksum = self._sealer.begin_payload(head, len(payload))
+        size = SEALED_BYTES + len(payload) + (0 if checksum is None else TAIL_BYTES)
+        self._bytes_sent += size
+        may_wait = header.group == MESSAGE_GROUP and header.kind is FrameKind.EAGER
+        if may_wait and not self._writer and self._broken is None and self._gatherer.add(head, payload, checksum):
+            return None
+        if self._gatherer.waiting:
+            self._gatherer.flush()
+        written = 0
+        if not self._writer and self._broken is None:
+            if size <= SMALL_BYTES:
+                self._busy_poll.expect()  # before the call, in which the peer may run already
+            written = self._write(_first_segments(head, payload, checksum))
+            if written == size:
+                return None
+        sending = self._queue.push(header, head, payload, taken=written, checksum=checksum)
+        self._await_room()
+        return sending
+
+    def divert(self) -> None:
+        if self._reader is not None:
+            self._reader.divert()
+
+    def hold(self) -> None:
+        if self._is_open and self._reader is not None:
+            self._reader.hold()
+            self._transport.pause_reading()
+
+    def resume(self) -> None:
+        if not self._is_open or self._reader is None or not self._reader.is_held:
+            return
+        try:
+            is_free = self._reader.resume()
+        except ProtocolError as error:
+            self._refuse(error)
+        else:
+            if is_free and self._is_open:
+                self._transport.resume_reading()
+
+    def abort(self, error: PeerLost) -> None:
+        if self._is_open:
+            self._shut(error)
+            self._transport.abort()
+
+    def leave(self, error: PeerLost) -> None:
+        if not self._is_open or self._is_leaving:
+            return
+        self._is_leaving = True
+        self._events = None
+        if self._reader is not None:
+            self._reader.stop()
+        self._reader = None
+        self._transport.resume_reading()
+        self._gatherer.flush()
+        self._queue.release_all(error)
+        self._stop_timer()
+        self._timer = self._loop.call_later(FLUSH_SECONDS, self.abort, error)
+        if not self._writer and self._broken is None:
+            self._finish_writing()
+
+    async def close(self) -> None:
+        if not self._is_open or self._flushed is not None:
+            return
+        self._events = None
+        if self._reader is not None:
+            self._reader.stop()
+        self._gatherer.flush()
+        self._flushed = self._loop.create_future()
+        try:
+            async with asyncio.timeout(FLUSH_SECONDS):
+                if self._writer and self._broken is None:
+                    await self._flushed
+                if self._is_open:
+                    self._finish_writing()
+                await self._gone
+        except TimeoutError:
+            pass  # the peer does not read, or does not close: enough was done for it
+        finally:
+            self.abort(PeerLost("the lane was closed before this was sent", cause="closed"))
+
+    # -- asyncio.BufferedProtocol ------------------------------------------------------------------------------------
+
+    def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002
+        if self._reader is not None:
+            return self._reader.buffer()
+        if self._discard is None:
+            self._discard = memoryview(bytearray(4096))
+        return self._discard
+
+    def buffer_updated(self, nbytes: int) -> None:
+        reader = self._reader
+        if reader is None or self._events is None:
+            return
+        self._bytes_received += nbytes
+        self._busy_poll.arrived()
+        try:
+            reader.advance(nbytes)
+        except ProtocolError as error:
+            self._refuse(error)
+        if nbytes <= SMALL_BYTES:
+            self._busy_poll.expect()
+
+    def eof_received(self) -> None:
+        """The transport closes itself, and ``connection_lost`` follows."""
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if exc is not None:
+            self._lose(f"the connection broke: {_describe(exc)}")
+        elif self._reader is not None and not self._reader.is_between_frames:
+            self._lose("the peer closed the connection in the middle of a frame")
+        else:
+            self._lose(self._broken or "the peer closed the connection")
+
+    # -- inside ------------------------------------------------------------------------------------------------------
+
+    def _start(self, events: LaneEvents, reader: FrameReader) -> None:
+        self._events = events
+        if not self._is_open:
+            events.lost(self._broken or "the connection closed before it was used")
+            return
+        self._reader = reader
+        self._transport.resume_reading()
+
+    def _write(self, segments: Sequence[bytes | bytearray | memoryview]) -> int:
+        """Hand bytes to the kernel and return how many it took."""
+        try:
+            written = os.writev(self._descriptor, segments)
+        except (BlockingIOError, InterruptedError):
+            return 0
+        except OSError as error:
+            self._break(f"the connection broke: {_describe(error)}")
+            return 0
+        self._bytes_written += written
+        return written
+
+    def _send_gathered(self, frames: bytearray) -> None:
+        if not self._is_open or self._broken is not None:
+            return
+        self._busy_poll.expect()
+        written = 0 if self._writer else self._write([frames])
+        if written < len(frames):
+            self._queue.push_owned(frames, taken=written)
+            self._await_room()
+
+    def _await_room(self) -> None:
+        """Something is queued: continue as soon as the descriptor is writable."""
+        if self._queue.is_overfull:
+            self._break("the peer does not read: too many small frames wait for it")
+        elif not self._is_watching and self._broken is None:
+            self._is_watching = True
+            self._loop.add_writer(self._descriptor, self._continue)
+
+    def _continue(self) -> None:
+        """The descriptor is writable."""
+        if self._writer:
+            self._writer.advance(self._write([*self._writer.segments(WRITE_BYTES)]))
+        if not self._writer and self._is_open:
+            self._stop_watching()
+            if self._flushed is not None and not self._flushed.done():
+                self._flushed.set_result(None)
+            if self._is_leaving:
+                self._finish_writing()
+
+    def _break(self, cause: str) -> None:
+        """Nothing more can be written; what has already arrived is still read before the loss is told."""
+        if self._broken is None:
+            self._broken = cause
+            self._stop_watching()
+            if self._flushed is not None and not self._flushed.done():
+                self._flushed.set_result(None)
+            if not self._is_leaving:
+                self._stop_timer()
+                self._timer = self._loop.call_later(FLUSH_SECONDS, self._lose, cause)
+
+    def _finish_writing(self) -> None:
+        """Half-close, and read on until the peer closes: closing over unread bytes would reset what is in flight."""
+        try:
+            self._socket.shutdown(socket.SHUT_WR)
+        except OSError as error:
+            self._broken = self._broken or _describe(error)
+        self._reader = None
+        self._transport.resume_reading()
+
+    def _tick(self) -> None:
+        """Once a second: see whether the peer's host lives, and whether all bytes come."""
+        if not self._is_open or self._is_leaving:
+            return
+        if self._pulse is not None and self._pulse.is_silent():
+            self._lose("the peer's host does not answer")
+            return
+        self._timer = self._loop.call_later(TICK_SECONDS, self._tick)
+        reader, now = self._reader, self._loop.time()
+        if count_unacknowledged(self._socket) == 0:
+            self._positions.mark(now, self._bytes_written)
+        is_in_frame = reader is not None and not reader.is_between_frames
+        is_reading = reader is not None and not reader.is_held
+        if self._positions.tick(
+            now,
+            sent=self._bytes_sent,
+            received=self._bytes_received,
+            is_in_frame=is_in_frame,
+            is_reading=is_reading,
+        ):
+            self._tell_position()
+
+    def _tell_position(self) -> None:
+        """Say how many bytes have come, unless other frames wait to go out, which say that we are here, too."""
+        if self._writer or self._broken is not None or self._gatherer.waiting:
+            return
+        head = self._sealer.seal(encode_header(POSITION._replace(sequence=self._bytes_received)))
+        written = self._write([head])
+        if written < len(head):
+            self._queue.push_owned(head, taken=written)
+            self._await_room()
+
+    def _heard_position(self, position: int) -> None:
+        self._positions.heard(self._loop.time(), position, written=self._bytes_written)
+
+    def _refuse(self, error: ProtocolError) -> None:
+        """The bytes that came are not what a peer of ours sends: tell both ends, and end."""
+        cause = self._protection.describe(error, self.kind)
+        events, self._events = self._events, None
+        if events is None:
+            self._lose(cause)
+        else:
+            self.leave(events.lost(cause))  # the owner says to the peer why, over this lane
+
+    def _lose(self, cause: str) -> None:
+        """The channel ended; tell the owner once."""
+        if not self._is_open:
+            return
+        self._broken = self._broken or cause
+        events, self._events = self._events, None
+        if events is None:  # closing, or not started: then ``start`` tells it
+            self._shut(PeerLost(cause, cause=cause))
+        else:
+            self._shut(None)
+            self._queue.fail(events.lost(self._broken))
+        self._transport.abort()
+
+    def _shut(self, error: PeerLost | None) -> None:
+        """Let go of everything but the pending sends, and of those too given an ``error``."""
+        self._is_open = False
+        self._events = None
+        if self._reader is not None:
+            self._reader.stop()
+        self._stop_timer()
+        self._stop_watching()
+        self._socket.close()
+        for future in (self._flushed, self._gone):
+            if future is not None and not future.done():
+                future.set_result(None)
+        if error is not None:
+            self._queue.fail(error)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _stop_watching(self) -> None:
+        if self._is_watching:
+            self._is_watching = False
+            self._loop.remove_writer(self._descriptor)
+
+
+def _first_segments(
+    head: bytes, payload: Payload, checksum: PayloadChecksum | None
+) -> list[bytes | bytearray | memoryview]:
+    """Return what goes with the first system call: all of a frame, unless it is large or in very many pieces."""
+    first = payload if len(payload) <= WRITE_BYTES else payload[:WRITE_BYTES]
+    views = views_of(first)[:MAX_SEGMENTS]
+    if checksum is None:
+        return [head, *views]
+    count = sum(map(len, views))
+    checksum.cover(payload, count)
+    return [head, *views, checksum.tail()] if count == len(payload) else [head, *views]
+
+
+def _describe(error: Exception) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return str(error) or type(error).__name__

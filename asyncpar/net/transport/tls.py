@@ -1,0 +1,50 @@
+"""Mutual TLS for gRPC, and who the other end is according to its certificate.
+
+A server wants a certificate of the job's authority from whoever connects, before the first HTTP/2 byte.  A client wants
+one that names the very party it means to reach: the server of rank 2 cannot pass for rank 3, although both have
+certificates of the same authority.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from asyncpar.errors import AuthenticationError
+from asyncpar.net.security.certificates import Certificates
+from asyncpar.net.security.identity import Identity, Role
+
+
+def server_credentials(certificates: Certificates) -> grpc.ServerCredentials:
+    """Return what a server proves itself with; clients have to prove themselves, too."""
+    return grpc.ssl_server_credentials(
+        [(bytes(certificates.key), certificates.certificate)],
+        root_certificates=certificates.authority,
+        require_client_auth=True,
+    )
+
+
+def channel_credentials(certificates: Certificates) -> grpc.ChannelCredentials:
+    """Return what a client proves itself with."""
+    return grpc.ssl_channel_credentials(certificates.authority, bytes(certificates.key), certificates.certificate)
+
+
+def check_caller(context: grpc.aio.ServicerContext[Any, Any], job: str, role: Role) -> None:
+    """See that the certificate of who calls is the one of ``role`` in ``job``; any will do on a connection without.
+
+    (Where there are certificates, no connection is without.)  Raises ``AuthenticationError`` that names both.
+    """
+    shown = context.auth_context()
+    if "ssl" not in map(_text, shown.get("transport_security_type", ())):
+        return
+    uris = [_text(uri) for uri in shown.get("peer_uri", ())]
+    identity = Identity.parse(uris[0]) if len(uris) == 1 else None
+    claimed = Identity(job, role)
+    if identity != claimed:
+        raise AuthenticationError(f"it calls as {claimed}, but its certificate is for {identity or 'nobody of a job'}")
+
+
+def _text(value: bytes | str) -> str:
+    return value if isinstance(value, str) else value.decode(errors="replace")

@@ -1,0 +1,73 @@
+"""Names of parties, in both forms, and back."""
+
+from __future__ import annotations
+
+import pytest
+
+from asyncpar.errors import UsageError
+from asyncpar.net.security.certificates import certificate_file, role_of
+from asyncpar.net.security.identity import (
+    COORDINATOR,
+    Identity,
+    Role,
+    agent_role,
+    check_job_name,
+    parse_label,
+    rank_role,
+)
+
+ROLES = [rank_role(0), rank_role(12), agent_role(3), COORDINATOR]
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_an_identity_survives_its_uri_and_a_role_its_label(role: Role) -> None:
+    identity = Identity("demo-1", role)
+    assert Identity.parse(identity.uri) == identity
+    assert parse_label(role.label) == role
+    assert role_of(certificate_file(role)) == role
+
+
+def test_the_names_are_those_that_other_tools_can_check() -> None:
+    assert Identity("demo", rank_role(3)).uri == "asyncpar://demo/rank/3"
+    assert Identity("demo", rank_role(3)).dns_name == "rank-3.demo.asyncpar"
+    assert Identity("demo", COORDINATOR).uri == "asyncpar://demo/coordinator"
+    assert Identity("demo", COORDINATOR).dns_name == "coordinator.demo.asyncpar"
+    assert str(Identity("demo", agent_role(1))) == "the agent of host 1 of job 'demo'"
+
+
+@pytest.mark.parametrize(
+    "uri",
+    [
+        "",
+        "https://demo/rank/3",
+        "asyncpar://demo",
+        "asyncpar://demo/rank",
+        "asyncpar://demo/rank/",
+        "asyncpar://demo/rank/-1",
+        "asyncpar://demo/rank/03",
+        "asyncpar://demo/rank/3/4",
+        "asyncpar://demo/rank/3\n",
+        "asyncpar://demo/coordinator/0",
+        "asyncpar://demo/king/3",
+        "asyncpar://a/b/rank/3",
+        "asyncpar://demo/rank/9999999999",
+    ],
+)
+def test_other_uris_are_nobodys(uri: str) -> None:
+    assert Identity.parse(uri) is None
+
+
+@pytest.mark.parametrize("label", ["", "rank", "rank-", "rank-x", "rank--1", "coordinator-0", "king-1", "ca"])
+def test_other_labels_are_nobodys(label: str) -> None:
+    assert parse_label(label) is None
+
+
+@pytest.mark.parametrize("name", ["", "-a", "a-", "A", "a b", "a.b", "a/b", "ä", "x" * 64])
+def test_a_job_name_that_no_dns_name_can_hold_is_refused(name: str) -> None:
+    with pytest.raises(UsageError, match="--job: expected up to 63 lower-case letters, digits and dashes"):
+        check_job_name(name)
+
+
+@pytest.mark.parametrize("name", ["a", "job-1", "0", "x" * 63])
+def test_other_job_names_are_fine(name: str) -> None:
+    assert check_job_name(name) == name

@@ -1,0 +1,298 @@
+"""Unauthenticated connections to gRPC servers are bounded, and peers get in all the same."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+import socket
+import struct
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from asyncpar.net.transport import rpc, stranger_limits
+from asyncpar.net.transport.connection_watch import WATCH, ServerConnections, parse_peer
+from asyncpar.net.transport.rpc import Credentials, RpcServer, open_channel
+from asyncpar.net.transport.stranger_limits import (
+    MAX_STRANGERS,
+    STRANGER_BYTES,
+    STRANGER_SECONDS,
+    Stranger,
+    choose_evictions,
+    server_limits,
+)
+
+CREDENTIALS = Credentials(b"s" * 32)
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\x04\0\0\0\0\0"  # and empty SETTINGS
+
+
+def stranger(host: str, port: int, *, seconds: float = 0.0, received: int = 0) -> Stranger:
+    return Stranger(peer=(host, port), seconds=seconds, received=received)
+
+
+# -- the choice ------------------------------------------------------------------------------------------------------
+
+
+def test_few_strangers_that_are_short_and_quiet_stay() -> None:
+    crowd = [stranger("a", port, seconds=STRANGER_SECONDS, received=STRANGER_BYTES) for port in range(MAX_STRANGERS)]
+    assert choose_evictions(crowd, random.Random(1)) == []
+
+
+def test_who_stays_too_long_or_sends_too_much_is_evicted() -> None:
+    crowd = [
+        stranger("a", 1, seconds=STRANGER_SECONDS + 1),
+        stranger("a", 2, received=STRANGER_BYTES + 1),
+        stranger("a", 3),
+    ]
+    assert choose_evictions(crowd, random.Random(1)) == [("a", 1), ("a", 2)]
+
+
+def test_a_flood_pushes_out_nobody_of_another_address() -> None:
+    flood = [stranger("flood", port) for port in range(1000)]
+    others = [stranger("peer", port) for port in range(20)]
+    evicted = choose_evictions([*others, *flood], random.Random(1))
+    assert Counter(host for host, _ in evicted) == {"flood": 1020 - MAX_STRANGERS}
+    assert len(set(evicted)) == len(evicted)
+
+
+def test_everybody_of_an_address_has_a_chance_to_stay() -> None:
+    flood = [stranger("flood", port) for port in range(MAX_STRANGERS + 10)]
+    dice = random.Random(1)
+    evicted = {peer for _ in range(200) for peer in choose_evictions(flood, dice)}
+    assert len(evicted) == len(flood)
+
+
+@pytest.mark.parametrize(
+    ("peer", "place"),
+    [
+        ("ipv4:10.0.0.1:80", ("10.0.0.1", 80)),
+        ("ipv6:%5B::1%5D:4000", ("::1", 4000)),
+        ("ipv6:[::1]:4000", ("::1", 4000)),
+        ("ipv6:%5B::ffff:10.0.0.1%5D:5", ("10.0.0.1", 5)),
+        ("ipv6:%5Bfe80::1%25eth0%5D:5", ("fe80::1", 5)),
+        ("unix:/tmp/x", None),
+    ],
+)
+def test_a_peer_is_known_however_grpc_spells_it(peer: str, place: tuple[str, int] | None) -> None:
+    assert parse_peer(peer) == place
+
+
+# -- a server --------------------------------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def serving(
+    bind: str = "127.0.0.1", add: Callable[[grpc.aio.Server], object] | None = None
+) -> AsyncIterator[tuple[RpcServer, ServerConnections]]:
+    server = RpcServer(CREDENTIALS, bind=bind)
+    if add is not None:
+        add(server.server)
+    await server.start()
+    assert server._connections is not None
+    try:
+        yield server, server._connections
+    finally:
+        await server.stop(grace=0)
+
+
+async def check(channel: grpc.aio.Channel) -> None:
+    reply = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
+    assert reply.status == health_pb2.HealthCheckResponse.SERVING
+
+
+def few_connections(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    """Allow servers that start now so many connections."""
+
+    def limits(descriptors: int) -> list[tuple[str, int]]:
+        return [*(dict(server_limits(descriptors)) | {"grpc.max_allowed_incoming_connections": count}).items()]
+
+    monkeypatch.setattr(rpc, "server_limits", limits)
+
+
+@contextlib.contextmanager
+def knocking(port: int, count: int) -> Iterator[list[socket.socket]]:
+    """Open ``count`` connections that speak HTTP/2 and then say nothing."""
+    with contextlib.ExitStack() as sockets:
+        strangers = []
+        for _ in range(count):
+            sock = sockets.enter_context(socket.create_connection(("127.0.0.1", port)))
+            with contextlib.suppress(OSError):  # turned away already
+                sock.sendall(PREFACE)
+            strangers.append(sock)
+        yield strangers
+
+
+async def test_strangers_that_hold_every_connection_keep_no_peer_out(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    few_connections(monkeypatch, 100)
+    async with serving() as (server, connections):
+        with caplog.at_level(logging.WARNING, "asyncpar"), knocking(server.port, 150):
+            async with asyncio.timeout(10), open_channel(server.address, CREDENTIALS) as channel:
+                while True:
+                    with contextlib.suppress(grpc.aio.AioRpcError):
+                        await check(channel)
+                        break
+                    await asyncio.sleep(0.05)
+        assert connections.evicted >= 100 - MAX_STRANGERS
+    assert f"port {server.port}: closed" in caplog.text
+
+
+@pytest.mark.parametrize("bind", ["127.0.0.1", "0.0.0.0", "::1", "::"])
+async def test_only_a_connection_without_an_accepted_call_is_closed(bind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stranger_limits, "STRANGER_SECONDS", 0.1)
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(bind, bind)
+    async with (
+        serving(bind) as (server, connections),
+        open_channel(rpc.join_address(host, server.port), CREDENTIALS) as channel,
+    ):
+        await check(channel)
+        (peer,) = connections._accepted
+        reader, writer = await asyncio.open_connection(host, server.port)
+        writer.write(PREFACE)
+        async with asyncio.timeout(10):
+            with contextlib.suppress(ConnectionResetError):
+                while await reader.read(1 << 16):
+                    pass
+        writer.close()
+        assert connections.evicted == 1
+        assert set(connections._accepted) == {peer}
+        await check(channel)
+        assert set(connections._accepted) == {peer}, "the same connection served the second call"
+
+
+async def test_a_refused_call_makes_no_connection_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stranger_limits, "STRANGER_SECONDS", 0.1)
+    async with serving() as (server, connections):
+        async with open_channel(server.address, Credentials(b"x" * 32)) as channel:
+            with pytest.raises(grpc.aio.AioRpcError, match="no valid token"):
+                await check(channel)
+            async with asyncio.timeout(10):
+                while connections.evicted == 0:  # noqa: ASYNC110 - a thread counts
+                    await asyncio.sleep(0.02)
+        assert connections._accepted == {}
+
+
+def frame(kind: int, stream: int, payload: bytes) -> bytes:
+    return struct.pack(">I", len(payload))[1:] + bytes([kind, 0]) + struct.pack(">I", stream) + payload
+
+
+async def test_a_header_block_without_an_end_is_ended() -> None:
+    """A flood of CONTINUATION frames (CVE-2024-27316 is one of its kind) is not parsed for ever."""
+    async with serving() as (server, connections):
+        _, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        header = b"\x00\x04habc\x5a" + b"v" * 90
+        writer.write(PREFACE + frame(1, 1, header))
+        block = frame(9, 1, header * 160)
+        async with asyncio.timeout(20):
+            while connections.open_strangers or not connections.evicted:
+                if writer.transport.get_write_buffer_size() < len(block):
+                    writer.write(block)
+                await asyncio.sleep(0)
+        writer.transport.abort()
+        assert connections.evicted == 1
+
+
+async def test_what_closed_is_forgotten() -> None:
+    async with serving() as (server, connections):
+        for _ in range(3):
+            async with open_channel(server.address, CREDENTIALS) as channel:
+                await check(channel)
+        async with asyncio.timeout(10):
+            while connections._accepted:  # noqa: ASYNC110 - a thread forgets
+                await asyncio.sleep(0.05)
+
+
+async def test_the_thread_ends_with_the_last_server() -> None:
+    async with serving(), serving():
+        thread = WATCH._thread
+        assert thread is not None
+        assert thread.is_alive()
+    assert not thread.is_alive() or WATCH._servers
+
+
+# -- services of every kind ------------------------------------------------------------------------------------------
+
+
+def add_echoes(server: grpc.aio.Server) -> None:
+    """Add a service with a method of every kind that grpc.aio can serve."""
+
+    async def unary(request: bytes, context: Any) -> bytes:
+        return request
+
+    def plain(request: bytes, context: Any) -> bytes:
+        return request
+
+    async def stream(request: bytes, context: Any) -> AsyncIterator[bytes]:
+        yield request
+        yield request
+
+    def plain_stream(request: bytes, context: Any) -> Iterator[bytes]:
+        yield request
+        yield request
+
+    async def written_stream(request: bytes, context: Any) -> None:
+        await context.write(request)
+        await context.write(request)
+
+    async def gather(requests: AsyncIterator[bytes], context: Any) -> bytes:
+        return b"".join([request async for request in requests])
+
+    async def both(requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
+        async for request in requests:
+            yield request
+
+    handlers: dict[str, Any] = {
+        "unary": grpc.unary_unary_rpc_method_handler(unary),
+        "plain": grpc.unary_unary_rpc_method_handler(plain),
+        "stream": grpc.unary_stream_rpc_method_handler(stream),
+        "plain_stream": grpc.unary_stream_rpc_method_handler(plain_stream),
+        "written_stream": grpc.unary_stream_rpc_method_handler(written_stream),
+        "gather": grpc.stream_unary_rpc_method_handler(gather),
+        "both": grpc.stream_stream_rpc_method_handler(both),
+    }
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("test.Echo", handlers),))
+
+
+@pytest.mark.parametrize(
+    ("method", "answer"),
+    [
+        ("unary", b"ab"),
+        ("plain", b"ab"),
+        ("stream", [b"ab", b"ab"]),
+        ("plain_stream", [b"ab", b"ab"]),
+        ("written_stream", [b"ab", b"ab"]),
+        ("gather", b"abc"),
+        ("both", [b"ab", b"c"]),
+    ],
+)
+async def test_a_call_of_any_kind_makes_its_connection_known(method: str, answer: object) -> None:
+    async def requests() -> AsyncIterator[bytes]:
+        yield b"ab"
+        yield b"c"
+
+    async with (
+        serving(add=add_echoes) as (server, connections),
+        asyncio.timeout(10),
+        open_channel(server.address, CREDENTIALS, adds_token=False) as channel,
+    ):
+        path, metadata = f"/test.Echo/{method}", CREDENTIALS.metadata()
+        raw: Any = channel  # its stubs want serializers that it does not
+        got: object
+        if method in ("unary", "plain"):
+            got = await raw.unary_unary(path)(b"ab", metadata=metadata)
+        elif method == "gather":
+            got = await raw.stream_unary(path)(requests(), metadata=metadata)
+        elif method == "both":
+            got = [part async for part in raw.stream_stream(path)(requests(), metadata=metadata)]
+        else:
+            got = [part async for part in raw.unary_stream(path)(b"ab", metadata=metadata)]
+        assert got == answer
+        assert len(connections._accepted) == 1

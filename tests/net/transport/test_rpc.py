@@ -1,0 +1,120 @@
+"""The gRPC server and its credentials."""
+
+import asyncio
+import gc
+import os
+from typing import Any
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from asyncpar.errors import UsageError
+from asyncpar.net.transport.rpc import Credentials, RpcServer, is_loopback, join_address, open_channel, split_address
+
+
+@pytest.fixture
+def credentials() -> Credentials:
+    return Credentials(os.urandom(32))
+
+
+async def test_health_is_served_on_a_port_of_the_systems_choosing(credentials: Credentials) -> None:
+    server = RpcServer(credentials)
+    await server.start()
+    async with open_channel(server.address, credentials) as channel:
+        answer = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
+    await server.stop(grace=0)
+    assert server.port > 0
+    assert answer.status == health_pb2.HealthCheckResponse.SERVING
+
+
+@pytest.mark.parametrize("other", [None, Credentials(b"x" * 32)])
+@pytest.mark.parametrize("method", ["Check", "Watch"])
+async def test_calls_without_the_jobs_token_are_refused(
+    credentials: Credentials, other: Credentials | None, method: str
+) -> None:
+    server = RpcServer(credentials)
+    await server.start()
+    async with open_channel(server.address, other) as channel:
+        call = getattr(health_pb2_grpc.HealthStub(channel), method)(health_pb2.HealthCheckRequest())
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await (call if method == "Check" else call.read())
+    await server.stop(grace=0)
+    assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
+
+
+async def test_a_stranger_is_refused_before_any_of_its_message_is_read(credentials: Credentials) -> None:
+    server = RpcServer(credentials)
+    await server.start()
+    async with open_channel(server.address, None) as channel, asyncio.timeout(5):
+        untyped: Any = channel  # the stubs do not know raw bytes
+        call = untyped.stream_unary("/grpc.health.v1.Health/Check")()  # which sends headers, and nothing more
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await call
+    await server.stop(grace=0)
+    assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
+
+
+async def test_a_port_in_use_is_named(credentials: Credentials) -> None:
+    server = RpcServer(credentials)
+    await server.start()
+    with pytest.raises(UsageError, match=f"127.0.0.1:{server.port} cannot be bound: Address already in use"):
+        await RpcServer(credentials, port=server.port).start()
+    await server.stop(grace=0)
+
+
+async def test_a_server_that_is_cancelled_while_it_starts_is_stopped(credentials: Credentials) -> None:
+    """gRPC's own start complains in a background task later when it is cancelled."""
+    complaints: list[dict[str, object]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: complaints.append(context))
+    server = RpcServer(credentials)
+    starting = asyncio.create_task(server.start())
+    await asyncio.sleep(0)
+    starting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+    del server, starting
+    gc.collect()
+    other = RpcServer(credentials)
+    await other.start()
+    await other.stop(grace=0)
+    assert complaints == []
+
+
+async def test_a_public_bind_without_a_secret_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"0\.0\.0\.0 is not loopback"):
+        RpcServer(None, bind="0.0.0.0")
+
+
+def test_short_secrets_are_refused() -> None:
+    with pytest.raises(UsageError, match="at least 32 bytes, got 4"):
+        Credentials(b"abcd")
+
+
+def test_credentials_do_not_show_the_secret(credentials: Credentials) -> None:
+    assert credentials.secret.hex() not in repr(credentials)
+    assert repr(credentials) == "Credentials(<secret>)"
+
+
+def test_the_secret_itself_is_not_sent(credentials: Credentials) -> None:
+    sent = "".join(key + value for key, value in credentials.metadata())
+    assert credentials.secret.hex() not in sent
+
+
+@pytest.mark.parametrize(
+    ("host", "expected"),
+    [("127.0.0.1", True), ("::1", True), ("localhost", True), ("10.0.0.1", False), ("example.org", False)],
+)
+def test_loopback_is_recognised(host: str, expected: bool) -> None:
+    assert is_loopback(host) is expected
+
+
+@pytest.mark.parametrize(("host", "port"), [("127.0.0.1", 80), ("::1", 8080), ("node-3", 1)])
+def test_addresses_survive_joining_and_splitting(host: str, port: int) -> None:
+    assert split_address(join_address(host, port)) == (host, port)
+
+
+@pytest.mark.parametrize("address", ["", "host", "host:", ":80", "host:port", "host:99999"])
+def test_bad_addresses_are_named(address: str) -> None:
+    with pytest.raises(UsageError, match="expected host:port"):
+        split_address(address)
