@@ -41,13 +41,13 @@ class ZeROMemoryStats:
 
     @property
     def reduction(self) -> float:
-        """Which part of ``whole`` is saved; residuals are in neither."""
-        return 1.0 - (self.kept - self.residuals) / self.whole
+        """Which part of ``whole`` is saved; residuals are in neither.  0 where there is nothing to hold."""
+        return 1.0 - (self.kept - self.residuals) / self.whole if self.whole else 0.0
 
     @property
     def bytes_per_value(self) -> float:
-        """Bytes that are there to stay, for each value of the parameters."""
-        return self.kept / self.values
+        """Bytes that are there to stay, for each value of the parameters; 0 where there are none."""
+        return self.kept / self.values if self.values else 0.0
 
 
 def memory_reduction(
