@@ -28,7 +28,7 @@ _UFUNCS = {"sum": np.add, "min": np.minimum, "max": np.maximum}
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
+class ExpectedRange:
     """``count`` elements that begin as those of rank ``rank`` from ``start`` on; of all ranks combined for None."""
 
     rank: int | None
@@ -80,55 +80,55 @@ class Case:
     def count_wrong(self) -> int:
         """Return how many elements of the result are not what they must be."""
         wrong, begin = 0, 0
-        for stretch in self._expected():
-            tile = self._tile(stretch)
-            for start in range(begin, begin + stretch.count, tile.size):
-                part = self.target[start : min(start + tile.size, begin + stretch.count)]
+        for expected in self._expected():
+            tile = self._tile(expected)
+            for start in range(begin, begin + expected.count, tile.size):
+                part = self.target[start : min(start + tile.size, begin + expected.count)]
                 wrong += int(np.count_nonzero(part != tile[: part.size]))
-            begin += stretch.count
+            begin += expected.count
         return wrong + (self.target.size - begin)
 
-    def _given(self) -> list[Stretch]:
+    def _given(self) -> list[ExpectedRange]:
         if self.operation == "broadcast" and self.rank != ROOT:
             return []
-        return [Stretch(self.rank, 0, self.source.size)]
+        return [ExpectedRange(self.rank, 0, self.source.size)]
 
-    def _expected(self) -> list[Stretch]:
+    def _expected(self) -> list[ExpectedRange]:
         """Return what the target must hold, from its begin to its end."""
         share, everyone = self.share, range(self.ranks)
         match self.operation:
             case "reduce" if self.rank != ROOT:
-                return [Stretch(self.rank, 0, self.count)]  # left alone
+                return [ExpectedRange(self.rank, 0, self.count)]  # left alone
             case "all_reduce" | "all_reduce_many" | "reduce":
-                return [Stretch(None, 0, self.count)]
+                return [ExpectedRange(None, 0, self.count)]
             case "reduce_scatter":
-                return [Stretch(None, self.rank * share, share)]
+                return [ExpectedRange(None, self.rank * share, share)]
             case "broadcast":
-                return [Stretch(ROOT, 0, self.count)]
+                return [ExpectedRange(ROOT, 0, self.count)]
             case "scatter":
-                return [Stretch(ROOT, self.rank * share, share)]
+                return [ExpectedRange(ROOT, self.rank * share, share)]
             case "all_to_all":
-                return [Stretch(rank, self.rank * share, share) for rank in everyone]
-        return [Stretch(rank, 0, share) for rank in everyone] if self.target.size else []
+                return [ExpectedRange(rank, self.rank * share, share) for rank in everyone]
+        return [ExpectedRange(rank, 0, share) for rank in everyone] if self.target.size else []
 
-    def _write(self, array: Array, stretches: list[Stretch]) -> None:
+    def _write(self, array: Array, ranges: list[ExpectedRange]) -> None:
         begin = 0
-        if not stretches:
+        if not ranges:
             array[...] = _filler(array.dtype)
-        for stretch in stretches:
-            tile = self._tile(stretch)
-            for start in range(begin, begin + stretch.count, tile.size):
-                part = array[start : min(start + tile.size, begin + stretch.count)]
+        for expected in ranges:
+            tile = self._tile(expected)
+            for start in range(begin, begin + expected.count, tile.size):
+                part = array[start : min(start + tile.size, begin + expected.count)]
                 part[...] = tile[: part.size]
-            begin += stretch.count
+            begin += expected.count
 
-    def _tile(self, stretch: Stretch) -> Array:
-        """Return the first elements of ``stretch``, whole periods of them, to be repeated."""
+    def _tile(self, expected: ExpectedRange) -> Array:
+        """Return the first elements of ``expected``, whole periods of them, to be repeated."""
         period = period_of(self.source.dtype, self.ranks)
-        ranks = np.arange(self.ranks) if stretch.rank is None else np.array([stretch.rank])
-        values = (np.arange(period)[np.newaxis, :] + stretch.start + _STRIDE * ranks[:, np.newaxis]) % period
+        ranks = np.arange(self.ranks) if expected.rank is None else np.array([expected.rank])
+        values = (np.arange(period)[np.newaxis, :] + expected.start + _STRIDE * ranks[:, np.newaxis]) % period
         combined = _UFUNCS[self.reduction].reduce(values, axis=0)
-        return np.tile(combined.astype(self.source.dtype), -(-min(_TILE, max(stretch.count, 1)) // period))
+        return np.tile(combined.astype(self.source.dtype), -(-min(_TILE, max(expected.count, 1)) // period))
 
 
 def period_of(dtype: np.dtype[Any], ranks: int) -> int:

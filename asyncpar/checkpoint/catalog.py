@@ -9,12 +9,12 @@ from dataclasses import dataclass
 
 from asyncpar.checkpoint.manifest import Manifest, PieceRecord
 from asyncpar.checkpoint.piece import Wanted, label_of
-from asyncpar.checkpoint.spans import Moves, Spans, first_gap, intersect, reach_of, spans_of, subtract
+from asyncpar.checkpoint.spans import CopyPlan, Spans, first_gap, intersect, reach_of, spans_of, subtract
 from asyncpar.errors import CheckpointError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Place:
+class PieceLocation:
     """A piece, the rank whose shard has it, and where its values begin in the file."""
 
     rank: int
@@ -31,8 +31,8 @@ class Reading:
     """Values to copy from one piece into the array for the entry ``target`` of what is wanted."""
 
     target: int
-    place: Place
-    moves: Moves
+    place: PieceLocation
+    moves: CopyPlan
 
 
 class Catalog:
@@ -40,11 +40,11 @@ class Catalog:
 
     def __init__(self, manifests: Sequence[Manifest], where: object) -> None:
         self._where = where
-        self._places: dict[tuple[str, str], list[Place]] = {}
+        self._places: dict[tuple[str, str], list[PieceLocation]] = {}
         for manifest in manifests:
             offset = manifest.header_bytes
             for record in manifest.pieces:
-                place = Place(rank=manifest.rank, offset=offset, record=record)
+                place = PieceLocation(rank=manifest.rank, offset=offset, record=record)
                 self._places.setdefault((record.name, record.kind), []).append(place)
                 offset += record.nbytes
 
@@ -85,13 +85,13 @@ class Catalog:
             shared = intersect(missing, theirs)
             if shared.starts.size:
                 missing = subtract(missing, theirs)
-                yield Reading(target=target, place=place, moves=Moves.between(theirs, mine, shared))
+                yield Reading(target=target, place=place, moves=CopyPlan.between(theirs, mine, shared))
         if missing.starts.size:
             raise CheckpointError(
                 f"{self._where}: {wanted.label}: no rank has saved its values {missing.starts[0]}..{missing.stops[0]}"
             )
 
-    def _check_fits(self, place: Place, wanted: Wanted) -> None:
+    def _check_fits(self, place: PieceLocation, wanted: Wanted) -> None:
         record = place.record
         for what, saved, here in (
             ("shape", record.slice.global_shape, tuple(wanted.slice.global_shape)),
@@ -111,7 +111,7 @@ class Catalog:
         return f"; it has {', '.join(near)}" if near else f", which has {len(self._places)} others"
 
 
-def _check_equal(where: object, first: Place, other: Place) -> None:
+def _check_equal(where: object, first: PieceLocation, other: PieceLocation) -> None:
     for what, expected, got in (
         ("shape", first.record.slice.global_shape, other.record.slice.global_shape),
         ("dtype", first.record.dtype, other.record.dtype),

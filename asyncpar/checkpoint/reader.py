@@ -32,7 +32,7 @@ class Read:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Shard:
+class _ShardFile:
     path: Path
     descriptor: int
 
@@ -65,7 +65,9 @@ def read_wanted(
     return Read(arrays=arrays, nbytes=nbytes)
 
 
-def _read_shard(shard: _Shard, readings: Sequence[Reading], flat: Sequence[NDArray[Any]], progress: Progress) -> int:
+def _read_shard(
+    shard: _ShardFile, readings: Sequence[Reading], flat: Sequence[NDArray[Any]], progress: Progress
+) -> int:
     def read(task: tuple[Reading, int]) -> int:
         reading, block = task
         count = _read_block(shard, reading, block, flat[reading.target])
@@ -76,12 +78,12 @@ def _read_shard(shard: _Shard, readings: Sequence[Reading], flat: Sequence[NDArr
 
 
 @contextmanager
-def _opened(path: Path, manifest: Manifest) -> Iterator[_Shard]:
+def _opened(path: Path, manifest: Manifest) -> Iterator[_ShardFile]:
     """Open a shard, after looking at its header."""
     with translated(f"cannot read {path}"):
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        shard = _Shard(path=path, descriptor=descriptor)
+        shard = _ShardFile(path=path, descriptor=descriptor)
         with translated(f"cannot read {path}"):
             _check_header(shard, manifest)
         yield shard
@@ -89,7 +91,7 @@ def _opened(path: Path, manifest: Manifest) -> Iterator[_Shard]:
         os.close(descriptor)
 
 
-def _check_header(shard: _Shard, manifest: Manifest) -> None:
+def _check_header(shard: _ShardFile, manifest: Manifest) -> None:
     size = os.fstat(shard.descriptor).st_size
     if size != manifest.size:
         raise CheckpointError(f"{shard.path}: damaged: expected {manifest.size} bytes, got {size}")
@@ -113,7 +115,7 @@ def _blocks(reading: Reading) -> list[int]:
     return np.flatnonzero(np.cumsum(changes[:-1]) > 0).tolist()
 
 
-def _read_block(shard: _Shard, reading: Reading, block: int, target: NDArray[Any]) -> int:
+def _read_block(shard: _ShardFile, reading: Reading, block: int, target: NDArray[Any]) -> int:
     """Read one block, verify it, and copy what is wanted of it; return how many bytes it has."""
     record, per_block = reading.place.record, BLOCK_BYTES // reading.place.record.itemsize
     start, stop = block * per_block, min((block + 1) * per_block, record.size)

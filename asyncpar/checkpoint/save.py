@@ -35,7 +35,7 @@ from asyncpar.checkpoint.manifest import (
 from asyncpar.checkpoint.piece import Piece, check_distinct
 from asyncpar.checkpoint.plain import decode_plain, encode_plain, first_difference, plain_dict
 from asyncpar.checkpoint.threads import Progress, Stopped
-from asyncpar.checkpoint.writer import Content, check_unchanged, hash_pieces, identity_of, write_file, write_rank
+from asyncpar.checkpoint.writer import HashedPiece, check_unchanged, hash_pieces, identity_of, write_file, write_rank
 from asyncpar.collectives.call import Call
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.errors import CheckpointError, UsageError
@@ -114,7 +114,7 @@ def _checked(
 async def _save(group: CheckpointGroup, request: Request) -> Saved:
     saving = Saving(request=request, rank=group.rank)
     try:
-        prepared = await group.agree(saving.prepare, wanted=Prepared)
+        prepared = await group.agree(saving.prepare, wanted=SavePlan)
         check_terms([each.terms for each in prepared])
         written = await group.agree(lambda progress: saving.write(prepared, progress), wanted=tuple[ManifestStamp, int])
         stamps = [stamp for stamp, _ in written]
@@ -176,7 +176,7 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Prepared:
+class SavePlan:
     """What a rank tells the others before anything is written; rank 0 also where to write."""
 
     terms: bytes
@@ -202,20 +202,20 @@ class Saving:
         self._rank = rank
         self._held = ExitStack()
         self._is_closed = False
-        self._contents: list[Content] = []
+        self._hashed: list[HashedPiece] = []
         self._temporary = request.folder
 
-    def prepare(self, progress: Progress) -> Prepared:
+    def prepare(self, progress: Progress) -> SavePlan:
         """Hash what this rank holds; rank 0 also makes the folder to write into."""
         temporary = self._open_folder() if self._rank == 0 else ""
-        self._contents = hash_pieces(self._request.pieces, progress)
-        holdings = encode_holdings([content.holding for content in self._contents])
-        return Prepared(terms=self._request.terms, holdings=holdings, temporary=temporary)
+        self._hashed = hash_pieces(self._request.pieces, progress)
+        holdings = encode_holdings([content.holding for content in self._hashed])
+        return SavePlan(terms=self._request.terms, holdings=holdings, temporary=temporary)
 
-    def write(self, prepared: Sequence[Prepared], progress: Progress) -> tuple[ManifestStamp, int]:
+    def write(self, prepared: Sequence[SavePlan], progress: Progress) -> tuple[ManifestStamp, int]:
         """Write what no lower rank holds; return what the marker says of it, and its bytes."""
         request, rank = self._request, self._rank
-        labels = [content.piece.label for content in self._contents]
+        labels = [content.piece.label for content in self._hashed]
         chosen = choose(labels, [each.holdings for each in prepared], rank)
         self._temporary = request.folder / prepared[0].temporary
         with translated(f"rank {rank} cannot write to {self._temporary}"):
@@ -223,12 +223,12 @@ class Saving:
                 raise CheckpointError(
                     f"rank {rank} does not see the folder {self._temporary} that rank 0 has made: {_SHARED}"
                 )
-            contents = [self._contents[index] for index in chosen]
+            hashed = [self._hashed[index] for index in chosen]
             written = write_rank(
-                self._temporary, contents, request.files, progress, rank=rank, step=request.step, extra=request.extra
+                self._temporary, hashed, request.files, progress, rank=rank, step=request.step, extra=request.extra
             )
         if not request.is_snapshot:
-            check_unchanged(contents, progress)
+            check_unchanged(hashed, progress)
         return written
 
     def complete(self, stamps: Sequence[ManifestStamp], progress: Progress) -> tuple[list[str], str | None]:

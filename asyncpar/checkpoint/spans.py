@@ -122,7 +122,7 @@ def first_gap(parts: list[Spans], size: int) -> tuple[int, int] | None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Moves:
+class CopyPlan:
     """Values to copy: ``lengths[i]`` of them from place ``sources[i]`` to place ``targets[i]``; sources rise."""
 
     sources: Positions
@@ -130,7 +130,7 @@ class Moves:
     lengths: Positions
 
     @classmethod
-    def between(cls, source: Spans, target: Spans, shared: Spans) -> Moves:
+    def between(cls, source: Spans, target: Spans, shared: Spans) -> CopyPlan:
         """Return the moves of ``shared``, which both have and which is cut wherever one of them is."""
         return cls(
             sources=source.places(shared.starts),
@@ -138,13 +138,15 @@ class Moves:
             lengths=shared.stops - shared.starts,
         )
 
-    def within(self, start: int, stop: int) -> Moves:
+    def within(self, start: int, stop: int) -> CopyPlan:
         """Return the moves of the sources ``start`` to ``stop``, with places counted from ``start``."""
         first = int(np.searchsorted(self.sources + self.lengths, start, side="right"))
         last = int(np.searchsorted(self.sources, stop, side="left"))
         sources, lengths = self.sources[first:last], self.lengths[first:last]
         lower, upper = np.maximum(sources, start), np.minimum(sources + lengths, stop)
-        return Moves(sources=lower - start, targets=self.targets[first:last] + lower - sources, lengths=upper - lower)
+        return CopyPlan(
+            sources=lower - start, targets=self.targets[first:last] + lower - sources, lengths=upper - lower
+        )
 
     def copy(self, source: NDArray[Any], target: NDArray[Any]) -> None:
         """Copy from one flat array to the other."""

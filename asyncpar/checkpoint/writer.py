@@ -36,7 +36,7 @@ _WRITE_BYTES = 8 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Content:
+class HashedPiece:
     """The bytes of a piece, with the hashes of their blocks."""
 
     piece: Piece
@@ -57,20 +57,20 @@ def identity_of(piece: Piece) -> bytes:
     return hashlib.sha256(encode_plain(described)).digest()[:16]
 
 
-def hash_pieces(pieces: Sequence[Piece], progress: Progress) -> list[Content]:
+def hash_pieces(pieces: Sequence[Piece], progress: Progress) -> list[HashedPiece]:
     """Return the bytes of ``pieces`` with their hashes, by a few threads at once."""
     memories = [_bytes_of(piece.array) for piece in pieces]
     blocks = _hash_blocks(memories, progress)
     return [
-        Content(piece=piece, memory=memory, blocks=hashes)
+        HashedPiece(piece=piece, memory=memory, blocks=hashes)
         for piece, memory, hashes in zip(pieces, memories, blocks, strict=True)
     ]
 
 
-def check_unchanged(contents: Sequence[Content], progress: Progress) -> None:
+def check_unchanged(hashed: Sequence[HashedPiece], progress: Progress) -> None:
     """Raise ``CheckpointError`` naming the tensor if what was written may not be what was hashed."""
-    blocks = _hash_blocks([content.memory for content in contents], progress)
-    for content, hashes in zip(contents, blocks, strict=True):
+    blocks = _hash_blocks([content.memory for content in hashed], progress)
+    for content, hashes in zip(hashed, blocks, strict=True):
         if content.blocks != hashes:
             raise CheckpointError(
                 f"{content.piece.label}: its array has changed while it was saved; pass snapshot=True, or wait for the "
@@ -91,7 +91,7 @@ def _hash_blocks(memories: Sequence[memoryview], progress: Progress) -> list[tup
 
 def write_rank(
     folder: Path,
-    contents: Sequence[Content],
+    hashed: Sequence[HashedPiece],
     files: FileSystem,
     progress: Progress,
     *,
@@ -103,7 +103,7 @@ def write_rank(
 
     Returns what the marker says of the manifest, and the bytes written.
     """
-    ordered = sorted(contents, key=lambda content: -content.piece.array.dtype.itemsize)  # keeps values aligned
+    ordered = sorted(hashed, key=lambda content: -content.piece.array.dtype.itemsize)  # keeps values aligned
     records = [_record(content, index) for index, content in enumerate(ordered)]
     header = encode_header(records)
     write_file(folder / shard_name(rank), [header, *(content.memory for content in ordered)], files, progress)
@@ -145,7 +145,7 @@ def _cut(memory: memoryview, length: int) -> list[memoryview]:
     return [memory[start : start + length] for start in range(0, len(memory), length)]
 
 
-def _record(content: Content, index: int) -> PieceRecord:
+def _record(content: HashedPiece, index: int) -> PieceRecord:
     piece = content.piece
     return PieceRecord(
         key=f"{piece.kind}/{piece.name}#{index}",

@@ -26,7 +26,7 @@ _SIGN_BIT = 0x80000000
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class BlockRange:
     """Some blocks of equal width: which blocks of a vector, and which of its values."""
 
     blocks: slice
@@ -40,14 +40,14 @@ class Piece:
         return self.shape[0] * self.shape[1]
 
 
-def plan_pieces(count: int, block: int) -> Iterator[Piece]:
+def plan_pieces(count: int, block: int) -> Iterator[BlockRange]:
     """Yield the pieces of ``count`` values in blocks of ``block``: whole blocks, then a short last one alone."""
     whole, per_piece = count // block, PIECE // block
     for first in range(0, whole, per_piece):
         last = min(first + per_piece, whole)
-        yield Piece(slice(first, last), slice(first * block, last * block), (last - first, block))
+        yield BlockRange(slice(first, last), slice(first * block, last * block), (last - first, block))
     if count % block:
-        yield Piece(slice(whole, whole + 1), slice(whole * block, count), (1, count % block))
+        yield BlockRange(slice(whole, whole + 1), slice(whole * block, count), (1, count % block))
 
 
 def count_blocks(count: int, block: int) -> int:

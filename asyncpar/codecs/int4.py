@@ -22,7 +22,7 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncpar.codecs.blocks import PIECE, Piece, corrected, count_blocks, largest_magnitudes, plan_pieces, scratch
+from asyncpar.codecs.blocks import PIECE, BlockRange, corrected, count_blocks, largest_magnitudes, plan_pieces, scratch
 from asyncpar.codecs.codec import Bytes, Codec, Values, check_decode, check_encode
 from asyncpar.errors import ProtocolError
 
@@ -154,7 +154,7 @@ def _unpack(pairs: Bytes, out: Values, words: _Words, shifted: _Words) -> None:
     np.copyto(out, levels[: out.size])
 
 
-def _scale(levels: Values, scales: NDArray[np.float32], piece: Piece, factors: Values) -> None:
+def _scale(levels: Values, scales: NDArray[np.float32], piece: BlockRange, factors: Values) -> None:
     """Multiply ``levels`` by the scales of their blocks."""
     factor = factors[: piece.size]
     np.copyto(factor.reshape(piece.shape), scales[:, np.newaxis])
@@ -166,7 +166,7 @@ def _scratch_words(count: int) -> _Words:
     return np.empty((2, count_blocks(min(PIECE, count), 2)), "<u2")
 
 
-def _bytes_of(piece: Piece) -> slice:
+def _bytes_of(piece: BlockRange) -> slice:
     """Return where the pairs of a piece lie, which begins at an even value."""
     return slice(piece.values.start // 2, count_blocks(piece.values.stop, 2))
 

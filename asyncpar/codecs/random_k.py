@@ -17,7 +17,7 @@ from asyncpar.codecs.codec import Bytes, Codec, Values, check_decode, check_enco
 from asyncpar.codecs.corrected import Corrected
 from asyncpar.codecs.draw import check_seed, draw_positions, make_key
 from asyncpar.codecs.identity import Identity
-from asyncpar.codecs.share import Share
+from asyncpar.codecs.share import KeptShare
 from asyncpar.errors import NonFiniteValue
 
 
@@ -32,7 +32,7 @@ class RandomK(Codec):
     def __init__(self, ratio: float, seed: int = 0, values: Codec | None = None) -> None:
         self.values = Identity() if values is None else values
         self.sum_dtype = self.values.sum_dtype
-        self._share = Share(ratio)
+        self._share = KeptShare(ratio)
         self._seed = check_seed(seed)
         self._place: tuple[int, ...] = ()
         self.name = f"randomk:{self._share.text}" + (f":{seed}" if seed else "")

@@ -7,7 +7,7 @@ from fractions import Fraction
 from asyncpar.errors import UsageError
 
 
-class Share:
+class KeptShare:
     """A share ``0 < ratio <= 1``; anything else is a ``UsageError``."""
 
     def __init__(self, ratio: float) -> None:
@@ -21,7 +21,7 @@ class Share:
         return -(-count * self._fraction.numerator // self._fraction.denominator)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Share) and self._fraction == other._fraction
+        return isinstance(other, KeptShare) and self._fraction == other._fraction
 
     def __hash__(self) -> int:
         return hash(self._fraction)

@@ -16,7 +16,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncpar.codecs.blocks import Piece, corrected, count_blocks, plan_pieces, row_buffers, scratch
+from asyncpar.codecs.blocks import BlockRange, corrected, count_blocks, plan_pieces, row_buffers, scratch
 from asyncpar.codecs.codec import Bytes, Codec, Values, check_decode, check_encode
 from asyncpar.errors import NonFiniteValue, ProtocolError
 
@@ -111,7 +111,7 @@ def _put_scales(signs: Values, scales: NDArray[np.float32]) -> None:
     np.bitwise_or(bits, scales.view(np.uint32)[:, np.newaxis], out=bits)
 
 
-def _bytes_of(piece: Piece) -> slice:
+def _bytes_of(piece: BlockRange) -> slice:
     """Return where the signs of a piece lie, which begins at a whole byte."""
     return slice(piece.values.start // 8, count_blocks(piece.values.stop, 8))
 

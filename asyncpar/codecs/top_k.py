@@ -22,7 +22,7 @@ from asyncpar.codecs.codec import Bytes, Codec, Values, check_decode, check_enco
 from asyncpar.codecs.corrected import BLOCK, Corrected
 from asyncpar.codecs.identity import Identity
 from asyncpar.codecs.selection import Entries, find_positions, select_largest
-from asyncpar.codecs.share import Share
+from asyncpar.codecs.share import KeptShare
 from asyncpar.errors import ProtocolError
 
 
@@ -34,7 +34,7 @@ class TopK(Codec):
 
     def __init__(self, ratio: float, values: Codec | None = None) -> None:
         self.values = Identity() if values is None else values
-        self._share = Share(ratio)
+        self._share = KeptShare(ratio)
         self.name = f"topk:{self._share.text}"
         if self.values != Identity():
             self.name += f"+{self.values.name}"

@@ -22,7 +22,7 @@ from asyncpar.nn.optimizers import distinct
 from asyncpar.nn.parameter import Parameter
 from asyncpar.nn.sequential import Sequential
 from asyncpar.nn.stage import Stage
-from asyncpar.nn.tensor.group import Alone, BridgedGroup, TensorGroup
+from asyncpar.nn.tensor.group import BridgedGroup, SingleRankGroup, TensorGroup
 from asyncpar.parallel.worker import ComputeWorker
 from asyncpar.pipeline.alarm import StepAlarm
 from asyncpar.pipeline.executor import PipelineExecutor
@@ -99,7 +99,7 @@ class GradientScale:
 async def assemble(config: HybridConfig, model: ParallelModel, groups: ProcessGroups, scale: GradientScale) -> Assembly:
     """Build this rank's stages, and what runs and trains them.  All ranks of ``groups`` call it."""
     schedule, bridge, watch = config.make_schedule(), LoopBridge(), FiniteWatch()
-    slices = Alone() if groups.tp.size == 1 else BridgedGroup(groups.tp, bridge, look=watch.share)
+    slices = SingleRankGroup() if groups.tp.size == 1 else BridgedGroup(groups.tp, bridge, look=watch.share)
     layers = _build_layers(config, model, groups.mapping, schedule, slices)
     parameters = distinct(parameter for one in layers for parameter in one.joined().parameters())
     joined, flow = await _make_flow(config, groups, layers, parameters, bridge)

@@ -16,7 +16,7 @@ _MEGA = 1e6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Column:
+class LayoutColumn:
     """``width`` is that of titles and usual figures; ``is_extra``: only where there is room for all."""
 
     title: str
@@ -27,17 +27,19 @@ class Column:
 
 
 COLUMNS = (
-    Column(title="dp", unit="", width=4, show=lambda _, one: str(one.config.dp_size)),
-    Column(title="tp", unit="", width=4, show=lambda _, one: str(one.config.tp_size)),
-    Column(title="pp", unit="", width=4, show=lambda _, one: str(one.config.pp_size)),
-    Column(title="ZeRO", unit="", width=5, show=lambda _, one: str(one.zero.number)),
-    Column(title="schedule", unit="", width=12, show=lambda _, one: _schedule(one)),
-    Column(title="memory", unit="GB", width=8, show=lambda _, one: _digits(one.memory.total / _GIGA)),
-    Column(title="traffic", unit="GB", width=8, show=lambda _, one: _digits(one.traffic.total / _GIGA)),
-    Column(title="bubble", unit="%", width=7, show=lambda _, one: f"{one.pipeline.bubble_fraction * 100:.1f}"),
-    Column(title="step", unit="s", width=8, show=lambda _, one: _digits(one.step_seconds)),
-    Column(title="micro-batches", unit="", width=15, show=lambda _, one: str(one.micro_batches), is_extra=True),
-    Column(title="tokens", unit="/s", width=10, show=lambda job, one: _digits(tokens_rate(job, one)), is_extra=True),
+    LayoutColumn(title="dp", unit="", width=4, show=lambda _, one: str(one.config.dp_size)),
+    LayoutColumn(title="tp", unit="", width=4, show=lambda _, one: str(one.config.tp_size)),
+    LayoutColumn(title="pp", unit="", width=4, show=lambda _, one: str(one.config.pp_size)),
+    LayoutColumn(title="ZeRO", unit="", width=5, show=lambda _, one: str(one.zero.number)),
+    LayoutColumn(title="schedule", unit="", width=12, show=lambda _, one: _schedule(one)),
+    LayoutColumn(title="memory", unit="GB", width=8, show=lambda _, one: _digits(one.memory.total / _GIGA)),
+    LayoutColumn(title="traffic", unit="GB", width=8, show=lambda _, one: _digits(one.traffic.total / _GIGA)),
+    LayoutColumn(title="bubble", unit="%", width=7, show=lambda _, one: f"{one.pipeline.bubble_fraction * 100:.1f}"),
+    LayoutColumn(title="step", unit="s", width=8, show=lambda _, one: _digits(one.step_seconds)),
+    LayoutColumn(title="micro-batches", unit="", width=15, show=lambda _, one: str(one.micro_batches), is_extra=True),
+    LayoutColumn(
+        title="tokens", unit="/s", width=10, show=lambda job, one: _digits(tokens_rate(job, one)), is_extra=True
+    ),
 )
 
 

@@ -25,7 +25,7 @@ from typing import Any, Final
 
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.errors import AsyncparError, PeerCancelled, PeerError, PeerLost, ProtocolError, UsageError
-from asyncpar.pipeline.channel import Channel
+from asyncpar.pipeline.channel import PipelineChannel
 from asyncpar.pipeline.notice import Mailing, Notice, NoticeKind, StepFailed, Word, error_of
 
 __all__ = ["GRACE", "StepAlarm", "StepFailed"]
@@ -50,10 +50,10 @@ class StepAlarm:
         self._group = group
         self._grace = grace
         self._number = 0
-        self._block: Block | None = None
+        self._block: RunningBlock | None = None
         self._early: list[Notice] = []
         self._words: dict[tuple[int, str], dict[int, Any]] = {}
-        self._channel = Channel(group, on_mailing=self._take, on_error=self._take_error)
+        self._channel = PipelineChannel(group, on_mailing=self._take, on_error=self._take_error)
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -79,7 +79,7 @@ class StepAlarm:
             raise UsageError("watch: expected one block at a time, but one is running already")
         self._number += 1
         closing = self._group.barrier()
-        block = self._block = Block(self._number, task)
+        block = self._block = RunningBlock(self._number, task)
         try:
             try:
                 self._channel.listen()
@@ -120,7 +120,7 @@ class StepAlarm:
 
     # -- ends ------------------------------------------------------------------------------------------------------
 
-    async def _ended(self, block: Block, error: BaseException) -> BaseException:
+    async def _ended(self, block: RunningBlock, error: BaseException) -> BaseException:
         """Tell the others what happened here, and return what this rank raises.
 
         One turn of the loop goes by, in which the notices leave: nothing may be left of this rank after it.
@@ -146,7 +146,7 @@ class StepAlarm:
                 return error
         return await self._explained(block, error)
 
-    async def _explained(self, block: Block, error: BaseException) -> BaseException:
+    async def _explained(self, block: RunningBlock, error: BaseException) -> BaseException:
         """Return the origin of ``error``, which came from another rank; wait a moment for it."""
         try:
             async with asyncio.timeout(self._grace):
@@ -164,7 +164,7 @@ class StepAlarm:
         return error if isinstance(error, AsyncparError) else self._error_of(block.notices[0])
 
     @property
-    def _running(self) -> Block:
+    def _running(self) -> RunningBlock:
         if self._block is None:
             raise UsageError("alarm: expected to be used within a block that it watches, but none runs")
         return self._block
@@ -175,7 +175,7 @@ class StepAlarm:
     # -- telling ---------------------------------------------------------------------------------------------------
 
     async def _tell(
-        self, block: Block, error: BaseException, kind: NoticeKind, text: str, culprit: int | None = None
+        self, block: RunningBlock, error: BaseException, kind: NoticeKind, text: str, culprit: int | None = None
     ) -> BaseException:
         """Send notices to all others in the background, because one of them may be hung; return ``error``."""
         me = self._group.rank
@@ -216,7 +216,7 @@ class StepAlarm:
         if self._block is not None:
             self._block.tell(error)
 
-    def _recall(self, block: Block) -> None:
+    def _recall(self, block: RunningBlock) -> None:
         """Take the notices of this block that came before it began, and forget the words of earlier ones."""
         early, self._early = self._early, []
         block.notices += [notice for notice in early if notice.block == block.number]
@@ -236,7 +236,7 @@ def _text_of(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
 
 
-class Block:
+class RunningBlock:
     """One block that runs on this rank."""
 
     def __init__(self, number: int, task: asyncio.Task[object]) -> None:

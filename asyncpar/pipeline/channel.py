@@ -17,7 +17,7 @@ _TAG: Final = 0
 _TAG_OF_WATCHES: Final = 1
 
 
-class Channel:
+class PipelineChannel:
     """Brings mailings of any rank of ``group`` to ``on_mailing``, and errors of the reception to ``on_error``.
 
     One reception is pending from the first ``listen`` to ``close``, or to the end of the node: it is never cancelled in

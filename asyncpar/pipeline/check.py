@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from asyncpar.errors import UsageError
-from asyncpar.pipeline.dependencies import Orders, Rules, computing, in_order_of_need, needs_of, with_messages
+from asyncpar.pipeline.dependencies import DependencyRules, Orders, computing, in_order_of_need, needs_of, with_messages
 from asyncpar.pipeline.errors import InvalidSchedule
 from asyncpar.pipeline.layout import StageLayout
 from asyncpar.pipeline.operation import Message, OperationKind, PipelineOp
@@ -192,7 +192,7 @@ def _described(operation: PipelineOp) -> str:
     return f"{operation} {'to' if operation.kind.is_send else 'from'} rank {operation.peer}"
 
 
-def _rules(schedule: Schedule) -> Rules[_Event]:
+def _rules(schedule: Schedule) -> DependencyRules[_Event]:
     layout = schedule.layout
     last = layout.num_virtual_stages - 1
 
@@ -215,4 +215,4 @@ def _rules(schedule: Schedule) -> Rules[_Event]:
         made = operation.made
         return None if made is None else _Event(_State.MADE, made)
 
-    return Rules(needs=needs, makes=makes)
+    return DependencyRules(needs=needs, makes=makes)

@@ -23,20 +23,20 @@ Orders = Sequence[Sequence[PipelineOp]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rules(Generic[Event]):
+class DependencyRules(Generic[Event]):
     """``needs(operation)`` must have happened before an operation; ``makes(operation)`` happens by it, if anything."""
 
     needs: Callable[[PipelineOp], Sequence[Event]]
     makes: Callable[[PipelineOp], Event | None]
 
 
-def computing(last_stage: int) -> Rules[Message]:
+def computing(last_stage: int) -> DependencyRules[Message]:
     """Return the rules of what is computed: what is made anywhere is there for all."""
 
     def needs(operation: PipelineOp) -> tuple[Message, ...]:
         return needs_of(operation, last_stage)
 
-    return Rules(needs=needs, makes=lambda operation: operation.made)
+    return DependencyRules(needs=needs, makes=lambda operation: operation.made)
 
 
 def needs_of(operation: PipelineOp, last_stage: int) -> tuple[Message, ...]:
@@ -54,7 +54,7 @@ def needs_of(operation: PipelineOp, last_stage: int) -> tuple[Message, ...]:
 
 
 def in_order_of_need(
-    orders: Orders, rules: Rules[Event], place_of: Callable[[int, int], str]
+    orders: Orders, rules: DependencyRules[Event], place_of: Callable[[int, int], str]
 ) -> list[tuple[int, PipelineOp, Sequence[Event]]]:
     """Return all operations as (rank, operation, what it needed), each behind all that it waits for.
 
@@ -93,7 +93,7 @@ def in_order_of_need(
 
 def _deadlock(
     orders: Orders,
-    rules: Rules[Event],
+    rules: DependencyRules[Event],
     stuck: dict[int, tuple[int, Event]],
     place_of: Callable[[int, int], str],
 ) -> InvalidSchedule:

@@ -36,7 +36,7 @@ class Compute(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class RankStages:
     """What one rank brings to its runs: its virtual stages by chunk, and how to compute them."""
 
     rank: int
@@ -60,11 +60,11 @@ class Load:
     is_training: bool
 
 
-class Execution:
+class PipelineRun:
     """Runs ``operations`` once."""
 
-    def __init__(self, part: Part, load: Load, operations: Sequence[PipelineOp]) -> None:
-        self._part = part
+    def __init__(self, part: RankStages, load: Load, operations: Sequence[PipelineOp]) -> None:
+        self._stages = part
         self._load = load
         self._operations = operations
         self._made: dict[Message, Array] = {}
@@ -83,10 +83,10 @@ class Execution:
         async with CleanTaskGroup() as tasks:
             self.mail = Mail(
                 messages_in(self._operations),
-                self._part.tags,
+                self._stages.tags,
                 tasks=tasks,
-                rank=self._part.rank,
-                ahead=self._part.ahead,
+                rank=self._stages.rank,
+                ahead=self._stages.ahead,
             )
             opened = tasks.create_task(self._open(opening), name="opening of a pipeline")
             for operation in self._operations:
@@ -110,7 +110,7 @@ class Execution:
                 error.add_note(f"in {operation.kind} of virtual stage {operation.stage}")
                 raise
             except Exception as error:
-                raise ActionFailed(self._part.rank, operation, error) from error
+                raise ActionFailed(self._stages.rank, operation, error) from error
 
     # -- computing -------------------------------------------------------------------------------------------------
 
@@ -124,7 +124,7 @@ class Execution:
                 await self._backward_weight(operation)
 
     async def _forward(self, operation: PipelineOp) -> None:
-        part, micro_batch = self._part, operation.micro_batch
+        part, micro_batch = self._stages, operation.micro_batch
         stage = part.stages[operation.chunk]
         is_last = operation.stage == part.last_stage
         before = Message(operation.stage - 1, Content.ACTIVATION, micro_batch)
@@ -150,10 +150,10 @@ class Execution:
 
     def _store(self, operation: PipelineOp, kept: tuple[Any, Array | None]) -> None:
         key = (operation.chunk, operation.micro_batch)
-        self._part.memory.store_activation(key, kept, needed=self._order_of_use[key])
+        self._stages.memory.store_activation(key, kept, needed=self._order_of_use[key])
 
     async def _backward(self, operation: PipelineOp) -> None:
-        part, key = self._part, (operation.chunk, operation.micro_batch)
+        part, key = self._stages, (operation.chunk, operation.micro_batch)
         stage = part.stages[operation.chunk]
         saved, dy = await part.memory.retrieve_activation(key)
         self._read_ahead(key)
@@ -172,10 +172,10 @@ class Execution:
 
     async def _backward_weight(self, operation: PipelineOp) -> None:
         key = (operation.chunk, operation.micro_batch)
-        deferred = await self._part.memory.retrieve_activation(key)
-        stage = self._part.stages[operation.chunk]
+        deferred = await self._stages.memory.retrieve_activation(key)
+        stage = self._stages.stages[operation.chunk]
         await self._timed(stage.backward_weight, deferred, self._on_gradient(operation))
-        self._part.memory.free_activation(key)
+        self._stages.memory.free_activation(key)
 
     def _on_gradient(self, operation: PipelineOp) -> OnGradient | None:
         """Gradients are final in the last operation of a chunk that adds to them."""
@@ -184,12 +184,12 @@ class Execution:
     def _read_ahead(self, key: tuple[int, int]) -> None:
         use = self._order_of_use[key]
         for soon in self._backwards[use + 1 : use + 1 + _LOOK_AHEAD]:
-            self._part.memory.read_ahead((soon.chunk, soon.micro_batch))
+            self._stages.memory.read_ahead((soon.chunk, soon.micro_batch))
 
     async def _timed(self, function: Callable[[*Arguments], T], *arguments: *Arguments) -> T:
         began = self._clock()
         try:
-            return await self._part.compute.run(function, *arguments)
+            return await self._stages.compute.run(function, *arguments)
         finally:
             self.seconds_busy += self._clock() - began
 

@@ -28,7 +28,7 @@ from asyncpar.nn.stage import Stage
 from asyncpar.pipeline.alarm import StepAlarm
 from asyncpar.pipeline.check import check_schedule
 from asyncpar.pipeline.errors import principal_of
-from asyncpar.pipeline.execution import Compute, Execution, Load, LossFunction, Part
+from asyncpar.pipeline.execution import Compute, Load, LossFunction, PipelineRun, RankStages
 from asyncpar.pipeline.mail import RECEIVE_AHEAD, Array, make_tags
 from asyncpar.pipeline.offload.manager import MemoryManager
 from asyncpar.pipeline.opening import Opening, find_mismatch
@@ -88,7 +88,7 @@ class PipelineExecutor:
         check_schedule(schedule)
         self.schedule = schedule
         self._memory = MemoryManager() if memory is None else memory
-        self._part = Part(
+        self._stages = RankStages(
             rank=group.ranks[group.rank],
             last_stage=schedule.num_virtual_stages - 1,
             stages=tuple(stages),
@@ -113,7 +113,7 @@ class PipelineExecutor:
     @property
     def has_last_stage(self) -> bool:
         """Does this rank take the targets, and get the losses?"""
-        return self.schedule.rank_of(self._part.last_stage) == self._group.rank
+        return self.schedule.rank_of(self._stages.last_stage) == self._group.rank
 
     async def run(
         self,
@@ -164,12 +164,12 @@ class PipelineExecutor:
     def _problem(self, inputs: Sequence[Any] | None, targets: Sequence[Any] | None, *, is_training: bool) -> str | None:
         """Return why this rank cannot run."""
         held = self.schedule.virtual_stages_of(self._group.rank)
-        if len(self._part.stages) != len(held):
+        if len(self._stages.stages) != len(held):
             numbers = ", ".join(map(str, held))
-            return f"stages: expected {len(held)} (virtual stages {numbers}), got {len(self._part.stages)}"
+            return f"stages: expected {len(held)} (virtual stages {numbers}), got {len(self._stages.stages)}"
         problem = self._lack("inputs", inputs) if self.has_first_stage else None
         if problem is None and is_training and self.has_last_stage:
-            if self._part.loss is None:
+            if self._stages.loss is None:
                 return "loss: expected a function on the rank with the last virtual stage, got None"
             return self._lack("targets", targets)
         return problem
@@ -184,10 +184,10 @@ class PipelineExecutor:
 
     async def _execute(
         self, method: str, problem: str | None, load: Load, operations: Sequence[PipelineOp]
-    ) -> Execution:
+    ) -> PipelineRun:
         if self._is_running:
             raise UsageError(f"{method}: expected one run at a time, but one is under way")
-        execution = Execution(self._part, load, operations)
+        execution = PipelineRun(self._stages, load, operations)
         opening = self._opening(method, problem)
         self._attempt += 1  # unless this one succeeds
         self._is_running = True
@@ -214,7 +214,7 @@ class PipelineExecutor:
             problem=problem,
         )
 
-    async def _try(self, execution: Execution, opening: Opening) -> _Disagreement | None:
+    async def _try(self, execution: PipelineRun, opening: Opening) -> _Disagreement | None:
         """Run it; return, instead of raising, what all ranks know alike."""
         topic = self._next_topic()
 

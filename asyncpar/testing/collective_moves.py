@@ -16,7 +16,7 @@ from asyncpar.testing.collective_worlds import DTYPES, CommunicatorSuite, on_all
 _COUNTS = (0, 1, 10, 40_000)
 
 
-class Moves(CommunicatorSuite):
+class DataMovementSuite(CommunicatorSuite):
     """all_gather, gather, scatter, broadcast, all_to_all, barrier, and the forms for unequal parts and for objects."""
 
     async def test_all_gather_stacks_the_arrays_of_all_ranks(self) -> None:

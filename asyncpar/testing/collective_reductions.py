@@ -11,7 +11,7 @@ from asyncpar.collectives.reduction import Array, possible_operations
 from asyncpar.testing.collective_worlds import DTYPES, CommunicatorSuite, combined, noise, on_all, ranked, values
 
 
-class Reductions(CommunicatorSuite):
+class ReductionSuite(CommunicatorSuite):
     """all_reduce, reduce, reduce_scatter."""
 
     async def test_all_reduce_sums_in_place_by_every_algorithm(self) -> None:

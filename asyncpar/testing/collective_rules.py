@@ -12,7 +12,7 @@ from asyncpar.errors import OperationMismatch, PeerCancelled, UsageError
 from asyncpar.testing.collective_worlds import CommunicatorSuite, errors_on_all, on_all, ranked, values
 
 
-class Rules(CommunicatorSuite):
+class OrderingSuite(CommunicatorSuite):
     """What holds for all operations alike."""
 
     async def test_operations_keep_the_order_in_which_they_are_called(self) -> None:

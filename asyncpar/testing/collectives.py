@@ -13,13 +13,13 @@ The suite needs pytest (and its asyncio mode) for nothing but running it.
 from __future__ import annotations
 
 from asyncpar.testing.collective_bundles import Bundles
-from asyncpar.testing.collective_moves import Moves
-from asyncpar.testing.collective_reductions import Reductions
-from asyncpar.testing.collective_rules import Rules
+from asyncpar.testing.collective_moves import DataMovementSuite
+from asyncpar.testing.collective_reductions import ReductionSuite
+from asyncpar.testing.collective_rules import OrderingSuite
 from asyncpar.testing.collective_worlds import CommunicatorSuite, errors_on_all, on_all, ranked, values
 
 __all__ = ["CommunicatorConformance", "CommunicatorSuite", "errors_on_all", "on_all", "ranked", "values"]
 
 
-class CommunicatorConformance(Reductions, Bundles, Moves, Rules):
+class CommunicatorConformance(ReductionSuite, Bundles, DataMovementSuite, OrderingSuite):
     """The suite.  Each test is one promise of ``Communicator``."""

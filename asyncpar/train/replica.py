@@ -23,7 +23,7 @@ class StepReport:
     seconds: float
 
 
-class Replica:
+class BatchShare:
     """A rank's model and its share of the batches.
 
     Gradients are scaled so that their *mean* over all ranks is the gradient of the whole batch's mean loss, even where

@@ -16,7 +16,7 @@ from asyncpar.parallel.gossip import UpdateGossip
 from asyncpar.parallel.local import DiLoCo
 from asyncpar.train.batches import Batches
 from asyncpar.train.language_model import LanguageModel
-from asyncpar.train.replica import Replica, StepReport
+from asyncpar.train.replica import BatchShare, StepReport
 
 
 class DataParallelTrainer:
@@ -33,7 +33,7 @@ class DataParallelTrainer:
         communicator: Communicator,
         synchronizer: GradientSynchronizer,
     ) -> None:
-        self._replica = Replica(model, batches, communicator)
+        self._replica = BatchShare(model, batches, communicator)
         self._communicator = communicator
         self._synchronizer = synchronizer
 
@@ -75,7 +75,7 @@ class LocalTrainer:
         rounds: DiLoCo,
         inside: GradientSynchronizer | None = None,
     ) -> None:
-        self._replica = Replica(model, batches, communicator)
+        self._replica = BatchShare(model, batches, communicator)
         self._communicator = communicator
         self._rounds = rounds
         self._inside = inside
@@ -132,7 +132,7 @@ class FreeTrainer:
     def __init__(
         self, model: LanguageModel, batches: Batches, *, communicator: Communicator, mode: SynchronizationMode
     ) -> None:
-        self._replica = Replica(model, batches, communicator)
+        self._replica = BatchShare(model, batches, communicator)
         self._communicator = communicator
         self._mode = mode
 

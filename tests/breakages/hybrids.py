@@ -17,7 +17,7 @@ from asyncpar.hybrid import HybridConfig
 from asyncpar.hybrid.replicated import ReplicatedFlow
 from asyncpar.nn.optimizers import SGD, clip_factor
 from asyncpar.nn.parameter import OnGradient
-from asyncpar.nn.tensor import Region
+from asyncpar.nn.tensor import TensorRegion
 from asyncpar.nn.tensor.group import BridgedGroup
 from tests.breakages.breakage import Breakage, Mistake, first_error
 from tests.breakages.partitions import let_the_world_be_every_group
@@ -69,7 +69,7 @@ def leave_out_mlps(patch: pytest.MonkeyPatch) -> None:
 
 
 def leave_layers_without_the_sum(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Region, "leave", lambda self, y: y)
+    patch.setattr(TensorRegion, "leave", lambda self, y: y)
 
 
 def hold_the_first_slice_on_every_rank(patch: pytest.MonkeyPatch) -> None:

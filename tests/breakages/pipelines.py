@@ -18,7 +18,7 @@ from asyncpar.nn.stage import Deferred
 from asyncpar.pipeline import PipelineSchedule
 from asyncpar.pipeline.executor import PipelineExecutor
 from asyncpar.pipeline.offload import MemoryManager
-from asyncpar.pipeline.offload.entry import Entry
+from asyncpar.pipeline.offload.entry import OffloadEntry
 from asyncpar.pipeline.recompute import Recomputed, RecomputedSaved, apply_memory_strategy
 from asyncpar.pipeline.result import PipelineResult
 from tests.breakages.breakage import Breakage, Mistake
@@ -201,13 +201,13 @@ def keep_what_is_recomputed(patch: pytest.MonkeyPatch) -> None:
 
 def keep_what_is_offloaded(patch: pytest.MonkeyPatch) -> None:
     leaked: list[object] = []
-    right = Entry.of
+    right = OffloadEntry.of
 
-    def wrong(key: tuple[int, int], value: Any, needed: int) -> Entry:
+    def wrong(key: tuple[int, int], value: Any, needed: int) -> OffloadEntry:
         leaked.append(value)
         return right(key, value, needed)
 
-    patch.setattr(Entry, "of", wrong)
+    patch.setattr(OffloadEntry, "of", wrong)
 
 
 # -- cases ------------------------------------------------------------------------------------------------------------

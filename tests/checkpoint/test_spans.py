@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncpar.checkpoint.spans import Moves, Runs, Spans, first_gap, intersect, reach_of, spans_of, subtract
+from asyncpar.checkpoint.spans import CopyPlan, Runs, Spans, first_gap, intersect, reach_of, spans_of, subtract
 from asyncpar.core.config.slicing import TensorSlice
 
 SHAPE = (4, 3, 6)
@@ -70,7 +70,7 @@ def test_moves_copy_what_both_have_block_by_block(
     wanted = positions(*right)
     target = np.full(len(wanted), -1)
     one, other = spans_of(*left), spans_of(*right)
-    moves = Moves.between(one, other, intersect(one, other))
+    moves = CopyPlan.between(one, other, intersect(one, other))
     for start in range(0, len(source), block):
         stop = min(start + block, len(source))
         moves.within(start, stop).copy(source[start:stop], target)
@@ -103,7 +103,7 @@ def test_short_runs_are_copied_by_index_and_long_ones_one_by_one() -> None:
         part = TensorSlice.along((20, width), 1, length, 2 * length)
         spans, mine = spans_of(TensorSlice.whole((20, width)), (0, 20 * width)), spans_of(part, (0, 20 * length))
         target = np.zeros(20 * length, whole.dtype)
-        Moves.between(spans, mine, intersect(mine, spans)).copy(whole.reshape(-1), target)
+        CopyPlan.between(spans, mine, intersect(mine, spans)).copy(whole.reshape(-1), target)
         np.testing.assert_array_equal(target.reshape(20, length), part.cut(whole))
 
 

@@ -25,13 +25,13 @@ from asyncpar.nn import (
 )
 from asyncpar.nn.optimizers import SGD, Adam, AdamW, Optimizer
 from asyncpar.nn.tensor import (
-    Alone,
     ColumnParallelLinear,
     ParallelAttention,
     ParallelBlock,
     ParallelMlp,
-    Region,
     RowParallelLinear,
+    SingleRankGroup,
+    TensorRegion,
     VocabParallelEmbedding,
 )
 from asyncpar.shards import LayerShard, LayerType, ShardStrategy
@@ -82,8 +82,8 @@ def block_of(**settings: Any) -> Any:
     return block(options=BlockOptions(**settings))
 
 
-def region() -> Region:
-    return Region(group=Alone())
+def region() -> TensorRegion:
+    return TensorRegion(group=SingleRankGroup())
 
 
 def column(**settings: Any) -> Any:

@@ -27,7 +27,7 @@ from asyncpar.hybrid import (
 from asyncpar.multinode import MultiNodeConfig, MultiNodeTrainer
 from asyncpar.nn import Initializer, Linear
 from asyncpar.nn.optimizers import SGD, AdamW
-from asyncpar.nn.tensor import BridgedGroup, ColumnParallelLinear, Region, RowParallelLinear
+from asyncpar.nn.tensor import BridgedGroup, ColumnParallelLinear, RowParallelLinear, TensorRegion
 from asyncpar.node import Node
 from asyncpar.parallel.worker import ComputeWorker
 from asyncpar.pipeline import PipelineSchedule
@@ -297,7 +297,7 @@ def bridged_group(**settings: Any) -> Any:
     def make(node: Node, bridge: LoopBridge, x: Any) -> Any:
         group = BridgedGroup(node.world, bridge, **given)
         layer = RowParallelLinear(
-            "l", 8, 6, region=Region(group=group), initializer=Initializer.from_seed(0), input_is_parallel=False
+            "l", 8, 6, region=TensorRegion(group=group), initializer=Initializer.from_seed(0), input_is_parallel=False
         )
         return group, layer, x.astype(np.float32)
 
@@ -307,7 +307,7 @@ def bridged_group(**settings: Any) -> Any:
 def column(**settings: Any) -> Any:
     def make(node: Node, bridge: LoopBridge, x: Any) -> Any:
         group = BridgedGroup(node.world, bridge)
-        region = Region(group=group, **{name: settings[name] for name in settings if name == "sequence_parallel"})
+        region = TensorRegion(group=group, **{name: settings[name] for name in settings if name == "sequence_parallel"})
         more = {name: settings[name] for name in settings if name != "sequence_parallel"}
         layer = ColumnParallelLinear("l", 8, 6, region=region, initializer=Initializer.from_seed(0), **more)
         return group, layer, x.astype(np.float32)
@@ -320,7 +320,7 @@ def row(**settings: Any) -> Any:
 
     def make(node: Node, bridge: LoopBridge, x: Any) -> Any:
         group = BridgedGroup(node.world, bridge)
-        region = Region(group=group)
+        region = TensorRegion(group=group)
         layer = RowParallelLinear("l", 8, 6, region=region, initializer=Initializer.from_seed(0), **settings)
         return group, layer, x.astype(np.float32)
 

@@ -11,7 +11,7 @@ from asyncpar.nn.linear import Linear
 from asyncpar.nn.parameter import Array, Initializer
 from asyncpar.nn.sequential import Sequential
 from asyncpar.nn.tensor.linear import ColumnParallel, RowParallelLinear
-from asyncpar.nn.tensor.region import Region
+from asyncpar.nn.tensor.region import TensorRegion
 
 
 class ParallelAttention(Sequential):
@@ -27,7 +27,7 @@ class ParallelAttention(Sequential):
         features: int,
         heads: int,
         *,
-        region: Region,
+        region: TensorRegion,
         initializer: Initializer,
         gain: float = 1.0,
         output_gain: float = 1.0,

@@ -8,7 +8,7 @@ from asyncpar.nn.parameter import Initializer
 from asyncpar.nn.sequential import Sequential
 from asyncpar.nn.tensor.attention import ParallelAttention
 from asyncpar.nn.tensor.mlp import ParallelMlp
-from asyncpar.nn.tensor.region import Region
+from asyncpar.nn.tensor.region import TensorRegion
 
 
 class ParallelBlock(Sequential):
@@ -24,7 +24,7 @@ class ParallelBlock(Sequential):
         features: int,
         heads: int,
         *,
-        region: Region,
+        region: TensorRegion,
         initializer: Initializer,
         options: BlockOptions | None = None,
     ) -> None:

@@ -9,7 +9,7 @@ from asyncpar.core.config.slicing import TensorSlice
 from asyncpar.nn.embedding import Tokens, add_rows, check_tokens
 from asyncpar.nn.parameter import Array, Initializer, OnGradient, Parameter
 from asyncpar.nn.stage import Deferred, Stage, add_weight_gradients, check_gradient, check_positive, report
-from asyncpar.nn.tensor.region import Region
+from asyncpar.nn.tensor.region import TensorRegion
 
 
 class VocabParallelEmbedding(Stage[Tokens]):
@@ -26,7 +26,7 @@ class VocabParallelEmbedding(Stage[Tokens]):
         features: int,
         *,
         max_length: int,
-        region: Region,
+        region: TensorRegion,
         initializer: Initializer,
         std: float = 0.1,
         table_placement: Placement = UNPLACED,

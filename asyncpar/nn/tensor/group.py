@@ -70,7 +70,7 @@ class TensorGroup(ABC):
         return split_bounds(length, self.size)[self.rank]
 
 
-class Alone(TensorGroup):
+class SingleRankGroup(TensorGroup):
     """A group of one: everything is already where it belongs."""
 
     @property

@@ -19,7 +19,7 @@ from asyncpar.nn.stage import (
     check_positive,
     report,
 )
-from asyncpar.nn.tensor.region import Region
+from asyncpar.nn.tensor.region import TensorRegion
 
 ColumnSaved = tuple[Array, tuple[int, ...]]
 """The input as it was held outside, and the shape of this rank's output."""
@@ -35,7 +35,7 @@ class ColumnParallel(Stage[ColumnSaved]):
     sequence parallelism the input is gathered once more for that instead of being kept (Korthikanti et al. 2022).
     """
 
-    def __init__(self, projection: Projection, *, region: Region) -> None:
+    def __init__(self, projection: Projection, *, region: TensorRegion) -> None:
         self.name = projection.name
         self._projection = projection
         self._region = region
@@ -74,7 +74,7 @@ class ColumnParallelLinear(Stage[Any]):
         inputs: int,
         outputs: int,
         *,
-        region: Region,
+        region: TensorRegion,
         initializer: Initializer,
         gain: float = 1.0,
         has_bias: bool = True,
@@ -120,7 +120,7 @@ class RowParallelLinear(Stage[RowSaved]):
         inputs: int,
         outputs: int,
         *,
-        region: Region,
+        region: TensorRegion,
         initializer: Initializer,
         gain: float = 1.0,
         has_bias: bool = True,

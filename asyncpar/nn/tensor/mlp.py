@@ -6,7 +6,7 @@ from asyncpar.nn.mlp import Gelu
 from asyncpar.nn.parameter import Initializer
 from asyncpar.nn.sequential import Sequential
 from asyncpar.nn.tensor.linear import ColumnParallelLinear, RowParallelLinear
-from asyncpar.nn.tensor.region import Region
+from asyncpar.nn.tensor.region import TensorRegion
 
 
 class ParallelMlp(Sequential):
@@ -18,7 +18,7 @@ class ParallelMlp(Sequential):
         features: int,
         hidden: int,
         *,
-        region: Region,
+        region: TensorRegion,
         initializer: Initializer,
         gain: float = 1.0,
         output_gain: float = 1.0,

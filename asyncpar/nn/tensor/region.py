@@ -27,7 +27,7 @@ SEQUENCE = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Region:
+class TensorRegion:
     """The ranks that share layers, and how activations are held outside of these."""
 
     group: TensorGroup

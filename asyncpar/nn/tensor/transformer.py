@@ -21,7 +21,7 @@ from asyncpar.nn.tensor.block import ParallelBlock
 from asyncpar.nn.tensor.embedding import VocabParallelEmbedding
 from asyncpar.nn.tensor.group import TensorGroup
 from asyncpar.nn.tensor.linear import ColumnParallel, ColumnParallelLinear
-from asyncpar.nn.tensor.region import Region
+from asyncpar.nn.tensor.region import TensorRegion
 from asyncpar.nn.transformer import HEAD_GAIN, TIED, TransformerConfig, set_training
 
 Wrap: TypeAlias = Callable[[Stage[Any]], Stage[Any]]
@@ -102,7 +102,7 @@ def build_stage(
         raise UsageError(f"replica: expected a data-parallel rank, got {replica}")
     if table is not None and not (config.tied_embeddings and is_last and not is_first):
         raise UsageError("table: expected one only for the last stage, and not the first, of tied embeddings")
-    region = Region(group=group, sequence_parallel=sequence_parallel)
+    region = TensorRegion(group=group, sequence_parallel=sequence_parallel)
     builder = _Builder(config, region, initializer or config.initializer(), replica)
     keep = wrap or (lambda stage: stage)
     embedding = builder.embedding(is_tied=config.tied_embeddings and not (is_first and is_last))
@@ -149,7 +149,7 @@ def _shared(table: Parameter, own: Parameter) -> Parameter:
 class _Builder:
     """Makes the layers of a model; each call draws the first values of one, so all must be made, in order."""
 
-    def __init__(self, config: TransformerConfig, region: Region, initializer: Initializer, replica: int) -> None:
+    def __init__(self, config: TransformerConfig, region: TensorRegion, initializer: Initializer, replica: int) -> None:
         self._config = config
         self._region = region
         self._replica = replica

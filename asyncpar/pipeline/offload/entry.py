@@ -22,7 +22,7 @@ class OnDisk:
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class Entry:
+class OffloadEntry:
     """A value in memory, or on disk, or on its way (``moving``) between the two."""
 
     key: Key
@@ -36,7 +36,7 @@ class Entry:
     moving: asyncio.Task[None] | None = None
 
     @classmethod
-    def of(cls, key: Key, value: Any, needed: int) -> Entry:
+    def of(cls, key: Key, value: Any, needed: int) -> OffloadEntry:
         return cls(key=key, value=value, needed=needed, owners=owners_in(value))
 
     @property

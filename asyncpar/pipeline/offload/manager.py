@@ -13,7 +13,7 @@ from typing import Any, Final, Self, TypeVar, TypeVarTuple
 from asyncpar.core.config.parallel import MemoryOptimizationStrategy
 from asyncpar.errors import UsageError
 from asyncpar.pipeline.errors import OffloadError
-from asyncpar.pipeline.offload.entry import Entry, Key, MemoryUsageStats, OnDisk, Volume
+from asyncpar.pipeline.offload.entry import Key, MemoryUsageStats, OffloadEntry, OnDisk, Volume
 from asyncpar.pipeline.offload.packing import ByteLedger, owners_in, take_apart
 from asyncpar.pipeline.offload.spill import SpillFile
 
@@ -50,7 +50,7 @@ class MemoryManager:
         self._folder = Path(gettempdir() if folder is None else folder)
         if not self._folder.is_dir():
             raise UsageError(f"folder: expected a folder that exists, got {self._folder}")
-        self._entries: dict[Key, Entry] = {}
+        self._entries: dict[Key, OffloadEntry] = {}
         self._ledger = ByteLedger()
         self._largest = 0
         self._peak_count = 0
@@ -106,7 +106,7 @@ class MemoryManager:
         self._check()
         if key in self._entries:
             raise UsageError(f"key: chunk {key[0]}, micro-batch {key[1]} is stored already; free it first")
-        entry = self._entries[key] = Entry.of(key, value, needed)
+        entry = self._entries[key] = OffloadEntry.of(key, value, needed)
         self._ledger.add(entry.owners)
         self._largest = max(self._largest, entry.nbytes)
         self._peak_count = max(self._peak_count, len(self._entries))
@@ -189,7 +189,7 @@ class MemoryManager:
         if self._failure is not None:
             raise self._failure
 
-    def _find(self, key: Key) -> Entry:
+    def _find(self, key: Key) -> OffloadEntry:
         entry = self._entries.get(key)
         if entry is None:
             raise UsageError(f"key: chunk {key[0]}, micro-batch {key[1]} is not stored")
@@ -213,12 +213,12 @@ class MemoryManager:
         await asyncio.wait(self._moving, return_when=asyncio.FIRST_COMPLETED)
         self._check()
 
-    def _start(self, entry: Entry, moving: Coroutine[Any, Any, None]) -> None:
+    def _start(self, entry: OffloadEntry, moving: Coroutine[Any, Any, None]) -> None:
         task = entry.moving = asyncio.create_task(moving, name=f"activation {entry.key}")
         self._moving.add(task)
         task.add_done_callback(lambda _: self._moved(entry, task))
 
-    def _moved(self, entry: Entry, task: asyncio.Task[None]) -> None:
+    def _moved(self, entry: OffloadEntry, task: asyncio.Task[None]) -> None:
         """It is over; if it has failed, the next call shall know."""
         self._moving.discard(task)
         error = None if task.cancelled() else task.exception()
@@ -226,7 +226,7 @@ class MemoryManager:
             self._failure = OffloadError(f"activation of chunk {entry.key[0]}, micro-batch {entry.key[1]}: {error}")
             self._failure.__cause__ = error
 
-    async def _move_out(self, entry: Entry) -> None:
+    async def _move_out(self, entry: OffloadEntry) -> None:
         """Write the value, and drop it unless it is wanted again by then."""
         if entry.must_stay():  # and may be changed by now, in another thread
             entry.moving = None
@@ -251,7 +251,7 @@ class MemoryManager:
         finally:
             entry.moving = None
 
-    async def _move_in(self, entry: Entry, place: OnDisk) -> None:
+    async def _move_in(self, entry: OffloadEntry, place: OnDisk) -> None:
         """Read the value again."""
         try:
             blocks = await self._in_thread(self._opened().read, place.start, place.skeleton.sizes, place.checksum)
@@ -265,7 +265,7 @@ class MemoryManager:
             entry.moving = None
             self._release(entry)
 
-    def _release(self, entry: Entry) -> None:
+    def _release(self, entry: OffloadEntry) -> None:
         if entry.on_disk is not None:
             assert self._file is not None, "what is on disk is in the file"
             self._file.release(entry.on_disk.start)

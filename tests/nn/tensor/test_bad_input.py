@@ -12,12 +12,12 @@ import pytest
 from asyncpar.errors import UsageError
 from asyncpar.nn import Parameter, TransformerConfig
 from asyncpar.nn.tensor import (
-    Alone,
     ColumnParallelLinear,
     ParallelAttention,
     ParallelMlp,
-    Region,
     RowParallelLinear,
+    SingleRankGroup,
+    TensorRegion,
     VocabParallelEmbedding,
     build_stage,
 )
@@ -28,33 +28,33 @@ CONFIG = TransformerConfig(vocabulary=8, length=6, features=12, layers=4, heads=
 X = np.zeros((2, 5, 12))
 TOKENS: Any = np.zeros((2, 5), np.int64)
 
-Attempt = Callable[[Region], Any]
+Attempt = Callable[[TensorRegion], Any]
 
 
-def column(region: Region) -> ColumnParallelLinear:
+def column(region: TensorRegion) -> ColumnParallelLinear:
     return ColumnParallelLinear("linear", 12, 7, region=region, initializer=make_initializer())
 
 
-def row(region: Region, **options: Any) -> RowParallelLinear:
+def row(region: TensorRegion, **options: Any) -> RowParallelLinear:
     return RowParallelLinear("linear", 12, 7, region=region, initializer=make_initializer(), **options)
 
 
-def attention(region: Region, heads: int = 6) -> ParallelAttention:
+def attention(region: TensorRegion, heads: int = 6) -> ParallelAttention:
     return ParallelAttention("attention", 12, heads, region=region, initializer=make_initializer())
 
 
-def embedding(region: Region, vocabulary: int = 8) -> VocabParallelEmbedding:
+def embedding(region: TensorRegion, vocabulary: int = 8) -> VocabParallelEmbedding:
     return VocabParallelEmbedding(
         "embedding", vocabulary, 12, max_length=6, region=region, initializer=make_initializer()
     )
 
 
-def mlp(region: Region, hidden: int) -> ParallelMlp:
+def mlp(region: TensorRegion, hidden: int) -> ParallelMlp:
     return ParallelMlp("mlp", 12, hidden, region=region, initializer=make_initializer())
 
 
 def refused(size: int, attempt: Attempt, message: str, *, sequence: bool = False) -> None:
-    for error in errors_of(size, lambda group: attempt(Region(group=group, sequence_parallel=sequence))):
+    for error in errors_of(size, lambda group: attempt(TensorRegion(group=group, sequence_parallel=sequence))):
         with pytest.raises(UsageError, match=message):
             raise error or AssertionError("nothing was refused")
 
@@ -102,7 +102,7 @@ def test_sequence_parallelism_needs_sequences() -> None:
 
 
 def test_output_gradients_of_wrong_shapes_are_refused() -> None:
-    def attempt(region: Region) -> None:
+    def attempt(region: TensorRegion) -> None:
         stage = column(region)
         _, saved = stage.forward(X)
         stage.backward(saved, X)
@@ -110,7 +110,7 @@ def test_output_gradients_of_wrong_shapes_are_refused() -> None:
     refused(2, attempt, r"linear: expected an output gradient of shape \(2, 5, [34]\), got \(2, 5, 12\)")
 
 
-def build(region: Region, config: TransformerConfig = CONFIG, **changes: Any) -> Any:
+def build(region: TensorRegion, config: TransformerConfig = CONFIG, **changes: Any) -> Any:
     options: dict[str, Any] = {"layers": range(4), "is_first": True, "is_last": True, **changes}
     return build_stage(config, group=region.group, **options)
 
@@ -150,11 +150,11 @@ def test_another_table_than_the_first_stage_has_is_refused() -> None:
     config = replace(CONFIG, tied_embeddings=True)
     table = Parameter("embedding/tokens", np.zeros((7, 12), np.float32))
     with pytest.raises(UsageError, match=r"table: expected the first stage's .* got .*7, 12"):
-        build_stage(config, layers=range(2, 4), is_first=False, is_last=True, group=Alone(), table=table)
+        build_stage(config, layers=range(2, 4), is_first=False, is_last=True, group=SingleRankGroup(), table=table)
 
 
 def test_blocks_are_replaced_one_by_one() -> None:
-    stage = build_stage(CONFIG, layers=range(4), is_first=True, is_last=True, group=Alone())
+    stage = build_stage(CONFIG, layers=range(4), is_first=True, is_last=True, group=SingleRankGroup())
     assert stage.with_blocks(stage.blocks).layers() == stage.layers()
     with pytest.raises(UsageError, match="blocks: expected 4, one for each there is, got 3"):
         stage.with_blocks(stage.blocks[:3])

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from asyncpar.nn import Array, Transformer, TransformerConfig
-from asyncpar.nn.tensor import Alone, TensorGroup, TransformerStage, build_stage
+from asyncpar.nn.tensor import SingleRankGroup, TensorGroup, TransformerStage, build_stage
 from tests.nn.tensor.crew import run_ranks
 
 CONFIG = TransformerConfig(vocabulary=9, length=6, features=12, layers=2, heads=6, seed=5, dtype="float64", dropout=0.3)
@@ -31,15 +31,17 @@ def test_ranks_drop_what_one_process_drops(size: int) -> None:
 
 
 def test_stages_drop_what_one_process_drops() -> None:
-    first = build_stage(CONFIG, layers=range(1), is_first=True, is_last=False, group=Alone())
-    last = build_stage(CONFIG, layers=range(1, 2), is_first=False, is_last=True, group=Alone())
+    first = build_stage(CONFIG, layers=range(1), is_first=True, is_last=False, group=SingleRankGroup())
+    last = build_stage(CONFIG, layers=range(1, 2), is_first=False, is_last=True, group=SingleRankGroup())
     y, _ = last.forward(first.forward(TOKENS)[0])
     np.testing.assert_allclose(y, Transformer(CONFIG).forward(TOKENS)[0], rtol=1e-12)
     assert (len(first.generators()), len(last.generators())) == (3, 2)
 
 
 def test_replicas_drop_other_values() -> None:
-    assert not np.array_equal(forward(build(Alone(), replica=0)), forward(build(Alone(), replica=1)))
+    assert not np.array_equal(
+        forward(build(SingleRankGroup(), replica=0)), forward(build(SingleRankGroup(), replica=1))
+    )
 
 
 def test_with_sequence_parallelism_each_part_is_dropped_from_on_its_own() -> None:

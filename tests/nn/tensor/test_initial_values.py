@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from asyncpar.nn import Parameter, Stage, Transformer, TransformerConfig
-from asyncpar.nn.tensor import Alone, TensorGroup, TransformerStage, build_stage
+from asyncpar.nn.tensor import SingleRankGroup, TensorGroup, TransformerStage, build_stage
 from tests.nn.tensor.crew import run_ranks, whole_values
 
 CONFIG = TransformerConfig(vocabulary=23, length=7, features=24, layers=3, heads=12, mlp_hidden=17, seed=5)
@@ -59,7 +59,7 @@ def test_an_odd_vocabulary_is_cut_with_the_larger_parts_first() -> None:
 
 def test_the_tied_table_is_the_same_at_both_ends() -> None:
     config = replace(CONFIG, tied_embeddings=True)
-    first, last = build(config, [range(2), range(2, 3)], Alone())
+    first, last = build(config, [range(2), range(2, 3)], SingleRankGroup())
     (table,) = [p for p in first.parameters() if p.name == "embedding/tokens"]
     (head,) = [p for p in last.parameters() if p.name == "embedding/tokens"]
     np.testing.assert_array_equal(head.value, table.value)
@@ -72,10 +72,10 @@ def test_the_tied_table_is_the_same_at_both_ends() -> None:
 
 def test_where_both_ends_are_on_one_rank_they_share_one_table() -> None:
     config = replace(CONFIG, tied_embeddings=True)
-    first = build_stage(config, layers=range(2), is_first=True, is_last=False, group=Alone())
+    first = build_stage(config, layers=range(2), is_first=True, is_last=False, group=SingleRankGroup())
     table = first.table
     assert table is not None
-    last = build_stage(config, layers=range(2, 3), is_first=False, is_last=True, group=Alone(), table=table)
+    last = build_stage(config, layers=range(2, 3), is_first=False, is_last=True, group=SingleRankGroup(), table=table)
     assert last.parameters()[-1] is table
     assert table.placement.tied is None
 
@@ -85,7 +85,7 @@ def test_a_stage_never_needs_the_memory_of_the_whole_model() -> None:
     whole = Transformer(config).parameter_count * 4
     tracemalloc.start()
     try:
-        stage = build_stage(config, layers=range(22, 24), is_first=False, is_last=True, group=Alone())
+        stage = build_stage(config, layers=range(22, 24), is_first=False, is_last=True, group=SingleRankGroup())
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -101,5 +101,5 @@ def test_layers_are_wrapped_as_soon_as_they_are_made() -> None:
         made.append(stage.parameters()[0].name)
         return stage
 
-    build_stage(CONFIG, layers=range(1, 3), is_first=False, is_last=True, group=Alone(), wrap=keep)
+    build_stage(CONFIG, layers=range(1, 3), is_first=False, is_last=True, group=SingleRankGroup(), wrap=keep)
     assert made == ["block1/first_norm/scale", "block2/first_norm/scale", "norm/scale", "head/weight"]

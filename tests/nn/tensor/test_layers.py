@@ -27,8 +27,8 @@ from asyncpar.nn.tensor import (
     ParallelAttention,
     ParallelBlock,
     ParallelMlp,
-    Region,
     RowParallelLinear,
+    TensorRegion,
     VocabParallelEmbedding,
 )
 from asyncpar.shards.plan import split_bounds
@@ -41,7 +41,7 @@ TOKENS = np.random.default_rng(7).integers(0, 11, (3, LENGTH))
 TOLERANCE = 1e-12
 OPTIONS = BlockOptions(hidden=7)
 
-Make = Callable[[Region, Initializer], Stage[Any]]
+Make = Callable[[TensorRegion, Initializer], Stage[Any]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,11 +59,11 @@ class Case:
         return TOKENS if self.takes_tokens else X
 
 
-def column(region: Region, draw: Initializer, **options: Any) -> Stage[Any]:
+def column(region: TensorRegion, draw: Initializer, **options: Any) -> Stage[Any]:
     return ColumnParallelLinear("linear", FEATURES, 7, region=region, initializer=draw, **options)
 
 
-def row(region: Region, draw: Initializer, **options: Any) -> Stage[Any]:
+def row(region: TensorRegion, draw: Initializer, **options: Any) -> Stage[Any]:
     return RowParallelLinear("linear", FEATURES, 7, region=region, initializer=draw, **options)
 
 
@@ -143,7 +143,7 @@ def run_cut(case: Case, size: int, dy: Array, *, sequence: bool, split: bool) ->
     output_dim = 2 if case.cuts_output else 1 if sequence and case is not CASES["column, gathered"] else None
 
     def run(group: Any) -> Result:
-        stage = case.cut(Region(group=group, sequence_parallel=sequence), make_initializer())
+        stage = case.cut(TensorRegion(group=group, sequence_parallel=sequence), make_initializer())
         randomize(stage)
         x = case.x if input_dim is None else part_of(case.x, input_dim, group.rank, size)
         own = dy if output_dim is None else part_of(dy, output_dim, group.rank, size)
@@ -199,7 +199,7 @@ def test_a_cut_layer_computes_what_the_whole_one_does(name: str, sequence: bool,
 
 def placements(size: int, *, sequence: bool) -> dict[str, Placement]:
     def run(group: Any) -> dict[str, Placement]:
-        region = Region(group=group, sequence_parallel=sequence)
+        region = TensorRegion(group=group, sequence_parallel=sequence)
         draw = make_initializer()
         embedding = CASES["embedding"].cut(region, draw)
         block = CASES["block"].cut(region, draw)
@@ -237,7 +237,7 @@ def test_reports_come_in_the_order_of_the_whole_layer() -> None:
     stage.backward(saved, y, orders[-1].append)
 
     def run(group: Any) -> list[str]:
-        stage = CASES["block"].cut(Region(group=group), make_initializer())
+        stage = CASES["block"].cut(TensorRegion(group=group), make_initializer())
         y, saved = stage.forward(X)
         reported: list[str] = []
         stage.backward(saved, y, reported.append)
@@ -252,7 +252,7 @@ def test_sequences_shorter_than_the_ranks_leave_some_without_activations() -> No
     expected, _ = whole.forward(X[:, :2])
 
     def run(group: Any) -> tuple[Array, Array | None]:
-        stage = case.cut(Region(group=group, sequence_parallel=True), make_initializer())
+        stage = case.cut(TensorRegion(group=group, sequence_parallel=True), make_initializer())
         y, saved = stage.forward(part_of(X[:, :2], 1, group.rank, 3))
         return y, stage.backward(saved, y)
 

@@ -16,8 +16,8 @@ from asyncpar.nn.block import BlockOptions
 from asyncpar.nn.tensor import (
     BridgedGroup,
     ParallelBlock,
-    Region,
     TensorGroup,
+    TensorRegion,
     build_stage,
     vocab_parallel_cross_entropy,
 )
@@ -36,7 +36,7 @@ CONFIG = TransformerConfig(vocabulary=10, length=LENGTH, features=FEATURES, laye
 
 def run_block(group: TensorGroup, record: Callable[[], None], *, sequence: bool = False) -> None:
     """Run a block forward, its input's gradient, and its parameters'; call ``record`` after each."""
-    region = Region(group=group, sequence_parallel=sequence)
+    region = TensorRegion(group=group, sequence_parallel=sequence)
     stage = ParallelBlock(
         "block", FEATURES, 6, region=region, initializer=make_initializer(), options=BlockOptions(hidden=7)
     )

@@ -11,7 +11,7 @@ import pytest
 
 from asyncpar.nn import Array, Parameter, Transformer, TransformerConfig, softmax_cross_entropy
 from asyncpar.nn.half import HalfInitializer, HalfParameter
-from asyncpar.nn.tensor import Alone, TensorGroup, TransformerStage, build_stage, vocab_parallel_cross_entropy
+from asyncpar.nn.tensor import SingleRankGroup, TensorGroup, TransformerStage, build_stage, vocab_parallel_cross_entropy
 from tests.nn.tensor.crew import run_ranks, whole_gradients
 
 CONFIG = TransformerConfig(
@@ -134,7 +134,7 @@ def test_losses_in_single_precision_are_those_of_one_process(size: int, sequence
 def test_one_rank_computes_the_bits_of_one_process(tied: bool, sequence: bool) -> None:
     config = replace(CONFIG, tied_embeddings=tied, dtype="float32")
     whole = Transformer(config)
-    (stage,) = stages_of(config, WHOLE, Alone(), sequence_parallel=sequence)
+    (stage,) = stages_of(config, WHOLE, SingleRankGroup(), sequence_parallel=sequence)
     for model in (whole, stage):
         logits, saved = model.forward(BATCHES[0, :, :-1])
         _, dy = softmax_cross_entropy(logits, BATCHES[0, :, 1:], scale=SCALE)
@@ -156,16 +156,16 @@ def reports_of(stage: TransformerStage, x: Any) -> list[str]:
 @pytest.mark.parametrize("split", [WHOLE, SPLIT], ids=["one stage", "two stages"])
 def test_each_stage_reports_each_of_its_parameters_once(tied: bool, split: tuple[range, ...]) -> None:
     x: Any = BATCHES[0, :, :-1]
-    for stage in stages_of(replace(CONFIG, tied_embeddings=tied), split, Alone()):
+    for stage in stages_of(replace(CONFIG, tied_embeddings=tied), split, SingleRankGroup()):
         assert sorted(reports_of(stage, x)) == sorted(parameter.name for parameter in stage.parameters())
         x, _ = stage.forward(x)
 
 
 def test_a_table_that_two_stages_of_a_rank_share_is_reported_by_the_first_stage() -> None:
     config = replace(CONFIG, tied_embeddings=True)
-    first = build_stage(config, layers=range(1), is_first=True, is_last=False, group=Alone())
+    first = build_stage(config, layers=range(1), is_first=True, is_last=False, group=SingleRankGroup())
     table = first.parameters()[0]
-    last = build_stage(config, layers=range(1, 3), is_first=False, is_last=True, group=Alone(), table=table)
+    last = build_stage(config, layers=range(1, 3), is_first=False, is_last=True, group=SingleRankGroup(), table=table)
     x, _ = first.forward(BATCHES[0, :, :-1])
     assert table.name not in reports_of(last, x)
     assert reports_of(first, BATCHES[0, :, :-1])[-1] == table.name
