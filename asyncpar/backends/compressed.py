@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from asyncpar.codecs import Bytes, Codec, Values
+from asyncpar.collectives.arrays import Array
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.collectives.offload import off_loop
-from asyncpar.collectives.reduction import Array
 
 
 class CompressedAllReduce:

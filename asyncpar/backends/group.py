@@ -22,11 +22,10 @@ from asyncpar.backends.operations import (
     metrics_of,
 )
 from asyncpar.codecs import Codec
-from asyncpar.collectives.arguments import check_array, check_key, check_out, check_writable
+from asyncpar.collectives.arrays import Array, check_array, check_key, check_out, check_writable
 from asyncpar.collectives.call import Call
 from asyncpar.collectives.communicator import Communicator
-from asyncpar.collectives.ledger import UseCounts
-from asyncpar.collectives.reduction import Array
+from asyncpar.collectives.keys import UseCounts
 from asyncpar.errors import UsageError
 
 

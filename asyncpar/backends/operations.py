@@ -6,7 +6,7 @@ import enum
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from asyncpar.collectives.reduction import Array
+from asyncpar.collectives.arrays import Array
 from asyncpar.collectives.statistics import Traffic
 
 

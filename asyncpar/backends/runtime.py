@@ -16,8 +16,8 @@ from asyncpar.backends.group import CommunicationGroup
 from asyncpar.backends.mpi.backend import open_mpi
 from asyncpar.backends.operations import CollectiveOp, CollectiveResult, CommunicationMetrics, ReductionOp, sum_metrics
 from asyncpar.backends.thread import PROCESS_THREADS
+from asyncpar.collectives.arrays import Array
 from asyncpar.collectives.communicator import Communicator
-from asyncpar.collectives.reduction import Array
 from asyncpar.errors import AsyncparError, UsageError
 
 

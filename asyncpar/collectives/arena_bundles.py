@@ -21,8 +21,8 @@ from typing import Any, Final
 import numpy as np
 
 from asyncpar.collectives.arena_operations import AT_ONCE_BYTES, CHUNK_BYTES
+from asyncpar.collectives.arrays import Array, Reduction
 from asyncpar.collectives.bundle import Bundle, Section, Stretch, cut, pack, unpack
-from asyncpar.collectives.reduction import Array, Reduction
 from asyncpar.collectives.staging import Scratch
 from asyncpar.core.config.slicing import ceil_chunks, ceil_div
 from asyncpar.net.arena.channel import Channel, Turn

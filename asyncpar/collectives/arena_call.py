@@ -9,10 +9,10 @@ from time import perf_counter
 from typing import Any
 
 from asyncpar.collectives.arena_group import ArenaGroup
+from asyncpar.collectives.arrays import Array
 from asyncpar.collectives.causes import reason_of
 from asyncpar.collectives.ending import ended, give_up, thrown
 from asyncpar.collectives.operation import Operation
-from asyncpar.collectives.reduction import Array
 from asyncpar.errors import PeerLost
 from asyncpar.net.arena.channel import Turn
 from asyncpar.net.arena.run_queue import Program, Task, Wait
@@ -157,13 +157,13 @@ class ArenaCall(Coroutine[Any, Any, Any]):
         if operation.has_started:
             raise RuntimeError("cannot reuse already awaited coroutine")
         try:
-            check_home_loop(operation.table.loop, operation.name)
+            check_home_loop(operation.context.loop, operation.name)
         except BaseException as error:
             give_up(operation, error)
             raise
         group = task.group
         try:
-            operation.begin(operation.table.lost_member(operation.home))
+            operation.begin(operation.context.lost_member(operation.home))
             driver = group.host.driver
             now = perf_counter()
             if driver.is_turn_due(now):
@@ -212,7 +212,7 @@ class ArenaCall(Coroutine[Any, Any, Any]):
     async def _wait(self) -> None:
         task = self._task
         operation, group = task.operation, task.group
-        operation.table.watch(operation)
+        operation.context.watch(operation)
         if operation.failure is not None:
             raise operation.failure
         if not group.is_open:
@@ -222,5 +222,5 @@ class ArenaCall(Coroutine[Any, Any, Any]):
                 return
             group.host.driver.run(group.run_queue, task)
         if not task.is_done:
-            task.future = operation.table.loop.create_future()
+            task.future = operation.context.loop.create_future()
             await operation.wait(None, task.future)

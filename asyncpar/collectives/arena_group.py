@@ -7,7 +7,7 @@ import logging
 from collections.abc import Sequence
 from enum import Enum, auto
 
-from asyncpar.collectives.description import hash64
+from asyncpar.collectives.keys import hash64
 from asyncpar.collectives.operation import Operation
 from asyncpar.collectives.staging import Scratch
 from asyncpar.errors import PeerLost

@@ -10,8 +10,7 @@ from collections.abc import Sequence
 from asyncpar.collectives import arena_programs as programs
 from asyncpar.collectives.arena_call import MakeProgram
 from asyncpar.collectives.arena_slices import reduce_slices
-from asyncpar.collectives.arguments import contiguous
-from asyncpar.collectives.reduction import Array, Reduction
+from asyncpar.collectives.arrays import Array, Reduction, contiguous
 from asyncpar.core.config.slicing import ceil_chunks
 from asyncpar.net.arena.channel import Channel, Turn
 from asyncpar.net.arena.run_queue import Program

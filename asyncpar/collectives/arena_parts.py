@@ -17,7 +17,7 @@ import numpy as np
 
 from asyncpar.collectives import arena_programs as programs
 from asyncpar.collectives.arena_reading import heap_places, in_heap, let_go
-from asyncpar.collectives.reduction import Array, Reduction
+from asyncpar.collectives.arrays import Array, Reduction
 from asyncpar.net.arena.channel import Turn
 from asyncpar.net.arena.run_queue import Program
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from asyncpar.collectives.reduction import Array
+from asyncpar.collectives.arrays import Array
 from asyncpar.net.arena.channel import Turn
 from asyncpar.net.arena.run_queue import Program
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from asyncpar.collectives.arena_reading import Finish, heap_places, in_heap, let_go
-from asyncpar.collectives.reduction import Array, Combine
+from asyncpar.collectives.arrays import Array, Combine
 from asyncpar.net.arena.channel import Channel, Turn
 from asyncpar.net.arena.run_queue import Program
 

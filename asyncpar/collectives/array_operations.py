@@ -6,8 +6,8 @@ from collections.abc import Coroutine, Iterable, Sequence
 from typing import Any
 
 from asyncpar.collectives import coalesced, exchanges, gathers, reductions, rooted
+from asyncpar.collectives.arrays import Array
 from asyncpar.collectives.engine import Engine
-from asyncpar.collectives.reduction import Array
 
 
 class ArrayOperations:

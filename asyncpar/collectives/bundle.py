@@ -19,8 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from asyncpar.collectives.arguments import check_array, check_writable
-from asyncpar.collectives.reduction import Array, is_numeric
+from asyncpar.collectives.arrays import Array, check_array, check_writable, is_numeric
 from asyncpar.errors import UsageError
 
 _dtype_of = attrgetter("dtype")

@@ -10,15 +10,13 @@ import numpy as np
 
 from asyncpar.collectives.algorithms.steps import Recv, Round, Send, one, schedule
 from asyncpar.collectives.cost import LaneCosts
-from asyncpar.collectives.description import describe
 from asyncpar.collectives.engine import Engine
-from asyncpar.collectives.execute import execute
+from asyncpar.collectives.execute import InPlace, execute
 from asyncpar.collectives.gathers import prepare_broadcast
-from asyncpar.collectives.layout import AlongBuffer
 from asyncpar.collectives.one_way import from_root
 from asyncpar.collectives.operation import Operation
-from asyncpar.collectives.plan import Plan
-from asyncpar.collectives.workspace import InPlace
+from asyncpar.collectives.plan import AlongBuffer, Plan
+from asyncpar.collectives.protocol import describe
 
 _SMALL_BYTES = 8
 _LARGE_BYTES = 1 << 20

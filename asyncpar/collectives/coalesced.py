@@ -11,17 +11,17 @@ import numpy as np
 
 from asyncpar.collectives.algorithms.catalog import ARENA
 from asyncpar.collectives.arena_bundles import AtOnce, InChunks, arrange
+from asyncpar.collectives.arrays import Array, Reduction, StagingPool, collective_reduction, reduction_for
 from asyncpar.collectives.bundle import Bundle, Form, Section, check_arrays, cut, form_of, pack, sections_of, unpack
-from asyncpar.collectives.description import Description, describe, hash64
 from asyncpar.collectives.engine import Engine, Prepared
 from asyncpar.collectives.execute import Region, region_of
 from asyncpar.collectives.hierarchy import Route, all_reduce_layout, find_route, run_all_reduce
 from asyncpar.collectives.hosted import HostedOperation
-from asyncpar.collectives.layout import AlongBuffer, packed_segment
+from asyncpar.collectives.keys import hash64
 from asyncpar.collectives.operation import Operation
-from asyncpar.collectives.plan import Plan
-from asyncpar.collectives.reduction import Array, Reduction, collective_reduction, reduction_for
-from asyncpar.collectives.staging import Scratch, StagingPool
+from asyncpar.collectives.plan import AlongBuffer, Plan, packed_segment
+from asyncpar.collectives.protocol import Description, describe
+from asyncpar.collectives.staging import Scratch
 from asyncpar.net.arena.channel import Channel, Turn
 from asyncpar.net.arena.run_queue import Program
 
@@ -72,7 +72,7 @@ def all_reduce_many(
     async def body(operation: Operation) -> list[Array]:
         bundle = Bundle(listed, shared.sections)
         for course, flats in zip(shared.courses, bundle.flats, strict=True):
-            workspace = partial(_Packed, operation.table.pool, course, flats, engine.size)
+            workspace = partial(_Packed, operation.context.pool, course, flats, engine.size)
             await run_all_reduce(operation, course.route, course.plan, workspace, course.reduction, engine.size)
         bundle.close()
         return listed

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from asyncpar.collectives.causes import reason_of
-from asyncpar.collectives.control import Reason
 from asyncpar.collectives.operation import Operation
+from asyncpar.collectives.protocol import Reason
 from asyncpar.core.observe.reporting import text_of
 from asyncpar.errors import OperationMismatch, PeerError, PeerLost
 
@@ -49,13 +49,13 @@ def telling_why() -> Iterator[Why]:
 
 def ended(operation: Operation, error: BaseException) -> BaseException:
     """Clean up after ``error``, tell the others if they cannot know, and return what the caller gets."""
-    if isinstance(error, GeneratorExit) and not operation.table.loop.is_running():
+    if isinstance(error, GeneratorExit) and not operation.context.loop.is_running():
         return error  # the loop has ended under the call; there is nobody left to tell
     if operation.failure is not None and not isinstance(error, asyncio.CancelledError):
         operation.discard()
         return operation.failure
     if isinstance(error, asyncio.CancelledError):
-        now, why = operation.table.now(), operation.why_cancelled or reason_of(error)
+        now, why = operation.context.now(), operation.why_cancelled or reason_of(error)
         message, culprit = operation.describe_wait(now), operation.find_culprit(now)
         error.args = (message,)
         error.add_note(message)
@@ -83,7 +83,7 @@ def ended(operation: Operation, error: BaseException) -> BaseException:
 
 def give_up(operation: Operation, error: BaseException | None = None) -> None:
     """Nobody will await the call, because of ``error`` perhaps.  From any thread."""
-    loop = operation.table.loop
+    loop = operation.context.loop
     if not operation.has_started and not operation.is_over and not loop.is_closed():
         loop.call_soon_threadsafe(_give_up_now, operation, error)
 

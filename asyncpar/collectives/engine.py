@@ -15,17 +15,15 @@ from asyncpar.collectives.algorithms.hierarchical import Hosts
 from asyncpar.collectives.algorithms.steps import Schedule
 from asyncpar.collectives.arena_call import ArenaCall, ArenaOperation, ArenaTask, MakeProgram
 from asyncpar.collectives.arena_group import ArenaGroup
-from asyncpar.collectives.arguments import check_key
+from asyncpar.collectives.arrays import Array, check_key
 from asyncpar.collectives.call import Call
-from asyncpar.collectives.description import Description, describe, hash64
 from asyncpar.collectives.ending import ended, give_up, refuse
-from asyncpar.collectives.group import Group
-from asyncpar.collectives.ledger import GroupLedger, UseCounts
-from asyncpar.collectives.operation import Limits, Operation
+from asyncpar.collectives.keys import GroupLedger, UseCounts, hash64
+from asyncpar.collectives.operation import Group, Limits, Operation
 from asyncpar.collectives.plan import Plan
 from asyncpar.collectives.policy import Policy
+from asyncpar.collectives.protocol import Description, describe
 from asyncpar.collectives.quick import QuickPlan, admit
-from asyncpar.collectives.reduction import Array
 from asyncpar.collectives.statistics import CollectiveStatistics, Tally, Traffic
 from asyncpar.collectives.table import OperationTable
 from asyncpar.core.observe.reporting import text_of
@@ -181,7 +179,7 @@ class Engine:
         check_home_loop(self.table.loop, name)
         sequence, label = self._allot(name, key)
         operation = kind(
-            table=self.table,
+            context=self.table.context,
             home=self.group,
             route=self.group,
             sequence=sequence,
@@ -260,7 +258,7 @@ class Engine:
             ticket.give_up(error)
             raise
         try:
-            operation.begin(gone() if gone is not None else self.table.lost_member(operation.home))
+            operation.begin(gone() if gone is not None else self.table.context.lost_member(operation.home))
             self.table.watch(operation)
             result = await body(operation)
         except BaseException as error:
@@ -315,7 +313,7 @@ class Engine:
         group = self.arena if label is None else self._keyed_arena
         assert group is not None
         operation = ArenaOperation(
-            table=self.table,
+            context=self.table.context,
             home=self.group,
             route=self.group,
             sequence=sequence,

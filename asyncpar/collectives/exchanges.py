@@ -10,7 +10,8 @@ import numpy as np
 
 from asyncpar.collectives import arena_operations
 from asyncpar.collectives.algorithms.catalog import ARENA
-from asyncpar.collectives.arguments import (
+from asyncpar.collectives.arrays import (
+    Array,
     check_apart,
     check_array,
     check_counts,
@@ -20,13 +21,10 @@ from asyncpar.collectives.arguments import (
     contiguous,
 )
 from asyncpar.collectives.engine import Engine, Prepared, describe_array
-from asyncpar.collectives.execute import execute
+from asyncpar.collectives.execute import InPlace, execute
 from asyncpar.collectives.gathers import check_lengths, exchange_numbers
-from asyncpar.collectives.layout import AlongChunks, Slice
 from asyncpar.collectives.operation import Operation
-from asyncpar.collectives.plan import Plan
-from asyncpar.collectives.reduction import Array
-from asyncpar.collectives.workspace import InPlace
+from asyncpar.collectives.plan import AlongChunks, Plan, Slice
 
 
 def all_to_all(

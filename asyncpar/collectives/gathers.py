@@ -10,7 +10,8 @@ import numpy as np
 
 from asyncpar.collectives import arena_operations
 from asyncpar.collectives.algorithms.catalog import ARENA
-from asyncpar.collectives.arguments import (
+from asyncpar.collectives.arrays import (
+    Array,
     check_array,
     check_out,
     check_rank,
@@ -18,20 +19,13 @@ from asyncpar.collectives.arguments import (
     check_writable,
     contiguous,
 )
-from asyncpar.collectives.description import describe
 from asyncpar.collectives.engine import Engine, Prepared, describe_array
-from asyncpar.collectives.execute import execute
-from asyncpar.collectives.layout import (
-    AlongBuffer,
-    AlongChunks,
-    Slice,
-)
+from asyncpar.collectives.execute import InPlace, execute
 from asyncpar.collectives.one_way import confirmed, from_root
 from asyncpar.collectives.operation import Operation
-from asyncpar.collectives.plan import Plan
+from asyncpar.collectives.plan import AlongBuffer, AlongChunks, Plan, Slice
+from asyncpar.collectives.protocol import describe
 from asyncpar.collectives.quick import QuickBroadcast, QuickCall
-from asyncpar.collectives.reduction import Array
-from asyncpar.collectives.workspace import InPlace
 from asyncpar.errors import ProtocolError
 
 _LARGEST_LENGTH = 1 << 40

@@ -24,13 +24,12 @@ from asyncpar.collectives.algorithms.catalog import carriers_of, is_hierarchical
 from asyncpar.collectives.arena_call import MakeProgram
 from asyncpar.collectives.arena_group import ArenaGroup
 from asyncpar.collectives.arena_parts import Parts, gather_parts, spread_parts
+from asyncpar.collectives.arrays import Array, Reduction
 from asyncpar.collectives.engine import Engine
 from asyncpar.collectives.execute import Region, Workspace, execute
 from asyncpar.collectives.hosted import HostedOperation, HostTask
-from asyncpar.collectives.layout import SEGMENT_BYTES, AlongBuffer
 from asyncpar.collectives.operation import Operation
-from asyncpar.collectives.plan import Plan
-from asyncpar.collectives.reduction import Array, Reduction
+from asyncpar.collectives.plan import SEGMENT_BYTES, AlongBuffer, Plan
 
 _AHEAD: Final = 2
 """Pieces whose way up is announced, counted from the one that is needed next."""

@@ -8,9 +8,9 @@ from typing import Any
 
 from asyncpar.collectives.arena_call import ArenaTask, MakeProgram
 from asyncpar.collectives.arena_group import ArenaGroup
-from asyncpar.collectives.description import hash64
+from asyncpar.collectives.arrays import Array
+from asyncpar.collectives.keys import hash64
 from asyncpar.collectives.operation import Operation
-from asyncpar.collectives.reduction import Array
 from asyncpar.errors import PeerLost
 from asyncpar.net.arena.run_queue import Wait
 from asyncpar.net.arena.sequencer import NAMED
@@ -56,7 +56,7 @@ class HostedOperation(Operation):
     async def ended(self, task: HostTask) -> None:
         """Wait until ``task`` is over."""
         if self.failure is not None or not task.is_done:
-            task.future = self.table.loop.create_future()
+            task.future = self.context.loop.create_future()
             await self.wait(None, task.future)
         self.tasks.remove(task)
 

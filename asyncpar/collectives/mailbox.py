@@ -14,15 +14,13 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from asyncpar.collectives.description import describe, hash64
+from asyncpar.collectives.arrays import Array
 from asyncpar.collectives.ending import refuse
 from asyncpar.collectives.engine import Engine, Ticket
-from asyncpar.collectives.envelope import ENVELOPE_BYTES, Envelope, decode_envelope, encode_envelope
-from asyncpar.collectives.group import Group
-from asyncpar.collectives.ledger import TAG_SHIFT, ChannelLedger
+from asyncpar.collectives.keys import TAG_SHIFT, ChannelLedger, hash64
 from asyncpar.collectives.offload import write_payload
-from asyncpar.collectives.operation import Operation
-from asyncpar.collectives.reduction import Array
+from asyncpar.collectives.operation import Group, Operation
+from asyncpar.collectives.protocol import ENVELOPE_BYTES, Envelope, decode_envelope, describe, encode_envelope
 from asyncpar.errors import OperationMismatch, PeerLost, ProtocolError
 from asyncpar.net.transport.home_loop import check_home_loop, is_home_loop
 from asyncpar.net.transport.lane import fail_future
@@ -365,7 +363,7 @@ class Mailbox:
         number = "" if route is None else f" #{sequence & ((1 << TAG_SHIFT) - 1)}"
         me = self._table.links.rank
         return Operation(
-            table=self._table,
+            context=self._table.context,
             home=home,
             route=route,
             sequence=sequence,

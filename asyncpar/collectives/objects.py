@@ -9,18 +9,15 @@ from typing import Any
 
 import numpy as np
 
-from asyncpar.collectives.arguments import check_rank
-from asyncpar.collectives.description import describe
+from asyncpar.collectives.arrays import Array, check_rank
 from asyncpar.collectives.engine import Engine
-from asyncpar.collectives.execute import execute
+from asyncpar.collectives.execute import InPlace, execute
 from asyncpar.collectives.gathers import check_lengths, exchange_numbers, prepare_broadcast
-from asyncpar.collectives.layout import NOWHERE, AlongChunks, Slice
 from asyncpar.collectives.offload import off_loop, write_payload
 from asyncpar.collectives.one_way import from_root
 from asyncpar.collectives.operation import Operation
-from asyncpar.collectives.plan import Plan
-from asyncpar.collectives.reduction import Array
-from asyncpar.collectives.workspace import InPlace
+from asyncpar.collectives.plan import NOWHERE, AlongChunks, Plan, Slice
+from asyncpar.collectives.protocol import describe
 from asyncpar.errors import ProtocolError, UsageError
 from asyncpar.net.wire.payload import UnwrittenPayload, decode_payload, prepare_payload
 

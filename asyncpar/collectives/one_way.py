@@ -18,13 +18,11 @@ from dataclasses import replace
 from typing import Final, Literal
 
 from asyncpar.collectives.algorithms.steps import Schedule, emptied
-from asyncpar.collectives.description import describe
 from asyncpar.collectives.engine import Engine, Prepared
-from asyncpar.collectives.execute import execute
-from asyncpar.collectives.layout import AlongBuffer, Layout
+from asyncpar.collectives.execute import InPlace, execute
 from asyncpar.collectives.operation import Operation
-from asyncpar.collectives.plan import Plan
-from asyncpar.collectives.workspace import InPlace
+from asyncpar.collectives.plan import AlongBuffer, Layout, Plan
+from asyncpar.collectives.protocol import describe
 
 _PHASE: Final = 7
 """After those of the data: calibration has most."""

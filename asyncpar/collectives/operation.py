@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any
 
+from asyncpar.collectives.arrays import StagingPool
 from asyncpar.collectives.causes import Cancellable
-from asyncpar.collectives.control import Abort, Reason, encode_control, shortened
-from asyncpar.collectives.description import Description
 from asyncpar.collectives.inquiry import Answer, Culprit, Inquiry
-from asyncpar.collectives.staging import StagingPool
-from asyncpar.errors import PeerLost
+from asyncpar.collectives.keys import Ledger
+from asyncpar.collectives.protocol import Abort, Description, Reason, encode_control, shortened
+from asyncpar.errors import PeerCancelled, PeerLost, UsageError
 from asyncpar.net.transport.lane import Sending
 from asyncpar.net.transport.links import LEFT, Links
 from asyncpar.net.wire.header import FrameKind, Key
@@ -25,30 +26,104 @@ class Limits:
     timeout: float | None
 
 
-class Home(Protocol):
-    """What an operation needs of its group: see ``Group``."""
-
-    number: int
-    name: str
-    ranks: tuple[int, ...]
-    limits: Limits
-    active: dict[int, Operation]
-    loose: set[Operation]
-
-    def retire(self, sequence: int, description: Description) -> None: ...
+_REMEMBERED = 256
 
 
-class Surroundings(Protocol):
-    """What an operation needs of the rank it runs on: see ``OperationTable``."""
+class OperationContext:
+    """What all operations of one rank share: its links, its loop, and staging memory.
 
-    links: Links
-    loop: asyncio.AbstractEventLoop
-    pool: StagingPool
-    now: Callable[[], float]
+    ``watch`` ends an operation that waits for longer than its group allows.
+    """
 
-    def watch(self, operation: Operation) -> None: ...
-    def suspect(self, operation: Operation, rank: int) -> None: ...
-    def lost_member(self, group: Home) -> PeerLost | None: ...
+    def __init__(self, links: Links, watch: Callable[[Operation], None]) -> None:
+        self.watch = watch
+        self.links = links
+        self.loop = asyncio.get_running_loop()
+        self.now = self.loop.time
+        self.pool = StagingPool()
+
+    def lost_member(self, group: Group) -> PeerLost | None:
+        """Return the error of the rank of ``group`` that was lost first, this one included; None if all are there.
+
+        Ranks that have failed come before those that have left, for which they may be the reason.
+        """
+        links = self.links
+        if links.closed is not None:
+            return links.closed
+        lost = links.lost
+        if not lost:
+            return None
+        gone = [error for rank, error in lost.items() if rank in group.members]
+        failed = [error for error in gone if error.cause != LEFT]
+        return next(iter(failed or gone), None)
+
+
+class Group:
+    """The operations of one set of ranks under one number on the wire.
+
+    ``ranks`` are ranks of the world, in the order of the group.  ``active`` holds the operations that have a sequence
+    number and are not over; ``loose`` those that have none: receives that do not know their message yet.
+    """
+
+    def __init__(
+        self,
+        *,
+        number: int,
+        name: str,
+        ranks: tuple[int, ...],
+        ledger: Ledger,
+        limits: Limits,
+        admit_early: Callable[[], None] | None = None,
+    ) -> None:
+        self.number = number
+        self.name = name
+        self.ranks = ranks
+        self.members = frozenset(ranks)
+        self.ledger = ledger
+        self.limits = limits
+        self.active: dict[int, Operation] = {}
+        self.loose: set[Operation] = set()
+        self.given_up: tuple[int, str] | None = None
+        """Which rank of the world is the cause, and why, if there are to be no more operations."""
+        self.is_closed = False
+        """Was it given up by its own rank, with ``close``, or dropped?"""
+        self.channels: list[int] = []
+        """The numbers under which its messages between two ranks go."""
+        self.early: dict[int, Any] = {}
+        """Calls that are no operations yet, by number: see ``quick``."""
+        self._admit_early = admit_early
+        self.history: OrderedDict[int, Description] = OrderedDict()
+
+    def check_open(self) -> None:
+        """Raise ``PeerCancelled`` if the group was given up, ``UsageError`` if it was closed here."""
+        if self.is_closed:
+            raise UsageError(f"group {self.name}: it was closed on this rank; make another one")
+        if self.given_up is not None:
+            rank, text = self.given_up
+            raise PeerCancelled(f"group {self.name} was given up, because {text}", rank=rank, cause=text)
+
+    def is_stale(self, sequence: int) -> bool:
+        """Is the operation with this number over here?"""
+        return sequence not in self.active and sequence not in self.early and self.ledger.is_past(sequence)
+
+    def find(self, sequence: int) -> Operation | None:
+        """Return the operation with this number, if it has begun and is not over."""
+        if sequence in self.early and self._admit_early is not None:
+            self._admit_early()
+        return self.active.get(sequence)
+
+    def retire(self, sequence: int, description: Description) -> None:
+        """The operation with this number is over; remember for a while what it was."""
+        self.active.pop(sequence, None)
+        self.history[sequence] = description
+        if len(self.history) > _REMEMBERED:
+            self.history.popitem(last=False)
+
+    def pending(self) -> list[Operation]:
+        """Return the operations that are not over."""
+        if self.early and self._admit_early is not None:
+            self._admit_early()
+        return [*self.active.values(), *self.loose]
 
 
 class Operation:
@@ -64,6 +139,7 @@ class Operation:
         "_outstanding",
         "audience",
         "awaited",
+        "context",
         "description",
         "failure",
         "has_started",
@@ -83,7 +159,6 @@ class Operation:
         "started_at",
         "steps",
         "suspects",
-        "table",
         "waiter",
         "why_cancelled",
     )
@@ -91,16 +166,16 @@ class Operation:
     def __init__(
         self,
         *,
-        table: Surroundings,
-        home: Home,
-        route: Home | None,
+        context: OperationContext,
+        home: Group,
+        route: Group | None,
         sequence: int,
         description: Description,
         name: str,
         audience: tuple[int, ...],
         label: str | None = None,
     ) -> None:
-        self.table = table
+        self.context = context
         self.home = home
         self.route = route
         self.sequence = sequence
@@ -143,7 +218,7 @@ class Operation:
     def label(self, label: str) -> None:
         self._label = label
 
-    def bind(self, route: Home, sequence: int, peer: int) -> None:
+    def bind(self, route: Group, sequence: int, peer: int) -> None:
         """A receive knows which message it gets: that of ``peer`` with this number."""
         self.home.loose.discard(self)
         self.route, self.sequence, self.audience = route, sequence, (peer,)
@@ -154,7 +229,7 @@ class Operation:
     def begin(self, lost: PeerLost | None) -> None:
         """The caller awaits.  Raises what has ended the operation before it began, ``lost`` for one."""
         self.has_started = True
-        self.started_at = self.progress_at = self.table.now()
+        self.started_at = self.progress_at = self.context.now()
         if self.failure is not None:
             raise self.failure
         if lost is not None:
@@ -165,7 +240,7 @@ class Operation:
         assert self.route is not None
         self.payload_posted += len(buffer)
         key = Key(self.route.number, self.sequence, tag)
-        future = self.table.links.post(peer, key, self.description.fingerprint, buffer)
+        future = self.context.links.post(peer, key, self.description.fingerprint, buffer)
         if future is not None:
             self.posts[peer, tag] = future
         return future
@@ -176,7 +251,7 @@ class Operation:
         self.payload_sent += len(payload)
         self.messages_sent += 1
         key = Key(self.route.number, self.sequence, tag)
-        sending = self.table.links.send(peer, key, self.description.fingerprint, payload)
+        sending = self.context.links.send(peer, key, self.description.fingerprint, payload)
         if sending is not None:
             self.sendings[sending] = peer
         return sending
@@ -191,7 +266,7 @@ class Operation:
         if self.failure is not None:  # which has released ``sending``: that is no cancellation
             raise self.failure
         if not sending.done.done():
-            gate: asyncio.Future[None] = self.table.loop.create_future()
+            gate: asyncio.Future[None] = self.context.loop.create_future()
             sending.done.add_done_callback(lambda _: None if gate.done() else gate.set_result(None))
             await self.wait(peer, gate)
         sending.done.result()
@@ -209,7 +284,7 @@ class Operation:
         self.waiter = None
         if self.failure is not None:
             raise self.failure
-        self.progress_at = self.table.now()
+        self.progress_at = self.context.now()
 
     def _note_cancel(self, why: str) -> None:
         self.why_cancelled = why
@@ -224,7 +299,7 @@ class Operation:
         """``rank`` calls something else: ask it what, once."""
         if self.failure is None and rank not in self.suspects:
             self.suspects.add(rank)
-            self.table.suspect(self, rank)
+            show(self.context.links, rank, self.key(), self.description)
 
     # -- ends ------------------------------------------------------------------------------------------------------
 
@@ -255,12 +330,12 @@ class Operation:
 
         With ``is_linked`` only over links that are there: all ranks tell of a lost one, and most see it themselves.
         """
-        if self.route is None or self.table.links.is_closing:
+        if self.route is None or self.context.links.is_closing:
             return
         payload = encode_control(Abort(reason, shortened(text), rank=lost))
         for rank in self.audience:
-            if not is_linked or self.table.links.is_up(rank):
-                self.table.links.control(rank, FrameKind.ABORT, self.key(), payload)
+            if not is_linked or self.context.links.is_up(rank):
+                self.context.links.control(rank, FrameKind.ABORT, self.key(), payload)
 
     def key(self) -> Key:
         """Return the key of control frames about this operation."""
@@ -269,7 +344,7 @@ class Operation:
 
     def _release(self, *, keep: asyncio.Future[None] | None) -> None:
         """Take back every receive and send; ``keep`` is not cancelled, for it is about to get an exception."""
-        links = self.table.links
+        links = self.context.links
         posts, self.posts = self.posts, {}
         for (peer, tag), future in posts.items():
             assert self.route is not None
@@ -308,7 +383,7 @@ class Operation:
         asker = self.asker
         if asker is None or asker.inquiry is None:
             return None
-        return asker.inquiry.find_culprit(self.waits_for(), me=self.table.links.rank, now=now)
+        return asker.inquiry.find_culprit(self.waits_for(), me=self.context.links.rank, now=now)
 
     # -- words -----------------------------------------------------------------------------------------------------
 
@@ -321,7 +396,7 @@ class Operation:
 
     def describe_wait(self, now: float) -> str:
         """Say how long the operation has waited, for whom, and what is known of that rank."""
-        me = f"rank {self.table.links.rank}: {self.label}"
+        me = f"rank {self.context.links.rank}: {self.label}"
         waited = f"{now - self.progress_at:.1f} s"
         ranks = self.waits_for()
         if not ranks:
@@ -348,7 +423,7 @@ class Operation:
         """Return how many bytes of each posted message have not come."""
         if self.route is None:
             return {}
-        number, links = self.route.number, self.table.links
+        number, links = self.route.number, self.context.links
         return {
             (peer, tag): links.missing_bytes(peer, Key(number, self.sequence, tag))
             for (peer, tag), future in self.posts.items()
@@ -364,16 +439,22 @@ class Operation:
 
         Who leaves may have done so because of a rank that is silent: then that one is to blame.
         """
-        error = self.table.links.explain(error)
-        culprit = self.find_culprit(self.table.now()) if error.cause == LEFT else None
+        error = self.context.links.explain(error)
+        culprit = self.find_culprit(self.context.now()) if error.cause == LEFT else None
         if culprit is not None and culprit.silent_for is not None:
-            host = self.table.links.world.members[culprit.rank].host
+            host = self.context.links.world.members[culprit.rank].host
             cause = f"{culprit.describe()}; then rank {error.rank} left"
             error = PeerLost(f"rank {culprit.rank} on {host}: {cause}", rank=culprit.rank, host=host, cause=cause)
         return type(error)(
-            f"rank {self.table.links.rank}: {self.label}: {error}",
+            f"rank {self.context.links.rank}: {self.label}: {error}",
             rank=error.rank,
             host=error.host,
             operation=self.label,
             cause=error.cause,
         )
+
+
+def show(links: Links, rank: int, key: Key, description: Description, *, is_answer: bool = False) -> None:
+    """Send ``description`` to ``rank``, which calls another operation under ``key``."""
+    abort = Abort("mismatch", operation=description, is_answer=is_answer)
+    links.control(rank, FrameKind.ABORT, key, encode_control(abort))

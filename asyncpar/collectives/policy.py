@@ -1,12 +1,114 @@
-"""Which algorithm a group uses: what the user pinned, else what the cost model says.  Pure."""
+"""Choose the algorithm of an operation: the one pinned by the user, else the cheapest by the cost model.  Pure.
+
+A pin says which algorithm to use for which operation and size:
+
+    all_reduce:0-64k@tree,64k-inf@ring;all_gather:0-inf@bruck
+
+Operations are separated by ``;``, ranges by ``,``.  A range includes its first size and excludes its last; sizes are
+bytes, or numbers with ``k``, ``m`` or ``g`` (powers of 1024), or ``inf``.  Sizes in no range are left to the cost
+model.  A word alone names a preset: ``seed`` is "below 1 MiB a tree, else a ring", ``auto`` leaves everything to the
+cost model.
+"""
 
 from __future__ import annotations
 
+import math
+import re
 from dataclasses import dataclass
+from itertools import pairwise
 
-from asyncpar.collectives.algorithms.catalog import ARENA, KNOWN
+from asyncpar.collectives.algorithms.catalog import ARENA, KNOWN, check_algorithm
 from asyncpar.collectives.cost import CostModel
-from asyncpar.collectives.pin import Pin
+from asyncpar.errors import UsageError
+
+PRESETS = {"auto": "", "seed": "all_reduce:0-1m@tree,1m-inf@ring"}
+_SIZE = re.compile(r"(\d+)([kmg]?)", re.ASCII)
+_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PinnedRange:
+    """``algorithm`` is to be used for payloads of ``low`` to ``high`` bytes, without ``high``."""
+
+    low: float
+    high: float
+    algorithm: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pin:
+    """The pinned ranges of each operation, in ascending order."""
+
+    ranges: dict[str, tuple[PinnedRange, ...]]
+
+    def find(self, operation: str, payload: int) -> str | None:
+        """Return the algorithm pinned for ``payload`` bytes, None if there is none."""
+        for pinned in self.ranges.get(operation, ()):
+            if pinned.low <= payload < pinned.high:
+                return pinned.algorithm
+        return None
+
+
+def parse_pin(text: str) -> Pin:
+    """Return the pin that ``text`` says; an empty text pins nothing.
+
+    Raises ``UsageError`` naming the part that is wrong.
+    """
+    text = text.strip()
+    if text and not re.search(r"[:;@]", text):
+        if text not in PRESETS:
+            raise UsageError(
+                f"pin: expected a preset ({', '.join(PRESETS)}) or operation:range@algorithm, got {text!r}"
+            )
+        text = PRESETS[text]
+    ranges: dict[str, tuple[PinnedRange, ...]] = {}
+    for part in filter(None, (part.strip() for part in text.split(";"))):
+        operation, colon, listed = part.partition(":")
+        operation = operation.strip()
+        if not colon:
+            raise UsageError(f"pin: expected operation:range@algorithm, got {part!r}")
+        if operation not in KNOWN:
+            raise UsageError(f"pin: expected one of the operations {', '.join(KNOWN)}, got {operation!r} in {part!r}")
+        if operation in ranges:
+            raise UsageError(f"pin: {operation} is named twice; put its ranges in one part, separated by commas")
+        ranges[operation] = _parse_ranges(operation, listed)
+    return Pin(ranges=ranges)
+
+
+def _parse_ranges(operation: str, listed: str) -> tuple[PinnedRange, ...]:
+    ranges = sorted(
+        (_parse_range(operation, text.strip()) for text in listed.split(",")), key=lambda pinned: pinned.low
+    )
+    for one, other in pairwise(ranges):
+        if other.low < one.high:
+            raise UsageError(f"pin: two ranges of {operation} overlap from {other.low:.0f} bytes on")
+    return tuple(ranges)
+
+
+def _parse_range(operation: str, text: str) -> PinnedRange:
+    sizes, at, algorithm = text.partition("@")
+    low, dash, high = sizes.partition("-")
+    if not at or not dash:
+        raise UsageError(f"pin: expected low-high@algorithm for {operation}, got {text!r}")
+    try:
+        check_algorithm(operation, algorithm.strip())
+    except UsageError as error:
+        raise UsageError(f"pin: {text!r}: {error}") from None
+    pinned = PinnedRange(low=_parse_size(low, text), high=_parse_size(high, text), algorithm=algorithm.strip())
+    if pinned.low >= pinned.high:
+        raise UsageError(f"pin: the range {text!r} is empty")
+    return pinned
+
+
+def _parse_size(text: str, context: str) -> float:
+    text = text.strip().lower()
+    if text == "inf":
+        return math.inf
+    match = _SIZE.fullmatch(text)
+    if match is None:
+        raise UsageError(f"pin: expected a size like 4096, 64k, 1m, 2g or inf, got {text!r} in {context!r}")
+    return int(match[1]) * _UNITS[match[2]]
+
 
 _SIZES = (4, 64, 1 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 16 << 20, 128 << 20, 1 << 30)
 

@@ -20,12 +20,11 @@ from typing import Any, Final, Protocol
 
 from asyncpar.collectives.arena_call import ArenaCall, ArenaOperation, ArenaTask, MakeProgram
 from asyncpar.collectives.arena_group import ArenaGroup
-from asyncpar.collectives.description import Description
+from asyncpar.collectives.arrays import Array, Reduction
 from asyncpar.collectives.ending import give_up, thrown
-from asyncpar.collectives.group import Group
-from asyncpar.collectives.ledger import GroupLedger
-from asyncpar.collectives.operation import Operation
-from asyncpar.collectives.reduction import Array, Reduction
+from asyncpar.collectives.keys import GroupLedger
+from asyncpar.collectives.operation import Group, Operation
+from asyncpar.collectives.protocol import Description
 from asyncpar.collectives.table import OperationTable
 from asyncpar.net.arena.channel import ROUND_BITS, Channel, Turn
 from asyncpar.net.arena.run_queue import Program

@@ -10,7 +10,9 @@ import numpy as np
 from asyncpar.collectives import arena_operations
 from asyncpar.collectives.algorithms.catalog import ARENA
 from asyncpar.collectives.algorithms.steps import Recv, Schedule
-from asyncpar.collectives.arguments import (
+from asyncpar.collectives.arrays import (
+    Array,
+    Reduction,
     check_apart,
     check_array,
     check_only_root,
@@ -18,19 +20,17 @@ from asyncpar.collectives.arguments import (
     check_rank,
     check_rows,
     check_writable,
+    collective_reduction,
     contiguous,
 )
 from asyncpar.collectives.engine import Engine, Prepared, describe_array
-from asyncpar.collectives.execute import Workspace, execute
+from asyncpar.collectives.execute import InPlace, Scratch, Workspace, execute
 from asyncpar.collectives.hierarchy import all_reduce_layout, find_route, run_all_reduce
 from asyncpar.collectives.hosted import HostedOperation
-from asyncpar.collectives.layout import AlongBuffer, AlongChunks, PackedChunks, Slice, packed_segment
 from asyncpar.collectives.one_way import confirmed, to_root
 from asyncpar.collectives.operation import Operation
-from asyncpar.collectives.plan import Plan
+from asyncpar.collectives.plan import AlongBuffer, AlongChunks, PackedChunks, Plan, Slice, packed_segment
 from asyncpar.collectives.quick import QuickAllReduce, QuickCall
-from asyncpar.collectives.reduction import Array, Reduction, collective_reduction
-from asyncpar.collectives.workspace import InPlace, Scratch
 from asyncpar.core.config.slicing import ceil_chunks
 
 
@@ -144,7 +144,7 @@ def _partial(operation: Operation, flat: Array, layout: AlongBuffer) -> Workspac
         start, stop = layout.bounds(piece)
         return stop - start
 
-    return Scratch(pool=operation.table.pool, dtype=flat.dtype, length=length, source=flat, fill=fill)
+    return Scratch(pool=operation.context.pool, dtype=flat.dtype, length=length, source=flat, fill=fill)
 
 
 def _prepare_reduce(engine: Engine, x: Array, op: str, root: int, wanted: str | None) -> Prepared:
@@ -215,7 +215,7 @@ def _copied(
 ) -> Workspace:
     """Return scratch that holds a copy of the input, for algorithms that write to all of it."""
     return Scratch(
-        pool=operation.table.pool,
+        pool=operation.context.pool,
         dtype=flat.dtype,
         length=lambda piece: packed.place(piece)[-1].stop,
         source=flat,

@@ -7,7 +7,8 @@ from typing import Any
 
 from asyncpar.collectives import arena_operations
 from asyncpar.collectives.algorithms.catalog import ARENA
-from asyncpar.collectives.arguments import (
+from asyncpar.collectives.arrays import (
+    Array,
     check_array,
     check_leading,
     check_only_root,
@@ -17,21 +18,11 @@ from asyncpar.collectives.arguments import (
     contiguous,
 )
 from asyncpar.collectives.engine import Engine, Prepared, describe_array
-from asyncpar.collectives.execute import execute
+from asyncpar.collectives.execute import InPlace, Scratch, execute
 from asyncpar.collectives.gathers import equal_chunks
-from asyncpar.collectives.layout import (
-    NOWHERE,
-    SEGMENT_BYTES,
-    AlongChunks,
-    PackedChunks,
-    Slice,
-    packed_segment,
-)
 from asyncpar.collectives.one_way import Way, confirmed, from_root, to_root
 from asyncpar.collectives.operation import Operation
-from asyncpar.collectives.plan import Plan
-from asyncpar.collectives.reduction import Array
-from asyncpar.collectives.workspace import InPlace, Scratch
+from asyncpar.collectives.plan import NOWHERE, SEGMENT_BYTES, AlongChunks, PackedChunks, Plan, Slice, packed_segment
 from asyncpar.errors import UsageError
 
 
@@ -155,7 +146,7 @@ def _scratch(
         return [(packed.place(piece)[rank], own.place(piece)[0])]
 
     return Scratch(
-        pool=operation.table.pool,
+        pool=operation.context.pool,
         dtype=mine.dtype,
         length=lambda piece: packed.place(piece)[-1].stop,
         source=mine,

@@ -9,11 +9,12 @@ from typing import Any, TypeVar
 import numpy as np
 
 from asyncpar.collectives.algorithms.hierarchical import Hosts
-from asyncpar.collectives.arguments import check_rank
-from asyncpar.collectives.description import describe, hash64
+from asyncpar.collectives.arrays import check_rank
 from asyncpar.collectives.engine import Engine
 from asyncpar.collectives.gathers import exchange_numbers
+from asyncpar.collectives.keys import hash64
 from asyncpar.collectives.operation import Limits, Operation
+from asyncpar.collectives.protocol import describe
 from asyncpar.errors import UsageError
 
 T = TypeVar("T")

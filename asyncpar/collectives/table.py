@@ -7,17 +7,22 @@ from collections import OrderedDict
 from typing import Final
 
 from asyncpar.collectives.arena_group import ArenaHost
-from asyncpar.collectives.claims import NameClaims
-from asyncpar.collectives.control import Abort, Probe, Status, decode_control, encode_control, shortened
-from asyncpar.collectives.description import KEYED, Description, difference
-from asyncpar.collectives.group import Group
 from asyncpar.collectives.inquiry import SILENT_AFTER, Answer, Culprit, Inquiry
-from asyncpar.collectives.ledger import GroupLedger
-from asyncpar.collectives.operation import Home, Operation
-from asyncpar.collectives.staging import StagingPool
+from asyncpar.collectives.keys import KEYED, GroupLedger, NameClaims
+from asyncpar.collectives.operation import Group, Operation, OperationContext, show
+from asyncpar.collectives.protocol import (
+    Abort,
+    Description,
+    Probe,
+    Status,
+    decode_control,
+    difference,
+    encode_control,
+    shortened,
+)
 from asyncpar.errors import AsyncparError, LinkDamaged, OperationMismatch, PeerCancelled, PeerLost, PeerTimeout
 from asyncpar.net.arena.run_queue import RunQueue
-from asyncpar.net.transport.links import LEFT, Links
+from asyncpar.net.transport.links import Links
 from asyncpar.net.transport.protection import DAMAGED
 from asyncpar.net.wire.header import FrameHeader, FrameKind, Key
 
@@ -47,7 +52,7 @@ class OperationTable:
         self.loop = asyncio.get_running_loop()
         self.arena = arena
         self.now = self.loop.time
-        self.pool = StagingPool()
+        self.context = OperationContext(links, self.watch)
         self.claims = NameClaims()
         self._groups: dict[int, Group] = {}
         self._aborted: OrderedDict[tuple[int, int], tuple[int, Abort]] = OrderedDict()
@@ -90,18 +95,6 @@ class OperationTable:
     def is_calm(self, run_queue: RunQueue) -> bool:
         """Is nothing lined up, nobody lost, and nothing aborted that was not called yet?"""
         return not (run_queue.tasks or self._aborted or self.links.lost or self.links.closed is not None)
-
-    def lost_member(self, group: Home) -> PeerLost | None:
-        """Return the error of the rank of ``group`` that was lost first, this one included; None if all are there.
-
-        Ranks that have failed come before those that have left, for which they may be the reason.
-        """
-        if self.links.closed is not None:
-            return self.links.closed
-        lost = self.links.lost
-        gone = [error for rank, error in lost.items() if rank in group.ranks] if lost else []
-        failed = [error for error in gone if error.cause != LEFT]
-        return next(iter(failed or gone), None)
 
     # -- what links tell (OperationEvents) -------------------------------------------------------------------------
 
@@ -149,10 +142,6 @@ class OperationTable:
             self._telling.cancel()
             self._telling = None
 
-    def suspect(self, operation: Operation, rank: int) -> None:
-        """``rank`` calls something else than ``operation``: show it, and learn what."""
-        self._show(rank, operation.key(), operation.description)
-
     # -- failures that peers tell ------------------------------------------------------------------------------------
 
     def _on_abort(self, rank: int, key: Key, abort: Abort) -> None:
@@ -177,7 +166,7 @@ class OperationTable:
         where = f"group {operation.home.name}, operation {_number(operation)}"
         text = difference(me, operation.description, rank, other, where=where)
         if not is_answered:
-            self._show(rank, operation.key(), operation.description, is_answer=True)
+            show(self.links, rank, operation.key(), operation.description, is_answer=True)
         if operation.failure is not None:
             return
         if me < rank:
@@ -191,7 +180,7 @@ class OperationTable:
         """``rank`` calls ``other`` where this rank has called something else, which may be forgotten by now."""
         past = group.history.get(key.sequence)
         if past is not None:
-            self._show(rank, key, past, is_answer=True)
+            show(self.links, rank, key, past, is_answer=True)
             return
         place = "a keyed operation" if key.sequence & KEYED else f"operation #{key.sequence}"
         text = (
@@ -199,11 +188,6 @@ class OperationTable:
             f"{len(group.history)} operations ago (group {group.name}, {place})"
         )
         self.links.control(rank, FrameKind.ABORT, key, encode_control(Abort("mismatch", shortened(text))))
-
-    def _show(self, rank: int, key: Key, description: Description, *, is_answer: bool = False) -> None:
-        """Send ``description`` to a rank that calls something else."""
-        abort = Abort("mismatch", operation=description, is_answer=is_answer)
-        self.links.control(rank, FrameKind.ABORT, key, encode_control(abort))
 
     # -- long waits --------------------------------------------------------------------------------------------------
 
@@ -327,7 +311,7 @@ class OperationTable:
         if group is not None:
             past = group.history.get(key.sequence)
             if past is not None and past.fingerprint != probe.operation.fingerprint:
-                self._show(rank, key, past, is_answer=True)
+                show(self.links, rank, key, past, is_answer=True)
                 return
             if operation is None and group.given_up is not None and not group.is_stale(key.sequence):
                 culprit, why = group.given_up
@@ -386,10 +370,10 @@ def _number(operation: Operation) -> str:
 
 def _error_of(operation: Operation, rank: int, abort: Abort) -> AsyncparError:
     """Return the error that ``abort`` of ``rank`` is to this rank."""
-    me = operation.table.links.rank
+    me = operation.context.links.rank
     if abort.reason == "mismatch":
         return OperationMismatch(abort.text)
-    members = operation.table.links.world.members
+    members = operation.context.links.world.members
     if abort.reason == "lost" and abort.rank is not None and 0 <= abort.rank < len(members):
         host = members[abort.rank].host
         cause = f"{abort.text} (reported by rank {rank})"

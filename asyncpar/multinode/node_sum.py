@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from asyncpar.agreement.owed import OwedCollective
+from asyncpar.collectives.arrays import collective_reduction
 from asyncpar.collectives.offload import off_loop
-from asyncpar.collectives.reduction import collective_reduction
 from asyncpar.multinode.groups import NodeGroups
 from asyncpar.zero.buffers import BufferPool, Loans
 from asyncpar.zero.feedback import RowFeedback

@@ -17,9 +17,9 @@ from typing import Any, Final, Generic, TypeAlias, TypeVar
 
 import numpy as np
 
+from asyncpar.collectives.arrays import Array
 from asyncpar.collectives.call import Call
 from asyncpar.collectives.communicator import Communicator
-from asyncpar.collectives.reduction import Array
 from asyncpar.errors import AsyncparError, OperationMismatch, PeerCancelled, UsageError
 
 R = TypeVar("R")

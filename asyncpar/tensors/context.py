@@ -9,8 +9,8 @@ from typing import Any
 from asyncpar.agreement.settings import compare_settings
 from asyncpar.backends.config import BackendConfig
 from asyncpar.backends.runtime import CommunicationRuntime
+from asyncpar.collectives.arrays import Array
 from asyncpar.collectives.communicator import Communicator
-from asyncpar.collectives.reduction import Array
 from asyncpar.errors import UsageError
 from asyncpar.tensors.agreement import then
 from asyncpar.tensors.communicator import TensorCommunicator, create_communicator

@@ -9,9 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from asyncpar.collectives.arguments import check_array
+from asyncpar.collectives.arrays import Array, check_array
 from asyncpar.collectives.communicator import Communicator
-from asyncpar.collectives.reduction import Array
 from asyncpar.core.config.slicing import TensorSlice, ceil_chunks
 from asyncpar.errors import UsageError
 from asyncpar.tensors.agreement import Extent, Joint, join, then

@@ -17,7 +17,7 @@ from typing import SupportsIndex
 
 import numpy as np
 
-from asyncpar.collectives.reduction import Array
+from asyncpar.collectives.arrays import Array
 from asyncpar.core.config.slicing import TensorSlice, ceil_chunks
 from asyncpar.errors import UsageError
 

@@ -9,8 +9,8 @@ from functools import partial
 
 import numpy as np
 
+from asyncpar.collectives.arrays import Array
 from asyncpar.collectives.communicator import Communicator
-from asyncpar.collectives.reduction import Array
 from asyncpar.errors import OperationMismatch
 from asyncpar.testing.collective_worlds import (
     DTYPES,

@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from asyncpar.collectives.arrays import Array, possible_operations
 from asyncpar.collectives.communicator import Communicator
-from asyncpar.collectives.reduction import Array, possible_operations
 from asyncpar.testing.collective_worlds import DTYPES, CommunicatorSuite, combined, noise, on_all, ranked, values
 
 

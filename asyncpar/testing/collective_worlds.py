@@ -12,8 +12,8 @@ from typing import Any, ClassVar, TypeVar
 import ml_dtypes
 import numpy as np
 
+from asyncpar.collectives.arrays import Array
 from asyncpar.collectives.communicator import Communicator
-from asyncpar.collectives.reduction import Array
 
 T = TypeVar("T")
 

@@ -9,7 +9,7 @@ import ml_dtypes
 import numpy as np
 import torch
 
-from asyncpar.collectives.reduction import Array
+from asyncpar.collectives.arrays import Array
 from asyncpar.errors import UsageError
 
 _SHARED: dict[torch.dtype, np.dtype[Any]] = {

@@ -9,8 +9,8 @@ import numpy as np
 from torch._C import _distributed_c10d as c10d
 
 from asyncpar.blocking.coroutines import After
+from asyncpar.collectives.arrays import Array
 from asyncpar.collectives.communicator import Communicator
-from asyncpar.collectives.reduction import Array
 from asyncpar.errors import OperationMismatch, UsageError
 from asyncpar.torch.arrays import Landing, array_of, check_same_dtype, flat, only
 from asyncpar.torch.group_base import GroupBase

@@ -10,7 +10,7 @@ import torch
 from torch._C import _distributed_c10d as c10d
 
 from asyncpar.blocking.coroutines import After
-from asyncpar.collectives.reduction import Array
+from asyncpar.collectives.arrays import Array
 from asyncpar.errors import UsageError
 from asyncpar.torch.arrays import array_of, check_same_dtype, flat, only, pairs
 from asyncpar.torch.group_base import GroupBase, check_root_tensor

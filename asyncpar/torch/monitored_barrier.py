@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from asyncpar.collectives.communicator import Communicator
-from asyncpar.collectives.ledger import LARGEST_TAG
+from asyncpar.collectives.keys import LARGEST_TAG
 from asyncpar.errors import AsyncparError, PeerTimeout
 from asyncpar.torch.errors import as_torch
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from asyncpar.collectives.reduction import Array
+from asyncpar.collectives.arrays import Array
 from asyncpar.errors import UsageError
 from asyncpar.torch.arrays import array_of
 

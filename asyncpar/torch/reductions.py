@@ -11,7 +11,7 @@ import torch
 from torch._C import _distributed_c10d as c10d
 
 from asyncpar.blocking.coroutines import After
-from asyncpar.collectives.reduction import Array
+from asyncpar.collectives.arrays import Array
 from asyncpar.errors import UsageError
 from asyncpar.torch.arrays import array_of, as_list, check_same_dtype, flat, only, pairs
 from asyncpar.torch.group_base import GroupBase, Make, check_root_tensor

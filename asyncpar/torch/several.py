@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from asyncpar.blocking.coroutines import After
+from asyncpar.collectives.arrays import Array
 from asyncpar.collectives.communicator import Communicator
-from asyncpar.collectives.description import hash64
-from asyncpar.collectives.reduction import Array
+from asyncpar.collectives.keys import hash64
 from asyncpar.errors import OperationMismatch
 from asyncpar.torch.reduce_ops import Reduction
 

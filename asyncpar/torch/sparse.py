@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 from asyncpar.blocking.coroutines import After
+from asyncpar.collectives.arrays import Array
 from asyncpar.collectives.communicator import Communicator
-from asyncpar.collectives.reduction import Array
 from asyncpar.errors import UsageError
 from asyncpar.torch.arrays import array_of
 from asyncpar.torch.several import check_forms, form_bytes

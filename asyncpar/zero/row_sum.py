@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asyncpar.codecs.int8 import Int8
+from asyncpar.collectives.arrays import reduction_for
 from asyncpar.collectives.communicator import Communicator
-from asyncpar.collectives.reduction import reduction_for
 from asyncpar.errors import NonFiniteValue, ProtocolError
 from asyncpar.gradsync.schemes.lossy import FINE, NON_FINITE, body_of, row_bytes, set_status
 from asyncpar.zero.buffers import BufferPool, Loans

@@ -10,9 +10,9 @@ import pytest
 
 from asyncpar.collectives import reductions
 from asyncpar.collectives.array_operations import ArrayOperations
+from asyncpar.collectives.arrays import Array
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.collectives.operation import Operation
-from asyncpar.collectives.reduction import Array
 from asyncpar.collectives.table import OperationTable
 from asyncpar.core.config.parallel import ThreeDParallelismConfig
 from asyncpar.core.config.slicing import ceil_div

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from asyncpar.agreement.owed import OwedCollective
+from asyncpar.collectives.arrays import Reduction
 from asyncpar.collectives.communicator import Communicator
-from asyncpar.collectives.reduction import Reduction
 from asyncpar.core.config.parallel import RankMapping, ThreeDParallelismConfig
 from asyncpar.gradsync import choice, phases, synchronizer
 from asyncpar.gradsync.groups import HostGroups, SyncGroups, make_groups, split_by_host

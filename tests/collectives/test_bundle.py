@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from asyncpar.collectives.arrays import Array
 from asyncpar.collectives.bundle import Bundle, Section, check_arrays, cut, form_of, pack, sections_of, unpack
-from asyncpar.collectives.reduction import Array
 from asyncpar.errors import UsageError
 
 F4 = np.dtype(np.float32)

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from asyncpar.collectives.arrays import Array
 from asyncpar.collectives.communicator import Communicator
-from asyncpar.collectives.reduction import Array
 from asyncpar.errors import PeerCancelled
 from asyncpar.testing import run_virtual
 from tests.collectives.conftest import OpenRanks, Ranks

@@ -6,8 +6,7 @@ import pytest
 
 from asyncpar.collectives.algorithms.catalog import schedule_of
 from asyncpar.collectives.algorithms.steps import Copy, Recv, Round, Schedule, Send, Span, one
-from asyncpar.collectives.check import ScheduleError
-from asyncpar.collectives.goals import verify
+from asyncpar.collectives.check import ScheduleError, verify
 
 
 def plan(*rounds: Round, chunks: int = 1) -> Schedule:

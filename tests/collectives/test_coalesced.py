@@ -8,8 +8,8 @@ import tracemalloc
 import numpy as np
 import pytest
 
+from asyncpar.collectives.arrays import Array
 from asyncpar.collectives.communicator import Communicator
-from asyncpar.collectives.reduction import Array
 from asyncpar.errors import OperationMismatch, PeerCancelled, UsageError
 from asyncpar.testing import local_world
 from tests.collectives.conftest import OpenRanks

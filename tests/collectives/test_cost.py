@@ -7,10 +7,9 @@ import math
 import pytest
 
 from asyncpar.collectives.algorithms.catalog import KNOWN, schedule_of
+from asyncpar.collectives.check import verify
 from asyncpar.collectives.cost import LANES, CostModel, LaneCosts, choose, costs_of_lane, work_of
-from asyncpar.collectives.goals import verify
-from asyncpar.collectives.pin import parse_pin
-from asyncpar.collectives.policy import Policy, format_bytes
+from asyncpar.collectives.policy import Policy, format_bytes, parse_pin
 from asyncpar.errors import UsageError
 
 TCP = LANES["tcp"]

@@ -10,8 +10,8 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
+from asyncpar.collectives.arrays import Array
 from asyncpar.collectives.communicator import Communicator
-from asyncpar.collectives.reduction import Array
 from asyncpar.errors import OperationMismatch, PeerCancelled, PeerLost, PeerTimeout
 from asyncpar.net.arena.directory import NOTHING
 from asyncpar.node import Node

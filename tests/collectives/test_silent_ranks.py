@@ -17,8 +17,8 @@ import pytest
 
 from asyncpar.collectives.algorithms.catalog import KNOWN
 from asyncpar.collectives.communicator import Communicator
-from asyncpar.collectives.control import Status
 from asyncpar.collectives.inquiry import Answer, Culprit, Inquiry
+from asyncpar.collectives.protocol import Status
 from asyncpar.core.config.world import Member, World
 from asyncpar.errors import PeerError, PeerLost
 from asyncpar.net.transport.inproc import InprocLane

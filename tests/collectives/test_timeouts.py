@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from asyncpar.collectives.communicator import Communicator
-from asyncpar.collectives.control import Status
+from asyncpar.collectives.protocol import Status
 from asyncpar.collectives.table import OperationTable
 from asyncpar.errors import PeerCancelled, PeerTimeout, UsageError
 from asyncpar.net.wire.header import Key

@@ -10,10 +10,18 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from asyncpar.collectives.control import Abort, Probe, Status, decode_control, encode_control
-from asyncpar.collectives.description import describe
-from asyncpar.collectives.envelope import ENVELOPE_BYTES, decode_envelope, encode_envelope
 from asyncpar.collectives.gathers import check_lengths
+from asyncpar.collectives.protocol import (
+    ENVELOPE_BYTES,
+    Abort,
+    Probe,
+    Status,
+    decode_control,
+    decode_envelope,
+    describe,
+    encode_control,
+    encode_envelope,
+)
 from asyncpar.errors import ProtocolError
 from asyncpar.net.arena.formation_messages import (
     Message,

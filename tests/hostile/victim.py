@@ -6,8 +6,7 @@ import asyncio
 import struct
 from collections.abc import Callable, Iterable
 
-from asyncpar.collectives.control import Abort, Probe, Status, decode_control, encode_control
-from asyncpar.collectives.description import describe
+from asyncpar.collectives.protocol import Abort, Probe, Status, decode_control, describe, encode_control
 from asyncpar.errors import PeerLost
 from asyncpar.net.transport.inbox import EAGER_WINDOW
 from asyncpar.net.transport.lane import MAX_FRAME_BYTES, Lane, LaneEvents, Sending

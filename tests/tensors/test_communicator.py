@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asyncpar.collectives.reduction import Array
+from asyncpar.collectives.arrays import Array
 from asyncpar.core.config.slicing import ceil_chunks
 from asyncpar.errors import OperationMismatch, PeerError, UsageError
 from asyncpar.tensors import TensorCommunicator

@@ -16,7 +16,7 @@ from asyncpar.backends import (
     CommunicationRuntime,
     ThreadBackend,
 )
-from asyncpar.collectives.reduction import Array
+from asyncpar.collectives.arrays import Array
 from asyncpar.errors import PeerCancelled, UsageError
 from asyncpar.tensors import (
     ModelParallelConfig,

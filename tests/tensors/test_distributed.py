@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asyncpar.collectives.reduction import Array
+from asyncpar.collectives.arrays import Array
 from asyncpar.errors import UsageError
 from asyncpar.tensors import DistributedTensor, TensorCommunicator, TensorPartition
 from tests.tensors.worlds import DTYPES, SIZES, draw_tensor, on_world, scrambled, shapes_and_dims

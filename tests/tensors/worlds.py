@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 from hypothesis import strategies as st
 
-from asyncpar.collectives.reduction import Array
+from asyncpar.collectives.arrays import Array
 from asyncpar.tensors import TensorCommunicator
 from asyncpar.testing import local_world, run_virtual
 

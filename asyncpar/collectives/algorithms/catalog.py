@@ -5,18 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from functools import lru_cache
 
-from asyncpar.collectives.algorithms import (
-    bruck,
-    chain,
-    dissemination,
-    doubling,
-    halving,
-    hierarchical,
-    linear,
-    pairwise,
-    ring,
-    tree,
-)
+from asyncpar.collectives.algorithms import cyclic, hierarchical, recursive, rooted
 from asyncpar.collectives.algorithms.hierarchical import Hosts
 from asyncpar.collectives.algorithms.steps import Round, Schedule, schedule
 from asyncpar.errors import UsageError
@@ -25,10 +14,10 @@ _Plain = Callable[[int, int], Iterator[Round]]
 _Rooted = Callable[[int, int, int], Iterator[Round]]
 
 _ALL_REDUCE: dict[str, tuple[_Plain, Callable[[int], int]]] = {
-    "ring": (ring.all_reduce, lambda size: size),
-    "halving": (halving.all_reduce, halving.chunks_of_all_reduce),
-    "doubling": (doubling.all_reduce, lambda size: 1),  # noqa: ARG005
-    "tree": (tree.all_reduce, lambda size: 1),  # noqa: ARG005
+    "ring": (cyclic.ring_all_reduce, lambda size: size),
+    "halving": (recursive.halving_all_reduce, recursive.halving_chunks),
+    "doubling": (recursive.doubling_all_reduce, lambda size: 1),  # noqa: ARG005
+    "tree": (rooted.tree_all_reduce, lambda size: 1),  # noqa: ARG005
 }
 _HIERARCHICAL: dict[str, tuple[Callable[[int, Hosts], Iterator[Round]], Callable[[Hosts], int]]] = {
     "hierarchical": (hierarchical.all_reduce_by_ring, hierarchical.chunks_by_ring),
@@ -40,28 +29,28 @@ _ACROSS: dict[str, tuple[Callable[[int, Hosts], Iterator[Round]], Callable[[Host
 }
 _CHUNK_PER_RANK: dict[str, dict[str, _Plain]] = {
     "reduce_scatter": {
-        "pairwise": pairwise.reduce_scatter,
-        "ring": ring.reduce_scatter,
-        "halving": halving.reduce_scatter,
+        "pairwise": cyclic.pairwise_reduce_scatter,
+        "ring": cyclic.ring_reduce_scatter,
+        "halving": recursive.halving_reduce_scatter,
     },
     "all_gather": {
-        "ring": ring.all_gather,
-        "bruck": bruck.all_gather,
-        "halving": halving.all_gather,
-        "pairwise": pairwise.all_gather,
+        "ring": cyclic.ring_all_gather,
+        "bruck": cyclic.bruck_all_gather,
+        "halving": recursive.halving_all_gather,
+        "pairwise": cyclic.pairwise_all_gather,
     },
 }
 _ROOTED: dict[str, dict[str, _Rooted]] = {
-    "broadcast": {"tree": tree.broadcast, "chain": chain.broadcast, "linear": linear.broadcast},
-    "reduce": {"tree": tree.reduce, "chain": chain.reduce, "linear": linear.reduce},
-    "gather": {"tree": tree.gather, "linear": linear.gather},
-    "scatter": {"tree": tree.scatter, "linear": linear.scatter},
+    "broadcast": {"tree": rooted.tree_broadcast, "chain": rooted.chain_broadcast, "linear": rooted.linear_broadcast},
+    "reduce": {"tree": rooted.tree_reduce, "chain": rooted.chain_reduce, "linear": rooted.linear_reduce},
+    "gather": {"tree": rooted.tree_gather, "linear": rooted.linear_gather},
+    "scatter": {"tree": rooted.tree_scatter, "linear": rooted.linear_scatter},
 }
 _ALL_TO_ALL: dict[str, tuple[_Plain, Callable[[int], int]]] = {
-    "pairwise": (pairwise.all_to_all, lambda size: 2 * size),
-    "bruck": (bruck.all_to_all, lambda size: 4 * size),
+    "pairwise": (cyclic.pairwise_all_to_all, lambda size: 2 * size),
+    "bruck": (cyclic.bruck_all_to_all, lambda size: 4 * size),
 }
-_BARRIER: dict[str, _Plain] = {"dissemination": dissemination.barrier, "tree": tree.barrier}
+_BARRIER: dict[str, _Plain] = {"dissemination": cyclic.dissemination_barrier, "tree": rooted.tree_barrier}
 
 KNOWN: dict[str, tuple[str, ...]] = {
     "all_reduce": (*_ALL_REDUCE, *_HIERARCHICAL),

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from asyncpar.collectives.algorithms import ring, tree
+from asyncpar.collectives.algorithms import cyclic, rooted
 from asyncpar.collectives.algorithms.steps import Recv, Round, Send, Spans, Step, relabelled, span
 
 Hosts = tuple[tuple[int, ...], ...]
@@ -48,7 +48,7 @@ def across_by_ring(rank: int, hosts: Hosts) -> Iterator[Round]:
         return
     peers = tuple(others[place] for others in hosts)
     first = place * len(hosts)
-    yield from relabelled(ring.all_reduce(hosts.index(members), len(hosts)), ranks=peers, offset=first)
+    yield from relabelled(cyclic.ring_all_reduce(hosts.index(members), len(hosts)), ranks=peers, offset=first)
 
 
 def all_reduce_by_tree(rank: int, hosts: Hosts) -> Iterator[Round]:
@@ -63,13 +63,13 @@ def across_by_tree(rank: int, hosts: Hosts) -> Iterator[Round]:
     """The rounds of ``all_reduce_by_tree`` between hosts."""
     members, place = _members(rank, hosts)
     if place == 0:
-        yield from relabelled(tree.all_reduce(hosts.index(members), len(hosts)), ranks=_leaders(hosts))
+        yield from relabelled(rooted.tree_all_reduce(hosts.index(members), len(hosts)), ranks=_leaders(hosts))
 
 
 def _up(place: int, members: tuple[int, ...], parts: int, width: int) -> Iterator[Round]:
     """Combine each part, ``width`` chunks, at its carrier: in a tree if there is one part, else in pairs."""
     if parts == 1:
-        yield from relabelled(tree.reduce(place, len(members), 0), ranks=members, scale=width)
+        yield from relabelled(rooted.tree_reduce(place, len(members), 0), ranks=members, scale=width)
         return
     for to, source in _pairs(place, len(members)):
         steps: list[Step] = []
@@ -83,7 +83,7 @@ def _up(place: int, members: tuple[int, ...], parts: int, width: int) -> Iterato
 def _down(place: int, members: tuple[int, ...], parts: int, width: int) -> Iterator[Round]:
     """Hand each part from its carrier to everyone."""
     if parts == 1:
-        yield from relabelled(tree.broadcast(place, len(members), 0), ranks=members, scale=width)
+        yield from relabelled(rooted.tree_broadcast(place, len(members), 0), ranks=members, scale=width)
         return
     for to, source in _pairs(place, len(members)):
         steps: list[Step] = []

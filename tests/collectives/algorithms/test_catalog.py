@@ -9,8 +9,7 @@ import pytest
 from asyncpar.collectives.algorithms.catalog import KNOWN, carriers_of, check_algorithm, schedule_across, schedule_of
 from asyncpar.collectives.algorithms.hierarchical import Hosts
 from asyncpar.collectives.algorithms.steps import Copy, Round, Schedule, Send
-from asyncpar.collectives.check import Report
-from asyncpar.collectives.goals import verify
+from asyncpar.collectives.check import Report, verify
 from asyncpar.errors import UsageError
 
 SIZES = (*range(1, 18), 24, 31, 32, 33)

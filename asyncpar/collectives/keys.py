@@ -1,19 +1,32 @@
-"""Sequence numbers: who allots them, and which are over.  Pure.
+"""Sequence numbers and keys: how the calls of an operation on all ranks find each other.  Pure.
 
-Frames of an operation that is over must be dropped, and frames of one that has not begun here must wait; so a ledger
-answers exactly, in bounded memory: numbers are allotted in ascending order, all up to the last one allotted are over
-unless they are active.
+The calls of a group are numbered in their order, or found by a ``key``.  Frames of an operation that is over must be
+dropped, and frames of one that has not begun here must wait; so a ledger answers exactly, in bounded memory, which
+numbers are over: numbers are allotted in ascending order, and all up to the last one are over unless they are active.
 """
 
 from __future__ import annotations
 
+import gc
+import hashlib
+import weakref
 from collections import OrderedDict
 from collections.abc import Container, Hashable
 from typing import Protocol
 
 import numpy as np
 
-from asyncpar.collectives.description import KEYED, hash64
+from asyncpar.errors import UsageError
+
+KEYED = 1 << 63
+"""Set in the sequence numbers of operations that are matched by name."""
+
+
+def hash64(*parts: object) -> int:
+    """Return a 64-bit number, never 0, that depends on ``parts`` only: equal in all processes."""
+    digest = hashlib.blake2b(repr(parts).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") or 1
+
 
 _REMEMBERED_KEYED = 4096
 _COUNTED_APART = 4096
@@ -116,6 +129,8 @@ class GroupLedger:
 
 
 TAG_SHIFT = 47
+
+
 LARGEST_TAG = (1 << 16) - 1
 
 
@@ -134,3 +149,53 @@ class ChannelLedger:
     def is_past(self, sequence: int) -> bool:
         tag, count = sequence >> TAG_SHIFT, sequence & ((1 << TAG_SHIFT) - 1)
         return count < self._next.get(tag, 0)
+
+
+class NameClaims:
+    """Names that live objects of one rank have reserved for the keys of their collectives, by the number of the group.
+
+    Two objects that derive equal keys from one name would exchange each other's data where ranks use them in different
+    orders, and no check could find it: so a name belongs to one live object at a time.
+
+    An object owns a name until it releases it or is collected.
+    """
+
+    def __init__(self) -> None:
+        self._owners: dict[tuple[int, str], weakref.ref[object]] = {}
+        self._kinds: dict[tuple[int, str], str] = {}
+
+    def claim(self, group: int, name: str, owner: object, *, kind: str, group_name: str) -> None:
+        """Reserve ``name`` in ``group`` for ``owner``, which is a ``kind``.
+
+        Raises ``UsageError`` while another object has it.
+        """
+        other = self._owner(group, name)
+        if other is not None and other is not owner:
+            other = None
+            gc.collect()  # it may be garbage in a cycle
+            other = self._owner(group, name)
+        if other is not None and other is not owner:
+            raise UsageError(
+                f"name: {name!r} is the name of a live {self._kinds[group, name]} on the group {group_name!r}, with "
+                f"whose messages those of this {kind} would be mixed up; give each a name of its own, the same on all "
+                "ranks, or close the other one first"
+            )
+        place = group, name
+        self._kinds[place] = kind
+        self._owners[place] = weakref.ref(owner, lambda gone: self._forget(place, gone))
+
+    def release(self, group: int, name: str, owner: object) -> None:
+        """Give ``name`` back, if ``owner`` has it."""
+        if self._owner(group, name) is owner:
+            self._drop((group, name))
+
+    def _owner(self, group: int, name: str) -> object | None:
+        known = self._owners.get((group, name))
+        return None if known is None else known()
+
+    def _forget(self, place: tuple[int, str], gone: weakref.ref[object]) -> None:
+        if self._owners.get(place) is gone:
+            self._drop(place)
+
+    def _drop(self, place: tuple[int, str]) -> None:
+        del self._owners[place], self._kinds[place]

@@ -9,8 +9,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncpar.collectives.control import Abort, Probe, Status, decode_control, encode_control, shortened
-from asyncpar.collectives.description import describe, difference, hash64
+from asyncpar.collectives.keys import hash64
+from asyncpar.collectives.protocol import (
+    Abort,
+    Probe,
+    Status,
+    decode_control,
+    describe,
+    difference,
+    encode_control,
+    shortened,
+)
 from asyncpar.errors import ProtocolError
 
 SUM = describe("all_reduce", ("float32[8]", "sum"), "ring")

@@ -10,18 +10,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncpar.collectives.algorithms.catalog import schedule_of
-from asyncpar.collectives.layout import (
+from asyncpar.collectives.arrays import StagingPool
+from asyncpar.collectives.plan import (
     PACKED_BYTES,
     SEGMENT_BYTES,
     AlongBuffer,
     AlongChunks,
+    BoundRecv,
     PackedChunks,
+    Plan,
     Slice,
     count_pieces,
     packed_segment,
 )
-from asyncpar.collectives.plan import BoundRecv, Plan
-from asyncpar.collectives.staging import StagingPool
 from asyncpar.core.config.slicing import ceil_chunks
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from asyncpar.collectives.pin import parse_pin
+from asyncpar.collectives.policy import parse_pin
 from asyncpar.errors import UsageError
 
 

@@ -1,0 +1,158 @@
+"""What ranks tell each other about operations: descriptions, control frames, and envelopes of messages.  Pure.
+
+A description travels as text, and as a fingerprint of 32 bits in every frame.  Control frames are msgpack of checked
+structs.  An envelope goes before every message between two ranks: dtype and shape, in a fixed number of bytes.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+import zlib
+from collections.abc import Sequence
+from typing import Annotated, Any, Final, Literal, NamedTuple, TypeAlias, TypeVar
+
+import ml_dtypes
+import msgspec
+import numpy as np
+
+from asyncpar.collectives.arrays import Array
+from asyncpar.errors import ProtocolError, UsageError
+
+
+class Description(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One operation as its caller wrote it: ``text`` like ``all_reduce(float32[8], sum)``, and the algorithm."""
+
+    text: str
+    algorithm: str
+    fingerprint: int
+
+
+def describe(operation: str, arguments: Sequence[str], algorithm: str) -> Description:
+    """Return the description of a call; its fingerprint is never 0."""
+    text = f"{operation}({', '.join(arguments)})"
+    return Description(text, algorithm, zlib.crc32(f"{text}@{algorithm}".encode()) or 1)
+
+
+def difference(rank: int, one: Description, other_rank: int, other: Description, *, where: str) -> str:
+    """Return the message for two ranks that call different operations at the same place."""
+    if rank > other_rank:
+        rank, one, other_rank, other = other_rank, other, rank, one
+    texts = [one.text, other.text]
+    if texts[0] == texts[1]:
+        texts = [f"{text} by {said.algorithm}" for text, said in zip(texts, (one, other), strict=True)]
+    return f"rank {rank} calls {texts[0]} where rank {other_rank} calls {texts[1]} ({where})"
+
+
+_TEXT_LIMIT = 4096
+_Text: TypeAlias = Annotated[str, msgspec.Meta(max_length=_TEXT_LIMIT)]
+
+Reason = Literal["cancelled", "failed", "refused", "mismatch", "lost", "timeout"]
+
+
+class Abort(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """An operation ended in failure at the sender.
+
+    ``text`` says why.  A mismatch that the sender has found comes with its own ``operation``, and the receiver answers
+    with its own (``is_answer``, which is not answered again); third ranks get the whole ``text`` and no operation.
+    ``rank`` is the one that is lost, or that the sender has waited for in vain.
+    """
+
+    reason: Reason
+    text: _Text = ""
+    operation: Description | None = None
+    is_answer: bool = False
+    rank: int | None = None
+
+
+class Probe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The sender waits for the receiver in ``operation``."""
+
+    operation: Description
+
+
+class Status(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The answer to a probe: ``text`` says where the sender is, like ``in all_reduce #811``.
+
+    ``culprit`` is the rank that the sender holds responsible, which has not answered for ``silent_for`` seconds (None:
+    it does answer).  It is sent again when the sender learns of another culprit.
+    """
+
+    text: _Text
+    culprit: int | None = None
+    silent_for: float | None = None
+
+
+Message = TypeVar("Message", Abort, Probe, Status)
+
+_encode = msgspec.msgpack.Encoder().encode
+
+
+def encode_control(message: Abort | Probe | Status) -> bytes:
+    """Return the payload of the control frame for ``message``."""
+    return _encode(message)
+
+
+def decode_control(payload: bytes, kind: type[Message]) -> Message:
+    """Return the message of a control frame.  Raises ``ProtocolError`` for anything else."""
+    try:
+        return msgspec.msgpack.decode(payload, type=kind)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:  # ValueError: text that is not UTF-8
+        raise ProtocolError(f"{kind.__name__} frame: {error}") from error
+
+
+def shortened(text: str) -> str:
+    """Return ``text``, cut to what fits a control frame."""
+    return text if len(text) <= _TEXT_LIMIT else text[: _TEXT_LIMIT - 3] + "..."
+
+
+MAX_DIMENSIONS: Final = 16
+_MAX_BYTES: Final = 1 << 62
+_LAYOUT = struct.Struct(f"<BBB5xQ{MAX_DIMENSIONS}Q")
+ENVELOPE_BYTES: Final = _LAYOUT.size
+
+_NAMES = ("?", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8", "c8", "c16")
+_DTYPES: tuple[np.dtype[Any], ...] = (
+    *(np.dtype(name) for name in _NAMES),
+    np.dtype(ml_dtypes.bfloat16),
+)
+
+
+class Envelope(NamedTuple):
+    """An array of ``shape`` and ``dtype`` follows; ``is_object`` says that it is the bytes of an encoded object."""
+
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    is_object: bool
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    def __str__(self) -> str:
+        return "an object" if self.is_object else f"{self.dtype.name}[{','.join(map(str, self.shape))}]"
+
+
+def encode_envelope(array: Array, *, is_object: bool) -> bytes:
+    """Return the envelope of ``array``.  Raises ``UsageError`` for what cannot be sent."""
+    if array.dtype not in _DTYPES:
+        raise UsageError(f"x: expected one of {', '.join(dtype.name for dtype in _DTYPES)}, got {array.dtype.name}")
+    if array.ndim > MAX_DIMENSIONS:
+        raise UsageError(f"x: expected at most {MAX_DIMENSIONS} dimensions, got {array.ndim}; reshape it")
+    dims = (*array.shape, *(0 for _ in range(MAX_DIMENSIONS - array.ndim)))
+    return _LAYOUT.pack(_DTYPES.index(array.dtype), array.ndim, is_object, array.nbytes, *dims)
+
+
+def decode_envelope(content: bytes | bytearray) -> Envelope:
+    """Return what ``encode_envelope`` encoded.  Raises ``ProtocolError`` for anything else."""
+    code, ndim, is_object, nbytes, *dims = _LAYOUT.unpack(content)
+    if code >= len(_DTYPES) or ndim > MAX_DIMENSIONS or is_object > 1:
+        raise ProtocolError(
+            f"message envelope: dtype {code}, {ndim} dimensions and kind {is_object} are not known here"
+        )
+    envelope = Envelope(_DTYPES[code], tuple(dims[:ndim]), bool(is_object))
+    if any(dims[ndim:]) or math.prod(max(1, dim) for dim in envelope.shape) > _MAX_BYTES // envelope.dtype.itemsize:
+        raise ProtocolError(f"message envelope: dimensions {dims[:ndim]} and then {dims[ndim:]} cannot be meant")
+    if envelope.nbytes != nbytes:
+        raise ProtocolError(f"message envelope: {envelope} has {envelope.nbytes} bytes, but {nbytes} are declared")
+    return envelope
