@@ -6,12 +6,11 @@ import enum
 from dataclasses import dataclass
 from typing import ClassVar
 
-from asyncpar.codecs import Codec
-from asyncpar.codecs.naming import parse_codec
+from asyncpar.codecs import Codec, codec_of_bits, parse_codec, value_bits
 from asyncpar.errors import UsageError
 
-_WIDTHS = {1: "sign", 4: "int4", 8: "int8", 16: "bf16"}
-"""Codecs by bits per value."""
+_AS_IT_IS = 32
+"""Bits of a value that is not encoded."""
 
 
 class CompressionKind(enum.StrEnum):
@@ -48,8 +47,8 @@ class CompressionAlgorithm:
                 raise UsageError(f"k: expected a number of values, at least 1, got {self.k}")
             case CompressionKind.RANDOM if not 0 < self.ratio <= 1:
                 raise UsageError(f"ratio: expected a fraction above 0 and up to 1, got {self.ratio}")
-            case CompressionKind.QUANTIZATION if self.bits not in (*_WIDTHS, 32):
-                raise UsageError(f"bits: expected one of {', '.join(map(str, _WIDTHS))}, 32, got {self.bits}")
+            case CompressionKind.QUANTIZATION if self.bits not in value_bits():
+                raise UsageError(f"bits: expected one of {', '.join(map(str, value_bits()))}, got {self.bits}")
             case CompressionKind.CUSTOM if not isinstance(self.codec, Codec):
                 raise UsageError(f"codec: expected a Codec, got {self.codec!r}")
 
@@ -92,8 +91,8 @@ class CompressionAlgorithm:
                 return _vector_codec(f"topk:{self.k / count!r}")
             case CompressionKind.RANDOM if self.ratio < 1:
                 return _vector_codec(f"randomk:{self.ratio!r}")
-            case CompressionKind.QUANTIZATION if self.bits in _WIDTHS:
-                return _vector_codec(_WIDTHS[self.bits])
+            case CompressionKind.QUANTIZATION if self.bits != _AS_IT_IS:
+                return _vector_codec(codec_of_bits(self.bits))
             case _:
                 return self.codec
 

@@ -47,6 +47,15 @@ class Codec(ABC):
         """May encoded forms be summed, by an all-reduce say, without being decoded?"""
         return self.sum_dtype is not None
 
+    @property
+    def can_be_followed(self) -> bool:
+        """Does it select values, which another codec may encode?  Then ``followed_by`` is defined."""
+        return False
+
+    def followed_by(self, values: Codec) -> Codec:
+        """Return the codec with its selected values encoded by ``values``; ``UsageError`` where it selects none."""
+        raise UsageError(f"codec: {values.name} cannot follow {self.name}, which selects no values")
+
     @abstractmethod
     def encoded_bytes(self, count: int) -> int:
         """Return the exact size of ``count`` encoded values."""

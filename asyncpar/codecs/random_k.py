@@ -39,6 +39,10 @@ class RandomK(Codec):
         if self.values != Identity():
             self.name += f"+{self.values.name}"
 
+    @property
+    def can_be_followed(self) -> bool:
+        return self.values == Identity()
+
     def followed_by(self, values: Codec) -> Self:
         """Return the codec with its values encoded by ``values``."""
         followed = type(self)(float(self._share.text), self._seed, values)

@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 
 from asyncpar.agreement.owed import OwedCollective
-from asyncpar.codecs import Identity, RoundCodec, parse_codec
+from asyncpar.codecs import AnyCodec, Identity, RoundCodec, automatic_codecs, parse_codec
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.errors import UsageError
-from asyncpar.gradsync.config import AnyCodec, GradientCompressionConfig
+from asyncpar.gradsync.config import GradientCompressionConfig
 from asyncpar.gradsync.groups import HostGroups, SyncGroups, shares_some_hosts, split_by_host
-from asyncpar.gradsync.prediction import CANDIDATES, CodecSpeed, LinkSpeed, Measured, slowest
+from asyncpar.gradsync.prediction import CodecSpeed, LinkSpeed, Measured, slowest
 
 _NOMINAL_COUNT = 6_250_000
 """Values, 25 MB of them, by which stages and slices choose, which hold different parameters but must choose alike."""
@@ -137,7 +137,9 @@ async def measure(replicas: Communicator, *, key: str, clock: Clock) -> Measured
         link = None if between is None else await measure_link(between, key=key, clock=clock)
         if replicas.rank == 0:
             assert link is not None, "rank 0 is the first of its host"
-            codecs = await asyncio.to_thread(lambda: tuple(measure_codec(name, clock=clock) for name in CANDIDATES))
+            codecs = await asyncio.to_thread(
+                lambda: tuple(measure_codec(name, clock=clock) for name in automatic_codecs())
+            )
             found.append(Measured(ranks=len(firsts), link=link, codecs=codecs))
     except BaseException:
         await told.begin_and_cancel()

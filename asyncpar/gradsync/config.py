@@ -5,19 +5,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from enum import StrEnum
-from types import MappingProxyType
-from typing import TypeAlias
 
-from asyncpar.codecs import Codec, RoundCodec
-from asyncpar.codecs.naming import parse_codec
+from asyncpar.codecs import AnyCodec, Codec, RoundCodec, codec_of_bits, parse_codec, value_bits
 from asyncpar.errors import UsageError
 
 AUTO = "auto"
 """The codec that stands for a choice by measured speeds, the same on all ranks."""
-
-_VALUE_CODECS = MappingProxyType({1: "sign", 4: "int4", 8: "int8", 16: "bf16", 32: "none"})
-
-AnyCodec: TypeAlias = Codec | RoundCodec
 
 
 class NonFinitePolicy(StrEnum):
@@ -75,8 +68,8 @@ class GradientCompressionConfig:
     codec: str | AnyCodec | None = None
 
     def __post_init__(self) -> None:
-        if self.quantization_bits not in _VALUE_CODECS:
-            widths = ", ".join(map(str, _VALUE_CODECS))
+        if self.quantization_bits not in value_bits():
+            widths = ", ".join(map(str, value_bits()))
             raise UsageError(f"quantization_bits: expected one of {widths}, got {self.quantization_bits}")
         if not 0.0 < self.compression_ratio <= 1.0:
             raise UsageError(f"compression_ratio: expected 0 < ratio <= 1, got {self.compression_ratio}")
@@ -112,7 +105,7 @@ class GradientCompressionConfig:
             return self.codec.name
         if not self.enable_compression:
             return "none"
-        values = _VALUE_CODECS[self.quantization_bits]
+        values = codec_of_bits(self.quantization_bits)
         if self.compression_ratio == 1.0:
             return values
         selection = f"topk:{self.compression_ratio:g}"

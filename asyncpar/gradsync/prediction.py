@@ -15,9 +15,6 @@ from dataclasses import dataclass
 
 from asyncpar.errors import UsageError
 
-CANDIDATES = ("none", "bf16", "int8", "int4")
-"""What there is to pick from, the least lossy first."""
-
 WORTH = 1.2
 """How many times faster a codec must be for more to be lost by it."""
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
+from asyncpar.codecs import codec_forms
 from asyncpar.core.config.parallel import PipelineScheduleType
 from asyncpar.errors import UsageError
 from asyncpar.gradsync import GradientCompressionConfig
@@ -50,8 +51,7 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
         "--compress",
         default="none",
         metavar="NAME",
-        help="gradients on the wire: none, bf16, fp16, int8, int4, sign, topk:0.01, topk:0.01+int8, randomk:0.1, "
-        "powersgd:4, auto (default: none)",
+        help=f"gradients on the wire: {', '.join(codec_forms())}, a chain such as topk:0.01+int8, auto (default: none)",
     )
     parser.add_argument(
         "--sync",

@@ -17,9 +17,9 @@ import torch
 import torch.distributed as dist
 from torch.futures import Future
 
+from asyncpar.codecs import AnyCodec
 from asyncpar.errors import PeerCancelled, UsageError
 from asyncpar.gradsync import GradientCompressionConfig
-from asyncpar.gradsync.config import AnyCodec
 from asyncpar.torch.hook.bucket import GivenBucket
 from asyncpar.torch.hook.memory import HookMemory
 from asyncpar.torch.hook.names import ParameterNames
