@@ -1,4 +1,4 @@
-"""What is raised where ranks differ."""
+"""Errors where ranks differ."""
 
 from __future__ import annotations
 
@@ -6,18 +6,11 @@ from asyncpar.errors import UsageError
 
 
 class SettingsDiffer(UsageError):  # noqa: N818
-    """Ranks were started with different settings; raised on every rank, before anything else is exchanged."""
+    """Ranks differ in their settings, parameters or schedules; the message names the ranks and what they have.
 
-
-class Disagreement(SettingsDiffer):
-    """Ranks differ in their parameters or settings; raised on every rank of a synchronizer, so no rank tells another.
-
-    A type of its own: steps let it pass without telling other ranks, which is right for no other error.
+    Raised on all ranks of the group, before any other data is exchanged.
     """
 
 
-class PipelineMismatch(SettingsDiffer):
-    """The ranks of a pipeline do not fit together; the message says which one differs, and in what.
-
-    Raised on all ranks of the pipeline, before anything is sent.
-    """
+PipelineMismatch = SettingsDiffer
+"""Deprecated public name of ``asyncpar.pipeline``; use ``SettingsDiffer``."""

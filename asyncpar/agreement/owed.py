@@ -13,15 +13,16 @@ T = TypeVar("T")
 
 
 class OwedCollective(Generic[T]):
-    """One use of a key, which this rank takes exactly once: by ``run``, or by ending it if it fails before that.
+    """One use of a key, which this rank takes exactly once: by ``run``, or by ``close`` if it fails before that.
 
-    So the uses of a key stay equal on all ranks after a step that failed on some, and no rank waits for one that does
-    not come.  ``begin`` calls the collective.  ``abort`` is what ``close`` does where closing that call is not enough.
+    So all ranks have used a key equally often after a step that failed on some, and no rank waits for a collective
+    that this one does not run.  ``begin`` calls the collective.
     """
 
-    def __init__(self, begin: Callable[[], Coroutine[Any, Any, T]], abort: Callable[[], None] | None = None) -> None:
+    __slots__ = ("_begin", "has_begun")
+
+    def __init__(self, begin: Callable[[], Coroutine[Any, Any, T]]) -> None:
         self._begin = begin
-        self._abort = abort or (lambda: begin().close())
         self.has_begun = False
 
     async def run(self) -> T:
@@ -30,19 +31,11 @@ class OwedCollective(Generic[T]):
         return await self._begin()
 
     def close(self) -> None:
-        """Unless it has begun, abort the collective on all ranks.  Does not wait, and sends no data."""
-        if not self.has_begun:
-            self.has_begun = True
-            with suppress(AsyncparError):  # the other ranks are gone, or the group is closed: no rank waits
-                self._abort()
+        """Unless it has begun, abort the collective on all ranks.  Does not wait, and sends none of this rank's data.
 
-    async def begin_and_cancel(self) -> None:
-        """Unless it has begun, begin the collective and cancel it, which aborts it on all ranks.  Does not wait.
-
-        Other ranks learn why this one was cancelled, and may get the data that this one has; so that must not pass for
-        a contribution.
+        The other ranks raise ``PeerCancelled`` with the reason that ``telling_why`` has for this rank.
         """
         if not self.has_begun:
-            with suppress(TimeoutError, AsyncparError):
-                async with asyncio.timeout(0):
-                    await self.run()
+            self.has_begun = True
+            with suppress(AsyncparError, asyncio.CancelledError):  # of ranks that are gone, or the one thrown here
+                self._begin().throw(asyncio.CancelledError())

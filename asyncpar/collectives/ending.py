@@ -92,7 +92,10 @@ def _give_up_now(operation: Operation, error: BaseException | None) -> None:
     """A call was never awaited: its peers must not wait for it."""
     if operation.has_started or operation.is_over:
         return
-    if error is None:
+    told = _WHY.get()  # that of the code that gave up: the loop runs this in a copy of its context
+    if told is not None and told.text:
+        operation.tell_failure("failed", told.text, lost=told.rank)
+    elif error is None:
         operation.tell_failure("failed", "it was called there, but never awaited")
     else:
         reason: Reason = "cancelled" if isinstance(error, asyncio.CancelledError) else "failed"

@@ -1,23 +1,36 @@
-"""Run one bucket through its phases: work in threads that take turns, collectives on the loop."""
+"""Run one bucket through the phases of a step: work in threads that take turns, collectives on the loop.
+
+1. ``pack``: gradients, with what micro-steps have accumulated, go into the bucket.
+2. ``tensor_parallel_phase``: the bucket of parameters that every tensor-parallel rank holds whole is averaged, or
+   summed, over these ranks.  Slices are never added.
+3. ``pipeline_phase``: the bucket of a tied tensor is summed over the first and the last stage; others take no part.
+4. ``Scheme.reduction_steps``: the bucket is encoded, reduced over replicas, and decoded, as its scheme does it.
+5. ``unpack``: the mean goes back into the gradients, once all buckets of all ranks are reduced.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
 
 from asyncpar.agreement.owed import OwedCollective
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.collectives.offload import INLINE_BYTES, off_loop
-from asyncpar.gradsync import phases
+from asyncpar.core.config.placement import Replication
+from asyncpar.errors import UsageError
 from asyncpar.gradsync.config import NonFinitePolicy
 from asyncpar.gradsync.groups import SyncGroups
-from asyncpar.gradsync.keys import BucketKeys
+from asyncpar.gradsync.keys import BucketKeys, Name
+from asyncpar.gradsync.model import HasGradient, Parameters
 from asyncpar.gradsync.outcome import BucketOutcome
-from asyncpar.gradsync.phases import Packing
+from asyncpar.gradsync.plan import Bucket, Slot
 from asyncpar.gradsync.schemes import Place, ReductionStep, Scheme
 
 
@@ -67,7 +80,7 @@ class BucketRun:
             await self.work(works, is_first=is_first)
             await self.agreed.wait()
             begun = time.perf_counter()
-            await step.exchange.run()
+            await step.run()
             self.times.exchanging += time.perf_counter() - begun
             works, is_first = [], False
         await self.work([*works, self.scheme.settle, *([] if after is None else [after])], is_first=is_first)
@@ -144,32 +157,24 @@ class BucketFlow:
             await self._explain()
         self._is_over = True
 
-    @property
-    def obligations(self) -> Iterator[OwedCollective[Any]]:
-        """What this rank owes the others, as far as it can know."""
-        yield from (step.exchange for step in self._steps)
+    def close(self) -> None:
+        """Abort, on all ranks, the collectives that this rank has not begun.  Does not wait."""
+        for step in self._steps:
+            step.close()
         if not self._is_over:
-            yield self._report
-            yield from (step.exchange for step in self._again)
-
-    async def give_up(self) -> None:
-        """Tell ranks that wait, or will wait, for this bucket that it will not come.  Waits for nobody."""
-        self.scheme.poison()
-        for obligation in list(self.obligations):
-            await obligation.begin_and_cancel()
+            self._report.close()
+            for step in self._again:
+                step.close()
 
     def _make_steps(self, keys: BucketKeys, place: Place) -> list[ReductionStep]:
         """Return the steps of all phases, but for the packing before the first."""
         scheme, groups = self.scheme, self._settings.groups
-        earlier = [
-            phases.tensor_parallel_phase(scheme, groups, keys.tp),
-            phases.pipeline_phase(scheme, groups, keys.embedding),
-        ]
-        before = [ReductionStep(None, exchange) for exchange in earlier if exchange is not None]
-        return [*before, *phases.data_parallel_phase(scheme, keys.replicas, place)]
+        tp = tensor_parallel_phase(scheme, groups, keys.tp)
+        pp = pipeline_phase(scheme, groups, keys.embedding)
+        return [*(step for step in (tp, pp) if step is not None), *scheme.reduction_steps(keys.replicas, place)]
 
     def _pack(self) -> None:
-        phases.pack(self.scheme, self._settings.packing)
+        pack(self.scheme, self._settings.packing)
 
     async def _explain(self) -> None:
         """Find out whose values are not finite; go on without them if that is wanted."""
@@ -187,7 +192,89 @@ class BucketFlow:
 
     def _find_own(self) -> None:
         self._pack()
-        self._own = phases.find_non_finite(self.scheme.bucket, self.scheme.payload)
+        self._own = find_non_finite(self.scheme.bucket, self.scheme.payload)
 
     def _pack_zeros(self) -> None:
         self.scheme.payload.fill(0.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Packing:
+    """Where gradients come from: ``(grad + accumulated) / micro_steps``.
+
+    With ``as_views`` they lie in the bucket already, and nothing is copied.
+    """
+
+    parameters: Parameters
+    accumulated: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    micro_steps: int = 1
+    as_views: bool = False
+
+
+def pack(scheme: Scheme, packing: Packing) -> None:
+    """Copy the gradients into the bucket, unless they lie there."""
+    with np.errstate(over="ignore"):  # float64 beyond float32 becomes infinite, and is found by whoever encodes it
+        for slot in scheme.bucket.slots:
+            place = scheme.flat[slot.start : slot.stop].reshape(slot.shape)
+            gradient = packing.parameters[slot.name].grad
+            if not (packing.as_views and gradient.ctypes.data == place.ctypes.data):
+                np.copyto(place, gradient, casting="same_kind")
+            if packing.micro_steps > 1:
+                place += packing.accumulated[slot.name]
+                place /= packing.micro_steps
+
+
+def tensor_parallel_phase(scheme: Scheme, groups: SyncGroups, key: Name) -> ReductionStep | None:
+    """Return the reduction over tensor-parallel ranks; None where the bucket or the configuration has none."""
+    replicated, tp = scheme.bucket.placement.replicated, groups.tp
+    if tp is None or replicated is None:
+        return None
+    op = "mean" if replicated is Replication.WHOLE else "sum"
+    return ReductionStep(None, lambda: tp.all_reduce(scheme.payload, op=op, key=str(key)))
+
+
+def pipeline_phase(scheme: Scheme, groups: SyncGroups, key: Name) -> ReductionStep | None:
+    """Return the sum of a tied tensor over the first and the last stage; None where there is nothing to add."""
+    tied, embedding = scheme.bucket.placement.tied, groups.embedding
+    if embedding is None or tied is None:
+        return None
+    return ReductionStep(None, lambda: embedding.all_reduce(scheme.payload, key=str(key)))
+
+
+def unpack(scheme: Scheme, parameters: Parameters, *, factor: float) -> None:
+    """Write the reduced bucket times ``factor`` back into the gradients."""
+    for slot in scheme.bucket.slots:
+        gradient = parameters[slot.name].grad
+        reduced = scheme.result[slot.start : slot.stop].reshape(slot.shape)
+        if factor == 1.0:
+            np.copyto(gradient, reduced, casting="same_kind")
+        else:
+            np.multiply(reduced, np.asarray(factor, reduced.dtype), out=gradient, casting="same_kind")
+
+
+def unpack_as_views(scheme: Scheme, parameters: Parameters, *, factor: float) -> None:
+    """Make the gradients views of the reduced bucket, after it was multiplied by ``factor``."""
+    if factor != 1.0:
+        scheme.result *= np.asarray(factor, scheme.result.dtype)
+    for slot in scheme.bucket.slots:
+        bind(parameters[slot.name], slot, scheme.result)
+    scheme.swap()
+
+
+def bind(parameter: HasGradient, slot: Slot, flat: NDArray[Any]) -> None:
+    """Make ``parameter.grad`` the part of ``flat`` that ``slot`` says."""
+    view = flat[slot.start : slot.stop].reshape(slot.shape)
+    if view.dtype != parameter.grad.dtype:
+        raise UsageError(
+            f"gradient_as_bucket_view: expected gradients of {view.dtype}, which is what the bucket holds, "
+            f"got {parameter.grad.dtype} of {parameter.name}"
+        )
+    try:
+        cast(Any, parameter).grad = view
+    except AttributeError as error:
+        raise UsageError(f"gradient_as_bucket_view: expected a grad that can be set on {parameter.name}") from error
+
+
+def find_non_finite(bucket: Bucket, packed: NDArray[Any]) -> list[str]:
+    """Return the names of the parameters whose values in ``packed`` are not all finite."""
+    return [slot.name for slot in bucket.slots if not np.isfinite(packed[slot.start : slot.stop]).all()]

@@ -99,7 +99,7 @@ async def _measure(groups: SyncGroups, key: str) -> Measured | None:
         if len(replicas.hosts) > 1:
             own = await measure(replicas, key=key, clock=time.perf_counter)
     except BaseException:
-        await alike.begin_and_cancel()
+        alike.close()
         raise
     if everyone.size == replicas.size:
         return own
@@ -142,7 +142,7 @@ async def measure(replicas: Communicator, *, key: str, clock: Clock) -> Measured
             )
             found.append(Measured(ranks=len(firsts), link=link, codecs=codecs))
     except BaseException:
-        await told.begin_and_cancel()
+        told.close()
         raise
     agreed: Measured = await told.run()
     return agreed
@@ -160,7 +160,7 @@ async def measure_link(between: Communicator, *, key: str, clock: Clock) -> Link
         large = statistics.median(await _pass_around(large_trips, between.size, clock=clock))
     except BaseException:
         for trip in (*small, *large_trips):
-            await trip.begin_and_cancel()
+            trip.close()
         raise
     return LinkSpeed(latency=latency, bandwidth=_LARGE_BYTES / max(large - latency, _LEAST_SECONDS))
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from asyncpar.agreement.comparison import Partitions
 from asyncpar.collectives.algorithms.hierarchical import Hosts
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.collectives.subgroups import hosts_of
 from asyncpar.core.config.parallel import ProcessGroupIds, RankMapping, ThreeDParallelismConfig
 from asyncpar.errors import UsageError
-from asyncpar.gradsync.agreement import Partitions
 
 EVERYONE, REPLICAS, SLICES, ENDS = "everyone", "dp", "tp", "pp"
 """Kinds of groups."""

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
+from asyncpar.agreement.comparison import digest_of
 from asyncpar.codecs import AnyCodec, Identity, RoundCodec, Values
 from asyncpar.collectives.algorithms.hierarchical import Hosts
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.core.config.parallel import CommunicationStrategy
-from asyncpar.gradsync.agreement import digest_of
 from asyncpar.gradsync.groups import HostGroups, SyncGroups
 from asyncpar.gradsync.plan import Bucket, BucketPlan
 from asyncpar.gradsync.schemes import (

@@ -15,7 +15,7 @@ from asyncpar.codecs import Values
 from asyncpar.core.config.parallel import CommunicationStrategy
 from asyncpar.core.config.rank_order import RankOrder
 from asyncpar.errors import UsageError
-from asyncpar.gradsync import phases
+from asyncpar.gradsync import bucket_run
 from asyncpar.gradsync.choice import Resolved, resolve
 from asyncpar.gradsync.config import GradientBucketingConfig, GradientCompressionConfig, NonFinitePolicy
 from asyncpar.gradsync.groups import HostGroups, SyncGroups
@@ -284,9 +284,9 @@ class LayoutCache:
 def bind_views(layout: Layout, by_name: Parameters) -> None:
     """Move the gradients into the buckets."""
     for scheme in layout.schemes:
-        phases.pack(scheme, phases.Packing(parameters=by_name))
+        bucket_run.pack(scheme, bucket_run.Packing(parameters=by_name))
         for slot in scheme.bucket.slots:
-            phases.bind(by_name[slot.name], slot, scheme.flat)
+            bucket_run.bind(by_name[slot.name], slot, scheme.flat)
 
 
 def _json(value: object) -> NDArray[np.uint8]:

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 import numpy as np
 
+from asyncpar.agreement.comparison import Comparison, Lines, digest_of
+from asyncpar.agreement.errors import SettingsDiffer
 from asyncpar.agreement.owed import OwedCollective
-from asyncpar.collectives.communicator import Communicator
 from asyncpar.errors import PeerCancelled, UsageError
-from asyncpar.gradsync.agreement import Agreement
 from asyncpar.gradsync.bucket_run import BucketFlow
-from asyncpar.gradsync.groups import SyncGroups
-from asyncpar.gradsync.keys import Keys, Name
+from asyncpar.gradsync.groups import ENDS, EVERYONE, REPLICAS, SLICES, SyncGroups
+from asyncpar.gradsync.keys import Keys
+from asyncpar.gradsync.layout import Layout
 from asyncpar.gradsync.outcome import Findings, StepOutcome, collect
 from asyncpar.gradsync.plan import BucketPlan
 from asyncpar.gradsync.statistics import StepRecord
@@ -86,19 +86,16 @@ class SyncStep:
             self.record.intervals.append((start, self._loop.time()))
 
 
-_FINE, _LOST, _GIVEN_UP = 0, 1, 2
-
-
 class StepRun:
     """One step on this rank.
 
-    Flows exchange nothing before ``agreed`` is set, which is when ``agreement`` is reached.  With ``observes`` the
-    ranks take over the order in which gradients became final on the first replica.
+    Flows exchange nothing before ``agreed`` is set, after ``comparison``.  With ``observes`` all ranks use from the
+    next step on the order in which gradients became final on the first replica.
     """
 
     def __init__(
         self,
-        agreement: Agreement,
+        comparison: Comparison,
         flows: Sequence[BucketFlow],
         groups: SyncGroups,
         *,
@@ -108,13 +105,17 @@ class StepRun:
     ) -> None:
         self.flows = flows
         self.order: list[str] | None = None
-        self._agreement = agreement
+        self.is_refused = False
+        """Do ranks differ?  All of them know, so none has to be told."""
+        self._comparison = comparison
         self._keys = keys
         self._agreed = agreed
         self._observed: list[str] = []
         self._findings = Findings({}, [])
+        self._has_lost = np.zeros(1, np.uint8)
+        self._size = groups.everyone.size
         everyone, replicas = groups.everyone, groups.replicas
-        self._ending = Ending(everyone, key=keys.ending, rare=keys.rare)
+        self._ending = OwedCollective(lambda: everyone.all_gather(self._has_lost, key=str(keys.ending)))
         self._all_findings = OwedCollective(
             lambda: everyone.all_gather_object(self._findings, key=f"{keys.rare}/findings", wanted=Findings)
         )
@@ -130,15 +131,19 @@ class StepRun:
 
     def begin(self, step: SyncStep, tasks: asyncio.TaskGroup) -> None:
         """Start everything that need not wait for the end of the step's block."""
-        tasks.create_task(self._agree(), name="gradients/agreement")
+        tasks.create_task(self._compare(), name="gradients/agreement")
         for flow in sorted(self.flows, key=lambda flow: flow.scheme.bucket.turn):
             tasks.create_task(step.carry(flow), name=flow.name)
 
     async def end(self, step: SyncStep) -> StepOutcome:
-        """Return what became of the step, on all ranks of all groups, after all flows have run."""
+        """Return the outcome of the step, on all ranks of all groups, after all flows have run.
+
+        No rank writes gradients before this returns, and it raises on all ranks if one of them closes its run.
+        """
         self._findings = collect(flow.outcome for flow in self.flows)
+        self._has_lost[0] = bool(self._findings.lost)
         findings = [self._findings]
-        if await self._ending.run(has_lost=bool(self._findings.lost)):
+        if self._size > 1 and (await self._ending.run()).any():
             findings = await self._all_findings.run()
         outcome = step.outcome
         outcome.add(findings)
@@ -147,58 +152,24 @@ class StepRun:
             self.order = await self._order.run()
         return outcome
 
-    async def give_up(self, reason: str) -> None:
-        """Tell all ranks that wait, or will wait, for this one, that it fails for ``reason``.  Waits for nobody."""
-        await self._ending.give_up(reason)
-        for obligation in list(self._obligations()):
-            await obligation.begin_and_cancel()
-        for flow in self.flows:
-            await flow.give_up()
-
-    async def _agree(self) -> None:
-        self._keys.adopt(await self._agreement.run())
-        self._agreed.set()
-
-    def _obligations(self) -> Iterator[OwedCollective[Any]]:
-        yield from self._agreement.obligations
-        yield self._all_findings
+    def close(self) -> None:
+        """Abort, on all ranks, what this rank has not begun of the step.  Does not wait."""
+        if self._size > 1:
+            self._ending.close()
+        self._comparison.close()
+        self._all_findings.close()
         if self._observes:
-            yield self._order
+            self._order.close()
+        for flow in self.flows:
+            flow.close()
 
-
-class Ending:
-    """The last exchange of a step, over all ranks: nobody writes gradients before everybody can.
-
-    A rank that gives up says so, because others may have all that they need from it; they ask it why by a name that
-    begins with ``rare``, and hear it also if it aborts that.
-    """
-
-    def __init__(self, everyone: Communicator, *, key: Name, rare: str) -> None:
-        self._everyone = everyone
-        self._flag = np.zeros(1, np.uint8)
-        self._exchange = OwedCollective(lambda: everyone.all_gather(self._flag, key=str(key)))
-        self._reason = ""
-        self._why = OwedCollective(lambda: everyone.all_gather_object(self._reason, key=f"{rare}/why", wanted=str))
-
-    async def run(self, *, has_lost: bool) -> bool:
-        """Return whether some rank ``has_lost`` the mean of a bucket.  Raises ``PeerCancelled`` if one gave up."""
-        self._flag[0] = _LOST if has_lost else _FINE
-        if self._everyone.size == 1:
-            return has_lost
-        flags = (await self._exchange.run()).reshape(-1).tolist()
-        if _GIVEN_UP in flags:
-            rank = self._everyone.ranks[flags.index(_GIVEN_UP)]
-            text = next(filter(None, await self._why.run()), "it was cancelled")
-            raise PeerCancelled(f"rank {rank} gave up the step: {text}", rank=rank, cause=text)
-        return _LOST in flags
-
-    async def give_up(self, reason: str) -> None:
-        """Tell the others, unless they know how this rank is.  Waits for nobody."""
-        self._reason = reason
-        if self._everyone.size > 1:
-            self._flag[0] = _GIVEN_UP
-            await self._exchange.begin_and_cancel()
-            await self._why.begin_and_cancel()
+    async def _compare(self) -> None:
+        try:
+            self._keys.adopt(await self._comparison.run())
+        except SettingsDiffer:
+            self.is_refused = True
+            raise
+        self._agreed.set()
 
 
 @contextmanager
@@ -209,3 +180,39 @@ def first_error() -> Iterator[None]:
     except BaseExceptionGroup as group:
         errors = sorted(group.exceptions, key=lambda error: isinstance(error, PeerCancelled))
         raise errors[0] from errors[0].__cause__
+
+
+def propose(
+    groups: SyncGroups, keys: Keys, layout: Layout, *, number: int, micro_steps: int, is_observed: bool
+) -> Comparison:
+    """Return the comparison of a step, which is the ``number``-th, with what all other ranks are about to do."""
+    order = "known" if is_observed else "unknown"
+    step = (f"step {number} of {micro_steps} micro-steps, order of gradients {order}",)
+    if groups.is_data_parallel_only:
+        digest = digest_of((*step, layout.digest.hex()))
+        return _compare(groups, keys, {REPLICAS: (*step, *layout.lines)}, {REPLICAS: digest})
+    lines = {EVERYONE: (*step, *layout.settings), REPLICAS: layout.lines, SLICES: layout.replicated, ENDS: layout.tied}
+    return _compare(groups, keys, lines, {REPLICAS: layout.digest})
+
+
+def propose_to_measure(groups: SyncGroups, keys: Keys) -> Comparison:
+    """Return the comparison by which ranks find out whether all of them have yet to measure for ``"auto"``."""
+    return _compare(groups, keys, dict.fromkeys(groups.partitions, ("the codec auto, not measured yet",)), {})
+
+
+def refuse(groups: SyncGroups, keys: Keys, error: BaseException) -> Comparison:
+    """Return the comparison by which all others learn that this rank cannot take the step."""
+    line = (f"an error: {error}",)
+    return _compare(groups, keys, dict.fromkeys(groups.partitions, line), {})
+
+
+def _compare(groups: SyncGroups, keys: Keys, lines: Lines, digests: Mapping[str, bytes]) -> Comparison:
+    return Comparison(
+        groups.everyone,
+        lines,
+        groups.partitions,
+        digests=digests,
+        key=keys.agreement,
+        rare=keys.rare,
+        epoch=keys.epoch,
+    )

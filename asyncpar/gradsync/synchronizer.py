@@ -13,7 +13,7 @@ from typing import Any, Self
 
 from numpy.typing import NDArray
 
-from asyncpar.agreement.errors import Disagreement
+from asyncpar.agreement.errors import SettingsDiffer
 from asyncpar.codecs import Values
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.collectives.ending import telling_why
@@ -21,7 +21,7 @@ from asyncpar.collectives.offload import off_loop
 from asyncpar.collectives.task_group import CleanTaskGroup
 from asyncpar.core.config.parallel import RankMapping, ThreeDParallelismConfig
 from asyncpar.errors import NonFiniteValue, PeerError, UsageError
-from asyncpar.gradsync import phases
+from asyncpar.gradsync import bucket_run
 from asyncpar.gradsync.bucket_run import BucketFlow, FlowSettings, ThreadTurns
 from asyncpar.gradsync.config import GradientBucketingConfig, GradientCompressionConfig, NonFinitePolicy
 from asyncpar.gradsync.groups import HostGroups, make_groups
@@ -30,9 +30,8 @@ from asyncpar.gradsync.layout import Layout
 from asyncpar.gradsync.layout_cache import LayoutCache, SyncSettings
 from asyncpar.gradsync.model import Accumulation, HasGradient, ModelShards, Parameters, parameters_by_name
 from asyncpar.gradsync.outcome import StepOutcome
-from asyncpar.gradsync.proposal import propose, propose_to_measure, refuse
 from asyncpar.gradsync.statistics import SyncMemory, SyncStatistics, SyncTraffic
-from asyncpar.gradsync.step import StepRun, SyncStep, first_error
+from asyncpar.gradsync.step import StepRun, SyncStep, first_error, propose, propose_to_measure, refuse
 
 
 class GradientSynchronizer:
@@ -151,14 +150,13 @@ class GradientSynchronizer:
                                 raise
                             step.finish()
                     await run.end(step)
-                except Disagreement:
-                    step.close()
-                    self._layouts.start_over()
-                    raise
                 except BaseException as error:
-                    why.take(error)
                     step.close()
-                    await run.give_up(why.text)
+                    if run.is_refused:
+                        self._layouts.start_over()
+                    else:
+                        why.take(error)
+                        run.close()
                     raise
             if not self._skips(step.outcome):
                 step.record.count(SyncTraffic.read(layout.communicators) - before, least_bytes=layout.least_bytes)
@@ -292,28 +290,28 @@ class GradientSynchronizer:
         """
         try:
             if self._layouts.must_measure:
-                agreement = propose_to_measure(self._groups, self._keys)
+                comparison = propose_to_measure(self._groups, self._keys)
                 self._keys.has_agreed = True
-                self._keys.adopt(await agreement.run())
+                self._keys.adopt(await comparison.run())
             resolved = await self._layouts.resolve(f"{self._keys.rare}/auto")
             by_name = parameters_by_name(parameters)
             self._accumulation.check(by_name)
             return by_name, self._layouts.lay_out(by_name, resolved)
-        except Disagreement:
+        except SettingsDiffer:
             self._layouts.start_over()
             raise
         except UsageError as error:
             await self._refuse(error)
             raise
         except BaseException as error:
-            await refuse(self._groups, self._keys, error).give_up()
+            refuse(self._groups, self._keys, error).close()
             raise
 
     async def _refuse(self, error: UsageError) -> None:
         """Tell the other ranks that this one cannot take the step."""
         try:
             await refuse(self._groups, self._keys, error).run()
-        except Disagreement:
+        except SettingsDiffer:
             self._layouts.start_over()
         except PeerError as lost:
             error.add_note(f"the other ranks could not be told: {lost}")
@@ -323,7 +321,7 @@ class GradientSynchronizer:
         agreed = asyncio.Event()
         settings = FlowSettings(
             groups=self._groups,
-            packing=phases.Packing(
+            packing=bucket_run.Packing(
                 parameters=by_name,
                 accumulated=self._accumulation.sums,
                 micro_steps=self._accumulation.micro_steps + 1,
@@ -343,7 +341,7 @@ class GradientSynchronizer:
             )
             for scheme in layout.schemes
         ]
-        agreement = propose(
+        comparison = propose(
             self._groups,
             self._keys,
             layout,
@@ -352,7 +350,7 @@ class GradientSynchronizer:
             is_observed=self._layouts.is_observed,
         )
         return StepRun(
-            agreement,
+            comparison,
             flows,
             self._groups,
             keys=self._keys,
@@ -384,7 +382,7 @@ class GradientSynchronizer:
                 self._layouts.observe(run.order)
 
     def _write(self, run: StepRun, by_name: Parameters) -> None:
-        write = phases.unpack_as_views if self._bucketing.gradient_as_bucket_view else phases.unpack
+        write = bucket_run.unpack_as_views if self._bucketing.gradient_as_bucket_view else bucket_run.unpack
         for flow in run.flows:
             write(flow.scheme, by_name, factor=flow.scheme.factor(flow.outcome.contributors))
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from asyncpar.agreement.comparison import compare
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.errors import UsageError
 from asyncpar.gradsync import HostGroups
-from asyncpar.gradsync.agreement import Agreement
 from asyncpar.multinode.config import MultiNodeConfig
 
 
@@ -41,23 +41,9 @@ async def check_world(config: MultiNodeConfig, world: Communicator, settings: tu
     """
     problem = misfit(config, world)
     lines = (*config.describe(), *settings, "its place in the world" if problem is None else f"an error: {problem}")
-    await agree(world, lines, key=key)
+    await compare(world, lines, key=key)
     if problem is not None:
         raise UsageError(problem)
-
-
-async def agree(world: Communicator, lines: tuple[str, ...], *, key: str) -> None:
-    """Raise ``Disagreement``, on every rank, unless all pass equal ``lines``; it names the first difference."""
-    await agreement(world, lines, key=key, rare=f"{key}/differences").run()
-
-
-def agreement(world: Communicator, lines: tuple[str, ...], *, key: str, rare: str) -> Agreement:
-    """Return the comparison that ``agree`` makes, for those who may have to give it up.
-
-    ``rare`` is a name for the lines themselves, which travel where ranks differ.
-    """
-    everyone = {"everyone": (tuple(range(world.size)),)}
-    return Agreement(world, everyone, {"everyone": lines}, key=key, rare=rare)
 
 
 def misfit(config: MultiNodeConfig, world: Communicator) -> str | None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from asyncpar.agreement.errors import Disagreement
+from asyncpar.agreement.comparison import ALL, Comparison
+from asyncpar.agreement.errors import SettingsDiffer
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.errors import UsageError
-from asyncpar.multinode.groups import agreement
 
 
 class MicroStepRoll:
@@ -32,20 +32,20 @@ class MicroStepCall:
     """One comparison."""
 
     def __init__(self, world: Communicator, count: int, line: str, *, key: str, rare: str) -> None:
-        self._agreement = agreement(world, (line,), key=key, rare=rare)
+        self._comparison = Comparison(world, {ALL: (line,)}, key=key, rare=rare)
         self._count = count
-        self._difference: Disagreement | None = None
+        self._difference: SettingsDiffer | None = None
 
     async def run(self) -> None:
         """Find out.  A difference is kept for ``check``: all ranks know it, so all can end what is under way."""
         try:
-            await self._agreement.run()
-        except Disagreement as difference:
+            await self._comparison.run()
+        except SettingsDiffer as difference:
             self._difference = difference
 
-    async def give_up(self) -> None:
-        """Tell the others that this rank does not take the step.  Waits for nobody."""
-        await self._agreement.give_up()
+    def close(self) -> None:
+        """Abort the comparison on all ranks, unless it is over.  Does not wait."""
+        self._comparison.close()
 
     def check(self) -> None:
         """Raise ``UsageError``, on every rank, unless all ranks have done the same, and one micro-step at least."""

@@ -3,27 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from asyncpar.agreement.owed import OwedCollective
 from asyncpar.collectives.arrays import collective_reduction
+from asyncpar.collectives.call import Call
 from asyncpar.collectives.offload import off_loop
+from asyncpar.gradsync.schemes import ReductionStep
 from asyncpar.multinode.groups import NodeGroups
 from asyncpar.zero.buffers import BufferPool, Loans
 from asyncpar.zero.feedback import RowFeedback
 from asyncpar.zero.partition import Rows
 from asyncpar.zero.row_sum import CompressedSum, ReplicaSums, RowSum, RowSums
-
-
-@dataclass(frozen=True, slots=True)
-class _ReductionStep:
-    """Work, then a collective."""
-
-    work: Callable[[], None] | None
-    exchange: OwedCollective[Any]
 
 
 class NodeSums(RowSums):
@@ -80,50 +72,44 @@ class NodeSum(RowSum):
         self._reduction.load(self.rows, self.rows, self._communicator.size)
 
     def begin(self, key: str) -> Coroutine[Any, Any, Any]:
-        return self._go(self._steps(key))
+        steps = self._steps(key)
+        return Call(self._run(steps), lambda: _abort(steps))
 
     def settle(self) -> None:
         self._reduction.finish(self.row[0], self._communicator.size)
 
-    async def _go(self, steps: list[_ReductionStep]) -> None:
+    async def _run(self, steps: list[ReductionStep]) -> None:
         try:
             for step in steps:
                 if step.work is not None:
                     await off_loop(step.work, nbytes=self.rows.nbytes)
-                await step.exchange.run()
+                await step.run()
         except BaseException:
-            self._abort(steps)
+            _abort(steps)
             raise
-
-    def give_up(self, key: str) -> None:
-        self._abort(self._steps(key))
 
     def close(self, *, is_over: bool) -> None:
         if self._between is not None:
             self._between.close(is_over=is_over)
         self._loans.close(is_over=is_over)
 
-    def _abort(self, steps: list[_ReductionStep]) -> None:
-        """Abort all ``steps`` that have not begun."""
-        for step in steps:
-            step.exchange.close()
-
-    def _steps(self, key: str) -> list[_ReductionStep]:
+    def _steps(self, key: str) -> list[ReductionStep]:
         """Return what this rank has to do with others; those that are not the first of their node have no more."""
         node, between = self._node, self._between
-        inside = OwedCollective(lambda: node.reduce(self.rows, root=0, out=self._total, key=f"{key}/node"))
+        inside = ReductionStep(None, lambda: node.reduce(self.rows, root=0, out=self._total, key=f"{key}/node"))
         if between is None:
-            back = OwedCollective(lambda: node.scatter(out=self.row[0], key=f"{key}/back"))
-            return [_ReductionStep(None, inside), _ReductionStep(None, back)]
-        exchange = OwedCollective(lambda: between.begin(f"{key}/leaders"))
-        back = OwedCollective(
-            lambda: node.scatter(between.row.reshape(node.size, -1), out=self.row[0], key=f"{key}/back")
-        )
-        return [
-            _ReductionStep(None, inside),
-            _ReductionStep(between.prepare, exchange),
-            _ReductionStep(between.settle, back),
-        ]
+            return [inside, ReductionStep(None, lambda: node.scatter(out=self.row[0], key=f"{key}/back"))]
+
+        def scatter() -> Coroutine[Any, Any, Any]:
+            return node.scatter(between.row.reshape(node.size, -1), out=self.row[0], key=f"{key}/back")
+
+        exchange = ReductionStep(between.prepare, lambda: between.begin(f"{key}/leaders"))
+        return [inside, exchange, ReductionStep(between.settle, scatter)]
+
+
+def _abort(steps: list[ReductionStep]) -> None:
+    for step in steps:
+        step.close()
 
 
 Intervals = list[tuple[float, float]]
@@ -163,9 +149,6 @@ class TimedSum(RowSum):
 
     def begin(self, key: str) -> Coroutine[Any, Any, Any]:
         return self._inner.begin(key)
-
-    def give_up(self, key: str) -> None:
-        self._inner.give_up(key)
 
     def settle(self) -> None:
         self._inner.settle()

@@ -6,13 +6,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 
+from asyncpar.agreement.comparison import compare
 from asyncpar.backends import BackendConfig, CommunicationBackend, CommunicationRuntime
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.errors import UsageError
 from asyncpar.multinode.config import MultiNodeConfig
 from asyncpar.multinode.flow import StepFlow
 from asyncpar.multinode.gradient_buffer import GradientIntake
-from asyncpar.multinode.groups import NodeGroups, agree
+from asyncpar.multinode.groups import NodeGroups
 from asyncpar.nn import Parameter
 from asyncpar.nn.half import stored_value
 from asyncpar.nn.optimizers import distinct
@@ -28,7 +29,7 @@ async def register(parameters: Iterable[Parameter], groups: NodeGroups, *, key: 
     problem = _problem(given)
     chosen = () if problem is not None else distinct(given)
     lines = tuple(_describe(parameter) for parameter in chosen)
-    await agree(groups.world, (*lines, *([] if problem is None else [f"an error: {problem}"])), key=key)
+    await compare(groups.world, (*lines, *([] if problem is None else [f"an error: {problem}"])), key=key)
     if problem is not None:
         raise UsageError(problem)
     await _broadcast(chosen, groups, key=f"{key}/values")

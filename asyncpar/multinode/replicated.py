@@ -72,7 +72,7 @@ class ReplicatedFlow(StepFlow):
                 intake.fill()
                 await call.run()
         except BaseException:
-            await call.give_up()
+            call.close()
             raise
         self._traffic.end(intake.buffer.nbytes)
         call.check()

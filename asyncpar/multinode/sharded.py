@@ -81,7 +81,7 @@ class ShardedFlow(StepFlow):
             await self._engine.reduce()
         except BaseException:
             await self._break("synchronization")
-            await call.give_up()
+            call.close()
             raise
         nbytes = sum(self._engine.partition.bucket_nbytes(bucket) for bucket in self._engine.partition.buckets)
         self._traffic.end(nbytes // 2)  # a reduce-scatter sends half of what an all-reduce does

@@ -9,6 +9,7 @@ from typing import TypeVar
 
 import numpy as np
 
+from asyncpar.agreement.ballot import Ballot
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.errors import AsyncparError, UsageError
 from asyncpar.gradsync import (
@@ -17,7 +18,6 @@ from asyncpar.gradsync import (
     GradientSynchronizer,
     NonFinitePolicy,
 )
-from asyncpar.parallel.ballot import Ballot
 from asyncpar.parallel.config import DDPConfig
 from asyncpar.parallel.joining import Joining
 from asyncpar.parallel.local_gradients import LocalGradients
@@ -128,7 +128,7 @@ class GradientAveraging:
             while await joining.call_roll(is_active=False):
                 await self._shadow(worker, on_shadow)
         except BaseException:
-            await joining.give_up()
+            joining.close()
             raise
         finally:
             self._joining = None

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from asyncpar.agreement.ballot import Ballot
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.errors import AsyncparError
-from asyncpar.parallel.ballot import Ballot
 
 
 class Joining:
@@ -48,10 +48,10 @@ class Joining:
         """Return what to multiply the mean over all ranks with to get that over the ranks of the divisor."""
         return 1.0 if self._by_initial_size else self._communicator.size / len(self._active)
 
-    async def give_up(self) -> None:
-        """Tell the others that this rank will not come to the next roll-call, unless a failed round has told them."""
+    def close(self) -> None:
+        """Abort the next roll-call on all ranks, unless a failed round has told them already.  Does not wait."""
         if not self.is_broken:
-            await self._ballot().give_up()
+            self._ballot().close()
 
     def _ballot(self) -> Ballot:
         return Ballot(self._communicator, count=self._communicator.size + 1, key=self._key)

@@ -7,10 +7,10 @@ from typing import TypeVar
 
 import numpy as np
 
+from asyncpar.agreement.ballot import Ballot
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.errors import UsageError
 from asyncpar.gradsync import GradientSynchronizer, StepOutcome
-from asyncpar.parallel.ballot import Ballot
 from asyncpar.parallel.config import DDPConfig
 from asyncpar.parallel.local_gradients import LocalGradients
 from asyncpar.parallel.module import Array, OnGradient, Trainable
@@ -67,7 +67,7 @@ class GradientRounds:
         except BaseException:
             self._put_back(kept, kept)
             if ballot is not None:
-                await ballot.give_up()
+                ballot.close()
             raise
         self.outcome = step.outcome
         self._put_back(kept, kept if step.outcome.is_skipped else unused)

@@ -13,14 +13,15 @@ on any rank all go on with messages of another group, so that what is left of th
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 
-from asyncpar.agreement.errors import PipelineMismatch
+from asyncpar.agreement.errors import SettingsDiffer
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.errors import UsageError
 from asyncpar.nn.parameter import OnGradient
@@ -31,7 +32,6 @@ from asyncpar.pipeline.errors import principal_of
 from asyncpar.pipeline.execution import Compute, Load, LossFunction, PipelineRun, RankStages
 from asyncpar.pipeline.mail import RECEIVE_AHEAD, Array, make_tags
 from asyncpar.pipeline.offload.manager import MemoryManager
-from asyncpar.pipeline.opening import Opening, find_mismatch
 from asyncpar.pipeline.operation import OperationKind, PipelineOp
 from asyncpar.pipeline.result import PipelineResult
 from asyncpar.pipeline.schedule import Schedule
@@ -39,7 +39,7 @@ from asyncpar.pipeline.schedule import Schedule
 _OF_INFERENCE = (OperationKind.FORWARD, OperationKind.SEND_ACTIVATION, OperationKind.RECV_ACTIVATION)
 
 
-class _Disagreement(Exception):  # noqa: N818
+class _Mismatch(Exception):  # noqa: N818
     """All ranks know that they do not fit together: nobody needs to be told."""
 
 
@@ -200,11 +200,11 @@ class PipelineExecutor:
             self._memory.clear()
             self._is_running = False
         if mismatch is not None:
-            raise PipelineMismatch(str(mismatch))
+            raise SettingsDiffer(str(mismatch))
         return execution
 
-    def _opening(self, method: str, problem: str | None) -> Opening:
-        return Opening(
+    def _opening(self, method: str, problem: str | None) -> PipelineOpening:
+        return PipelineOpening(
             name=self._name,
             method=method,
             schedule=self.schedule.name,
@@ -214,26 +214,26 @@ class PipelineExecutor:
             problem=problem,
         )
 
-    async def _try(self, execution: PipelineRun, opening: Opening) -> _Disagreement | None:
+    async def _try(self, execution: PipelineRun, opening: PipelineOpening) -> _Mismatch | None:
         """Run it; return, instead of raising, what all ranks know alike."""
         topic = self._next_topic()
 
         async def agree() -> Communicator:
             said = await self._alarm.exchange(topic, asdict(opening), self._group.ranks)
-            return self._messages_of([Opening(**one) for one in said])
+            return self._messages_of([PipelineOpening(**one) for one in said])
 
         try:
             if opening.problem is not None:
                 await agree()
             else:
                 await execution.run(agree)
-        except _Disagreement as found:
+        except _Mismatch as found:
             return found
         except BaseExceptionGroup as group:
-            failure = principal_of(group.subgroup(_Disagreement) or group)
+            failure = principal_of(group.subgroup(_Mismatch) or group)
         else:
             return None
-        if isinstance(failure, _Disagreement):
+        if isinstance(failure, _Mismatch):
             return failure
         raise failure
 
@@ -244,13 +244,50 @@ class PipelineExecutor:
         self._runs = (self._alarm.block, runs)
         return f"run {runs} of pipeline {self._group.group:x}"
 
-    def _messages_of(self, openings: Sequence[Opening]) -> Communicator:
+    def _messages_of(self, openings: Sequence[PipelineOpening]) -> Communicator:
         """Return the group for the messages of this run."""
         mismatch = find_mismatch(openings, self._group.ranks)
         if mismatch is not None:
-            raise _Disagreement(mismatch)
+            raise _Mismatch(mismatch)
         agreed = max(opening.attempt for opening in openings)
         self._attempt = agreed + 1
         group = self._group.subgroup(range(self._group.size), name=self._group.name, key=f"attempt {agreed}")
         assert group is not None, "this rank is in its own group"
         return group
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipelineOpening:
+    """What one rank is about to do, by the executor ``name``: ``problem`` says why it cannot.
+
+    ``attempt`` is larger than that of earlier runs if the last one failed here: messages of it may be under way.
+    """
+
+    name: str
+    method: str
+    schedule: str
+    micro_batches: int
+    digest: str
+    attempt: int
+    problem: str | None
+
+    @property
+    def plan(self) -> str:
+        """What must be equal on all ranks, in words."""
+        what = f"{self.method} of {self.schedule}, {self.micro_batches} micro-batches"
+        return f"{what} (digest {self.digest}) by {self.name!r}"
+
+
+def find_mismatch(openings: Sequence[PipelineOpening], ranks: Sequence[int]) -> str | None:
+    """Return what does not fit together, None if all does; ``ranks`` are the numbers to use in the message."""
+    plans = [opening.plan for opening in openings]
+    common, _ = Counter(plans).most_common(1)[0]
+    different = [f"rank {rank} has {plan}" for rank, plan in zip(ranks, plans, strict=True) if plan != common]
+    if different:
+        others = [str(rank) for rank, plan in zip(ranks, plans, strict=True) if plan == common]
+        who = "rank" if len(others) == 1 else "ranks"
+        return (
+            f"schedule: expected the same on all ranks, but {'; '.join(different)}; {who} {', '.join(others)}: {common}"
+        )
+    problems = [f"rank {rank}: {one.problem}" for rank, one in zip(ranks, openings, strict=True) if one.problem]
+    return "; ".join(problems) or None

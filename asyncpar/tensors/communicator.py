@@ -9,13 +9,13 @@ from typing import Any, Self, TypeAlias
 import numpy as np
 from numpy.typing import DTypeLike
 
+from asyncpar.agreement.joint_call import Joint, join
 from asyncpar.backends.backend import CommunicationBackend
 from asyncpar.backends.config import BackendConfig
 from asyncpar.backends.runtime import CommunicationRuntime
 from asyncpar.collectives.arrays import Array, check_array, check_rank, check_writable, reduction_for
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.errors import UsageError
-from asyncpar.tensors.agreement import Joint, join
 from asyncpar.tensors.partition import check_shape, check_split_dim, rows_along, tensor_of_rows
 
 

@@ -6,13 +6,13 @@ from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any
 
+from asyncpar.agreement.joint_call import then
 from asyncpar.agreement.settings import compare_settings
 from asyncpar.backends.config import BackendConfig
 from asyncpar.backends.runtime import CommunicationRuntime
 from asyncpar.collectives.arrays import Array
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.errors import UsageError
-from asyncpar.tensors.agreement import then
 from asyncpar.tensors.communicator import TensorCommunicator, create_communicator
 from asyncpar.tensors.config import ModelParallelConfig
 from asyncpar.tensors.distributed import DistributedTensor, gather

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
+from asyncpar.agreement.joint_call import Extent, Joint, join, then
 from asyncpar.collectives.arrays import Array, check_array
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.core.config.slicing import TensorSlice, ceil_chunks
 from asyncpar.errors import UsageError
-from asyncpar.tensors.agreement import Extent, Joint, join, then
 from asyncpar.tensors.communicator import AnyCommunicator, plain_communicator
 from asyncpar.tensors.partition import (
     TensorPartition,

@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 
 from numpy.typing import NDArray
 
+from asyncpar.agreement.comparison import compare
 from asyncpar.codecs import Values
 from asyncpar.collectives.bridge import LoopBridge
 from asyncpar.collectives.communicator import Communicator
@@ -28,7 +29,6 @@ from asyncpar.errors import PeerError, UsageError
 from asyncpar.nn.optimizers import Rule, all_finite, combined, distinct, squared_norm
 from asyncpar.nn.parameter import Array, Parameter
 from asyncpar.nn.stage import Stage
-from asyncpar.zero.agreement import agree, describe
 from asyncpar.zero.config import ZeROConfig
 from asyncpar.zero.exchanges import NormExchange, StepAgreement, spoiled
 from asyncpar.zero.memory import TransientBytes, ZeROMemoryStats
@@ -38,7 +38,7 @@ from asyncpar.zero.recovery import Names, Recovery, torn
 from asyncpar.zero.reducer import Reducer
 from asyncpar.zero.reduction import make_means
 from asyncpar.zero.row_sum import RowSums
-from asyncpar.zero.share import StatePiece, pieces_of, restore_pieces
+from asyncpar.zero.share import StatePiece, describe, pieces_of, restore_pieces
 from asyncpar.zero.step_state import Phase, StepState
 from asyncpar.zero.stepping import Update, gather_values
 
@@ -134,7 +134,7 @@ class ZeroEngine:
         )
         self.communicator.claim(self._name, self)
         try:
-            await agree(lines, self.communicator, key=f"{self._names.prefix}/prepare")
+            await compare(self.communicator, lines, key=f"{self._names.prefix}/prepare")
         except BaseException:
             self.communicator.release(self._name, self)
             raise
@@ -340,7 +340,7 @@ class ZeroEngine:
         gatherer = self._check_sharded("gather")
         chosen = self._choose(names)
         async with self._recovery.all_or_none("gather"):
-            await agree([str(chosen)], self.communicator, key=f"{self._means.key()}/gather")
+            await compare(self.communicator, [str(chosen)], key=f"{self._means.key()}/gather")
         unit = ParameterUnit("named", chosen, self._means)
         gatherer.check_room(unit)
         async with self._recovery.all_or_none("gather"):

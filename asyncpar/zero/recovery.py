@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from asyncpar.agreement.errors import Disagreement
+from asyncpar.agreement.errors import SettingsDiffer
 from asyncpar.agreement.owed import OwedCollective
 from asyncpar.errors import PeerError
 from asyncpar.zero.errors import StepTorn
@@ -52,7 +52,7 @@ class Recovery:
         """What fails in this block is to fail on all replicas."""
         try:
             yield
-        except Disagreement:  # which all of them raise
+        except SettingsDiffer:  # all replicas raise it
             raise
         except BaseException as error:
             await self.break_off(f"{what}: {str(error) or type(error).__name__}")

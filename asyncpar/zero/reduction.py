@@ -63,9 +63,7 @@ class BucketReduction:
         self._contributions = contributions
         self._loans = Loans(means.pool)
         self._sum: RowSum | None = None
-        self.owed: list[OwedCollective[Any]] = [
-            OwedCollective(lambda: self._opened().begin(self._key()), lambda: self._opened().give_up(self._key()))
-        ]
+        self.owed: list[OwedCollective[Any]] = [OwedCollective(lambda: self._opened().begin(self._key()))]
         if not means.config.stage.shards_states:
             self.owed.append(OwedCollective(self._gather))
 

@@ -40,18 +40,11 @@ class RowSum(ABC):
 
     @abstractmethod
     def begin(self, key: str) -> Coroutine[Any, Any, Any]:
-        """Return the collective, which meets by ``key``."""
+        """Return the collective with the key ``key``; ended before it is awaited, it is aborted on all ranks."""
 
     @abstractmethod
     def settle(self) -> None:
         """Make ``row`` of what has come."""
-
-    def give_up(self, key: str) -> None:
-        """Abort, on all ranks, what ``begin`` would have begun.  Waits for nobody, and sends nothing of the rows.
-
-        Enough where ``begin`` returns a call of a communicator; what makes several must override it.
-        """
-        self.begin(key).close()
 
     def close(self, *, is_over: bool) -> None:  # noqa: B027
         """Give back memory; unless all ``is_over``, others may still read it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +15,7 @@ from asyncpar.nn.half import stored_dtype, stored_value
 from asyncpar.nn.optimizers import MASTER, FlatRange, Rule
 from asyncpar.nn.parameter import Array, Parameter
 from asyncpar.zero.config import ZeROStage
+from asyncpar.zero.partition import Spec
 
 
 class Share:
@@ -233,3 +235,11 @@ def restore_pieces(shares: Iterable[Share], arrays: Mapping[tuple[str, str], Arr
 def _arrays(share: Share) -> dict[str, Array]:
     states = {kind: array for kind, array in share.range.arrays().items() if kind != MASTER}
     return {VALUE: share.range.exact(share.value), **states}
+
+
+def describe(specs: Iterable[Spec], parameters: Iterable[Parameter]) -> list[str]:
+    """Return a line for each parameter, with a checksum of its values."""
+    return [
+        f"{spec} with values of checksum {zlib.crc32(stored_value(parameter).reshape(-1).view(np.uint8).data):08x}"
+        for spec, parameter in zip(specs, parameters, strict=True)
+    ]

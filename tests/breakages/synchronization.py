@@ -14,7 +14,7 @@ from asyncpar.agreement.owed import OwedCollective
 from asyncpar.collectives.arrays import Reduction
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.core.config.parallel import RankMapping, ThreeDParallelismConfig
-from asyncpar.gradsync import choice, phases, synchronizer
+from asyncpar.gradsync import bucket_run, choice, synchronizer
 from asyncpar.gradsync.groups import HostGroups, SyncGroups, make_groups, split_by_host
 from asyncpar.gradsync.keys import Name
 from asyncpar.gradsync.model import Accumulation, HasGradient, Parameters, parameters_by_name
@@ -62,7 +62,7 @@ async def _take_micro_steps(rank: Rank) -> None:
 
 
 def sum_all_slices(patch: pytest.MonkeyPatch) -> None:
-    right = phases.tensor_parallel_phase
+    right = bucket_run.tensor_parallel_phase
 
     def wrong(scheme: Scheme, groups: SyncGroups, key: Name) -> OwedCollective[Any] | None:
         tp = groups.tp
@@ -70,7 +70,7 @@ def sum_all_slices(patch: pytest.MonkeyPatch) -> None:
             return right(scheme, groups, key)
         return OwedCollective(lambda: tp.all_reduce(scheme.payload, key=str(key)))
 
-    patch.setattr(phases, "tensor_parallel_phase", wrong)
+    patch.setattr(bucket_run, "tensor_parallel_phase", wrong)
 
 
 def leave_out_down_projections(patch: pytest.MonkeyPatch) -> None:
@@ -96,7 +96,7 @@ def drop_what_was_reduced(patch: pytest.MonkeyPatch) -> None:
     def wrong(scheme: Scheme, parameters: Parameters, *, factor: float) -> None:
         """Write nothing back."""
 
-    patch.setattr(phases, "unpack", wrong)
+    patch.setattr(bucket_run, "unpack", wrong)
 
 
 def forget_the_mean_over_ranks(patch: pytest.MonkeyPatch) -> None:
@@ -104,13 +104,13 @@ def forget_the_mean_over_ranks(patch: pytest.MonkeyPatch) -> None:
 
 
 def forget_the_mean_over_micro_steps(patch: pytest.MonkeyPatch) -> None:
-    right = phases.pack
+    right = bucket_run.pack
 
-    def wrong(scheme: Scheme, packing: phases.Packing) -> None:
+    def wrong(scheme: Scheme, packing: bucket_run.Packing) -> None:
         right(scheme, packing)
         scheme.payload[...] *= packing.micro_steps
 
-    patch.setattr(phases, "pack", wrong)
+    patch.setattr(bucket_run, "pack", wrong)
 
 
 def take_the_mean_twice(patch: pytest.MonkeyPatch) -> None:

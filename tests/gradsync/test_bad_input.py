@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pytest
 
+from asyncpar.collectives.call import Call
 from asyncpar.core.config.placement import UNPLACED, Placement
 from asyncpar.errors import AsyncparError, PeerCancelled, ProtocolError, UsageError
 from asyncpar.gradsync import GradientBucketingConfig
@@ -191,14 +192,18 @@ class Corrupting:
         if name != self._operation:
             return attribute
 
-        async def corrupt(x: Array, *arguments: Any, **options: Any) -> Any:
-            result = await attribute(x, *arguments, **options)
-            if self._row >= 0 and result.dtype == np.uint8 and result.ndim == 2 and result.shape[1] != AGREEMENT:
-                result[self._row, 4:] = 0xFF
-                self._row = -1
-            return result
+        def corrupt(x: Array, *arguments: Any, **options: Any) -> Coroutine[Any, Any, Any]:
+            call = attribute(x, *arguments, **options)
+            return Call(self._corrupt(call), call.close)
 
         return corrupt
+
+    async def _corrupt(self, call: Coroutine[Any, Any, Any]) -> Any:
+        result = await call
+        if self._row >= 0 and result.dtype == np.uint8 and result.ndim == 2 and result.shape[1] != AGREEMENT:
+            result[self._row, 4:] = 0xFF
+            self._row = -1
+        return result
 
 
 @pytest.mark.parametrize("codec", ["int8", "int4", "sign", "topk:0.1", "topk:0.1+int8"])
@@ -237,8 +242,12 @@ class Flipping:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._communicator, name)
 
-    async def all_reduce(self, x: Array, *arguments: Any, **options: Any) -> Array:
-        result: Array = await self._communicator.all_reduce(x, *arguments, **options)
+    def all_reduce(self, x: Array, *arguments: Any, **options: Any) -> Coroutine[Any, Any, Array]:
+        call = self._communicator.all_reduce(x, *arguments, **options)
+        return Call(self._flip(call), call.close)
+
+    async def _flip(self, call: Coroutine[Any, Any, Array]) -> Array:
+        result = await call
         if self._is_due:
             self._is_due = False
             result[...] = np.nan

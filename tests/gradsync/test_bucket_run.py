@@ -9,7 +9,6 @@ from functools import partial
 
 import numpy as np
 
-from asyncpar.agreement.owed import OwedCollective
 from asyncpar.collectives.offload import INLINE_BYTES
 from asyncpar.gradsync import GradientSpec, plan_buckets
 from asyncpar.gradsync.bucket_run import BucketRun, ThreadTurns
@@ -82,7 +81,7 @@ async def test_times_tell_work_before_the_first_message_from_work_behind_it_and_
     async def message() -> None:
         seen.append(f"message with {run.times.sending > 0} {run.times.receiving > 0}")
 
-    step = ReductionStep(say("encode"), OwedCollective(message))
+    step = ReductionStep(say("encode"), message)
     await run.take([step, step], before=say("pack"), after=say("unpack"))
     assert seen == ["pack", "encode", "message with True False", "encode", "message with True True", "unpack"]
     assert run.times.exchanging > 0

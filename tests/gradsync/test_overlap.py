@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
 import pytest
 
+from asyncpar.collectives.call import Call
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.core.config.parallel import RankMapping, ThreeDParallelismConfig
 from asyncpar.gradsync import (
@@ -41,17 +42,23 @@ class SlowWire:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._communicator, name)
 
-    async def all_reduce(self, x: Array, *arguments: Any, **options: Any) -> Array:
-        await self._carry(x.nbytes)
-        return await self._communicator.all_reduce(x, *arguments, **options)
+    def all_reduce(self, x: Array, *arguments: Any, **options: Any) -> Coroutine[Any, Any, Array]:
+        return self._after_the_wire(x, self._communicator.all_reduce(x, *arguments, **options))
 
-    async def all_to_all(self, x: Array, *arguments: Any, **options: Any) -> Array:
-        await self._carry(x.nbytes)
-        return await self._communicator.all_to_all(x, *arguments, **options)
+    def all_to_all(self, x: Array, *arguments: Any, **options: Any) -> Coroutine[Any, Any, Array]:
+        return self._after_the_wire(x, self._communicator.all_to_all(x, *arguments, **options))
 
-    async def all_gather(self, x: Array, *arguments: Any, **options: Any) -> Array:
-        await self._carry(x.nbytes)
-        return await self._communicator.all_gather(x, *arguments, **options)
+    def all_gather(self, x: Array, *arguments: Any, **options: Any) -> Coroutine[Any, Any, Array]:
+        return self._after_the_wire(x, self._communicator.all_gather(x, *arguments, **options))
+
+    def _after_the_wire(self, x: Array, call: Coroutine[Any, Any, Array]) -> Coroutine[Any, Any, Array]:
+        """Return ``call``, delayed; ended before it begins, it is aborted on all ranks like any call."""
+
+        async def delayed() -> Array:
+            await self._carry(x.nbytes)
+            return await call
+
+        return Call(delayed(), call.close)
 
     async def _carry(self, count: int) -> None:
         if count > FREE_BYTES:

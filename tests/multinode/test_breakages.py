@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from asyncpar.collectives.communicator import Communicator
-from asyncpar.gradsync import phases
+from asyncpar.gradsync import bucket_run
 from asyncpar.gradsync.schemes import Scheme
 from asyncpar.multinode import GradientSyncBuffer, MultiNodeConfig, registration
 from asyncpar.multinode.gradient_buffer import GradientIntake
@@ -71,7 +71,7 @@ def the_mean_over_ranks_is_taken_twice(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def the_result_of_the_reduction_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that every rank applies gradients of its own, too."""
-    monkeypatch.setattr(phases, "unpack", lambda *arguments, **settings: None)
+    monkeypatch.setattr(bucket_run, "unpack", lambda *arguments, **settings: None)
 
 
 def the_values_of_rank_0_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncpar.agreement.owed import OwedCollective
 from asyncpar.codecs import Bytes, Codec, Values
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.errors import NonFiniteValue
@@ -25,7 +24,6 @@ from asyncpar.gradsync.keys import Name
 from asyncpar.gradsync.plan import Bucket
 from asyncpar.gradsync.schemes.lossy import (
     FINE,
-    GIVEN_UP,
     NON_FINITE,
     Lossy,
     are_fine,
@@ -67,12 +65,8 @@ class ShardedReduce(Lossy):
         self._drawn = self._codec.at(*place)
         exchange, gather = self._communicator.all_to_all, self._communicator.all_gather
         return [
-            ReductionStep(
-                self.encode, OwedCollective(lambda: exchange(self.outgoing, out=self.incoming, key=f"{key}/shards"))
-            ),
-            ReductionStep(
-                self.sum_owned, OwedCollective(lambda: gather(self.owned, out=self.incoming, key=f"{key}/sums"))
-            ),
+            ReductionStep(self.encode, lambda: exchange(self.outgoing, out=self.incoming, key=f"{key}/shards")),
+            ReductionStep(self.sum_owned, lambda: gather(self.owned, out=self.incoming, key=f"{key}/sums")),
         ]
 
     def encode(self) -> None:
@@ -93,7 +87,7 @@ class ShardedReduce(Lossy):
 
     def sum_owned(self) -> None:
         """Add the incoming rows in the order of ranks and encode the sum, or say that it is not finite."""
-        self.is_finite = are_fine(self.incoming, self.bucket)
+        self.is_finite = are_fine(self.incoming)
         if not self.is_finite:
             set_status(self.owned, NON_FINITE)
             return
@@ -111,16 +105,11 @@ class ShardedReduce(Lossy):
 
     def settle(self) -> None:
         """Decode the sums of all owners; nothing is lost after that."""
-        self.is_finite = are_fine(self.incoming, self.bucket)
+        self.is_finite = are_fine(self.incoming)
         if not self.is_finite:
             return
         for rank in range(self.size):
             self._decode(rank, self.result[self._of(rank)], adds=False)
-
-    def poison(self) -> None:
-        super().poison()
-        set_status(self.outgoing, GIVEN_UP)
-        set_status(self.owned, GIVEN_UP)
 
     def buffers(self) -> Iterator[NDArray[Any]]:
         yield from super().buffers()

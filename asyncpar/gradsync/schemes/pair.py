@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncpar.agreement.owed import OwedCollective
 from asyncpar.codecs import Bytes, Codec
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.errors import NonFiniteValue
@@ -21,7 +20,6 @@ from asyncpar.gradsync.keys import Name
 from asyncpar.gradsync.plan import Bucket
 from asyncpar.gradsync.schemes.lossy import (
     FINE,
-    GIVEN_UP,
     NON_FINITE,
     Lossy,
     are_fine,
@@ -57,11 +55,7 @@ class Pair(Lossy):
     def reduction_steps(self, key: Name, place: Place) -> Sequence[ReductionStep]:
         self._drawn = self._codec.at(*place)
         gather = self._communicator.all_gather
-        return [
-            ReductionStep(
-                self.encode, OwedCollective(lambda: gather(self.outgoing, out=self.incoming, key=f"{key}/both"))
-            )
-        ]
+        return [ReductionStep(self.encode, lambda: gather(self.outgoing, out=self.incoming, key=f"{key}/both"))]
 
     def encode(self) -> None:
         """Fill the outgoing row, or say that values are not finite."""
@@ -75,7 +69,7 @@ class Pair(Lossy):
 
     def settle(self) -> None:
         """Decode both rows and take their mean."""
-        self.is_finite = are_fine(self.incoming, self.bucket)
+        self.is_finite = are_fine(self.incoming)
         if not self.is_finite:
             return
         with decoding(0, self.bucket):
@@ -87,7 +81,3 @@ class Pair(Lossy):
     def buffers(self) -> Iterator[NDArray[Any]]:
         yield from super().buffers()
         yield from (self.outgoing, self.incoming)
-
-    def poison(self) -> None:
-        super().poison()
-        set_status(self.outgoing, GIVEN_UP)

@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 
-from asyncpar.agreement.owed import OwedCollective
 from asyncpar.codecs import Values
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.gradsync.groups import SyncGroups
@@ -48,12 +47,6 @@ class Relayed(Scheme):
 
     def settle(self) -> None:
         self.is_finite = all_finite(self.reduced)
-
-    def poison(self) -> None:
-        super().poison()
-        self.reduced.fill(np.nan)
-        if self._inner is not None:
-            self._inner.poison()
 
     def commit(self) -> None:
         if self._inner is not None:
@@ -150,7 +143,7 @@ class Copies(Relayed):
         name = key.other(f"copies/{kind}/{self.bucket.shared_name}")
         is_first = kind == self._holders.groups[0][0]
         work = self.settle_inner if is_first else None
-        return ReductionStep(work, OwedCollective(lambda: group.broadcast(self.reduced, key=str(name))))
+        return ReductionStep(work, lambda: group.broadcast(self.reduced, key=str(name)))
 
 
 class Hosted(Relayed):
@@ -181,10 +174,8 @@ class Hosted(Relayed):
     def reduction_steps(self, key: Name, place: Place) -> Sequence[ReductionStep]:
         inside = self._inside
         work = self._divide if self._divisor_inside > 1 else None
-        into = ReductionStep(work, OwedCollective(lambda: inside.all_reduce(self.payload, key=f"{key}/inside")))
-        out_of = ReductionStep(
-            self.settle_inner, OwedCollective(lambda: inside.broadcast(self.reduced, key=f"{key}/outside"))
-        )
+        into = ReductionStep(work, lambda: inside.all_reduce(self.payload, key=f"{key}/inside"))
+        out_of = ReductionStep(self.settle_inner, lambda: inside.broadcast(self.reduced, key=f"{key}/outside"))
         between = [] if self._inner is None else self._inner.reduction_steps(key / "between", place)
         return [into, *between, out_of]
 

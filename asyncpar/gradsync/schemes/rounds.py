@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncpar.agreement.owed import OwedCollective
 from asyncpar.codecs import RoundCodec, Values
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.errors import NonFiniteValue
@@ -43,7 +42,7 @@ class Rounds(Lossy):
     def reduction_steps(self, key: Name, place: Place) -> Sequence[ReductionStep]:  # noqa: ARG002
         works = [self._start, *(self._advancing(index) for index in range(len(self._encoder.messages) - 1))]
         return [
-            ReductionStep(work, OwedCollective(self._reducing(message, key / f"round/{index}")))
+            ReductionStep(work, self._reducing(message, key / f"round/{index}"))
             for index, (work, message) in enumerate(zip(works, self._encoder.messages, strict=True))
         ]
 
@@ -53,11 +52,6 @@ class Rounds(Lossy):
         if self.is_finite:
             self._encoder.finish(self.result, lost=self.feedback.lost)
             self.is_finite = all_finite(self.result)
-
-    def poison(self) -> None:
-        super().poison()
-        for message in self._encoder.messages:
-            message.fill(np.nan)
 
     def commit(self) -> None:
         super().commit()

@@ -8,7 +8,7 @@ the one before it begins the other.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -52,12 +52,14 @@ Place: TypeAlias = tuple[int, ...]
 """Numbers of a step and a bucket, equal on all ranks, from which codecs draw."""
 
 
-@dataclass(frozen=True, slots=True)
-class ReductionStep:
-    """Work, then a collective."""
+class ReductionStep(OwedCollective[Any]):
+    """A collective, after ``work`` that needs no other rank, if there is any."""
 
-    work: Callable[[], None] | None
-    exchange: OwedCollective[Any]
+    __slots__ = ("work",)
+
+    def __init__(self, work: Callable[[], None] | None, begin: Callable[[], Coroutine[Any, Any, Any]]) -> None:
+        super().__init__(begin)
+        self.work = work
 
 
 class Scheme(ABC):
@@ -119,11 +121,6 @@ class Scheme(ABC):
         They can where their dtype, shape and layout are those of ``flat``; else ``flat`` is memory of the scheme.
         """
         return False
-
-    def poison(self) -> None:
-        """Make sure that what this rank may still send cannot pass for gradients."""
-        if not self.keeps_input:
-            self.payload.fill(np.nan)  # the padding stays zero
 
     def commit(self) -> None:  # noqa: B027
         """Keep what the step lost for the next one, and other state: the step is done."""

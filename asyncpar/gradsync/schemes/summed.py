@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncpar.agreement.owed import OwedCollective
 from asyncpar.codecs import Bytes, Codec, Values
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.errors import NonFiniteValue, ProtocolError
@@ -33,29 +32,16 @@ class Exact(Scheme):
         self._algorithm = algorithm
         self.flat = memory.shared((bucket.count,), bucket.dtype)
         self.result = memory.shared((bucket.count,), bucket.dtype) if memory.keeps_input else self.flat
-        self._poisoned: NDArray[Any] | None = None
 
     def reduction_steps(self, key: Name, place: Place) -> Sequence[ReductionStep]:  # noqa: ARG002
-        self._poisoned = None
-        return [ReductionStep(None, OwedCollective(lambda: self._reduce(key)))]
+        return [ReductionStep(None, lambda: self._reduce(key))]
 
     def settle(self) -> None:
         self.is_finite = all_finite(self.result)
 
-    def poison(self) -> None:
-        super().poison()
-        if self.keeps_input:
-            self._poisoned = np.full_like(self.flat, np.nan)
-
-    def buffers(self) -> Iterator[NDArray[Any]]:
-        yield from super().buffers()
-        if self._poisoned is not None:
-            yield self._poisoned
-
     def _reduce(self, key: Name) -> Coroutine[Any, Any, NDArray[Any]]:
-        values = self.flat if self._poisoned is None else self._poisoned
         out = None if self.result is self.flat else self.result
-        return self._communicator.all_reduce(values, op="mean", out=out, algorithm=self._algorithm, key=str(key))
+        return self._communicator.all_reduce(self.flat, op="mean", out=out, algorithm=self._algorithm, key=str(key))
 
 
 class Alone(Scheme):
@@ -115,11 +101,7 @@ class Summed(Lossy):
         self._drawn = self._codec.at(*place)
         encoded = self._encoded.view(self._sum_dtype)
         reduce = self._communicator.all_reduce
-        return [
-            ReductionStep(
-                self._encode, OwedCollective(lambda: reduce(encoded, algorithm=self._algorithm, key=str(key)))
-            )
-        ]
+        return [ReductionStep(self._encode, lambda: reduce(encoded, algorithm=self._algorithm, key=str(key)))]
 
     def settle(self) -> None:
         try:
@@ -128,10 +110,6 @@ class Summed(Lossy):
             self.is_finite = False
         else:
             self.is_finite = True
-
-    def poison(self) -> None:
-        super().poison()
-        self._encoded.view(self._sum_dtype).fill(np.nan)
 
     def buffers(self) -> Iterator[NDArray[Any]]:
         yield from super().buffers()

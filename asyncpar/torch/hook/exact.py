@@ -7,7 +7,6 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from asyncpar.agreement.owed import OwedCollective
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.gradsync.keys import Name
 from asyncpar.gradsync.plan import Bucket
@@ -35,9 +34,7 @@ class Prescaled(Scheme):
     def reduction_steps(self, key: Name, place: Place) -> Sequence[ReductionStep]:  # noqa: ARG002
         if self.size == 1:
             return []
-        return [
-            ReductionStep(None, OwedCollective(lambda: self._communicator.all_reduce(self.flat, key=f"{key}/exact")))
-        ]
+        return [ReductionStep(None, lambda: self._communicator.all_reduce(self.flat, key=f"{key}/exact"))]
 
     def settle(self) -> None:
         self.is_finite = not self._looks or all_finite(self.flat)

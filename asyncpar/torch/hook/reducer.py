@@ -16,11 +16,11 @@ from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from typing import Any
 
-from asyncpar.agreement.errors import Disagreement
+from asyncpar.agreement.comparison import Lines, find_difference
+from asyncpar.agreement.errors import SettingsDiffer
 from asyncpar.codecs import Identity
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.errors import PeerCancelled, UsageError
-from asyncpar.gradsync.agreement import Lines, find_difference
 from asyncpar.gradsync.bucket_run import BucketRun, RunTimes, ThreadTurns
 from asyncpar.gradsync.choice import Resolved
 from asyncpar.gradsync.groups import REPLICAS, SyncGroups
@@ -149,7 +149,7 @@ class HookReducer:
                 raise seat
             difference = find_difference(everything, {REPLICAS: (range(self._over.size),)}, self._over.ranks)
             if difference is not None:
-                raise Disagreement(str(difference))
+                raise SettingsDiffer(str(difference))
             if self._circle is None:
                 (self._number,) = everything[0][_NUMBER]
                 self._circle = _Circle.of(self._over, self._number)
@@ -254,8 +254,7 @@ class HookReducer:
             else:
                 await run.take(steps, before=passage.read, after=passage.write)
         except BaseException:
-            scheme.poison()
             for reduction in steps:
-                await reduction.exchange.begin_and_cancel()
+                reduction.close()
             raise
         return run.times

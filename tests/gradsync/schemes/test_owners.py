@@ -10,8 +10,8 @@ import pytest
 
 from asyncpar.codecs import Int8
 from asyncpar.collectives.communicator import Communicator
-from asyncpar.errors import PeerCancelled, ProtocolError
-from asyncpar.gradsync import GradientSpec, phases, plan_buckets
+from asyncpar.errors import ProtocolError
+from asyncpar.gradsync import GradientSpec, bucket_run, plan_buckets
 from asyncpar.gradsync.plan import Bucket
 from asyncpar.gradsync.schemes import Memory, ShardedReduce
 from asyncpar.nn import Parameter
@@ -66,7 +66,7 @@ def gather(ranks: list[ShardedReduce]) -> None:
 
 def reduce_by_owners(ranks: list[ShardedReduce], parameters: list[dict[str, Parameter]]) -> None:
     for scheme, own in zip(ranks, parameters, strict=True):
-        phases.pack(scheme, phases.Packing(parameters=own))
+        bucket_run.pack(scheme, bucket_run.Packing(parameters=own))
         scheme.encode()
     exchange(ranks)
     for scheme in ranks:
@@ -134,7 +134,7 @@ def test_residuals_change_only_when_they_are_kept() -> None:
 
 def test_without_feedback_there_are_no_residuals() -> None:
     scheme = make_scheme(feedback=False)
-    phases.pack(scheme, phases.Packing(parameters=make_parameters(0)))
+    bucket_run.pack(scheme, bucket_run.Packing(parameters=make_parameters(0)))
     scheme.encode()
     scheme.commit()
     assert list(scheme.residuals()) == []
@@ -158,25 +158,17 @@ def test_a_sum_that_overflows_is_found_by_every_rank() -> None:
 def test_double_precision_beyond_float32_counts_as_not_finite() -> None:
     scheme, parameters = make_scheme(dtype="float64"), make_parameters(0, "float64")
     parameters["a"].grad[0, 0] = 1e300
-    phases.pack(scheme, phases.Packing(parameters=parameters))
+    bucket_run.pack(scheme, bucket_run.Packing(parameters=parameters))
     scheme.encode()
     scheme.incoming[:] = scheme.outgoing
     scheme.sum_owned()
     assert not scheme.is_finite
 
 
-def test_a_bucket_that_was_given_up_cannot_pass_for_gradients() -> None:
-    scheme = make_scheme()
-    scheme.poison()
-    scheme.incoming[:] = scheme.outgoing
-    with pytest.raises(PeerCancelled, match="rank 0 gave up the step before it sent bucket 0"):
-        scheme.sum_owned()
-
-
 def test_what_cannot_be_decoded_is_blamed_on_its_sender() -> None:
     ranks, parameters = make_world()
     for scheme, own in zip(ranks, parameters, strict=True):
-        phases.pack(scheme, phases.Packing(parameters=own))
+        bucket_run.pack(scheme, bucket_run.Packing(parameters=own))
         scheme.encode()
     exchange(ranks)
     ranks[0].incoming[2, 4:8] = 0xFF  # a scale that is no number

@@ -10,8 +10,7 @@ import pytest
 
 from asyncpar.codecs import Codec, parse_codec
 from asyncpar.collectives.communicator import Communicator
-from asyncpar.errors import PeerCancelled, ProtocolError
-from asyncpar.gradsync import phases
+from asyncpar.gradsync import bucket_run
 from asyncpar.gradsync.keys import Keys, Name
 from asyncpar.gradsync.schemes import PAIR, Memory, Pair
 from asyncpar.nn import Parameter
@@ -31,7 +30,7 @@ def make_pair(name: str = "int8", *, keeps_input: bool = False) -> list[Pair]:
 def pack_and_encode(pair: list[Pair], parameters: list[dict[str, Parameter]]) -> None:
     for scheme, own in zip(pair, parameters, strict=True):
         scheme.reduction_steps(Name(Keys("test"), "key"), (1, 2))
-        phases.pack(scheme, phases.Packing(parameters=own))
+        bucket_run.pack(scheme, bucket_run.Packing(parameters=own))
         scheme.encode()
 
 
@@ -88,26 +87,6 @@ def test_a_sum_that_overflows_is_not_finite_on_either() -> None:
         own["b"].grad.fill(3e38)
     reduce_pair(pair, parameters)
     assert [scheme.is_finite for scheme in pair] == [False, False]
-
-
-def test_a_rank_that_gave_up_is_named() -> None:
-    pair, parameters = make_world()
-    pack_and_encode(pair, parameters)
-    pair[1].poison()
-    gather(pair)
-    with pytest.raises(PeerCancelled, match="rank 1 gave up the step before it sent bucket 0"):
-        pair[0].settle()
-
-
-@pytest.mark.parametrize("culprit", range(PAIR))
-def test_what_cannot_be_decoded_is_an_error_on_both_that_names_the_sender(culprit: int) -> None:
-    pair, parameters = make_world()
-    pack_and_encode(pair, parameters)
-    pair[culprit].outgoing[4:] = 0xFF
-    gather(pair)
-    for scheme in pair:
-        with pytest.raises(ProtocolError, match=f"what rank {culprit} sent cannot be decoded"):
-            scheme.settle()
 
 
 def test_what_a_step_lost_is_sent_by_the_next() -> None:

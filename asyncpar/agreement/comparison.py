@@ -1,20 +1,20 @@
-"""Do all ranks synchronize the same gradients in the same way?"""
+"""Compare what ranks are about to do: by hashes, and line by line where hashes differ."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncpar.agreement.errors import Disagreement
+from asyncpar.agreement.errors import SettingsDiffer
 from asyncpar.agreement.owed import OwedCollective
 from asyncpar.collectives.communicator import Communicator
 
-_DIGEST_BYTES = 8
+DIGEST_BYTES: Final = 8
 _EPOCH_BYTES = 8
 
 Lines: TypeAlias = Mapping[str, Sequence[str]]
@@ -23,10 +23,13 @@ Lines: TypeAlias = Mapping[str, Sequence[str]]
 Partitions: TypeAlias = Mapping[str, Sequence[Sequence[int]]]
 """The groups of each kind, which need not hold all ranks."""
 
+ALL: Final = "all"
+"""The kind of the one group of all ranks."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """``line``, or nothing, of ``rank`` differs from that of ``first``, the first of their group."""
+    """``rank`` has the line ``got`` where ``first``, the first rank of their group, has ``expected``."""
 
     first: int
     rank: int
@@ -40,32 +43,35 @@ class Difference:
         )
 
 
-class Agreement:
-    """One comparison of ``lines`` in all groups of all ranks.
+class Comparison:
+    """One comparison of ``lines`` in all groups of all ranks; without ``partitions`` all ranks are one group.
 
-    Exchanges ``epoch`` and a hash of eight bytes per rank and kind of group, and the lines themselves only when hashes
-    differ, by a name that begins with ``rare``.  ``digests`` may stand for lines where they are known.
+    Exchanges ``epoch``, if given, and a hash of eight bytes per kind of group under ``key``, and the lines themselves
+    only when hashes differ, under ``rare``, a key that is used in no other comparison.  ``digests`` are hashes of lines
+    that are known already, by kind.
     """
 
     def __init__(
         self,
         communicator: Communicator,
-        partitions: Partitions,
         lines: Lines,
+        partitions: Partitions | None = None,
         *,
         key: str,
         rare: str,
-        epoch: int = 0,
+        epoch: int | None = None,
         digests: Mapping[str, bytes] | None = None,
     ) -> None:
         self._communicator = communicator
-        self._partitions = partitions
+        self._partitions = {ALL: (range(communicator.size),)} if partitions is None else partitions
         self._lines = lines
         self._rare = rare
         known = digests or {}
-        row = b"".join(known.get(kind) or digest_of(lines.get(kind, ())) for kind in partitions)
-        own = np.frombuffer(epoch.to_bytes(_EPOCH_BYTES, "little") + row, np.uint8)
-        self._epoch = epoch
+        row = b"".join(known.get(kind) or digest_of(lines.get(kind, ())) for kind in self._partitions)
+        head = b"" if epoch is None else epoch.to_bytes(_EPOCH_BYTES, "little")
+        own = np.frombuffer(head + row, np.uint8)
+        self._epoch = epoch or 0
+        self._head = len(head)
         self._is_over = communicator.size == 1
         self._exchange: OwedCollective[NDArray[np.uint8]] = OwedCollective(
             lambda: communicator.all_gather(own, key=key)
@@ -73,40 +79,35 @@ class Agreement:
         self._everything: OwedCollective[list[dict[str, list[str]]]] = OwedCollective(self._exchange_lines)
 
     async def run(self) -> int:
-        """Return the latest epoch of all ranks; raise ``Disagreement``, on every rank, unless groups are of one mind.
+        """Return the latest epoch of all ranks, 0 without one.
 
-        The message names the first two ranks of a group that differ, and the first line in which they do.
+        Raises ``SettingsDiffer``, on every rank, where ranks of a group differ: it names the first two that do, and the
+        first line in which they do.
         """
         if self._communicator.size == 1:
             return self._epoch
         gathered = await self._exchange.run()
-        rows = gathered[:, _EPOCH_BYTES:]
-        if not ((rows == rows[0]).all() or self._is_unanimous(rows)):
+        rows = gathered[:, self._head :]
+        if not ((rows == rows[0]).all() or self._are_equal(rows)):
             everything = await self._everything.run()
             difference = find_difference(everything, self._partitions, self._communicator.ranks)
             assert difference is not None, "hashes differ, so lines do"
-            raise Disagreement(str(difference))
+            raise SettingsDiffer(str(difference))
         self._is_over = True
-        return max(int.from_bytes(bytes(row), "little") for row in gathered[:, :_EPOCH_BYTES])
+        return max(int.from_bytes(bytes(row), "little") for row in gathered[:, : self._head])
 
-    async def give_up(self) -> None:
-        """Tell the others that this rank does not take the step.  Waits for nobody."""
-        for obligation in self.obligations:
-            await obligation.begin_and_cancel()
-
-    @property
-    def obligations(self) -> Iterator[OwedCollective[Any]]:
-        """What this rank owes the others, as far as it can know."""
+    def close(self) -> None:
+        """Abort, on all ranks, what this rank has not begun of the comparison.  Does not wait."""
         if not self._is_over:
-            yield self._exchange
-            yield self._everything
+            self._exchange.close()
+            self._everything.close()
 
     def _exchange_lines(self) -> Coroutine[Any, Any, list[dict[str, list[str]]]]:
         lines = {kind: list(self._lines.get(kind, ())) for kind in self._partitions}
         return self._communicator.all_gather_object(lines, key=f"{self._rare}/lines", wanted=dict[str, list[str]])
 
-    def _is_unanimous(self, rows: NDArray[np.uint8]) -> bool:
-        digests = rows.reshape(len(rows), -1, _DIGEST_BYTES)
+    def _are_equal(self, rows: NDArray[np.uint8]) -> bool:
+        digests = rows.reshape(len(rows), -1, DIGEST_BYTES)
         return all(
             (digests[list(group), index] == digests[group[0], index]).all()
             for index, groups in enumerate(self._partitions.values())
@@ -114,15 +115,20 @@ class Agreement:
         )
 
 
+async def compare(communicator: Communicator, lines: Sequence[str], *, key: str) -> None:
+    """Raise ``SettingsDiffer``, on every rank, unless all ranks pass equal ``lines``; it names the first difference."""
+    await Comparison(communicator, {ALL: lines}, key=key, rare=f"{key}/differences").run()
+
+
 def digest_of(lines: Sequence[str]) -> bytes:
     """Return eight bytes that differ when ``lines`` do."""
-    return hashlib.sha256("\n".join(lines).encode()).digest()[:_DIGEST_BYTES]
+    return hashlib.sha256("\n".join(lines).encode(errors="replace")).digest()[:DIGEST_BYTES]
 
 
 def find_difference(everything: Sequence[Lines], partitions: Partitions, names: Sequence[int]) -> Difference | None:
     """Return the first difference between the lines of two ranks of one group, None if there is none.
 
-    Ranks are called by ``names``.
+    ``names`` are the numbers of the ranks to use in the message.
     """
     for kind, groups in partitions.items():
         for group in groups:

@@ -7,9 +7,9 @@ import asyncio
 import numpy as np
 import pytest
 
+from asyncpar.agreement.ballot import Ballot
 from asyncpar.errors import PeerCancelled
 from asyncpar.node import Node
-from asyncpar.parallel.ballot import Ballot
 from asyncpar.testing.world import local_world
 from tests.parallel.replicas import on_all
 
@@ -35,8 +35,8 @@ async def test_a_rank_that_gives_up_is_named_on_all_others_and_the_key_goes_on(i
                 await asyncio.sleep(0)
         try:
             if node.rank == 1:
-                await ballot.give_up()
-                await ballot.give_up()
+                ballot.close()
+                ballot.close()
                 outcome = "gave up"
             else:
                 await ballot.cast(np.array([True]))
@@ -53,4 +53,4 @@ async def test_giving_up_after_the_vote_does_nothing() -> None:
     async with local_world(1) as (node,):
         ballot = Ballot(node.world, count=1, key="vote")
         assert (await ballot.cast(np.array([True])))[0]
-        await ballot.give_up()
+        ballot.close()
