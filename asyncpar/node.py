@@ -24,8 +24,8 @@ from asyncpar.actors.runtime.ref import ActorRef
 from asyncpar.actors.runtime.system import ActorSystem
 from asyncpar.actors.runtime.watches import Watch
 from asyncpar.attachment import Attach, Attachment, attach_alone, attach_launched
-from asyncpar.collectives.arena_group import ArenaHost
 from asyncpar.collectives.communicator import Communicator
+from asyncpar.collectives.shared_memory.group import ArenaHost
 from asyncpar.core.config.environment import LaunchEnvironment
 from asyncpar.core.config.transport import parse_transport
 from asyncpar.core.config.world import World

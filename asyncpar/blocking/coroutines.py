@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Callable, Coroutine, Generator
 from typing import Any
 
-from asyncpar.collectives.arena_call import ArenaCall
 from asyncpar.collectives.call import Call
-from asyncpar.collectives.quick import QuickCall
+from asyncpar.collectives.quick_call import QuickCall
+from asyncpar.collectives.shared_memory.call import ArenaCall
 
 _FREQUENT_TURNS = 4
 

@@ -10,17 +10,17 @@ from typing import Any, Final
 import numpy as np
 
 from asyncpar.collectives.algorithms.catalog import ARENA
-from asyncpar.collectives.arena_bundles import AtOnce, InChunks, arrange
 from asyncpar.collectives.arrays import Array, Reduction, StagingPool, collective_reduction, reduction_for
 from asyncpar.collectives.bundle import Bundle, Form, Section, check_arrays, cut, form_of, pack, sections_of, unpack
 from asyncpar.collectives.engine import Engine, Prepared
 from asyncpar.collectives.execute import Region, region_of
-from asyncpar.collectives.hierarchy import Route, all_reduce_layout, find_route, run_all_reduce
-from asyncpar.collectives.hosted import HostedOperation
 from asyncpar.collectives.keys import hash64
 from asyncpar.collectives.operation import Operation
 from asyncpar.collectives.plan import AlongBuffer, Plan, packed_segment
 from asyncpar.collectives.protocol import Description, describe
+from asyncpar.collectives.shared_memory.all_reduce import AtOnce, InChunks, arrange
+from asyncpar.collectives.shared_memory.call import HostedOperation
+from asyncpar.collectives.shared_memory.hierarchical import Route, all_reduce_layout, run_all_reduce
 from asyncpar.collectives.staging import Scratch
 from asyncpar.net.arena.channel import Channel, Turn
 from asyncpar.net.arena.run_queue import Program
@@ -147,7 +147,7 @@ def _course(engine: Engine, section: Section, op: str, algorithm: str, carrier: 
         reduction=collective_reduction(op if section.count else "max", section.dtype),
         layout=layout,
         plan=Plan(schedule, layout, rank=engine.rank, ranks=engine.ranks, phase=phase),
-        route=find_route(engine, algorithm, layout, phase=phase),
+        route=engine.route(algorithm, layout, phase=phase),
     )
 
 

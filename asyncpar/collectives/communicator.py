@@ -13,7 +13,6 @@ from numpy.typing import DTypeLike
 
 from asyncpar.collectives import calibration, objects, subgroups
 from asyncpar.collectives.algorithms.catalog import ARENA, KNOWN
-from asyncpar.collectives.arena_group import ArenaHost
 from asyncpar.collectives.array_operations import ArrayOperations
 from asyncpar.collectives.arrays import Array, check_array, check_key, check_rank, check_tag, check_writable
 from asyncpar.collectives.cost import CostModel, LaneCosts, costs_of_lane
@@ -22,6 +21,7 @@ from asyncpar.collectives.keys import hash64
 from asyncpar.collectives.mailbox import Delivery, Mailbox
 from asyncpar.collectives.operation import Limits
 from asyncpar.collectives.policy import Policy, parse_pin
+from asyncpar.collectives.shared_memory.group import ArenaHost
 from asyncpar.collectives.statistics import Traffic
 from asyncpar.collectives.table import CLOSED, OperationTable
 from asyncpar.errors import PeerCancelled, UsageError

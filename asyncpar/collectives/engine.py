@@ -10,20 +10,28 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from asyncpar.collectives.algorithms.catalog import ARENA, check_algorithm, schedule_of
+from asyncpar.collectives.algorithms.catalog import (
+    ARENA,
+    carriers_of,
+    check_algorithm,
+    is_hierarchical,
+    schedule_across,
+    schedule_of,
+)
 from asyncpar.collectives.algorithms.hierarchical import Hosts
 from asyncpar.collectives.algorithms.steps import Schedule
-from asyncpar.collectives.arena_call import ArenaCall, ArenaOperation, ArenaTask, MakeProgram
-from asyncpar.collectives.arena_group import ArenaGroup
 from asyncpar.collectives.arrays import Array, check_key
 from asyncpar.collectives.call import Call
 from asyncpar.collectives.ending import ended, give_up, refuse
 from asyncpar.collectives.keys import GroupLedger, UseCounts, hash64
 from asyncpar.collectives.operation import Group, Limits, Operation
-from asyncpar.collectives.plan import Plan
+from asyncpar.collectives.plan import AlongBuffer, Plan
 from asyncpar.collectives.policy import Policy
 from asyncpar.collectives.protocol import Description, describe
-from asyncpar.collectives.quick import QuickPlan, admit
+from asyncpar.collectives.shared_memory.call import ArenaCall, ArenaOperation, ArenaTask, MakeProgram
+from asyncpar.collectives.shared_memory.fast_path import QuickPlan
+from asyncpar.collectives.shared_memory.group import ArenaGroup
+from asyncpar.collectives.shared_memory.hierarchical import Route
 from asyncpar.collectives.statistics import CollectiveStatistics, Tally, Traffic
 from asyncpar.collectives.table import OperationTable
 from asyncpar.core.observe.reporting import text_of
@@ -152,6 +160,25 @@ class Engine:
         """Return this rank's schedule."""
         hosts = self.hosts if algorithm.startswith("hierarchical") else None
         return schedule_of(operation, algorithm, rank=self.rank, size=self.size, root=root, hosts=hosts)
+
+    def route(self, algorithm: str, layout: AlongBuffer, *, phase: int = 0) -> Route | None:
+        """Return the route of a hierarchical ``algorithm``; None for others, and where this host has no arena."""
+        arena = self.table.arena
+        if not is_hierarchical(algorithm) or arena is None:
+            return None
+        members = next(host for host in self.hosts if self.rank in host)
+        ranks = tuple(self.ranks[member] for member in members)
+        if not arena.has_all(ranks):
+            return None
+        schedule = schedule_across(algorithm, rank=self.rank, hosts=self.hosts)
+        return Route(
+            group=arena.group_on_host(ranks),
+            layout=layout,
+            across=Plan(schedule, layout, rank=self.rank, ranks=self.ranks, phase=phase),
+            carriers=carriers_of(algorithm, self.hosts),
+            place=members.index(self.rank),
+            phase=phase,
+        )
 
     def subgroup_number(self, ranks: tuple[int, ...], key: str | None = None) -> int:
         """Return a number for a group of ``ranks`` (of the world) that all its members find without talking.
@@ -334,7 +361,11 @@ class Engine:
         while early:
             sequence = next(iter(early))
             plan, x = early.pop(sequence)
-            admit(self, plan, sequence, x)
+            self.admit_quick(plan, sequence, x)
+
+    def admit_quick(self, plan: QuickPlan, sequence: int, x: Array) -> ArenaTask:
+        """Make the operation of a quick call."""
+        return self.admit(plan.name, plan.description, sequence, lambda turn: plan.program(turn, x), sends=plan.sends)
 
     def _why_not(self) -> str:
         if self.table.arena is None:

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from asyncpar.collectives import arena_operations
 from asyncpar.collectives.algorithms.catalog import ARENA
 from asyncpar.collectives.arrays import (
     Array,
@@ -25,6 +24,7 @@ from asyncpar.collectives.execute import InPlace, execute
 from asyncpar.collectives.gathers import check_lengths, exchange_numbers
 from asyncpar.collectives.operation import Operation
 from asyncpar.collectives.plan import AlongChunks, Plan, Slice
+from asyncpar.collectives.shared_memory import operations
 
 
 def all_to_all(
@@ -48,7 +48,7 @@ def all_to_all(
         return target
 
     if prepared.is_in_arena:
-        make = arena_operations.all_to_all(source, target)
+        make = operations.all_to_all(source, target)
         sends = source.nbytes - source[0].nbytes
         return engine.start_in_arena(
             "all_to_all", prepared, make, body, key=key, result=target, shows=source, sends=sends

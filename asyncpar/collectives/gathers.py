@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from asyncpar.collectives import arena_operations
 from asyncpar.collectives.algorithms.catalog import ARENA
 from asyncpar.collectives.arrays import (
     Array,
@@ -25,7 +24,9 @@ from asyncpar.collectives.one_way import confirmed, from_root
 from asyncpar.collectives.operation import Operation
 from asyncpar.collectives.plan import AlongBuffer, AlongChunks, Plan, Slice
 from asyncpar.collectives.protocol import describe
-from asyncpar.collectives.quick import QuickBroadcast, QuickCall
+from asyncpar.collectives.quick_call import QuickCall
+from asyncpar.collectives.shared_memory import operations
+from asyncpar.collectives.shared_memory.fast_path import QuickBroadcast
 from asyncpar.errors import ProtocolError
 
 _LARGEST_LENGTH = 1 << 40
@@ -50,7 +51,7 @@ def all_gather(
         return target
 
     if prepared.is_in_arena:
-        make = arena_operations.all_gather(source, target)
+        make = operations.all_gather(source, target)
         return engine.start_in_arena(
             "all_gather", prepared, make, body, key=key, result=target, shows=source, sends=source.nbytes
         )
@@ -164,15 +165,15 @@ def broadcast(
         return array
 
     if prepared.is_in_arena:
-        make = arena_operations.broadcast(array, root)
+        make = operations.broadcast(array, root)
         sends = array.nbytes if engine.rank == root else 0
-        shows = array if array.nbytes > arena_operations.QUICK_BROADCAST_BYTES else None
+        shows = array if array.nbytes > operations.QUICK_BROADCAST_BYTES else None
         if key is None and algorithm is None and array is x:
             engine.plan_quickly(
                 ("broadcast", root, array.dtype, array.shape),
                 lambda group, channel: (
                     QuickBroadcast(group, channel, prepared.description, array, root=root)
-                    if arena_operations.is_quick_broadcast(array.nbytes, channel)
+                    if operations.is_quick_broadcast(array.nbytes, channel)
                     else None
                 ),
             )
@@ -210,7 +211,7 @@ def barrier(engine: Engine, *, algorithm: str | None, key: str | None) -> Corout
         await execute(operation, prepared.plan, InPlace())
 
     if prepared.is_in_arena:
-        return engine.start_in_arena("barrier", prepared, arena_operations.barrier, body, key=key, result=None)
+        return engine.start_in_arena("barrier", prepared, operations.barrier, body, key=key, result=None)
     return engine.start("barrier", prepared.description, key, body)
 
 

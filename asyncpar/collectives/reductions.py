@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from asyncpar.collectives import arena_operations
 from asyncpar.collectives.algorithms.catalog import ARENA
 from asyncpar.collectives.algorithms.steps import Recv, Schedule
 from asyncpar.collectives.arrays import (
@@ -25,12 +24,15 @@ from asyncpar.collectives.arrays import (
 )
 from asyncpar.collectives.engine import Engine, Prepared, describe_array
 from asyncpar.collectives.execute import InPlace, Scratch, Workspace, execute
-from asyncpar.collectives.hierarchy import all_reduce_layout, find_route, run_all_reduce
-from asyncpar.collectives.hosted import HostedOperation
 from asyncpar.collectives.one_way import confirmed, to_root
 from asyncpar.collectives.operation import Operation
 from asyncpar.collectives.plan import AlongBuffer, AlongChunks, PackedChunks, Plan, Slice, packed_segment
-from asyncpar.collectives.quick import QuickAllReduce, QuickCall
+from asyncpar.collectives.quick_call import QuickCall
+from asyncpar.collectives.shared_memory import operations
+from asyncpar.collectives.shared_memory.all_reduce import all_reduce_program, is_at_once
+from asyncpar.collectives.shared_memory.call import HostedOperation
+from asyncpar.collectives.shared_memory.fast_path import QuickAllReduce
+from asyncpar.collectives.shared_memory.hierarchical import all_reduce_layout, run_all_reduce
 from asyncpar.core.config.slicing import ceil_chunks
 
 
@@ -72,11 +74,11 @@ def all_reduce(
                 ("all_reduce", op, source.dtype, source.shape),
                 lambda group, channel: (
                     QuickAllReduce(group, channel, prepared.description, source, reduction=reduction)
-                    if arena_operations.is_at_once(source.nbytes, channel) and not reduction.scales
+                    if is_at_once(source.nbytes, channel) and not reduction.scales
                     else None
                 ),
             )
-        make = arena_operations.all_reduce(source, target, reduction)
+        make = all_reduce_program(source, target, reduction)
         return engine.start_in_arena(
             "all_reduce", prepared, make, body, key=key, result=target, shows=target, sends=source.nbytes
         )
@@ -93,7 +95,7 @@ def _prepare_all_reduce(engine: Engine, x: Array, op: str, wanted: str | None) -
     return Prepared(
         description=describe_array("all_reduce", x.dtype, x.shape, (op,), algorithm),
         plan=Plan(schedule, layout, rank=engine.rank, ranks=engine.ranks),
-        extra=(reduction, layout, find_route(engine, algorithm, layout)),
+        extra=(reduction, layout, engine.route(algorithm, layout)),
         is_in_arena=algorithm == ARENA,
     )
 
@@ -127,7 +129,7 @@ def reduce(
         return target
 
     if prepared.is_in_arena:
-        make = arena_operations.reduce(source, target, reduction, root)
+        make = operations.reduce(source, target, reduction, root)
         sends = source.nbytes if target is None else 0
         return engine.start_in_arena("reduce", prepared, make, body, key=key, result=target, shows=source, sends=sends)
     return engine.start("reduce", prepared.description, key, body)
@@ -196,7 +198,7 @@ def reduce_scatter(
         return target
 
     if prepared.is_in_arena:
-        make = arena_operations.reduce_scatter(source, target, reduction)
+        make = operations.reduce_scatter(source, target, reduction)
         sends = source.nbytes - target.nbytes
         return engine.start_in_arena(
             "reduce_scatter", prepared, make, body, key=key, result=target, shows=source, sends=sends

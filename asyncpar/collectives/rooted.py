@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Coroutine
 from typing import Any
 
-from asyncpar.collectives import arena_operations
 from asyncpar.collectives.algorithms.catalog import ARENA
 from asyncpar.collectives.arrays import (
     Array,
@@ -23,6 +22,7 @@ from asyncpar.collectives.gathers import equal_chunks
 from asyncpar.collectives.one_way import Way, confirmed, from_root, to_root
 from asyncpar.collectives.operation import Operation
 from asyncpar.collectives.plan import NOWHERE, SEGMENT_BYTES, AlongChunks, PackedChunks, Plan, Slice, packed_segment
+from asyncpar.collectives.shared_memory import operations
 from asyncpar.errors import UsageError
 
 
@@ -53,7 +53,7 @@ def gather(
         return target
 
     if prepared.is_in_arena:
-        make = arena_operations.gather(source, target, root)
+        make = operations.gather(source, target, root)
         sends = source.nbytes if target is None else 0
         return engine.start_in_arena("gather", prepared, make, body, key=key, result=target, shows=source, sends=sends)
     return engine.start("gather", prepared.description, key, body)
@@ -93,7 +93,7 @@ def scatter(
         return target
 
     if prepared.is_in_arena:
-        make = arena_operations.scatter(source, target, root)
+        make = operations.scatter(source, target, root)
         sends = 0 if source is None else source.nbytes - target.nbytes
         return engine.start_in_arena("scatter", prepared, make, body, key=key, result=target, shows=source, sends=sends)
     return engine.start("scatter", prepared.description, key, body)

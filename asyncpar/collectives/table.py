@@ -6,7 +6,6 @@ import asyncio
 from collections import OrderedDict
 from typing import Final
 
-from asyncpar.collectives.arena_group import ArenaHost
 from asyncpar.collectives.inquiry import SILENT_AFTER, Answer, Culprit, Inquiry
 from asyncpar.collectives.keys import KEYED, GroupLedger, NameClaims
 from asyncpar.collectives.operation import Group, Operation, OperationContext, show
@@ -20,6 +19,7 @@ from asyncpar.collectives.protocol import (
     encode_control,
     shortened,
 )
+from asyncpar.collectives.shared_memory.group import ArenaHost
 from asyncpar.errors import AsyncparError, LinkDamaged, OperationMismatch, PeerCancelled, PeerLost, PeerTimeout
 from asyncpar.net.arena.run_queue import RunQueue
 from asyncpar.net.transport.links import Links

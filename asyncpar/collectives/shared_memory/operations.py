@@ -7,20 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from asyncpar.collectives import arena_programs as programs
-from asyncpar.collectives.arena_call import MakeProgram
-from asyncpar.collectives.arena_slices import reduce_slices
 from asyncpar.collectives.arrays import Array, Reduction, contiguous
+from asyncpar.collectives.shared_memory import programs
+from asyncpar.collectives.shared_memory.call import MakeProgram
 from asyncpar.core.config.slicing import ceil_chunks
 from asyncpar.net.arena.channel import Channel, Turn
 from asyncpar.net.arena.run_queue import Program
-
-AT_ONCE_BYTES = 512 << 10
-"""All-reduces whose ranks read up to this much from the others in all do so in one wait."""
-
-CHUNK_BYTES = 1 << 20
-"""Larger ones go in chunks of this size, which stay in the cache between the two waits."""
-
 
 QUICK_BROADCAST_BYTES = 64 << 10
 """Broadcasts of up to so much always go through the root's slot, in one chunk, also from the heap."""
@@ -29,33 +21,6 @@ QUICK_BROADCAST_BYTES = 64 << 10
 def is_quick_broadcast(payload: int, channel: Channel) -> bool:
     """Is a broadcast of ``payload`` bytes one chunk in the root's slot?"""
     return payload <= min(QUICK_BROADCAST_BYTES, channel.slot_bytes // 2)
-
-
-def is_at_once(payload: int, channel: Channel) -> bool:
-    """Is an all-reduce of ``payload`` bytes done in one wait?"""
-    return payload <= min(AT_ONCE_BYTES // (channel.size - 1), channel.slot_bytes)
-
-
-def all_reduce(source: Array, target: Array, reduction: Reduction) -> MakeProgram:
-    def make(turn: Turn) -> Program:
-        size = turn.channel.size
-        finish = (lambda result: reduction.finish(result, size)) if reduction.divides else None
-        if is_at_once(source.nbytes, turn.channel):
-            work = target if target.flags.c_contiguous else contiguous(target)
-            flat = contiguous(source).reshape(-1)
-            if reduction.scales:
-                reduction.load(source, work, size)
-                flat = work.reshape(-1)
-            yield from programs.combine_all(turn, flat, work.reshape(-1), reduction.combine, finish)
-        else:
-            reduction.load(source, target, size)
-            work = contiguous(target)
-            most = CHUNK_BYTES // source.itemsize
-            yield from reduce_slices(turn, work.reshape(-1), most, reduction.combine, finish)
-        if work is not target:
-            target[...] = work
-
-    return make
 
 
 def reduce_scatter(source: Array, target: Array, reduction: Reduction) -> MakeProgram:

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from asyncpar.collectives.arena_group import ArenaGroup
 from asyncpar.collectives.communicator import Communicator
+from asyncpar.collectives.shared_memory.group import ArenaGroup
 from asyncpar.errors import OperationMismatch, PeerCancelled, PeerLost, PeerTimeout
 from asyncpar.net.arena.order_log import RING
 from asyncpar.net.arena.run_queue import KeyedRunQueue

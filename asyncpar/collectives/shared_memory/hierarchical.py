@@ -12,6 +12,13 @@ It cannot lock itself.  Take the first piece that is not across everywhere.  All
 announced, or is about to, its way up and that of the next piece; and what all ranks of a host have announced is gone
 through without waiting for messages.  So that piece is up on every host, and its messages, which only wait for each
 other, are sent by carriers that at most wait for the next piece to come up.
+
+``gather_parts`` and ``spread_parts`` work in place on a flat array that is the same length on all ranks.  ``parts`` are
+its parts by the place of the rank that carries them; ranks that carry none have an empty one.  Both are streams in the
+sense of ``programs``: the slot has two halves, chunk ``c`` uses half ``c & 1``, and a rank that writes chunk ``c`` has
+waited for everyone's ``c - 1``, which was posted after reading ``c - 2``.  Inputs in the heap are read where they are,
+although their owners work on them in place meanwhile: an owner writes only to its own part while others read all but
+that, and only to the others' parts while others read its own.
 """
 
 from __future__ import annotations
@@ -20,16 +27,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from asyncpar.collectives.algorithms.catalog import carriers_of, is_hierarchical, schedule_across
-from asyncpar.collectives.arena_call import MakeProgram
-from asyncpar.collectives.arena_group import ArenaGroup
-from asyncpar.collectives.arena_parts import Parts, gather_parts, spread_parts
+import numpy as np
+
+from asyncpar.collectives.algorithms.catalog import is_hierarchical
 from asyncpar.collectives.arrays import Array, Reduction
-from asyncpar.collectives.engine import Engine
 from asyncpar.collectives.execute import Region, Workspace, execute
-from asyncpar.collectives.hosted import HostedOperation, HostTask
 from asyncpar.collectives.operation import Operation
 from asyncpar.collectives.plan import SEGMENT_BYTES, AlongBuffer, Plan
+from asyncpar.collectives.shared_memory import programs
+from asyncpar.collectives.shared_memory.call import HostedOperation, HostTask, MakeProgram
+from asyncpar.collectives.shared_memory.group import ArenaGroup
+from asyncpar.collectives.shared_memory.programs import heap_places, in_heap, let_go
+from asyncpar.net.arena.channel import Turn
+from asyncpar.net.arena.run_queue import Program
 
 _AHEAD: Final = 2
 """Pieces whose way up is announced, counted from the one that is needed next."""
@@ -84,26 +94,6 @@ class Route:
         ]
         bounds += [(0, 0)] * (len(self.group.ranks) - self.carriers)
         return start, chunks[-1].stop, bounds
-
-
-def find_route(engine: Engine, algorithm: str, layout: AlongBuffer, *, phase: int = 0) -> Route | None:
-    """Return the route of a hierarchical ``algorithm``; None for others, and where this rank's host has no arena."""
-    arena = engine.table.arena
-    if not is_hierarchical(algorithm) or arena is None:
-        return None
-    members = next(host for host in engine.hosts if engine.rank in host)
-    ranks = tuple(engine.ranks[member] for member in members)
-    if not arena.has_all(ranks):
-        return None
-    schedule = schedule_across(algorithm, rank=engine.rank, hosts=engine.hosts)
-    return Route(
-        group=arena.group_on_host(ranks),
-        layout=layout,
-        across=Plan(schedule, layout, rank=engine.rank, ranks=engine.ranks, phase=phase),
-        carriers=carriers_of(algorithm, engine.hosts),
-        place=members.index(engine.rank),
-        phase=phase,
-    )
 
 
 async def run_all_reduce(
@@ -194,3 +184,58 @@ class _Relay:
     def _piece(self, piece: int) -> tuple[Array, Parts]:
         start, stop, parts = self._route.parts(piece)
         return self._regions[piece][0].array[start:stop], parts
+
+
+Parts = Sequence[tuple[int, int]]
+
+
+def gather_parts(turn: Turn, x: Array, parts: Parts, reduction: Reduction) -> Program:
+    """Combine each part of ``x`` of all ranks, in their order, at the rank that carries it."""
+    low, high = parts[turn.channel.place]
+    place = turn.channel.place
+    flow = programs.flow(turn, parts, x.dtype, is_shared=False)
+    scratch = np.empty(min(flow.chunk, high - low) if place > 1 else 0, x.dtype)
+
+    def take(start: int, pieces: Sequence[Array]) -> None:  # noqa: ARG001  # pieces are views into ``x``
+        own = pieces[place]
+        total = pieces[0]
+        for at, piece in enumerate(pieces[1:], start=1):
+            target = own if at >= place else scratch[: len(own)]
+            reduction.combine(total, piece, target)
+            total = target
+
+    yield from programs.exchange(turn, flow, x, take)
+
+
+def spread_parts(turn: Turn, x: Array, parts: Parts) -> Program:
+    """Copy each part of ``x`` from the rank that carries it to all others."""
+    channel = turn.channel
+    place, others = channel.place, channel.others
+    half = channel.slot_bytes // 2 // x.itemsize
+    slots = channel.whole(turn.parity, x.dtype)
+    is_in_heap = turn.place_in_heap(place) is not None
+    chunks = max(1, *(-(-(high - low) // half) for low, high in parts))
+    heap: list[int | None] = []
+    for chunk in range(chunks):
+        base = (chunk & 1) * half
+        low, high = _bounds(parts[place], chunk, half)
+        if not is_in_heap:
+            slots[place][base : base + high - low] = x[low:high]
+        turn.post(chunk + 1)
+        yield others, chunk + 1
+        if chunk == 0:
+            heap = heap_places(turn)
+        for other in others:
+            low, high = _bounds(parts[other], chunk, half)
+            where = heap[other]
+            if low < high and where is None:
+                x[low:high] = slots[other][base : base + high - low]
+            elif low < high and where is not None:
+                x[low:high] = in_heap(turn, other, where, x.dtype, low, high)
+    yield from let_go(turn, heap, chunks + 1)
+
+
+def _bounds(part: tuple[int, int], chunk: int, length: int) -> tuple[int, int]:
+    low, high = part
+    start = min(low + chunk * length, high)
+    return start, min(start + length, high)

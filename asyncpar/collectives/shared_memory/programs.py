@@ -8,7 +8,7 @@ travels in chunks.  Every program says why nobody overwrites what another rank s
   that writes chunk ``c`` knows that everyone who reads has read chunk ``c - 2``: in ``hand_out`` it waits for that
   (readers post round 1 at once, and round ``c + 2`` when they have read chunk ``c``); in
   ``exchange``, where all write and read, it has waited for everyone's chunk ``c - 1``, posted after reading ``c - 2``.
-- *In slices* (``arena_slices``): see there.
+- *In slices* (``all_reduce``): see there.
 
 No program ends before every rank of the group has posted a round of the same operation, also where data goes only one
 way: a rank that calls something else, with another root say, is found by all of them.
@@ -29,7 +29,6 @@ from typing import Any
 
 import numpy as np
 
-from asyncpar.collectives.arena_reading import Finish, heap_places, in_heap, let_go
 from asyncpar.collectives.arrays import Array, Combine
 from asyncpar.net.arena.channel import Turn
 from asyncpar.net.arena.run_queue import Program
@@ -183,3 +182,31 @@ def _at(turn: Turn, flow: Flow, chunk: int, writer: int, reader: int) -> int:
     """Return where in the slot of ``writer`` the elements begin that ``reader`` reads in ``chunk``."""
     half = turn.channel.slot_bytes // 2 // flow.dtype.itemsize
     return (chunk & 1) * half + (0 if flow.is_shared else (reader - (reader > writer)) * flow.chunk)
+
+
+Finish = Callable[[Array], None]
+"""Turns combined values into the result, in place."""
+
+
+def heap_places(turn: Turn) -> list[int | None]:
+    """Return where every rank's input lies in its heap; all of them must have posted."""
+    channel = turn.channel
+    places = [turn.place_in_heap(other) for other in range(channel.size)]
+    turn.places_read = tuple(other for other in channel.others if places[other] is not None)
+    return places
+
+
+def in_heap(turn: Turn, place: int, heap: int, dtype: np.dtype[Any], low: int, high: int) -> Array:
+    """Return elements ``low`` to ``high`` of the input that the rank at ``place`` has at ``heap``."""
+    channel = turn.channel
+    segment = channel.arena.segments[channel.ranks[place]]
+    return segment.heap_array(heap + low * dtype.itemsize, high - low, dtype)
+
+
+def let_go(turn: Turn, heap: Sequence[int | None], round_: int) -> Program:
+    """If anyone's heap was read, wait until all have read it."""
+    if all(where is None for where in heap):
+        return
+    turn.post(round_)
+    if heap[turn.channel.place] is not None:
+        yield turn.channel.others, round_

@@ -1,0 +1,120 @@
+"""The awaitable of small operations in shared memory, which is over without the loop in the common case."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Coroutine, Generator
+from time import perf_counter
+from typing import Any
+
+from asyncpar.collectives.arrays import Array
+from asyncpar.collectives.ending import give_up, thrown
+from asyncpar.collectives.engine import Engine
+from asyncpar.collectives.operation import Operation
+from asyncpar.collectives.shared_memory.call import ArenaCall, ArenaOperation
+from asyncpar.collectives.shared_memory.fast_path import QuickPlan
+from asyncpar.net.transport.home_loop import check_home_loop
+
+
+class QuickCall(Coroutine[Any, Any, Array]):
+    """The awaitable of a small operation on ``x`` in place."""
+
+    __slots__ = ("_engine", "_plan", "_running", "_sequence", "_x")
+
+    def __init__(self, engine: Engine, plan: QuickPlan, x: Array) -> None:
+        check_home_loop(engine.table.loop, plan.name)
+        if engine.group.given_up is not None:
+            engine.group.check_open()
+        self._engine = engine
+        self._plan = plan
+        self._x = x
+        self._running: Generator[Any, Any, Array] | None = None
+        self._sequence = sequence = engine.ledger.allot()
+        engine.group.early[sequence] = plan, x
+
+    def __await__(self) -> Generator[Any, Any, Array]:
+        if self._running is not None:
+            raise RuntimeError("cannot reuse already awaited coroutine")
+        self._running = running = self._run()
+        return running
+
+    def __getattr__(self, name: str) -> str:
+        """Be called like a coroutine by whoever shows it."""
+        if name in ("__name__", "__qualname__"):
+            return f"Communicator.{self._plan.name}"
+        raise AttributeError(name)
+
+    def send(self, value: Any) -> Any:
+        return (self._running or self.__await__()).send(value)
+
+    def throw(self, *error: Any) -> Any:
+        try:
+            return (self._running or self.__await__()).throw(*error)
+        finally:
+            self._give_up(thrown(error))
+
+    def close(self) -> None:
+        try:
+            (self._running or self.__await__()).close()
+        finally:
+            self._give_up()
+
+    def __del__(self) -> None:
+        if not hasattr(self, "_running"):
+            return  # the constructor refused the call
+        if self._running is None:
+            warnings.warn(f"coroutine '{self.__qualname__}' was never awaited", RuntimeWarning, stacklevel=2)
+            self._give_up()
+
+    def _run(self) -> Generator[Any, Any, Array]:
+        engine, sequence = self._engine, self._sequence
+        table, early = engine.table, engine.group.early
+        try:
+            check_home_loop(table.loop, self._plan.name)
+        except BaseException as error:
+            self._give_up(error)
+            raise
+        if len(early) == 1 and sequence in early and table.is_calm(self._plan.run_queue) and self._is_over_at_once():
+            return self._x
+        if sequence in early:
+            engine.admit_early()
+        operation = engine.group.active[sequence]
+        assert isinstance(operation, ArenaOperation)
+        yield from ArenaCall(operation.task, None, _impossible, engine.count).__await__()
+        return self._x
+
+    def _is_over_at_once(self) -> bool:
+        """Get through without the loop, or become an operation that goes on from where this got."""
+        engine, plan, sequence, x = self._engine, self._plan, self._sequence, self._x
+        started = perf_counter()
+        turn = None if plan.driver.is_turn_due(started) else plan.begin(sequence, x)
+        if turn is None:
+            return False
+        del engine.group.early[sequence]
+        description = plan.description
+        if plan.poll(turn):
+            plan.finish(turn, x)
+            engine.group.retire(sequence, description)
+            engine.count_quick(plan.name, description.algorithm, plan.sends, perf_counter() - started)
+            return True
+        task = engine.admit_quick(plan, sequence, x)
+        task.resume(turn, plan.rest(turn, x), (plan.others, 1))
+        return False
+
+    def _give_up(self, error: BaseException | None = None) -> None:
+        """Nobody will await the call, because of ``error`` perhaps.  From any thread."""
+        loop = self._engine.table.loop
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(_give_up_now, self._engine, self._sequence, error)
+
+
+def _give_up_now(engine: Engine, sequence: int, error: BaseException | None) -> None:
+    if sequence in engine.group.early:
+        engine.admit_early()
+    operation = engine.group.active.get(sequence)
+    if operation is not None:
+        give_up(operation, error)
+
+
+async def _impossible(operation: Operation) -> Any:
+    raise AssertionError(f"{operation.label}: its group has an open channel")

@@ -1,0 +1,1 @@
+"""Collectives of ranks that share the memory of a host."""
