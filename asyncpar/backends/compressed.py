@@ -16,7 +16,7 @@ import numpy as np
 from asyncpar.codecs import Bytes, Codec, Values
 from asyncpar.collectives.arrays import Array
 from asyncpar.collectives.communicator import Communicator
-from asyncpar.collectives.offload import off_loop
+from asyncpar.core.concurrency.offload import off_loop
 
 
 class CompressedAllReduce:

@@ -34,10 +34,10 @@ from asyncpar.collectives.shared_memory.group import ArenaGroup
 from asyncpar.collectives.shared_memory.hierarchical import Route
 from asyncpar.collectives.statistics import CollectiveStatistics, Tally, Traffic
 from asyncpar.collectives.table import OperationTable
+from asyncpar.core.concurrency.home_loop import check_home_loop, is_home_loop
 from asyncpar.core.observe.reporting import text_of
 from asyncpar.errors import PeerLost, UsageError
 from asyncpar.net.arena.channel import Channel
-from asyncpar.net.transport.home_loop import check_home_loop, is_home_loop
 
 T = TypeVar("T")
 Body = Callable[[Operation], Awaitable[T]]

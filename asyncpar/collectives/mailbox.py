@@ -18,11 +18,11 @@ from asyncpar.collectives.arrays import Array
 from asyncpar.collectives.ending import refuse
 from asyncpar.collectives.engine import Engine, Ticket
 from asyncpar.collectives.keys import TAG_SHIFT, ChannelLedger, hash64
-from asyncpar.collectives.offload import write_payload
 from asyncpar.collectives.operation import Group, Operation
 from asyncpar.collectives.protocol import ENVELOPE_BYTES, Envelope, decode_envelope, describe, encode_envelope
+from asyncpar.core.concurrency.home_loop import check_home_loop, is_home_loop
+from asyncpar.core.concurrency.offload import INLINE_COPY_BYTES, off_loop
 from asyncpar.errors import OperationMismatch, PeerLost, ProtocolError
-from asyncpar.net.transport.home_loop import check_home_loop, is_home_loop
 from asyncpar.net.transport.lane import fail_future
 from asyncpar.net.transport.links import LEFT
 from asyncpar.net.wire.payload import UnwrittenPayload
@@ -113,7 +113,7 @@ class Mailbox:
 
         async def body(operation: Operation) -> None:
             if isinstance(x, UnwrittenPayload):
-                payload = await write_payload(x)
+                payload = await off_loop(x.write, nbytes=x.nbytes, inline=INLINE_COPY_BYTES)
             else:
                 payload = np.ascontiguousarray(x).reshape(-1).view(np.uint8).data
             sendings = [operation.send(peer, 0, memoryview(envelope)), operation.send(peer, 1, payload)]

@@ -13,11 +13,11 @@ from asyncpar.collectives.arrays import Array, check_rank
 from asyncpar.collectives.engine import Engine
 from asyncpar.collectives.execute import InPlace, execute
 from asyncpar.collectives.gathers import check_lengths, exchange_numbers, prepare_broadcast
-from asyncpar.collectives.offload import off_loop, write_payload
 from asyncpar.collectives.one_way import from_root
 from asyncpar.collectives.operation import Operation
 from asyncpar.collectives.plan import NOWHERE, AlongChunks, Plan, Slice
 from asyncpar.collectives.protocol import describe
+from asyncpar.core.concurrency.offload import INLINE_COPY_BYTES, off_loop
 from asyncpar.errors import ProtocolError, UsageError
 from asyncpar.net.wire.payload import UnwrittenPayload, decode_payload, prepare_payload
 
@@ -34,7 +34,7 @@ def encoded(value: object, what: str, wanted: Any = None) -> UnwrittenPayload:
 
 
 async def _written(content: UnwrittenPayload) -> Array:
-    return np.frombuffer(await write_payload(content), np.uint8)
+    return np.frombuffer(await off_loop(content.write, nbytes=content.nbytes, inline=INLINE_COPY_BYTES), np.uint8)
 
 
 async def _decode_all(

@@ -13,7 +13,7 @@ from asyncpar.collectives.engine import Engine
 from asyncpar.collectives.operation import Operation
 from asyncpar.collectives.shared_memory.call import ArenaCall, ArenaOperation
 from asyncpar.collectives.shared_memory.fast_path import QuickPlan
-from asyncpar.net.transport.home_loop import check_home_loop
+from asyncpar.core.concurrency.home_loop import check_home_loop
 
 
 class QuickCall(Coroutine[Any, Any, Array]):

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from asyncpar.agreement.owed import OwedCollective
 from asyncpar.collectives.communicator import Communicator
-from asyncpar.collectives.offload import INLINE_BYTES, off_loop
+from asyncpar.core.concurrency.offload import INLINE_BYTES, off_loop
 from asyncpar.core.config.placement import Replication
 from asyncpar.errors import UsageError
 from asyncpar.gradsync.config import NonFinitePolicy

@@ -17,8 +17,8 @@ from asyncpar.agreement.errors import SettingsDiffer
 from asyncpar.codecs import Values
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.collectives.ending import telling_why
-from asyncpar.collectives.offload import off_loop
-from asyncpar.collectives.task_group import CleanTaskGroup
+from asyncpar.core.concurrency.offload import off_loop
+from asyncpar.core.concurrency.task_group import CleanTaskGroup
 from asyncpar.core.config.parallel import RankMapping, ThreeDParallelismConfig
 from asyncpar.errors import NonFiniteValue, PeerError, UsageError
 from asyncpar.gradsync import bucket_run

@@ -8,7 +8,8 @@ from typing import Any, TypeVar, TypeVarTuple
 
 import numpy as np
 
-from asyncpar.collectives.bridge import LoopBridge
+from asyncpar.core.concurrency.bridge import LoopBridge
+from asyncpar.core.concurrency.worker import WorkerThread
 from asyncpar.core.config.parallel import MemoryOptimizationStrategy, RankMapping, ThreeDParallelismConfig
 from asyncpar.errors import UsageError
 from asyncpar.gradsync import GradientSynchronizer, NonFinitePolicy
@@ -23,7 +24,6 @@ from asyncpar.nn.parameter import Parameter
 from asyncpar.nn.sequential import Sequential
 from asyncpar.nn.stage import Stage
 from asyncpar.nn.tensor.group import BridgedGroup, SingleRankGroup, TensorGroup
-from asyncpar.parallel.worker import ComputeWorker
 from asyncpar.pipeline.alarm import StepAlarm
 from asyncpar.pipeline.executor import PipelineExecutor
 from asyncpar.pipeline.offload.manager import MemoryManager
@@ -37,7 +37,7 @@ T = TypeVar("T")
 Args = TypeVarTuple("Args")
 
 
-class QuietWorker(ComputeWorker):
+class QuietWorker(WorkerThread):
     """Numbers that overflow or make no sense raise no warnings: all ranks hear of them when they look at the norm."""
 
     async def run(self, function: Callable[[*Args], T], *args: *Args) -> T:

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequen
 from contextlib import asynccontextmanager
 from functools import partial
 
-from asyncpar.collectives.offload import off_loop
+from asyncpar.core.concurrency.offload import off_loop
 from asyncpar.gradsync import GradientSynchronizer, StepOutcome
 from asyncpar.hybrid.flow import GradientFlow
 from asyncpar.nn.half import HalfParameter, stored_value

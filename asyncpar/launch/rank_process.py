@@ -8,13 +8,13 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
+from asyncpar.core.concurrency.worker import call_in_daemon_thread
 from asyncpar.launch.guard import Guard
 
 _TRAMPOLINE = Path(__file__).with_name("trampoline.py")
@@ -147,8 +147,7 @@ async def _wait_for_end(process: subprocess.Popen[bytes]) -> None:
     try:
         descriptor = os.pidfd_open(process.pid)
     except (AttributeError, OSError):  # not Linux, or one without pidfds: a thread waits
-        threading.Thread(target=_wait_in_thread, args=(process, loop, ended), daemon=True).start()
-        await ended.wait()
+        await call_in_daemon_thread(process.wait, f"asyncpar process {process.pid}")
         return
     loop.add_reader(descriptor, ended.set)
     try:
@@ -156,12 +155,6 @@ async def _wait_for_end(process: subprocess.Popen[bytes]) -> None:
     finally:
         loop.remove_reader(descriptor)
         os.close(descriptor)
-
-
-def _wait_in_thread(process: subprocess.Popen[bytes], loop: asyncio.AbstractEventLoop, ended: asyncio.Event) -> None:
-    process.wait()
-    with contextlib.suppress(RuntimeError):  # the loop is closed, and nobody waits
-        loop.call_soon_threadsafe(ended.set)
 
 
 def is_group_alive(group: int) -> bool:

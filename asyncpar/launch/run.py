@@ -19,6 +19,8 @@ from asyncpar.launch.plan import Outcome
 from asyncpar.launch.site import make_log_directory, survey
 
 _LAST_WORD_PATIENCE = 1.0
+_OUTPUT_PATIENCE = 0.2
+"""Seconds that the output already handed over has to get out; a reader may have stopped reading."""
 _IN_CLEAR = (
     b"asyncpar launch: traffic between the hosts is authenticated, but not encrypted; `asyncpar certs init` makes "
     b"certificates for --certs\n"
@@ -51,8 +53,8 @@ def run_launch(options: LaunchOptions, environment: Mapping[str, str]) -> int:
         with asyncio.Runner(loop_factory=_new_loop) as runner:
             outcome = runner.run(_run(job, stdout, stderr))
     finally:
-        stdout.close()
-        stderr.close()
+        stdout.close(patience=_OUTPUT_PATIENCE)
+        stderr.close(patience=_OUTPUT_PATIENCE)
     return outcome.exit_code
 
 

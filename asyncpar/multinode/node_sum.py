@@ -9,7 +9,7 @@ import numpy as np
 
 from asyncpar.collectives.arrays import collective_reduction
 from asyncpar.collectives.call import Call
-from asyncpar.collectives.offload import off_loop
+from asyncpar.core.concurrency.offload import off_loop
 from asyncpar.gradsync.schemes import ReductionStep
 from asyncpar.multinode.groups import NodeGroups
 from asyncpar.zero.buffers import BufferPool, Loans

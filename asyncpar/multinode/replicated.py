@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 
-from asyncpar.collectives.offload import off_loop
+from asyncpar.core.concurrency.offload import off_loop
 from asyncpar.core.config.parallel import CommunicationStrategy, RankMapping, ThreeDParallelismConfig
 from asyncpar.gradsync import (
     GradientBucketingConfig,

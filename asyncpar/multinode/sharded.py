@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
-from asyncpar.collectives.bridge import LoopBridge
+from asyncpar.core.concurrency.bridge import LoopBridge
 from asyncpar.errors import NonFiniteValue
 from asyncpar.gradsync import SyncStatistics
 from asyncpar.gradsync.statistics import StepRecord, SyncTraffic

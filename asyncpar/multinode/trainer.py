@@ -11,8 +11,8 @@ from types import TracebackType
 from typing import Any, Self
 
 from asyncpar.backends import BackendConfig, CommunicationRuntime
-from asyncpar.collectives.bridge import LoopBridge
 from asyncpar.collectives.communicator import Communicator
+from asyncpar.core.concurrency.bridge import LoopBridge
 from asyncpar.errors import UsageError
 from asyncpar.multinode import checkpointing
 from asyncpar.multinode.config import MultiNodeConfig

@@ -11,6 +11,7 @@ import numpy as np
 
 from asyncpar.agreement.ballot import Ballot
 from asyncpar.collectives.communicator import Communicator
+from asyncpar.core.concurrency.worker import WorkerThread
 from asyncpar.errors import AsyncparError, UsageError
 from asyncpar.gradsync import (
     GradientBucketingConfig,
@@ -24,7 +25,6 @@ from asyncpar.parallel.local_gradients import LocalGradients
 from asyncpar.parallel.module import OnGradient, Trainable
 from asyncpar.parallel.replicas import broadcast
 from asyncpar.parallel.rounds import GradientRounds
-from asyncpar.parallel.worker import ComputeWorker
 
 T = TypeVar("T")
 
@@ -65,7 +65,7 @@ class GradientAveraging:
         self.synchronizer.update_bucketing_config(self._bucketing())
 
     async def run(
-        self, local: LocalGradients, compute: Callable[[OnGradient | None], Awaitable[T]], worker: ComputeWorker
+        self, local: LocalGradients, compute: Callable[[OnGradient | None], Awaitable[T]], worker: WorkerThread
     ) -> T:
         """Compute and average; see ``GradientRounds.run``.  ``compute`` gets None when communication is delayed."""
         if self._joining is not None:
@@ -76,7 +76,7 @@ class GradientAveraging:
         local.reset()
         return result
 
-    async def average_pending(self, local: LocalGradients, worker: ComputeWorker) -> None:
+    async def average_pending(self, local: LocalGradients, worker: WorkerThread) -> None:
         """Average what passes have added up without a round, unless no rank has any; all ranks call it.
 
         Raises ``UsageError``, on every rank, where some have and others have not.
@@ -106,7 +106,7 @@ class GradientAveraging:
     async def join(
         self,
         local: LocalGradients,
-        worker: ComputeWorker,
+        worker: WorkerThread,
         *,
         by_initial_size: bool,
         on_shadow: Callable[[], None] | None,
@@ -142,7 +142,7 @@ class GradientAveraging:
         self,
         local: LocalGradients,
         compute: Callable[[OnGradient], Awaitable[T]],
-        worker: ComputeWorker,
+        worker: WorkerThread,
         *,
         is_shadow: bool = False,
     ) -> T:
@@ -159,7 +159,7 @@ class GradientAveraging:
             await worker.run(self._scale, factor)
         return result
 
-    async def _shadow(self, worker: ComputeWorker, on_shadow: Callable[[], None] | None) -> None:
+    async def _shadow(self, worker: WorkerThread, on_shadow: Callable[[], None] | None) -> None:
         """Go along with a round of others."""
         nothing = LocalGradients(self._parameters, must_reach_all=False)
         await self._run_round(nothing, _compute_nothing, worker, is_shadow=True)

@@ -13,13 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asyncpar.backends import CommunicationRuntime
+from asyncpar.core.concurrency.worker import WorkerThread
 from asyncpar.errors import UsageError
 from asyncpar.parallel.mode import SynchronizationMode
 from asyncpar.parallel.module import Array, Module, Trainable, check_device, check_is_training, set_training
 from asyncpar.parallel.replica_ranks import ReplicaRanks
 from asyncpar.parallel.replica_training import Replica, ReplicaTraining
 from asyncpar.parallel.scatter import check_count, chunk_rows, count_rows
-from asyncpar.parallel.worker import ComputeWorker
 
 T = TypeVar("T")
 
@@ -74,7 +74,7 @@ class DataParallel:
         self.runtime = runtime
         self._timeout = timeout
         self._replicas = (model, *(copy.deepcopy(model) for _ in self.devices[1:]))
-        self._workers = tuple(ComputeWorker(device) for device in self.devices)
+        self._workers = tuple(WorkerThread(f"compute {device}") for device in self.devices)
         self._samples = [0] * len(self.devices)
         """Rows that went into each replica's gradients since the last synchronization."""
         self._is_training = True

@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from asyncpar.backends import CommunicationRuntime
+from asyncpar.core.concurrency.worker import WorkerThread
 from asyncpar.errors import UsageError
 from asyncpar.gradsync import (
     GradientCompressionConfig,
@@ -25,7 +26,6 @@ from asyncpar.parallel.local_gradients import LocalGradients
 from asyncpar.parallel.mode import SynchronizationMode
 from asyncpar.parallel.module import Array, Module, Trainable, check_device, check_is_training, set_training
 from asyncpar.parallel.replicas import make_equal
-from asyncpar.parallel.worker import ComputeWorker
 
 T = TypeVar("T")
 
@@ -90,7 +90,7 @@ class DistributedDataParallel:
         self._name = name
         self._is_training = True
         self._is_local = False
-        self._worker: ComputeWorker | None = None
+        self._worker: WorkerThread | None = None
         self._local = LocalGradients(
             model.parameters(),
             must_reach_all=not (self.config.find_unused_parameters or self.config.static_graph),
@@ -129,7 +129,7 @@ class DistributedDataParallel:
             gossip = UpdateGossip(self._model.parameters(), communicator, self.mode, key=f"{self._name}/{word}/updates")
             await gossip.start()
             self._gossip = gossip
-        self._worker = ComputeWorker(self.device)
+        self._worker = WorkerThread(f"compute {self.device}")
         return self
 
     async def close(self, *, failed: bool = False) -> None:
@@ -338,7 +338,7 @@ class DistributedDataParallel:
 
     # -- inside ------------------------------------------------------------------------------------------------------
 
-    def _running(self) -> ComputeWorker:
+    def _running(self) -> WorkerThread:
         if self._worker is None:
             raise UsageError("ddp: it is not running; use `async with`, or await start() first")
         return self._worker

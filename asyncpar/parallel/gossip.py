@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from asyncpar.collectives.communicator import Communicator
+from asyncpar.core.concurrency.worker import WorkerThread
 from asyncpar.errors import UsageError
 from asyncpar.parallel.clock import StalenessClock
 from asyncpar.parallel.exchange import UpdateExchange
@@ -13,7 +14,6 @@ from asyncpar.parallel.mode import SynchronizationMode
 from asyncpar.parallel.module import Trainable
 from asyncpar.parallel.replicas import broadcast
 from asyncpar.parallel.update import Mover, Update, UpdateLayout
-from asyncpar.parallel.worker import ComputeWorker
 
 T = TypeVar("T")
 
@@ -55,14 +55,14 @@ class UpdateGossip:
         """Return for how many seconds this rank has waited for slower ones."""
         return self._exchange.waited
 
-    async def begin_step(self, worker: ComputeWorker) -> None:
+    async def begin_step(self, worker: WorkerThread) -> None:
         """If no step is under way, begin one: when the clock allows it, with all updates that have arrived."""
         if not self._is_in_step:
             await self._exchange.begin_step()
             self._is_in_step = True
             await self._apply_arrived(worker)
 
-    async def update(self, step: Callable[[], T], worker: ComputeWorker) -> T:
+    async def update(self, step: Callable[[], T], worker: WorkerThread) -> T:
         """Run ``step`` and send what it changes."""
         if not self._is_in_step:
             raise UsageError("update: expected a forward pass before it, which begins the step")
@@ -71,7 +71,7 @@ class UpdateGossip:
         self._is_in_step = False
         return result
 
-    async def settle(self, worker: ComputeWorker) -> None:
+    async def settle(self, worker: WorkerThread) -> None:
         """Return when all updates are everywhere and parameters equal.  A step that is under way is given up."""
         self._is_in_step = False
         await self._exchange.settle()
@@ -79,7 +79,7 @@ class UpdateGossip:
         await broadcast(self._parameters, self._communicator, root=0, key="settled")
         await self._communicator.barrier(key="settled")  # before it, nobody makes updates that would be overwritten
 
-    async def _apply_arrived(self, worker: ComputeWorker) -> None:
+    async def _apply_arrived(self, worker: WorkerThread) -> None:
         arrived = await self._exchange.take_arrived()
         if arrived is not None:
             await worker.run(arrived.apply)

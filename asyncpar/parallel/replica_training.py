@@ -16,6 +16,7 @@ from typing import Any, Self, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from asyncpar.core.concurrency.worker import WorkerThread
 from asyncpar.errors import PeerCancelled, PeerTimeout, UsageError
 from asyncpar.parallel.clock import (
     Begin,
@@ -32,7 +33,6 @@ from asyncpar.parallel.clock import (
 from asyncpar.parallel.mode import SynchronizationMode
 from asyncpar.parallel.module import Array, Module
 from asyncpar.parallel.update import Mover, UpdateLayout
-from asyncpar.parallel.worker import ComputeWorker
 
 T = TypeVar("T")
 
@@ -47,7 +47,7 @@ class ReplicaTraining:
         self,
         model: Module,
         replicas: Sequence[Module],
-        workers: Sequence[ComputeWorker],
+        workers: Sequence[WorkerThread],
         *,
         mode: SynchronizationMode,
         timeout: float | None,

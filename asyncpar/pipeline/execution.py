@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias, TypeVar, TypeVarTuple
 
 from asyncpar.collectives.communicator import Communicator
-from asyncpar.collectives.task_group import CleanTaskGroup
+from asyncpar.core.concurrency.task_group import CleanTaskGroup
 from asyncpar.errors import PeerError, UsageError
 from asyncpar.nn.parameter import OnGradient
 from asyncpar.nn.stage import Stage
@@ -28,7 +28,7 @@ _LOOK_AHEAD = 2
 
 
 class Compute(Protocol):
-    """Where layers compute: ``ComputeWorker`` does it in a thread, so that the loop goes on moving messages."""
+    """Where layers compute: ``WorkerThread`` does it in a thread, so that the loop goes on moving messages."""
 
     async def run(self, function: Callable[[*Arguments], T], *arguments: *Arguments) -> T:
         """Return what ``function`` returns, one call after another."""

@@ -7,9 +7,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from asyncpar.collectives.communicator import Communicator
+from asyncpar.core.concurrency.worker import WorkerThread
 from asyncpar.errors import AsyncparError, UsageError
 from asyncpar.nn import OnGradient, Parameter
-from asyncpar.parallel.worker import ComputeWorker
 from asyncpar.train.batches import Batches, split_rows
 from asyncpar.train.language_model import LanguageModel
 
@@ -38,7 +38,7 @@ class BatchShare:
         self._communicator = communicator
         self._rows = split_rows(batches.rows, rank=communicator.rank, size=communicator.size)
         self._scale = communicator.size / batches.tokens
-        self.worker = ComputeWorker(f"of rank {communicator.rank}")
+        self.worker = WorkerThread(f"compute of rank {communicator.rank}")
 
     @property
     def steps(self) -> int:

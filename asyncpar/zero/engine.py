@@ -22,9 +22,9 @@ from numpy.typing import NDArray
 
 from asyncpar.agreement.comparison import compare
 from asyncpar.codecs import Values
-from asyncpar.collectives.bridge import LoopBridge
 from asyncpar.collectives.communicator import Communicator
-from asyncpar.collectives.offload import off_loop
+from asyncpar.core.concurrency.bridge import LoopBridge
+from asyncpar.core.concurrency.offload import off_loop
 from asyncpar.errors import PeerError, UsageError
 from asyncpar.nn.optimizers import Rule, all_finite, combined, distinct, squared_norm
 from asyncpar.nn.parameter import Array, Parameter

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from asyncpar.agreement.owed import OwedCollective
-from asyncpar.collectives.offload import off_loop
+from asyncpar.core.concurrency.offload import off_loop
 from asyncpar.nn.parameter import Array
 from asyncpar.zero.buffers import BufferPool, Lent
 from asyncpar.zero.partition import Bucket, Partition, pack_own, unpack_rows

@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from asyncpar.collectives.bridge import LoopBridge
 from asyncpar.collectives.communicator import Communicator
+from asyncpar.core.concurrency.bridge import LoopBridge
 from asyncpar.errors import UsageError
 from asyncpar.nn.optimizers import Rule, clip_factor
 from asyncpar.nn.parameter import Array, Parameter

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from asyncpar.collectives.bridge import LoopBridge, Pending
+from asyncpar.core.concurrency.bridge import LoopBridge, Pending
 from asyncpar.errors import UsageError
 from asyncpar.nn.parameter import Array, OnGradient, Parameter
 from asyncpar.nn.stage import Deferred, Stage
@@ -137,7 +137,7 @@ class ParameterGatherer:
     def _bring(self, unit: ParameterUnit, index: int, direction: int) -> None:
         if threading.get_ident() == self._loop_thread:
             raise UsageError(
-                "a sharded layer must run in a compute thread, such as that of a ComputeWorker, not on the event loop"
+                "a sharded layer must run in a compute thread, such as that of a WorkerThread, not on the event loop"
             )
         if unit.pending is None:
             self._make_room(unit)

@@ -10,7 +10,7 @@ import numpy as np
 
 from asyncpar.agreement.owed import OwedCollective
 from asyncpar.collectives.communicator import Communicator
-from asyncpar.collectives.offload import off_loop
+from asyncpar.core.concurrency.offload import off_loop
 from asyncpar.errors import UsageError
 from asyncpar.nn.half import stored_dtype
 from asyncpar.nn.optimizers import Rule, all_finite

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from asyncpar.collectives.offload import off_loop
+from asyncpar.core.concurrency.offload import off_loop
 from asyncpar.zero.gathering import BucketGather
 from asyncpar.zero.reduction import Means
 from asyncpar.zero.share import Share

@@ -20,11 +20,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 import asyncpar as ap
+from asyncpar.core.concurrency.worker import WorkerThread
 from asyncpar.core.config.parallel import PipelineScheduleType
 from asyncpar.nn.parameter import OnGradient, Parameter
 from asyncpar.nn.stage import Deferred, Stage
 from asyncpar.node import Node
-from asyncpar.parallel.worker import ComputeWorker
 from asyncpar.pipeline import PipelineSchedule
 from asyncpar.pipeline.execution import Compute
 from asyncpar.pipeline.executor import PipelineExecutor
@@ -84,7 +84,7 @@ async def measure_hops(node: Node, *, sizes: list[int], micro_batches: int, repe
 
 async def _measure_size(comm: ap.Communicator, size: int, micro_batches: int, repeats: int) -> dict[str, float]:
     """Return the seconds of a raw round trip and, for both orders and places, of a micro-batch and of a run besides."""
-    worker = ComputeWorker("hops")
+    worker = WorkerThread("hops")
     computes: dict[str, Compute] = {"loop": OnTheLoop(), "thread": worker}
     cases = [(kind, place, count) for kind in _KINDS for place in computes for count in (1, micro_batches)]
     executors = [_make_executor(comm, computes[place], kind, count) for kind, place, count in cases]

@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable
+from typing import TypeVar
 
 from asyncpar.launch.display import PlainDisplay, TerminalDisplay
 from asyncpar.launch.output import OutputStream
 from asyncpar.launch.report_lines import ProgressRecord
+
+T = TypeVar("T")
 
 
 class Collected(OutputStream):
@@ -20,8 +23,8 @@ class Collected(OutputStream):
     async def write(self, chunk: bytes) -> None:
         self.written += chunk
 
-    async def run(self, job: Callable[[], None]) -> None:
-        job()
+    async def run(self, function: Callable[[], T]) -> T:
+        return function()
 
 
 def record(step: int, description: str = "train") -> ProgressRecord:

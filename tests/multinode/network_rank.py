@@ -19,10 +19,10 @@ from typing import Any
 import numpy as np
 
 import asyncpar as ap
+from asyncpar.core.concurrency.worker import WorkerThread
 from asyncpar.multinode import MultiNodeConfig, MultiNodeTrainer
 from asyncpar.nn import Array, Initializer, Linear, Parameter
 from asyncpar.nn.optimizers import AdamW
-from asyncpar.parallel.worker import ComputeWorker
 from asyncpar.zero.config import ZeROConfig, ZeROStage
 
 FEATURES, ROWS, STEPS, MICRO_STEPS = 160, 4, 3, 2
@@ -68,7 +68,7 @@ def bytes_left() -> int:
         return sum(int(line.split(":")[1].split()[8]) for line in table if line.lstrip().startswith("link"))
 
 
-async def train(trainer: MultiNodeTrainer, worker: ComputeWorker) -> dict[str, Any]:
+async def train(trainer: MultiNodeTrainer, worker: WorkerThread) -> dict[str, Any]:
     """Train a new model, and report."""
     model, rank = Model(), trainer.config.global_rank
     await trainer.register_parameters(model.parameters)
@@ -94,7 +94,7 @@ async def train(trainer: MultiNodeTrainer, worker: ComputeWorker) -> dict[str, A
 async def main() -> None:
     nodes, devices = int(sys.argv[1]), int(sys.argv[2])
     place = MultiNodeConfig.new(nodes, devices, int(os.environ["GROUP_RANK"]), int(os.environ["LOCAL_RANK"]))
-    worker = ComputeWorker("compute")
+    worker = WorkerThread("compute")
     async with MultiNodeTrainer(place, RULE, name="outer") as outer:  # opens the world
         world = outer.groups.world
         reports = {}

@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from asyncpar.collectives.bridge import LoopBridge
+from asyncpar.core.concurrency.bridge import LoopBridge
+from asyncpar.core.concurrency.worker import WorkerThread
 from asyncpar.errors import UsageError
 from asyncpar.multinode import MultiNodeTrainer
 from asyncpar.nn import Array, Initializer, Linear, Parameter, Stage
 from asyncpar.nn.half import HalfInitializer, stored_value
 from asyncpar.nn.optimizers import Adam, Optimizer
 from asyncpar.node import Node
-from asyncpar.parallel.worker import ComputeWorker
 from asyncpar.zero.config import ZeROConfig, ZeROStage
 from tests.multinode.worlds import TINY_BUCKETS, config_of, node_world, on_all
 
@@ -65,7 +65,7 @@ async def losses_of(node: Node, nodes: int, devices: int, stage: ZeROStage, *, o
     """Return the losses of the batches of a rank of a world."""
     net = Net(Initializer.from_seed(3, "float64"))
     bridge = LoopBridge()
-    worker = ComputeWorker(f"rank {node.rank}", bridge)
+    worker = WorkerThread(f"rank {node.rank}", bridge)
     config = config_of(node.rank, nodes, devices, stage=stage, gradient_bucket_size_mb=TINY_BUCKETS)
     losses = []
     try:

@@ -7,8 +7,8 @@ import threading
 
 import pytest
 
+from asyncpar.core.concurrency.worker import WorkerThread
 from asyncpar.gradsync.statistics import SyncTraffic
-from asyncpar.parallel.worker import ComputeWorker
 from asyncpar.testing.loop import run_virtual
 from asyncpar.zero.config import ZeROConfig, ZeROStage
 from tests.multinode.worlds import TINY_BUCKETS, Member, members, on_all, train_alone
@@ -66,7 +66,7 @@ def test_either_setting_keeps_sharded_gradients_at_home(way: str) -> None:
 
 @pytest.mark.parametrize("stage", STAGES)
 async def test_gradients_may_be_reported_from_compute_threads(stage: ZeROStage) -> None:
-    workers = [ComputeWorker(f"compute {rank}") for rank in range(4)]
+    workers = [WorkerThread(f"compute {rank}") for rank in range(4)]
     threads: set[int] = set()
 
     async def train(member: Member) -> None:

@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 
 from asyncpar.backends import BackendConfig, CommunicationRuntime
-from asyncpar.collectives.bridge import LoopBridge
 from asyncpar.collectives.communicator import Communicator
+from asyncpar.core.concurrency.bridge import LoopBridge
+from asyncpar.core.concurrency.worker import WorkerThread
 from asyncpar.core.config.parallel import CommunicationStrategy, PipelineScheduleType, ThreeDParallelismConfig
 from asyncpar.errors import AsyncparError, UsageError
 from asyncpar.gradsync import GradientBucketingConfig, GradientCompressionConfig
@@ -29,7 +30,6 @@ from asyncpar.nn import Initializer, Linear
 from asyncpar.nn.optimizers import SGD, AdamW
 from asyncpar.nn.tensor import BridgedGroup, ColumnParallelLinear, RowParallelLinear, TensorRegion
 from asyncpar.node import Node
-from asyncpar.parallel.worker import ComputeWorker
 from asyncpar.pipeline import PipelineSchedule
 from asyncpar.testing import local_world
 from asyncpar.zero import MemoryExceeded, ZeROConfig, ZeROOptimizer, ZeROStage
@@ -276,7 +276,7 @@ async def on_slices(make: Any, *, rows: Sequence[int] = (2, 4, 8)) -> Any:
 
     async def main(node: Node) -> Any:
         bridge = LoopBridge()
-        worker = ComputeWorker(f"rank {node.rank}", bridge)
+        worker = WorkerThread(f"rank {node.rank}", bridge)
         try:
             group, layer, x = make(node, bridge, np.random.default_rng(1).normal(size=rows))
             y, saved = await worker.run(layer.forward, x)

@@ -8,9 +8,9 @@ import time
 import numpy as np
 
 import asyncpar as ap
+from asyncpar.core.concurrency.worker import WorkerThread
 from asyncpar.core.config.parallel import PipelineScheduleType
 from asyncpar.nn import Array, Initializer, Linear
-from asyncpar.parallel.worker import ComputeWorker
 from asyncpar.pipeline import PipelineSchedule
 from asyncpar.pipeline.executor import PipelineExecutor
 
@@ -36,7 +36,7 @@ async def main() -> None:
             schedule_type=PipelineScheduleType.ONE_FORWARD_ONE_BACKWARD,
         )
         stage = Linear("layer", FEATURES, FEATURES, initializer=Initializer.from_seed(world.rank))
-        worker = ComputeWorker("test")
+        worker = WorkerThread("test")
         executor = PipelineExecutor(schedule, [stage], communicator=world, compute=worker, loss=square)
         inputs = [np.full((300, FEATURES), float(number), np.float32) for number in range(MICRO_BATCHES)]
         try:

@@ -8,9 +8,9 @@ from typing import Any, TypeVar, TypeVarTuple
 
 import numpy as np
 
+from asyncpar.core.concurrency.worker import WorkerThread
 from asyncpar.nn import Initializer, LayerNorm, Linear, Mlp, Sequential, Stage
 from asyncpar.nn.parameter import Array
-from asyncpar.parallel.worker import ComputeWorker
 from asyncpar.pipeline import Schedule
 from asyncpar.pipeline.executor import PipelineExecutor
 from asyncpar.pipeline.result import PipelineResult
@@ -153,5 +153,5 @@ async def run_all(
     )
 
 
-def make_worker() -> ComputeWorker:
-    return ComputeWorker("test")
+def make_worker() -> WorkerThread:
+    return WorkerThread("test")

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from asyncpar.collectives.bridge import LoopBridge
+from asyncpar.core.concurrency.bridge import LoopBridge
+from asyncpar.core.concurrency.worker import WorkerThread
 from asyncpar.nn import Array, Initializer, LayerNorm, Linear, Sequential, Stage
 from asyncpar.nn.optimizers import Adam
-from asyncpar.parallel.worker import ComputeWorker
 from asyncpar.testing.world import local_world
 from asyncpar.zero import ZeROConfig, ZeroEngine, ZeROStage
 from tests.zero.replicas import PATIENCE
@@ -25,7 +25,7 @@ class Replica:
 
     def __init__(self, layers: Sequence[Stage[Any]], engine: ZeroEngine, bridge: LoopBridge) -> None:
         self.engine = engine
-        self.worker = ComputeWorker(f"rank {engine.communicator.rank}", bridge)
+        self.worker = WorkerThread(f"rank {engine.communicator.rank}", bridge)
         self.model = Sequential([engine.shard(layer) for layer in layers])
 
     def draw_inputs(self, step: int) -> Array:

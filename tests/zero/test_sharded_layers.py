@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import numpy as np
 import pytest
 
-from asyncpar.collectives.bridge import LoopBridge, Pending
+from asyncpar.core.concurrency.bridge import LoopBridge, Pending
 from asyncpar.errors import UsageError
 from asyncpar.nn import Array, Initializer, Linear, Parameter, Stage
 from asyncpar.nn.linear import TiedLinear

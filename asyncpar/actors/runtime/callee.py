@@ -16,7 +16,7 @@ from asyncpar.actors.runtime.failure import describe_failure, describe_unsendabl
 from asyncpar.actors.runtime.outbound import Outbound, ReplyChannel
 from asyncpar.actors.runtime.streams.served import ServedStreams
 from asyncpar.actors.runtime.window import ReceiveWindow
-from asyncpar.collectives.offload import LONG_BYTES, write_payload
+from asyncpar.core.concurrency.offload import INLINE_COPY_BYTES, off_loop
 from asyncpar.errors import AsyncparError, PeerCancelled, PeerLost, PeerTimeout, ProtocolError, UsageError
 from asyncpar.net.transport.links import MAX_MESSAGE_BYTES
 from asyncpar.net.wire.payload import Extension, PayloadEncoder
@@ -112,8 +112,8 @@ class Callee:
             return
         del value
         try:
-            is_soon = may_change or payload.nbytes <= LONG_BYTES
-            content = payload.write() if is_soon else await write_payload(payload)
+            inline = payload.nbytes if may_change else INLINE_COPY_BYTES
+            content = await off_loop(payload.write, nbytes=payload.nbytes, inline=inline)
         except asyncio.CancelledError:  # the caller is to be told all the same
             self._outbound.say(delivery.sender, message.Failure(delivery.call, message.CLOSED, "the node was closed"))
             raise

@@ -20,7 +20,7 @@ from asyncpar.actors.runtime.callee import Callee
 from asyncpar.actors.runtime.delivery import CURRENT, Delivery
 from asyncpar.actors.runtime.ending import Down, End, Ending
 from asyncpar.actors.runtime.endpoint import EndpointSpec
-from asyncpar.actors.runtime.execution import ENDS_PROGRAM, is_task_cancelled
+from asyncpar.actors.runtime.execution import is_task_cancelled
 from asyncpar.actors.runtime.executor import Executor, SelfCancelled
 from asyncpar.actors.runtime.groups import Groups
 from asyncpar.actors.runtime.mailbox import BURST, ConcurrentEndpoints, Mailbox
@@ -28,6 +28,7 @@ from asyncpar.actors.runtime.message import ABSENT, CLOSED, FULL, USAGE, Place
 from asyncpar.actors.runtime.ref import ActorRef
 from asyncpar.actors.runtime.watches import Watch, Watches
 from asyncpar.collectives.communicator import Communicator
+from asyncpar.core.concurrency.worker import ENDS_PROGRAM
 from asyncpar.errors import ActorDown, PeerLost, UsageError
 
 

@@ -12,8 +12,9 @@ from asyncpar.actors.runtime.actor import Actor
 from asyncpar.actors.runtime.callee import Callee
 from asyncpar.actors.runtime.delivery import CURRENT, Delivery
 from asyncpar.actors.runtime.ending import End, Ending
-from asyncpar.actors.runtime.execution import ENDS_PROGRAM, ActorThread, Execution, is_task_cancelled
+from asyncpar.actors.runtime.execution import Execution, is_task_cancelled
 from asyncpar.actors.runtime.message import USAGE
+from asyncpar.core.concurrency.worker import ENDS_PROGRAM, WorkerThread
 from asyncpar.errors import AsyncparError, ProtocolError, UsageError
 
 T = TypeVar("T")
@@ -36,10 +37,10 @@ class Executor:
         self._ending = ending
         self._callee = callee
         self._fail = fail
-        self._thread: ActorThread | None = None
+        self._thread: WorkerThread | None = None
         self._running: Execution | None = None
 
-    async def handle(self, delivery: Delivery, thread: ActorThread | None = None) -> None:
+    async def handle(self, delivery: Delivery, thread: WorkerThread | None = None) -> None:
         """Handle one message in the actor's own task, or with ``thread`` in a task beside it.
 
         A plain ``def`` endpoint runs in ``thread``, or in the actor's own one.
@@ -146,7 +147,7 @@ class Executor:
     def _refuse_by_end(self, delivery: Delivery) -> None:
         self._callee.refused(delivery, self._ending.refusal, self._ending.exit_reason)
 
-    def _own_thread(self) -> ActorThread:
+    def _own_thread(self) -> WorkerThread:
         if self._thread is None:
-            self._thread = ActorThread(f"actor {self._name}")
+            self._thread = WorkerThread(f"actor {self._name}")
         return self._thread

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from asyncpar.actors.runtime.declaration import MailboxPolicy, WhenFull
 from asyncpar.actors.runtime.delivery import Delivery
-from asyncpar.actors.runtime.execution import ActorThread
+from asyncpar.core.concurrency.worker import WorkerThread
 
 BURST: Final = 32
 """Messages handled in a row before the event loop gets a turn, if no endpoint gave it one."""
@@ -54,7 +54,7 @@ class Mailbox:
 
 
 CreateTask = Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
-Handle = Callable[[Delivery, ActorThread], Awaitable[None]]
+Handle = Callable[[Delivery, WorkerThread], Awaitable[None]]
 
 
 class ConcurrentEndpoint:
@@ -67,7 +67,7 @@ class ConcurrentEndpoint:
         self._mailbox = Mailbox(policy)
         self._workers: set[asyncio.Task[None]] = set()
         self._running: set[Delivery] = set()
-        self._thread = ActorThread(name, threads=limit)
+        self._thread = WorkerThread(name, threads=limit)
         self._is_open = False
         self.on_idle: Callable[[], None] = lambda: None
 

@@ -11,11 +11,11 @@ from typing import Any, Final
 from asyncpar.actors.runtime import message
 from asyncpar.actors.runtime.cell import Cell
 from asyncpar.actors.runtime.delivery import CURRENT
-from asyncpar.actors.runtime.execution import ENDS_PROGRAM
 from asyncpar.actors.runtime.failure import describe_failure, error_text
 from asyncpar.actors.runtime.lifecycle import Lifecycle
 from asyncpar.actors.runtime.outbound import Outbound
 from asyncpar.actors.runtime.registry import ActorRegistry
+from asyncpar.core.concurrency.worker import ENDS_PROGRAM
 from asyncpar.errors import ProtocolError, UsageError
 from asyncpar.net.transport.links import MAX_MESSAGE_BYTES
 from asyncpar.net.wire.payload import PayloadEncoder

@@ -11,7 +11,6 @@ from typing import Final, TypeVar
 
 from asyncpar.actors.runtime.actor import Actor, endpoint
 from asyncpar.actors.runtime.ending import Down, DownReason
-from asyncpar.actors.runtime.execution import ENDS_PROGRAM
 from asyncpar.actors.supervision.child import Child, ChildStatus, check_children
 from asyncpar.actors.supervision.events import (
     Command,
@@ -35,6 +34,7 @@ from asyncpar.actors.supervision.events import (
 from asyncpar.actors.supervision.life import Life, describe, name_children
 from asyncpar.actors.supervision.machine import SupervisorMachine
 from asyncpar.actors.supervision.policy import Backoff, Intensity, Strategy, parse_strategy
+from asyncpar.core.concurrency.worker import ENDS_PROGRAM
 from asyncpar.errors import ActorDown, RestartsExceeded, UsageError
 
 T = TypeVar("T")

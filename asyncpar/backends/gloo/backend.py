@@ -6,13 +6,13 @@ hosts Gloo's connections are neither encrypted nor authenticated: that is for ne
 
 from __future__ import annotations
 
-import asyncio
 import os
 import socket
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 from asyncpar.attachment import PIN, Attach, Attachment
@@ -20,6 +20,7 @@ from asyncpar.backends.config import BackendConfig, BackendUnavailable, missing_
 from asyncpar.backends.gloo.progress import GlooProgress
 from asyncpar.backends.message_lane import MessageConnector
 from asyncpar.collectives.communicator import Communicator
+from asyncpar.core.concurrency.worker import call_in_daemon_thread
 from asyncpar.core.config.world import Member, World
 from asyncpar.errors import PeerTimeout, UsageError
 from asyncpar.node import start_node
@@ -83,8 +84,7 @@ async def open_gloo(config: BackendConfig) -> AsyncIterator[Communicator]:
     config.refuse("gloo", "transport")
     torch, distributed = load_torch()
     rank, size = _place(config)
-    opening = asyncio.get_running_loop().run_in_executor(None, _open, distributed, config, rank, size)
-    met = await opening
+    met = await call_in_daemon_thread(partial(_open, distributed, config, rank, size), "asyncpar gloo")
     node = await start_node(attach_gloo(torch, met, rank))
     try:
         yield node.world

@@ -14,11 +14,11 @@ from asyncpar.collectives.ending import ended, give_up, thrown
 from asyncpar.collectives.keys import hash64
 from asyncpar.collectives.operation import Operation
 from asyncpar.collectives.shared_memory.group import ArenaGroup
+from asyncpar.core.concurrency.home_loop import check_home_loop
 from asyncpar.errors import PeerLost
 from asyncpar.net.arena.channel import Turn
 from asyncpar.net.arena.run_queue import Program, Task, Wait
 from asyncpar.net.arena.sequencer import NAMED
-from asyncpar.net.transport.home_loop import check_home_loop
 
 MakeProgram = Callable[[Turn], Program]
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from asyncpar.collectives.bridge import LoopBridge, Pending
 from asyncpar.collectives.communicator import Communicator
+from asyncpar.core.concurrency.bridge import LoopBridge, Pending
 from asyncpar.nn.parameter import Array
 from asyncpar.shards.plan import split_bounds
 

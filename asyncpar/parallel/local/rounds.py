@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncpar.collectives.offload import off_loop
+from asyncpar.core.concurrency.offload import off_loop
 from asyncpar.errors import UsageError
 from asyncpar.gradsync.model import HasGradient, ModelShards
 from asyncpar.gradsync.outcome import StepOutcome

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Coroutine
 from pathlib import Path
 from tempfile import gettempdir
 from types import TracebackType
-from typing import Any, Final, Self, TypeVar, TypeVarTuple
+from typing import Any, Final, Self
 
+from asyncpar.core.concurrency.worker import WorkerThread
 from asyncpar.core.config.parallel import MemoryOptimizationStrategy
 from asyncpar.errors import UsageError
 from asyncpar.pipeline.errors import OffloadError
 from asyncpar.pipeline.offload.entry import Key, MemoryUsageStats, OffloadEntry, OnDisk, Volume
 from asyncpar.pipeline.offload.packing import ByteLedger, owners_in, take_apart
 from asyncpar.pipeline.offload.spill import SpillFile
-
-T = TypeVar("T")
-Arguments = TypeVarTuple("Arguments")
 
 _WRITES_AT_ONCE: Final = 2
 """How many values may be on their way to disk, where all go there, before storing more has to wait."""
@@ -56,7 +53,7 @@ class MemoryManager:
         self._peak_count = 0
         self._stored = self._retrieved = self._offloaded = self._restored = Volume()
         self._file: SpillFile | None = None
-        self._thread: ThreadPoolExecutor | None = None
+        self._thread = WorkerThread("activations")
         self._moving: set[asyncio.Task[None]] = set()
         self._failure: OffloadError | None = None
 
@@ -177,11 +174,11 @@ class MemoryManager:
         """Free everything, and end what runs.  Idempotent."""
         self.clear()
         await self.settle()
-        if self._thread is not None:
-            self._thread.shutdown()
+        self._thread.close()
+        self._thread = WorkerThread("activations")
         if self._file is not None:
             self._file.close()
-        self._thread = self._file = None
+        self._file = None
 
     # -- inside ----------------------------------------------------------------------------------------------------
 
@@ -237,7 +234,7 @@ class MemoryManager:
             file = self._opened()
             start = file.reserve(skeleton.nbytes)
             try:
-                checksum = await self._in_thread(file.write, start, blocks)
+                checksum = await self._thread.run(file.write, start, blocks)
             except BaseException:
                 file.release(start)
                 raise
@@ -254,7 +251,7 @@ class MemoryManager:
     async def _move_in(self, entry: OffloadEntry, place: OnDisk) -> None:
         """Read the value again."""
         try:
-            blocks = await self._in_thread(self._opened().read, place.start, place.skeleton.sizes, place.checksum)
+            blocks = await self._thread.run(self._opened().read, place.start, place.skeleton.sizes, place.checksum)
             if not entry.is_freed:
                 entry.value = place.skeleton.fill(blocks)
                 entry.owners = owners_in(entry.value)
@@ -275,15 +272,3 @@ class MemoryManager:
         if self._file is None:
             self._file = SpillFile(self._folder)
         return self._file
-
-    async def _in_thread(self, work: Callable[[*Arguments], T], *arguments: *Arguments) -> T:
-        """Run ``work`` to its end even if cancelled: it reads and writes memory and file ranges of ours."""
-        if self._thread is None:
-            self._thread = ThreadPoolExecutor(1, thread_name_prefix="activations")
-        running = asyncio.get_running_loop().run_in_executor(self._thread, work, *arguments)
-        try:
-            return await asyncio.shield(running)
-        except asyncio.CancelledError:
-            await asyncio.wait({running})
-            running.exception()
-            raise

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import math
 import os
+import threading
 import weakref
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack, suppress
@@ -18,6 +19,7 @@ import torch.distributed as dist
 import asyncpar
 from asyncpar.actors.runtime.gateway import ActorGateway
 from asyncpar.attachment import PIN, Attach, Attachment, arena_settings, describe_settings, open_agent_line, serve_links
+from asyncpar.core.concurrency.worker import call_in_daemon_thread
 from asyncpar.core.config.environment import LaunchEnvironment
 from asyncpar.core.config.transport import parse_transport
 from asyncpar.core.observe.agent_line import AgentLine
@@ -28,7 +30,6 @@ from asyncpar.torch.meeting.credentials import read_pass
 from asyncpar.torch.meeting.keeper import become_tenant, store_keeper
 from asyncpar.torch.meeting.meeting import Abandoned, StoreMeeting
 from asyncpar.torch.meeting.roll_call import Hello, Roster, found_world
-from asyncpar.torch.meeting.thread import call_in_thread, leave_to_thread
 
 T = TypeVar("T")
 
@@ -37,6 +38,7 @@ _log = logging.getLogger(__name__)
 _BIND = "ASYNCPAR_BIND"
 _TRANSPORT = "ASYNCPAR_TRANSPORT"
 _ATTEMPTS = ("TORCHELASTIC_RESTART_COUNT", "ASYNCPAR_RESTART_COUNT")
+_STORE_THREAD = "asyncpar store"
 _LOOPBACK = "127.0.0.1"
 _ANY_PORT = 9
 """A port to ask for a route to; nothing is sent there."""
@@ -95,7 +97,7 @@ def attach_store(
                 return await guest.attach(stack)
         except asyncio.CancelledError as error:
             meeting.stop()
-            leave_to_thread(partial(meeting.refuse, error), on_error=partial(_log_silence, rank))
+            _refuse_in_thread(meeting, rank, error)
             raise
         except TimeoutError as error:
             meeting.stop()
@@ -150,7 +152,9 @@ class _Guest:
         hello = self._hello(launched, {"settings": describe_settings(transport, arena), **own.terms})
         roster = await self._ask(partial(meeting.call_roll, hello, own.charter()))
         credentials, gateway = own.credentials_for(roster), ActorGateway()
-        bind = await call_in_thread(partial(choose_bind, roster, environment, self.store, self.rank))
+        bind = await call_in_daemon_thread(
+            partial(choose_bind, roster, environment, self.store, self.rank), _STORE_THREAD
+        )
         server, connector = await serve_links(stack, credentials, bind=bind, transport=transport, gateway=gateway)
         addresses = await self._ask(partial(meeting.exchange, roster, server.address))
         return Attachment(
@@ -171,7 +175,7 @@ class _Guest:
     async def _ask(self, step: Callable[[], T]) -> T:
         """Take a step of the meeting.  Raises ``LaunchError`` when the store fails."""
         try:
-            return await call_in_thread(step)
+            return await call_in_daemon_thread(step, _STORE_THREAD)
         except RuntimeError as error:
             self.meeting.is_over = True
             raise LaunchError(
@@ -217,7 +221,7 @@ def _open_line(stack: AsyncExitStack, launched: LaunchEnvironment | None, rank: 
 async def _keep_store(stack: AsyncExitStack, store: Any, environment: Mapping[str, str], seconds: float) -> None:
     """Keep the server of ``store``, if it is in this process, until nobody waits for the next world any more."""
     keeper = store_keeper()
-    tenant = await call_in_thread(partial(become_tenant, _innermost(store), environment))
+    tenant = await call_in_daemon_thread(partial(become_tenant, _innermost(store), environment), _STORE_THREAD)
     if tenant is not None:
         keeper.keep(tenant)
         stack.callback(partial(keeper.release, tenant, after=seconds))
@@ -275,9 +279,21 @@ async def _tell(meeting: StoreMeeting, rank: int, error: Exception) -> None:
     """Tell the others of ``error``, if the store answers."""
     try:
         async with asyncio.timeout(_TELL_SECONDS):
-            await call_in_thread(partial(meeting.refuse, error))
+            await call_in_daemon_thread(partial(meeting.refuse, error), _STORE_THREAD)
     except (RuntimeError, TimeoutError) as silence:
         _log_silence(rank, silence)
+
+
+def _refuse_in_thread(meeting: StoreMeeting, rank: int, error: BaseException) -> None:
+    """Tell the others of ``error`` in a daemon thread, without waiting for the store."""
+
+    def refuse() -> None:
+        try:
+            meeting.refuse(error)
+        except Exception as silence:  # noqa: BLE001  # logged: nothing waits for the answer
+            _log_silence(rank, silence)
+
+    threading.Thread(target=refuse, name=_STORE_THREAD, daemon=True).start()
 
 
 def _log_silence(rank: int, error: Exception) -> None:

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 import asyncpar as ap
-from asyncpar.collectives import offload
 from asyncpar.net.wire import payload
 from asyncpar.net.wire.array import AnyArray, write_array
 
@@ -74,8 +73,13 @@ def threads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         seen.append(threading.get_ident())
         write_array(array, memory, offset)
 
-    monkeypatch.setattr(offload, "LONG_BYTES", 1 << 19)
-    monkeypatch.setattr("asyncpar.actors.runtime.callee.LONG_BYTES", 1 << 19)
+    for module in (
+        "actors.runtime.callee",
+        "actors.runtime.streams.producing",
+        "collectives.objects",
+        "collectives.mailbox",
+    ):
+        monkeypatch.setattr(f"asyncpar.{module}.INLINE_COPY_BYTES", 1 << 19)
     monkeypatch.setattr(payload, "write_array", write)
     return seen
 

@@ -11,11 +11,11 @@ from typing import Any, TypeVar
 import numpy as np
 import pytest
 
-from asyncpar.collectives.bridge import LoopBridge
+from asyncpar.core.concurrency.bridge import LoopBridge
+from asyncpar.core.concurrency.worker import WorkerThread
 from asyncpar.errors import OperationMismatch
 from asyncpar.nn import Parameter, Transformer, TransformerConfig, softmax_cross_entropy
 from asyncpar.nn.tensor import BridgedGroup, TensorGroup, build_stage, vocab_parallel_cross_entropy
-from asyncpar.parallel.worker import ComputeWorker
 from asyncpar.testing import local_world
 from tests.nn.tensor.crew import whole_gradients
 
@@ -34,7 +34,7 @@ async def ranks(size: int) -> AsyncIterator[OnAll[Any]]:
     """Yield what runs a function on all ranks, each in its compute thread, and returns what they return."""
     async with local_world(size) as nodes:
         bridges = [LoopBridge() for _ in nodes]
-        workers = [ComputeWorker(f"of rank {rank}", bridge) for rank, bridge in enumerate(bridges)]
+        workers = [WorkerThread(f"of rank {rank}", bridge) for rank, bridge in enumerate(bridges)]
         groups = [BridgedGroup(node.world, bridge) for node, bridge in zip(nodes, bridges, strict=True)]
 
         async def on_all(function: Callable[[TensorGroup], T]) -> Sequence[T]:

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from asyncpar.collectives.bridge import LoopBridge
+from asyncpar.core.concurrency.bridge import LoopBridge
+from asyncpar.core.concurrency.worker import WorkerThread
 from asyncpar.nn import Array, TransformerConfig
 from asyncpar.nn.block import BlockOptions
 from asyncpar.nn.tensor import (
@@ -21,7 +22,6 @@ from asyncpar.nn.tensor import (
     build_stage,
     vocab_parallel_cross_entropy,
 )
-from asyncpar.parallel.worker import ComputeWorker
 from asyncpar.testing import local_world
 from asyncpar.testing.gradients import make_initializer
 from tests.nn.tensor.crew import Call, run_ranks
@@ -139,7 +139,7 @@ def test_the_input_gradient_travels_while_weight_gradients_are_computed() -> Non
 async def test_communicators_count_four_all_reduces_of_whole_activations_per_layer(size: int) -> None:
     async with local_world(size, pin="all_reduce:0-inf@ring") as nodes:
         bridges = [LoopBridge() for _ in nodes]
-        workers = [ComputeWorker(f"of rank {rank}", bridge) for rank, bridge in enumerate(bridges)]
+        workers = [WorkerThread(f"of rank {rank}", bridge) for rank, bridge in enumerate(bridges)]
         groups = [BridgedGroup(node.world, bridge) for node, bridge in zip(nodes, bridges, strict=True)]
         before = [node.world.traffic for node in nodes]
         try:

@@ -268,10 +268,10 @@ async def test_a_manager_that_is_forgotten_closes_its_file(tmp_path: Path) -> No
     manager.store_activation((0, 3), make_value(1))
     await manager.settle()
     assert manager._file is not None
-    number, executor = manager._file._file, manager._thread
-    assert executor is not None
+    number, thread = manager._file._file, manager._thread
     del manager
-    executor.shutdown()  # its thread may still have the last write in its hands
+    await thread.run(int)  # the thread may still refer to its last write
+    thread.close()
     gc.collect()
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(number)

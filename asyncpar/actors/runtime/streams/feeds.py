@@ -9,10 +9,11 @@ from contextvars import Context, copy_context
 from typing import Any, Protocol
 
 from asyncpar.actors.runtime import message
-from asyncpar.actors.runtime.execution import ENDS_PROGRAM, is_task_cancelled
+from asyncpar.actors.runtime.execution import is_task_cancelled
 from asyncpar.actors.runtime.failure import describe_error
 from asyncpar.actors.runtime.outbound import ReplyChannel
 from asyncpar.actors.runtime.streams.producing import Outlet, close_iterator
+from asyncpar.core.concurrency.worker import ENDS_PROGRAM
 from asyncpar.errors import ProtocolError
 from asyncpar.net.wire.payload import UnwrittenPayload
 

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterable, Callable
 from typing import Any
 
 from asyncpar.actors.runtime.streams.flow import Outflow, item_cost
-from asyncpar.collectives.offload import write_payload
+from asyncpar.core.concurrency.offload import INLINE_COPY_BYTES, off_loop
 from asyncpar.net.wire.payload import UnwrittenPayload
 
 
@@ -59,8 +59,9 @@ class Outlet:
                     return
                 if self._is_stopped():
                     raise asyncio.CancelledError
-                payload = await write_payload(self._encode(item, self.produced + 1))
-                del item
+                content = self._encode(item, self.produced + 1)
+                payload = await off_loop(content.write, nbytes=content.nbytes, inline=INLINE_COPY_BYTES)
+                del content, item
                 self._flow.spend(item_cost(payload))
                 self.produced += 1
                 self._send(payload)

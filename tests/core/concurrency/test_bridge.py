@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from asyncpar.collectives.bridge import Interrupted, LoopBridge
+from asyncpar.core.concurrency.bridge import Interrupted, LoopBridge
 
 
 async def value_of(value: int) -> int:

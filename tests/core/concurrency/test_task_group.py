@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from asyncpar.collectives.task_group import CleanTaskGroup
+from asyncpar.core.concurrency.task_group import CleanTaskGroup
 
 
 def cancelling() -> int:
