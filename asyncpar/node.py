@@ -23,7 +23,7 @@ from asyncpar.actors.runtime.dead_letters import DeadLetters
 from asyncpar.actors.runtime.ref import ActorRef
 from asyncpar.actors.runtime.system import ActorSystem
 from asyncpar.actors.runtime.watches import Watch
-from asyncpar.attachment import Attach, Attachment, attach_alone, attach_launched
+from asyncpar.bootstrap import Attach, WorldBootstrap, attach_alone, attach_launched
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.collectives.shared_memory.group import ArenaHost
 from asyncpar.core.concurrency.home_loop import check_home_loop
@@ -49,14 +49,14 @@ class Node:
     """
 
     def __init__(
-        self, attachment: Attachment, links: Links, actors: ActorSystem, arena: ArenaHost | None = None
+        self, bootstrap: WorldBootstrap, links: Links, actors: ActorSystem, arena: ArenaHost | None = None
     ) -> None:
         self.links = links
-        settings = attachment.arena
+        settings = bootstrap.arena
         self.world = Communicator.world(
             links,
-            pin=attachment.pin,
-            lane=attachment.lane,
+            pin=bootstrap.pin,
+            lane=bootstrap.lane,
             arena=arena,
             has_arenas=settings is not None and not settings.is_off,
         )
@@ -64,7 +64,7 @@ class Node:
         self.nodes = Nodes.of_world(actors, links.world.size)
         self._arena = arena
         self._actors = actors
-        self._attachment = attachment
+        self._bootstrap = bootstrap
         self._loop = asyncio.get_running_loop()
         self._is_stopping = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -102,21 +102,21 @@ class Node:
 
     @property
     def rank(self) -> int:
-        return self._attachment.rank
+        return self._bootstrap.rank
 
     @property
     def size(self) -> int:
-        return self._attachment.world.size
+        return self._bootstrap.world.size
 
     @property
     def membership(self) -> World:
         """Who is who in this generation of the world."""
-        return self._attachment.world
+        return self._bootstrap.world
 
     @property
     def address(self) -> str:
         """``host:port`` of the node's gRPC server; empty for a node that only lives in this process."""
-        server = self._attachment.server
+        server = self._bootstrap.server
         return "" if server is None else server.address
 
     @property
@@ -125,7 +125,7 @@ class Node:
 
         Whoever holds it is trusted like a rank.  Raises ``UsageError`` for a node without a server.
         """
-        server = self._attachment.server
+        server = self._bootstrap.server
         if server is None or server.credentials is None:
             raise UsageError("credentials: expected a node with a server; give serve= to Node.start")
         return server.credentials
@@ -224,36 +224,36 @@ async def start_node(attach: Attach) -> Node:
 async def _live(attach: Attach, started: asyncio.Future[Node]) -> None:
     """Be the task of a node: build it up, wait for its end, take it down in reverse."""
     async with AsyncExitStack() as stack:
-        attachment = await attach(stack)
-        links = Links(world=attachment.world, rank=attachment.rank, connector=attachment.connector)
-        sharing, line = _share_memory(attachment, links), attachment.line
+        bootstrap = await attach(stack)
+        links = Links(world=bootstrap.world, rank=bootstrap.rank, connector=bootstrap.connector)
+        sharing, line = _share_memory(bootstrap, links), bootstrap.line
         arena = await (sharing if line is None else line.unless_lost(sharing, "forming the arena"))
         if arena is not None:
             stack.callback(arena.close)
         await stack.enter_async_context(links)
-        watch = LoopWatch(rank=links.rank, blocked_after=attachment.blocked_after, describe=describe_culprit)
+        watch = LoopWatch(rank=links.rank, blocked_after=bootstrap.blocked_after, describe=describe_culprit)
         stack.callback(watch.stop)
         actors = await stack.enter_async_context(ActorSystem(links, watch))
-        node = Node(attachment, links, actors, arena)
-        attachment.join(links)
-        if attachment.gateway is not None:
-            attachment.gateway.open(actors)
-            stack.callback(attachment.gateway.close)
+        node = Node(bootstrap, links, actors, arena)
+        bootstrap.join(links)
+        if bootstrap.gateway is not None:
+            bootstrap.gateway.open(actors)
+            stack.callback(bootstrap.gateway.close)
         if line is not None:
             line.deliver(links.end_job)
         started.set_result(node)
         await node._serve()
 
 
-async def _share_memory(attachment: Attachment, links: Links) -> ArenaHost | None:
+async def _share_memory(bootstrap: WorldBootstrap, links: Links) -> ArenaHost | None:
     """Meet the other ranks of this host in an arena, if there is to be one."""
-    if attachment.arena is None:
+    if bootstrap.arena is None:
         return None
     arena = await form_arena(
-        world=attachment.world,
-        rank=attachment.rank,
-        secret=attachment.secret,
-        settings=attachment.arena,
+        world=bootstrap.world,
+        rank=bootstrap.rank,
+        secret=bootstrap.secret,
+        settings=bootstrap.arena,
         on_lost=links.hear_end,
         on_left=links.hear_left,
     )

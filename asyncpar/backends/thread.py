@@ -8,8 +8,8 @@ import threading
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 
-from asyncpar.attachment import PIN, Attachment
 from asyncpar.backends.config import BackendConfig
+from asyncpar.bootstrap import PIN, WorldBootstrap
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.core.config.world import Member, World
 from asyncpar.errors import PeerTimeout, UsageError
@@ -96,9 +96,9 @@ class ThreadBackend:
                 self._taken.discard(rank)
                 self._arrived.pop(rank, None)
 
-    async def _attach(self, stack: AsyncExitStack, rank: int) -> Attachment:
+    async def _attach(self, stack: AsyncExitStack, rank: int) -> WorldBootstrap:
         stack.callback(self._fabric.leave, rank)
-        return Attachment(
+        return WorldBootstrap(
             world=self._world,
             rank=rank,
             connector=InprocConnector(self._fabric),

@@ -9,9 +9,9 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Generic, TypeVar, cast
 
-from asyncpar.blocking.bell import BellGate
+from asyncpar.blocking.caller_runs_loop import CallerRunsLoop
+from asyncpar.blocking.doorbell_waiter import DoorbellWaiter
 from asyncpar.blocking.interrupts import longest_sleep
-from asyncpar.blocking.visited_loop import VisitedLoop
 from asyncpar.errors import AsyncparError
 
 T = TypeVar("T")
@@ -45,7 +45,7 @@ class Pending(Generic[T]):
         "what",
     )
 
-    def __init__(self, loop: VisitedLoop, what: str = "") -> None:
+    def __init__(self, loop: CallerRunsLoop, what: str = "") -> None:
         self.is_done = False
         """Has it come, or failed?"""
         self.what = what
@@ -56,7 +56,7 @@ class Pending(Generic[T]):
         self._value: T | None = None
         self._error: BaseException | None = None
         self._traceback: TracebackType | None = None
-        self._gates: list[threading.Lock | BellGate] = []
+        self._gates: list[threading.Lock | DoorbellWaiter] = []
         self._callbacks: list[Callable[[Pending[T]], object]] = []
         self._task: asyncio.Task[Any] | None = None
         self.runs_anywhere = False
@@ -147,7 +147,7 @@ class Pending(Generic[T]):
 
     def _wait_with_bell(self, timeout: float | None) -> bool:
         """Wait beside the loop's bell; False if it is not to be had."""
-        gate = BellGate(self._loop, self)
+        gate = DoorbellWaiter(self._loop, self)
         self._gates.append(gate)
         try:
             return gate.wait(timeout)
@@ -168,7 +168,7 @@ class Pending(Generic[T]):
         finally:
             self._leave(gate)
 
-    def _leave(self, gate: threading.Lock | BellGate) -> None:
+    def _leave(self, gate: threading.Lock | DoorbellWaiter) -> None:
         if gate in self._gates:
             try:
                 self._gates.remove(gate)

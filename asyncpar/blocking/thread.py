@@ -14,9 +14,9 @@ from typing import Any, TypeVar
 
 import grpc.aio
 
+from asyncpar.blocking.caller_runs_loop import FORKED, CallerRunsLoop
 from asyncpar.blocking.coroutines import end_tasks, forget_frames, go_far, runs_anywhere
 from asyncpar.blocking.pending import Cancelled, Pending
-from asyncpar.blocking.visited_loop import FORKED, VisitedLoop
 from asyncpar.errors import AsyncparError, PeerTimeout, UsageError
 
 T = TypeVar("T")
@@ -34,11 +34,11 @@ class LoopThread:
 
     Coroutines begin in the order of the calls, whichever threads they come from, in the context (``contextvars``) of
     their callers.  A call that its thread can get through while the loop has nothing to do is over without a change of
-    threads: see ``visited_loop``.
+    threads: see ``caller_runs_loop``.
     """
 
     def __init__(self, name: str = "asyncpar loop") -> None:
-        self.loop = VisitedLoop()
+        self.loop = CallerRunsLoop()
         self.is_abandoned = False
         """Is this a child of a fork, which has no such thread?"""
         self._is_closed = False

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 
 from asyncpar.actors.runtime.gateway import ActorGateway
-from asyncpar.attachment import Attach, Attachment, arena_settings, serve_links
+from asyncpar.bootstrap import Attach, WorldBootstrap, arena_settings, serve_links
 from asyncpar.core.config.transport import IN_PROCESS_TRANSPORTS, parse_transport
 from asyncpar.core.config.world import Member, World
 from asyncpar.errors import UsageError
@@ -71,10 +71,10 @@ def _attach_inproc(hosts: list[str], pin: str | None) -> list[Attach]:
     fabric = InprocFabric()
 
     def attach_as(rank: int) -> Attach:
-        async def attach(stack: AsyncExitStack) -> Attachment:
+        async def attach(stack: AsyncExitStack) -> WorldBootstrap:
             stack.callback(fabric.leave, rank)
             connector = InprocConnector(fabric)
-            return Attachment(world=world, rank=rank, connector=connector, join=fabric.join, pin=pin)
+            return WorldBootstrap(world=world, rank=rank, connector=connector, join=fabric.join, pin=pin)
 
         return attach
 
@@ -95,8 +95,8 @@ async def _attach_sockets(
     def attach_as(rank: int) -> Attach:
         server, connector = served[rank]
 
-        async def attach(_stack: AsyncExitStack) -> Attachment:
-            return Attachment(
+        async def attach(_stack: AsyncExitStack) -> WorldBootstrap:
+            return WorldBootstrap(
                 world=world,
                 rank=rank,
                 connector=connector,

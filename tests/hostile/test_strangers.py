@@ -221,7 +221,7 @@ async def test_a_node_goes_on_whatever_is_said_to_its_grpc_port(first: str) -> N
 
 def lane_port(node: Node) -> int:
     """Return the port of a node's TCP lanes."""
-    connector = node._attachment.connector
+    connector = node._bootstrap.connector
     assert isinstance(connector, GrpcConnector)
     listener = connector._acceptor._tcp
     assert listener is not None
@@ -242,7 +242,7 @@ async def test_two_hundred_half_open_connections_to_every_port_change_nothing() 
             for _ in range(5):
                 await check_works(nodes)
             for node in nodes:
-                connector = node._attachment.connector
+                connector = node._bootstrap.connector
                 assert isinstance(connector, GrpcConnector)
                 listener = connector._acceptor._tcp
                 assert listener is not None

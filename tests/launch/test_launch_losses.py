@@ -180,8 +180,8 @@ def test_a_rank_that_computes_without_the_loop_is_not_silent_nor_is_a_stopped_on
 
 POINTS = {
     "start of the program": "end_here()",
-    "before the server": 'end_at("asyncpar.attachment", "serve_links", "before")',
-    "before the world": 'end_at("asyncpar.attachment", "join_world", "before")',
+    "before the server": 'end_at("asyncpar.bootstrap", "serve_links", "before")',
+    "before the world": 'end_at("asyncpar.bootstrap", "join_world", "before")',
     "between world and arena": 'end_at("asyncpar.node", "form_arena", "before")',
     "convening": 'end_at("asyncpar.net.arena.rendezvous", "_send_roster", "before")',
     "after the arena": 'end_at("asyncpar.node", "form_arena", "after")',

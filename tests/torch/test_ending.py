@@ -21,6 +21,7 @@ import torch.distributed as dist
 from asyncpar.blocking import Cancelled
 from asyncpar.errors import PeerError, UsageError
 from asyncpar.torch.group_base import DELIVERY_SECONDS, GroupBase
+from tests.shared_files import left_behind, shared_files
 from tests.torch.fork_server import fork_servers
 from tests.torch.pendings import Pendings
 from tests.torch.ranks import initialize, place
@@ -209,9 +210,9 @@ def begin_and_end_often() -> None:
 
 
 def test_nothing_is_left_after_many_groups(apart: World) -> None:
-    shared = set(os.listdir("/dev/shm"))
+    before = shared_files()
     apart.run(begin_and_end_often, limit=60)
-    assert not {name for name in set(os.listdir("/dev/shm")) - shared if "asyncpar" in name}
+    assert not left_behind(before)
 
 
 def make_and_destroy_groups() -> None:

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import random
 import time
 from pathlib import Path
@@ -15,6 +14,7 @@ import pytest
 
 from tests.net.arena.test_processes import memory_files
 from tests.products import IS_WHOLE
+from tests.shared_files import left_behind, shared_files
 from tests.world.processes import process_world
 
 RANKS = Path(__file__).with_name("arena_ranks.py")
@@ -43,7 +43,7 @@ async def test_more_ranks_than_cores_lose_no_wake_up(tmp_path: Path) -> None:
 async def test_killed_ranks_leave_nothing_in_shared_memory(tmp_path: Path, seed: int) -> None:
     """52 kills: at random moments while worlds form and work, of some ranks one after another, or of all at once."""
     chance = random.Random(seed)
-    names = set(os.listdir("/dev/shm"))
+    before = shared_files()
     for world in range(3 + (seed == 0)):
         async with process_world(4, RANKS, tmp_path, "all sorts") as ranks:
             if world % 3 == 2:  # while it starts and forms
@@ -65,4 +65,4 @@ async def test_killed_ranks_leave_nothing_in_shared_memory(tmp_path: Path, seed:
             while memory_files() & segments:
                 assert time.monotonic() - killed_at < 2.0, "segments are left"
                 await asyncio.sleep(0.01)
-        assert set(os.listdir("/dev/shm")) <= names
+        assert not left_behind(before)

@@ -15,10 +15,10 @@ from datetime import timedelta
 from functools import partial
 from typing import Any
 
-from asyncpar.attachment import PIN, Attach, Attachment
 from asyncpar.backends.config import BackendConfig, BackendUnavailable, missing_library
 from asyncpar.backends.gloo.progress import GlooProgress
 from asyncpar.backends.message_lane import MessageConnector
+from asyncpar.bootstrap import PIN, Attach, WorldBootstrap
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.core.concurrency.worker import call_in_daemon_thread
 from asyncpar.core.config.world import Member, World
@@ -141,11 +141,11 @@ def attach_gloo(torch: Any, met: Met, rank: int) -> Attach:
         for other, host in enumerate(met.hosts)
     )
 
-    async def attach(stack: AsyncExitStack) -> Attachment:
+    async def attach(stack: AsyncExitStack) -> WorldBootstrap:
         engine = GlooProgress(torch, met.group, rank=rank, size=len(members))
         stack.push_async_callback(engine.close)
         connector = MessageConnector(engine, kind="gloo")
-        return Attachment(
+        return WorldBootstrap(
             world=World(members=members, job="gloo"),
             rank=rank,
             connector=connector,

@@ -15,10 +15,10 @@ from typing import Any, Self
 
 import numpy as np
 
-from asyncpar.attachment import PIN, Attach, Attachment
 from asyncpar.backends.config import BackendConfig, BackendUnavailable, missing_library
 from asyncpar.backends.message_lane import MessageConnector
 from asyncpar.backends.mpi.progress import MpiProgress
+from asyncpar.bootstrap import PIN, Attach, WorldBootstrap
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.core.config.world import Member, World
 from asyncpar.errors import PeerTimeout
@@ -55,12 +55,12 @@ class MpiWorld:
     def attach(self, rank: int) -> Attach:
         """Attach to the world as ``rank``, which must be one of this process's."""
 
-        async def attach(stack: AsyncExitStack) -> Attachment:
+        async def attach(stack: AsyncExitStack) -> WorldBootstrap:
             engine = MpiProgress(self._mpi, self._communicators, rank=rank, size=self.world.size)
             self._engines.append(engine)
             stack.push_async_callback(engine.close)
             connector = MessageConnector(engine, kind="mpi")
-            return Attachment(
+            return WorldBootstrap(
                 world=self.world,
                 rank=rank,
                 connector=connector,

@@ -212,7 +212,7 @@ class Driver:
     def is_turn_due(self, now: float) -> bool:
         """Has the loop had no turn for a while, at ``now`` of ``time.perf_counter``?
 
-        It needs none while it waits and another thread does its work: see ``blocking.visited_loop``.
+        It needs none while it waits and another thread does its work: see ``blocking.caller_runs_loop``.
         """
         return now - self._last_turn > SLICE_SECONDS and threading.get_ident() == self._thread
 

@@ -18,7 +18,15 @@ import torch.distributed as dist
 
 import asyncpar
 from asyncpar.actors.runtime.gateway import ActorGateway
-from asyncpar.attachment import PIN, Attach, Attachment, arena_settings, describe_settings, open_agent_line, serve_links
+from asyncpar.bootstrap import (
+    PIN,
+    Attach,
+    WorldBootstrap,
+    arena_settings,
+    describe_settings,
+    open_agent_line,
+    serve_links,
+)
 from asyncpar.core.concurrency.worker import call_in_daemon_thread
 from asyncpar.core.config.environment import LaunchEnvironment
 from asyncpar.core.config.transport import parse_transport
@@ -86,7 +94,7 @@ def attach_store(
     if not 0.0 < timeout < math.inf:
         raise UsageError(f"timeout: expected a positive number of seconds, got {timeout}")
 
-    async def attach(stack: AsyncExitStack) -> Attachment:
+    async def attach(stack: AsyncExitStack) -> WorldBootstrap:
         attempt = _read_attempt(environment)
         meeting = StoreMeeting(store, rank=rank, size=size, timeout=timeout, attempt=attempt)
         guest = _Guest(meeting=meeting, store=store, environment=environment, rank=rank, size=size)
@@ -124,16 +132,16 @@ class _Guest:
     rank: int
     size: int
 
-    async def attach(self, stack: AsyncExitStack) -> Attachment:
+    async def attach(self, stack: AsyncExitStack) -> WorldBootstrap:
         """Meet the others, with servers that ``stack`` stops."""
         while True:
             async with AsyncExitStack() as servers:
                 with suppress(Abandoned):
-                    attachment = await self._meet(servers)
+                    bootstrap = await self._meet(servers)
                     stack.push_async_callback(servers.pop_all().aclose)
-                    return attachment
+                    return bootstrap
 
-    async def _meet(self, stack: AsyncExitStack) -> Attachment:
+    async def _meet(self, stack: AsyncExitStack) -> WorldBootstrap:
         environment = self.environment
         await self._ask(partial(self.meeting.enter, f"process {os.getpid()} on {host_name()}"))
         launched = LaunchEnvironment.from_mapping(environment) if LaunchEnvironment.is_in(environment) else None
@@ -143,7 +151,7 @@ class _Guest:
 
     async def _join(
         self, stack: AsyncExitStack, launched: LaunchEnvironment | None, line: AgentLine | None
-    ) -> Attachment:
+    ) -> WorldBootstrap:
         """Become part of the world of those who come to the meeting, which this rank has entered."""
         meeting, environment = self.meeting, self.environment
         transport = parse_transport(environment.get(_TRANSPORT))
@@ -157,7 +165,7 @@ class _Guest:
         )
         server, connector = await serve_links(stack, credentials, bind=bind, transport=transport, gateway=gateway)
         addresses = await self._ask(partial(meeting.exchange, roster, server.address))
-        return Attachment(
+        return WorldBootstrap(
             world=found_world(roster, addresses),
             rank=self.rank,
             connector=connector,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
-from asyncpar.attachment import Attach, Attachment
+from asyncpar.bootstrap import Attach, WorldBootstrap
 from asyncpar.core.config.world import Member, World
 from asyncpar.net.transport.inproc import InprocConnector, InprocFabric
 
@@ -25,9 +25,9 @@ def in_process_world(size: int) -> list[InProcess]:
     world, fabric = World(members=members), InprocFabric()
 
     def attach_as(rank: int) -> Attach:
-        async def attach(stack: AsyncExitStack) -> Attachment:
+        async def attach(stack: AsyncExitStack) -> WorldBootstrap:
             stack.callback(fabric.leave, rank)
-            return Attachment(world=world, rank=rank, connector=InprocConnector(fabric), join=fabric.join)
+            return WorldBootstrap(world=world, rank=rank, connector=InprocConnector(fabric), join=fabric.join)
 
         return attach
 

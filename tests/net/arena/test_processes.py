@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from asyncpar.net.arena.limits import core_quota, usable_cores
+from tests.shared_files import left_behind, shared_files
 from tests.world.processes import Rank
 
 RANKS = Path(__file__).with_name("ranks.py")
@@ -105,7 +106,7 @@ async def test_a_killed_rank_is_lost_for_all_others_within_a_second(victim: int)
 
 
 async def test_the_memory_of_killed_processes_is_gone() -> None:
-    shared = set(os.listdir("/dev/shm"))
+    before = shared_files()
     async with processes(3) as ranks:
         for rank in ranks:
             await rank.next()
@@ -117,7 +118,7 @@ async def test_the_memory_of_killed_processes_is_gone() -> None:
         for rank in ranks:
             await rank.process.wait()
         assert not memory_files() & segments[0]
-    assert not {name for name in set(os.listdir("/dev/shm")) - shared if "asyncpar" in name}
+    assert not left_behind(before)
 
 
 @pytest.mark.parametrize("victim", [0, 1])

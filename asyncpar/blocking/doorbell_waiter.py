@@ -4,8 +4,8 @@ Theory of operation.  An operation in shared memory that must wait goes on when 
 pipe that the loop watches.  If only the loop did, every wait would take two changes of threads: the bell wakes the
 loop's thread, which completes the operation and wakes the thread that waits for it.  So a thread that has to wait
 *borrows* the bell: the loop's selector does not watch it for that time, the thread itself does, together with a file of
-its own by which all others can wake it.  When the bell rings it visits the loop (see ``visited_loop``), does what the
-loop would do, and also runs those callbacks of the loop that belong to what it waits for, if they are next.
+its own by which all others can wake it.  When the bell rings it visits the loop (see ``caller_runs_loop``), does what
+the loop would do, and also runs those callbacks of the loop that belong to what it waits for, if they are next.
 
 The bell is lent to one thread at a time; others wait as if there were none.  It is taken with the turn only, and given
 back by a request, which is never forgotten.  Files report levels: what has come by then, the loop finds.
@@ -18,8 +18,8 @@ import select
 import threading
 import time
 
+from asyncpar.blocking.caller_runs_loop import Awaited, CallerRunsLoop
 from asyncpar.blocking.interrupts import longest_sleep
-from asyncpar.blocking.visited_loop import Awaited, VisitedLoop
 
 
 class _Waker:
@@ -44,10 +44,10 @@ class _Wakers(threading.local):
 _wakers = _Wakers()
 
 
-class BellGate:
+class DoorbellWaiter:
     """Where one thread waits for ``awaited`` while it watches the bell of ``loop``."""
 
-    def __init__(self, loop: VisitedLoop, awaited: Awaited) -> None:
+    def __init__(self, loop: CallerRunsLoop, awaited: Awaited) -> None:
         self._loop = loop
         self._awaited = awaited
         self._thread = threading.get_ident()

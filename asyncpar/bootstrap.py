@@ -34,7 +34,7 @@ _LINK_TIMEOUT = "ASYNCPAR_LINK_TIMEOUT"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Attachment:
+class WorldBootstrap:
     """How a node takes part: its world, its rank there, what opens its lanes, and whom to tell of its links.
 
     ``pin`` pins algorithms; ``lane`` is the kind of lane that all ranks pinned, which the cost model then reckons with.
@@ -58,16 +58,16 @@ class Attachment:
     """The line to the agent, which tells of lost ranks; None for a rank that was not launched."""
 
 
-Attach = Callable[[AsyncExitStack], Awaitable[Attachment]]
+Attach = Callable[[AsyncExitStack], Awaitable[WorldBootstrap]]
 """Brings a node into its world; what has to be undone at the end is pushed on the stack."""
 
 
 def attach_alone(serving: Serving, blocked_after: float | None) -> Attach:
     """Attach to a world of one: nobody to link to."""
 
-    async def attach(stack: AsyncExitStack) -> Attachment:
+    async def attach(stack: AsyncExitStack) -> WorldBootstrap:
         fabric, gateway = InprocFabric(), ActorGateway()
-        return Attachment(
+        return WorldBootstrap(
             world=world_of_one(),
             rank=0,
             connector=InprocConnector(fabric),
@@ -86,7 +86,7 @@ def attach_launched(
 ) -> Attach:
     """Attach to the world of a launched job."""
 
-    async def attach(stack: AsyncExitStack) -> Attachment:
+    async def attach(stack: AsyncExitStack) -> WorldBootstrap:
         credentials = read_credentials(environment)
         pinned = transport or environment.transport
         arena = arena_settings(os.environ, pinned)
@@ -97,7 +97,7 @@ def attach_launched(
         request = _join_request(environment, address=server.address, settings=describe_settings(pinned, arena))
         line = open_agent_line(stack, environment)
         world = await line.unless_lost(join_world(environment.rendezvous, credentials, request), "join")
-        return Attachment(
+        return WorldBootstrap(
             world=world,
             rank=environment.rank,
             connector=connector,

@@ -14,7 +14,7 @@ from functools import partial
 import pytest
 
 from asyncpar.blocking import LoopThread
-from asyncpar.blocking.visited_loop import VisitedLoop
+from asyncpar.blocking.caller_runs_loop import CallerRunsLoop
 
 THREADS = 6
 
@@ -175,7 +175,7 @@ def test_callbacks_of_the_loop_may_make_requests(thread: LoopThread) -> None:
 
 def test_a_request_that_raises_leaves_the_loop_to_others() -> None:
     """It must not, but if it does: nobody else hangs for it."""
-    loop = VisitedLoop()
+    loop = CallerRunsLoop()
     with pytest.raises(ZeroDivisionError):
         loop.request(lambda: 1 / 0)
     done: list[int] = []

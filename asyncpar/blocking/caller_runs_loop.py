@@ -59,7 +59,7 @@ Request = Callable[[], object]
 FORKED = "this process is a fork of the one that asyncpar's loop runs in; start processes with spawn instead"
 
 
-class VisitedLoop(asyncio.SelectorEventLoop):
+class CallerRunsLoop(asyncio.SelectorEventLoop):
     """A selector loop with a queue of requests, which other threads serve while it waits."""
 
     _ready: deque[asyncio.Handle]
@@ -216,7 +216,7 @@ class VisitedLoop(asyncio.SelectorEventLoop):
 class _LeavingSelector(selectors.DefaultSelector):
     """Leaves the turn while it waits."""
 
-    def __init__(self, loop: VisitedLoop) -> None:
+    def __init__(self, loop: CallerRunsLoop) -> None:
         super().__init__()
         self._loop = loop
 

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from asyncpar.blocking import LoopThread
+from asyncpar.blocking.caller_runs_loop import CallerRunsLoop
 from asyncpar.blocking.pending import Pending
-from asyncpar.blocking.visited_loop import VisitedLoop
 
 
 class Bell:
@@ -60,7 +60,7 @@ class Bell:
         os.close(self._write_end)
 
 
-def until_it_sleeps(loop: VisitedLoop) -> None:
+def until_it_sleeps(loop: CallerRunsLoop) -> None:
     """Return when the loop has nothing to do: who waits then gets the bell."""
     wake_up: socket.socket = loop._ssock  # type: ignore[attr-defined]  # the file by which asyncio wakes it
     visits: list[int] = []
