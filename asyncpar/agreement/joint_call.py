@@ -18,7 +18,7 @@ from typing import Any, Final, Generic, TypeAlias, TypeVar
 import numpy as np
 
 from asyncpar.collectives.arrays import Array
-from asyncpar.collectives.call import Call
+from asyncpar.collectives.call import WatchedCall
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.errors import AsyncparError, OperationMismatch, PeerCancelled, UsageError
 
@@ -117,7 +117,7 @@ def _refuse(communicator: Communicator, name: str, error: UsageError) -> Corouti
 def _named(body: Coroutine[Any, Any, T], name: str, give_up: Callable[[], None]) -> Coroutine[Any, Any, T]:
     shown: Any = body
     shown.__qualname__ = name  # what Python names if it is never awaited
-    return Call(body, give_up)
+    return WatchedCall(body, give_up)
 
 
 # -- rows --------------------------------------------------------------------------------------------------------------

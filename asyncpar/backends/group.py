@@ -23,7 +23,7 @@ from asyncpar.backends.operations import (
 )
 from asyncpar.codecs import Codec
 from asyncpar.collectives.arrays import Array, check_array, check_key, check_out, check_writable
-from asyncpar.collectives.call import Call
+from asyncpar.collectives.call import WatchedCall
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.collectives.keys import UseCounts
 from asyncpar.errors import UsageError
@@ -103,7 +103,7 @@ class CommunicationGroup:
             running: Coroutine[Any, Any, Array | None] = self._begin_message(operation, x, peer, tag, out)
         else:
             running = self._begin(operation, x, reduction, root, out, key)
-        return Call(self._finish(operation, lambda: running), running.close)
+        return WatchedCall(self._finish(operation, lambda: running), running.close)
 
     def _begin(
         self, operation: CollectiveOp, x: Any, reduction: ReductionOp, root: int, out: Array | None, key: str | None
@@ -197,7 +197,7 @@ class CommunicationGroup:
         operation = CollectiveOp.ALL_REDUCE
         if codec is None:
             running = self._apart().all_reduce(x, reduction.numeric, out=out, key=use.keys[0])
-            return Call(self._finish(operation, lambda: running, is_apart=True), running.close)
+            return WatchedCall(self._finish(operation, lambda: running, is_apart=True), running.close)
         call = CompressedAllReduce(
             self._apart(),
             codec.at(zlib.crc32(use.name.encode()), use.number),
@@ -206,7 +206,7 @@ class CommunicationGroup:
             is_mean=reduction is ReductionOp.AVERAGE,
             keys=use.keys,
         )
-        return Call(self._finish(operation, call.run, codec.name, is_apart=True), call.give_up)
+        return WatchedCall(self._finish(operation, call.run, codec.name, is_apart=True), call.give_up)
 
     async def _finish(
         self,

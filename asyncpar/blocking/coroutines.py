@@ -7,8 +7,6 @@ from collections.abc import Callable, Coroutine, Generator
 from typing import Any
 
 from asyncpar.collectives.call import Call
-from asyncpar.collectives.quick_call import QuickCall
-from asyncpar.collectives.shared_memory.call import ArenaCall
 
 _FREQUENT_TURNS = 4
 
@@ -36,9 +34,7 @@ def runs_anywhere(coroutine: Coroutine[Any, Any, Any]) -> bool:
     ask which task it is, or begin generators, which only the loop's own thread gives into its care.
     """
     call = coroutine.call if type(coroutine) is After else coroutine
-    if type(call) is QuickCall:
-        return True
-    return call.has_channel if isinstance(call, ArenaCall) else isinstance(call, Call) and call.is_alone
+    return isinstance(call, Call) and call.runs_anywhere
 
 
 class After(Coroutine[Any, Any, Any]):

@@ -37,7 +37,7 @@ from asyncpar.checkpoint.piece import Wanted
 from asyncpar.checkpoint.plain import first_difference, plain_dict
 from asyncpar.checkpoint.reader import Read, read_wanted
 from asyncpar.checkpoint.threads import Progress
-from asyncpar.collectives.call import Call
+from asyncpar.collectives.call import WatchedCall
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.errors import CheckpointError, UsageError
 
@@ -83,7 +83,7 @@ def load_checkpoint(
         request = _checked(folder, tuple(wanted), model, step)
     except UsageError as error:
         return group.refuse(error)
-    return Call(_load(group, request), group.leave_unbegun)
+    return WatchedCall(_load(group, request), group.leave_unbegun)
 
 
 def _checked(folder: object, wanted: tuple[Wanted, ...], model: object, step: object) -> LoadRequest:

@@ -36,7 +36,7 @@ from asyncpar.checkpoint.piece import Piece, check_distinct
 from asyncpar.checkpoint.plain import decode_plain, encode_plain, first_difference, plain_dict
 from asyncpar.checkpoint.threads import Progress, Stopped
 from asyncpar.checkpoint.writer import HashedPiece, check_unchanged, hash_pieces, identity_of, write_file, write_rank
-from asyncpar.collectives.call import Call
+from asyncpar.collectives.call import WatchedCall
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.errors import CheckpointError, UsageError
 
@@ -77,7 +77,7 @@ def save_checkpoint(
     if snapshot:
         copies = tuple(replace(piece, array=np.array(piece.array, order="C")) for piece in request.pieces)
         request = replace(request, pieces=copies, is_snapshot=True)
-    return Call(_save(group, request), group.leave_unbegun)
+    return WatchedCall(_save(group, request), group.leave_unbegun)
 
 
 def _checked(

@@ -15,7 +15,7 @@ from asyncpar.collectives.execute import InPlace, execute
 from asyncpar.collectives.gathers import prepare_broadcast
 from asyncpar.collectives.one_way import from_root
 from asyncpar.collectives.operation import Operation
-from asyncpar.collectives.plan import AlongBuffer, Plan
+from asyncpar.collectives.plan import AlongBuffer
 from asyncpar.collectives.protocol import describe
 
 _SMALL_BYTES = 8
@@ -41,7 +41,7 @@ def calibrate(engine: Engine, *, clock: Callable[[], float]) -> Coroutine[Any, A
             if peer is not None and engine.rank in (0, peer):
                 figures[2 * index : 2 * index + 2] = await _measure(engine, operation, peer, index, clock)
         figures[4] = _reduction_speed(clock)
-        plan = prepare_broadcast(engine, figures, 0, "tree", phase=6).plan
+        plan = prepare_broadcast(engine, figures, 0, "tree", phase=6).messages
         await from_root(engine, operation, 0, plan, lambda: execute(operation, plan, InPlace(figures)))
         _adopt(engine, figures, has_near=near is not None, has_far=far is not None)
 
@@ -58,7 +58,7 @@ async def _measure(
     ):
         rounds = _ping_pong(trips, 0 if engine.rank else peer, is_first=engine.rank == 0)
         layout = AlongBuffer(count=1, chunks=1, itemsize=1)
-        plan = Plan(schedule(1, rounds), layout, rank=engine.rank, ranks=engine.ranks, phase=3 * index + phase)
+        plan = engine.bind(schedule(1, rounds), layout, phase=3 * index + phase)
         memory = np.zeros(1, np.dtype((np.void, length))) if length > 1 else np.zeros(1, np.uint8)
         begun = clock()
         await execute(operation, plan, InPlace(memory))

@@ -1,61 +1,288 @@
-"""What calling an operation returns: a coroutine that notices when it is ended before it has begun."""
+"""Calls of operations: what runs them, how they end badly, and what happens to a call that is never awaited."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Generator
+import asyncio
+import warnings
+from abc import abstractmethod
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from asyncpar.collectives.ending import thrown
+from asyncpar.collectives.causes import reason_of
+from asyncpar.collectives.operation import Operation
+from asyncpar.collectives.protocol import Reason
+from asyncpar.core.concurrency.home_loop import check_home_loop
+from asyncpar.core.observe.reporting import text_of
+from asyncpar.errors import OperationMismatch, PeerError, PeerLost, UsageError
 
 T_co = TypeVar("T_co", covariant=True)
 
 
 class Call(Coroutine[Any, Any, T_co]):
-    """``coroutine``, and ``ended`` called whenever somebody throws into it or closes it.
+    """A call of an operation: a coroutine that takes its place in the order of operations before it is awaited.
 
-    If there is ``ended_by``, that is called when somebody throws, with the error.
-
-    A plain coroutine never runs if it is cancelled before its first step, and the traceback of that keeps its
-    arguments alive; so neither a ``finally`` nor a finalizer would learn of it in time.
+    A call that is never awaited, or that is cancelled or closed before its first step, gives up its place: the other
+    ranks must not wait for it.  A plain coroutine cannot do that: it never runs if it is cancelled before its first
+    step, and the traceback of the cancellation keeps its arguments alive, so neither a ``finally`` nor a finalizer
+    would learn of it in time.
     """
 
-    __slots__ = ("_coroutine", "_ended", "_ended_by", "is_alone")
+    __slots__ = ("_steps",)
 
-    def __init__(
-        self,
-        coroutine: Coroutine[Any, Any, T_co],
-        ended: Callable[[], None],
-        *,
-        ended_by: Callable[[BaseException | None], None] | None = None,
-        is_alone: bool = False,
-    ) -> None:
-        self.is_alone = is_alone
-        """Is it of a group of one rank, so that it waits for nothing?"""
-        self._coroutine = coroutine
-        self._ended = ended
-        self._ended_by = ended_by
+    _steps: Generator[Any, Any, T_co] | None
+    """What runs the call; None before it is awaited.  Subclasses set it once the call has its place."""
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """The operation that is called."""
+
+    @abstractmethod
+    def _begin(self) -> Generator[Any, Any, T_co]:
+        """Return the generator that runs the call."""
+
+    @abstractmethod
+    def _give_up(self, error: BaseException | None = None) -> None:
+        """End the operation, if it has not begun: the call will not be awaited (because of ``error``, if given).
+
+        From any thread.
+        """
+
+    @property
+    def is_over(self) -> bool:
+        """Has the operation ended without this call?  Then it need not be awaited."""
+        return False
+
+    @property
+    def runs_anywhere(self) -> bool:
+        """Can the call be run without a task, and by another thread in place of the loop's?
+
+        Only operations in memory that ranks share can, and those of a rank alone.
+        """
+        return False
 
     def __await__(self) -> Generator[Any, Any, T_co]:
-        return self._coroutine.__await__()
+        if self._steps is not None:
+            raise RuntimeError("cannot reuse already awaited coroutine")
+        self._steps = steps = self._begin()
+        return steps
+
+    def __getattr__(self, name: str) -> str:
+        """Have the names of a coroutine, for tracebacks and warnings."""
+        if name in ("__name__", "__qualname__"):
+            return f"Communicator.{self.name}"
+        raise AttributeError(name)
 
     def send(self, value: Any) -> Any:
-        return self._coroutine.send(value)
+        return (self._steps or self.__await__()).send(value)
 
     def throw(self, *error: Any) -> Any:
         try:
-            return self._coroutine.throw(*error)
+            return (self._steps or self.__await__()).throw(*error)
         finally:
-            if self._ended_by is None:
-                self._ended()
-            else:
-                self._ended_by(thrown(error))
+            self._give_up(next((part for part in error if isinstance(part, BaseException)), None))
 
     def close(self) -> None:
         try:
-            self._coroutine.close()
+            (self._steps or self.__await__()).close()
         finally:
-            self._ended()
+            self._give_up()
+
+    def __del__(self) -> None:
+        try:
+            is_forgotten = self._steps is None
+        except AttributeError:
+            return  # the constructor refused the call
+        if is_forgotten and not self.is_over:
+            warnings.warn(f"coroutine '{self.__qualname__}' was never awaited", RuntimeWarning, stacklevel=2)
+            self._give_up()
+
+
+class MessageCall(Call[T_co]):
+    """The call of ``operation``, which ``body`` carries out by messages.
+
+    ``count`` is called with the operation when it has ended well.  ``gone`` says who is missing for it; by default the
+    first rank of its group that is lost.
+    """
+
+    __slots__ = ("_body", "_count", "_gone", "_is_alone", "_operation")
+
+    def __init__(
+        self,
+        operation: Operation,
+        body: Callable[[Operation], Awaitable[T_co]],
+        count: Callable[[Operation], None],
+        *,
+        is_alone: bool = False,
+        gone: Callable[[], PeerLost | None] | None = None,
+    ) -> None:
+        self._operation = operation
+        self._body = body
+        self._count = count
+        self._is_alone = is_alone
+        self._gone = gone
+        self._steps = None
+
+    @property
+    def name(self) -> str:
+        return self._operation.name
+
+    @property
+    def is_over(self) -> bool:
+        return self._operation.is_over
+
+    @property
+    def runs_anywhere(self) -> bool:
+        return self._is_alone
+
+    def _begin(self) -> Generator[Any, Any, T_co]:
+        return self._run().__await__()
+
+    def _give_up(self, error: BaseException | None = None) -> None:
+        give_up(self._operation, error)
+
+    async def _run(self) -> T_co:
+        operation = self._operation
+        context = operation.context
+        try:
+            check_home_loop(context.loop, operation.label)
+        except UsageError as error:
+            give_up(operation, error)
+            raise
+        try:
+            operation.begin(context.lost_member(operation.home) if self._gone is None else self._gone())
+            context.watch(operation)
+            result = await self._body(operation)
+        except BaseException as error:
+            outcome = ended(operation, error)
+            if outcome is error:
+                raise
+            raise outcome from error
+        operation.finish()
+        self._count(operation)
+        return result
+
+
+class WatchedCall(Call[T_co]):
+    """``coroutine``, and ``ended`` called when something is thrown into it or closes it."""
+
+    __slots__ = ("_coroutine", "_ended")
+
+    def __init__(self, coroutine: Coroutine[Any, Any, T_co], ended: Callable[[], None]) -> None:
+        self._coroutine = coroutine
+        self._ended = ended
+        self._steps = None
+
+    @property
+    def name(self) -> str:
+        return str(getattr(self._coroutine, "__name__", "call"))
+
+    @property
+    def is_over(self) -> bool:
+        return True  # ``coroutine`` itself warns if it is never awaited
 
     def __getattr__(self, name: str) -> Any:
-        """Look like the coroutine to whoever shows it: names, code, frame."""
+        """Look like the coroutine to what shows it: names, code, frame."""
         return getattr(self._coroutine, name)
+
+    def _begin(self) -> Generator[Any, Any, T_co]:
+        return self._coroutine.__await__()
+
+    def _give_up(self, error: BaseException | None = None) -> None:  # noqa: ARG002
+        self._ended()
+
+
+@dataclass(slots=True)
+class Why:
+    """Why the operations of a block are cancelled: ``text``, and the ``rank`` of the world whose fault it is."""
+
+    text: str = ""
+    rank: int | None = None
+
+    def take(self, error: BaseException) -> None:
+        """Operations that are cancelled from now on are because of ``error``."""
+        if self.text or isinstance(error, asyncio.CancelledError | GeneratorExit | BaseExceptionGroup):
+            return
+        if isinstance(error, PeerError):
+            self.text, self.rank = error.cause or text_of(error), error.rank
+        else:
+            self.text = f"{type(error).__name__}: {text_of(error)}"
+
+
+_WHY: ContextVar[Why | None] = ContextVar("why operations are cancelled", default=None)
+
+
+@contextmanager
+def telling_why() -> Iterator[Why]:
+    """Tell other ranks what ``Why`` has taken, when operations of the block or of its tasks are cancelled."""
+    why, before = Why(), _WHY.get()
+    _WHY.set(why)
+    try:
+        yield why
+    finally:
+        _WHY.set(before)  # and not reset: a generator may be closed in another context
+
+
+def ended(operation: Operation, error: BaseException) -> BaseException:
+    """Clean up after ``error``, tell the others if they cannot know, and return what the caller gets."""
+    if isinstance(error, GeneratorExit) and not operation.context.loop.is_running():
+        return error  # the loop has ended under the call; there is nobody left to tell
+    if operation.failure is not None and not isinstance(error, asyncio.CancelledError):
+        operation.discard()
+        return operation.failure
+    if isinstance(error, asyncio.CancelledError):
+        now, why = operation.context.now(), operation.why_cancelled or reason_of(error)
+        message, culprit = operation.describe_wait(now), operation.find_culprit(now)
+        error.args = (message,)
+        error.add_note(message)
+        missing = operation.waits_for() if culprit is None else [culprit.rank]
+        error.missing_ranks = missing  # type: ignore[attr-defined]  # for who turns it into PeerTimeout
+        if operation.failure is None:
+            told = _WHY.get()
+            if told is not None and told.text:
+                operation.tell_failure("failed", told.text, lost=told.rank)
+            else:
+                operation.tell_failure("cancelled", why)
+    elif isinstance(error, OperationMismatch):
+        operation.tell_failure("mismatch", f"{operation.label}: {error}")
+    elif isinstance(error, PeerLost):
+        operation.tell_failure("lost", error.cause or str(error), lost=error.rank)
+        operation.discard()
+        return operation.lost(error)
+    elif isinstance(error, GeneratorExit):
+        operation.tell_failure("failed", "GeneratorExit: the call was closed")
+    else:
+        operation.tell_failure("failed", reason_of(error))
+    operation.discard()
+    return error
+
+
+def give_up(operation: Operation, error: BaseException | None = None) -> None:
+    """Nobody will await the call, because of ``error`` perhaps.  From any thread."""
+    loop = operation.context.loop
+    if not operation.has_started and not operation.is_over and not loop.is_closed():
+        loop.call_soon_threadsafe(_give_up_now, operation, error)
+
+
+def _give_up_now(operation: Operation, error: BaseException | None) -> None:
+    """A call was never awaited: its peers must not wait for it."""
+    if operation.has_started or operation.is_over:
+        return
+    told = _WHY.get()  # that of the code that gave up: the loop runs this in a copy of its context
+    if told is not None and told.text:
+        operation.tell_failure("failed", told.text, lost=told.rank)
+    elif error is None:
+        operation.tell_failure("failed", "it was called there, but never awaited")
+    else:
+        reason: Reason = "cancelled" if isinstance(error, asyncio.CancelledError) else "failed"
+        operation.tell_failure(reason, f"{reason_of(error)}, before it began")
+    operation.discard()
+
+
+def refuse(operation: Operation, error: BaseException) -> None:
+    """The caller of ``operation`` gets ``error`` instead of a call: it ends on the others, too."""
+    operation.tell_failure("refused", text_of(error) or type(error).__name__)
+    operation.discard()

@@ -12,8 +12,8 @@ import numpy as np
 from asyncpar.collectives.algorithms.catalog import ARENA
 from asyncpar.collectives.arrays import Array, Reduction, StagingPool, collective_reduction, reduction_for
 from asyncpar.collectives.bundle import Bundle, Form, Section, check_arrays, cut, form_of, pack, sections_of, unpack
-from asyncpar.collectives.engine import Engine, Prepared
-from asyncpar.collectives.execute import Region, region_of
+from asyncpar.collectives.engine import Engine, OperationPlan
+from asyncpar.collectives.execute import Region, execute, region_of
 from asyncpar.collectives.keys import hash64
 from asyncpar.collectives.operation import Operation
 from asyncpar.collectives.plan import AlongBuffer, Plan, packed_segment
@@ -31,22 +31,22 @@ _SHOWN: Final = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Course:
-    """How one section goes by messages, and where hosts have arenas for their part of it."""
+class _SectionPlan:
+    """The messages of one section, and its route through the arenas of several hosts."""
 
     section: Section
     reduction: Reduction
     layout: AlongBuffer
-    plan: Plan
+    messages: Plan
     route: Route | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Courses:
-    """What all calls with arrays of the same form share."""
+class AllReduceManyPlan(OperationPlan):
+    """Plans of all sections, and their arrangements in the slots of channels."""
 
-    sections: tuple[Section, ...]
-    courses: tuple[_Course, ...]
+    parts: tuple[Section, ...]
+    sections: tuple[_SectionPlan, ...]
     payload: int
     arrangements: dict[Channel, AtOnce | InChunks] = field(default_factory=dict)
 
@@ -54,8 +54,8 @@ class _Courses:
         """Return how the bundle goes through ``channel``."""
         found = self.arrangements.get(channel)
         if found is None:
-            reductions = [course.reduction for course in self.courses]
-            found = self.arrangements[channel] = arrange(channel, self.sections, reductions, scratch)
+            reductions = [section.reduction for section in self.sections]
+            found = self.arrangements[channel] = arrange(channel, self.parts, reductions, scratch)
         return found
 
 
@@ -64,75 +64,85 @@ def all_reduce_many(
 ) -> Coroutine[Any, Any, list[Array]]:
     listed = check_arrays(arrays)
     form = form_of(listed)
-    prepared = engine.prepared(
+    plan = engine.prepared(
         (_NAME, form.dtypes, tuple(form.shapes), op, algorithm), lambda: _prepare(engine, form, op, algorithm)
     )
-    shared: _Courses = prepared.extra
+    parts = plan.parts
 
     async def body(operation: Operation) -> list[Array]:
-        bundle = Bundle(listed, shared.sections)
-        for course, flats in zip(shared.courses, bundle.flats, strict=True):
-            workspace = partial(_Packed, operation.context.pool, course, flats, engine.size)
-            await run_all_reduce(operation, course.route, course.plan, workspace, course.reduction, engine.size)
+        bundle = Bundle(listed, parts)
+        for section, flats in zip(plan.sections, bundle.flats, strict=True):
+            workspace = partial(_Packed, operation.context.pool, section, flats, engine.size)
+            route, messages, reduction = section.route, section.messages, section.reduction
+            if route is None:
+                await execute(operation, messages, workspace(True), reduction.combine)
+            else:
+                await run_all_reduce(operation, route, messages, workspace, reduction, engine.size)
         bundle.close()
         return listed
 
     def make(turn: Turn) -> Program:
         assert engine.arena is not None
-        bundle = Bundle(listed, shared.sections)
-        yield from shared.arrangement(turn.channel, engine.arena.host.scratch).program(turn, bundle)
+        bundle = Bundle(listed, parts)
+        yield from plan.arrangement(turn.channel, engine.arena.host.scratch).program(turn, bundle)
         bundle.close()
 
-    if prepared.is_in_arena:
-        return engine.start_in_arena(_NAME, prepared, make, body, key=key, result=listed, sends=shared.payload)
-    kind = Operation if shared.courses[0].route is None else HostedOperation
-    return engine.start(_NAME, prepared.description, key, body, kind=kind)
+    if plan.is_in_arena:
+        return engine.start_in_arena(_NAME, plan, make, body, key=key, result=listed, sends=plan.payload)
+    kind = Operation if plan.sections[0].route is None else HostedOperation
+    return engine.start(_NAME, plan.description, key, body, kind=kind)
 
 
 class _Packed:
     """The workspace of a section: each piece is packed, travels, is finished perhaps, and unpacked."""
 
-    def __init__(self, pool: StagingPool, course: _Course, flats: list[Array], size: int, finishes: bool) -> None:
+    def __init__(self, pool: StagingPool, section: _SectionPlan, flats: list[Array], size: int, finishes: bool) -> None:
         self._pool = pool
-        self._course = course
+        self._plan = section
         self._flats = flats
         self._size = size
         self._finishes = finishes
 
     def open(self, piece: int) -> Sequence[Region]:
-        section = self._course.section
-        start, stop = self._course.layout.bounds(piece)
+        section = self._plan.section
+        start, stop = self._plan.layout.bounds(piece)
         memory = self._pool.take(stop - start, section.dtype)
         pack(section.stretch(start, stop).pieces(self._flats), memory)
-        self._course.reduction.load(memory, memory, self._size)
+        self._plan.reduction.load(memory, memory, self._size)
         return (region_of(memory),)
 
     def close(self, piece: int, regions: Sequence[Region]) -> None:
-        section = self._course.section
+        section = self._plan.section
         memory = regions[0].array
         if self._finishes:
-            self._course.reduction.finish(memory, self._size)
-        stretch = section.stretch(*self._course.layout.bounds(piece))
+            self._plan.reduction.finish(memory, self._size)
+        stretch = section.stretch(*self._plan.layout.bounds(piece))
         unpack(cut(memory, section.lengths(stretch)), stretch.pieces(self._flats))
         self._pool.give_back(memory)
 
 
-def _prepare(engine: Engine, form: Form, op: str, wanted: str | None) -> Prepared:
+def _prepare(engine: Engine, form: Form, op: str, wanted: str | None) -> AllReduceManyPlan:
     _check_op(op, form)
     sections = sections_of(form)
     payload = sum(section.nbytes for section in sections)
     algorithm = engine.algorithm("all_reduce", payload, wanted, arena=True)
     carrier = engine.carrier("all_reduce", payload, algorithm)
-    courses = tuple(_course(engine, section, op, algorithm, carrier, phase) for phase, section in enumerate(sections))
-    return Prepared(
+    plans = tuple(
+        _prepare_section(engine, section, op, algorithm, carrier, phase) for phase, section in enumerate(sections)
+    )
+    return AllReduceManyPlan(
         description=_described(form, op, algorithm),
-        plan=courses[0].plan,
-        extra=_Courses(sections=sections, courses=courses, payload=payload),
+        messages=plans[0].messages,
+        parts=sections,
+        sections=plans,
+        payload=payload,
         is_in_arena=algorithm == ARENA,
     )
 
 
-def _course(engine: Engine, section: Section, op: str, algorithm: str, carrier: str, phase: int) -> _Course:
+def _prepare_section(
+    engine: Engine, section: Section, op: str, algorithm: str, carrier: str, phase: int
+) -> _SectionPlan:
     schedule = engine.schedule("all_reduce", carrier)
     layout = all_reduce_layout(
         carrier,
@@ -142,11 +152,11 @@ def _course(engine: Engine, section: Section, op: str, algorithm: str, carrier: 
         segment=packed_segment(schedule.chunks),
         is_packed=True,
     )
-    return _Course(
+    return _SectionPlan(
         section=section,
         reduction=collective_reduction(op if section.count else "max", section.dtype),
         layout=layout,
-        plan=Plan(schedule, layout, rank=engine.rank, ranks=engine.ranks, phase=phase),
+        messages=engine.bind(schedule, layout, phase=phase),
         route=engine.route(algorithm, layout, phase=phase),
     )
 

@@ -21,11 +21,10 @@ from asyncpar.collectives.algorithms.catalog import (
 from asyncpar.collectives.algorithms.hierarchical import Hosts
 from asyncpar.collectives.algorithms.steps import Schedule
 from asyncpar.collectives.arrays import Array, check_key
-from asyncpar.collectives.call import Call
-from asyncpar.collectives.ending import ended, give_up, refuse
+from asyncpar.collectives.call import Call, MessageCall, refuse
 from asyncpar.collectives.keys import GroupLedger, UseCounts, hash64
 from asyncpar.collectives.operation import Group, Limits, Operation
-from asyncpar.collectives.plan import AlongBuffer, Plan
+from asyncpar.collectives.plan import AlongBuffer, Layout, Plan
 from asyncpar.collectives.policy import Policy
 from asyncpar.collectives.protocol import Description, describe
 from asyncpar.collectives.shared_memory.call import ArenaCall, ArenaOperation, ArenaTask, MakeProgram
@@ -36,40 +35,26 @@ from asyncpar.collectives.statistics import CollectiveStatistics, Tally, Traffic
 from asyncpar.collectives.table import OperationTable
 from asyncpar.core.concurrency.home_loop import check_home_loop, is_home_loop
 from asyncpar.core.observe.reporting import text_of
-from asyncpar.errors import PeerLost, UsageError
+from asyncpar.errors import UsageError
 from asyncpar.net.arena.channel import Channel
 
 T = TypeVar("T")
-Body = Callable[[Operation], Awaitable[T]]
+PlanT = TypeVar("PlanT", bound="OperationPlan")
+OperationT = TypeVar("OperationT", bound=Operation)
 
 KEPT_PLANS = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Prepared:
-    """What is the same for all calls with equal arguments."""
+class OperationPlan:
+    """What all calls of an operation with equal arguments share: its messages, and whether the arena carries it.
+
+    Operations that need more than that have a class of their own.
+    """
 
     description: Description
-    plan: Plan
-    extra: Any = None
-    """What else the operation keeps: layouts, for those that copy."""
+    messages: Plan
     is_in_arena: bool = False
-
-
-class Ticket:
-    """Held by the coroutine of a call alone: when it dies before the call was awaited, the call is given up."""
-
-    __slots__ = ("operation",)
-
-    def __init__(self, operation: Operation) -> None:
-        self.operation = operation
-
-    def __del__(self) -> None:
-        self.give_up()
-
-    def give_up(self, error: BaseException | None = None) -> None:
-        """Nobody will await the call, because of ``error`` perhaps.  From any thread."""
-        give_up(self.operation, error)
 
 
 class Engine:
@@ -94,7 +79,7 @@ class Engine:
         self.quick: dict[Hashable, QuickPlan] = {}
         """How small operations are done: by name, what all ranks must agree on, dtype and shape."""
         self.others = tuple(rank for rank in ranks if rank != table.links.rank)
-        self._prepared: OrderedDict[Hashable, Prepared] = OrderedDict()
+        self._prepared: OrderedDict[Hashable, Any] = OrderedDict()
         self._tallies: dict[tuple[str, str], Tally] = {}
         self._subgroups = UseCounts()
         self.arena: ArenaGroup | None = None
@@ -113,9 +98,9 @@ class Engine:
 
     # -- preparing ---------------------------------------------------------------------------------------------------
 
-    def prepared(self, key: Hashable, make: Callable[[], Prepared]) -> Prepared:
-        """Return what ``make`` returned for ``key``, from memory if possible."""
-        found = self._prepared.get(key)
+    def prepared(self, key: Hashable, make: Callable[[], PlanT]) -> PlanT:
+        """Return the plan that ``make`` made for ``key``, from the cache if possible."""
+        found: PlanT | None = self._prepared.get(key)
         if found is None:
             found = self._prepared[key] = make()
             if len(self._prepared) > KEPT_PLANS:
@@ -174,11 +159,15 @@ class Engine:
         return Route(
             group=arena.group_on_host(ranks),
             layout=layout,
-            across=Plan(schedule, layout, rank=self.rank, ranks=self.ranks, phase=phase),
+            across=self.bind(schedule, layout, phase=phase),
             carriers=carriers_of(algorithm, self.hosts),
             place=members.index(self.rank),
             phase=phase,
         )
+
+    def bind(self, schedule: Schedule, layout: Layout, *, phase: int = 0) -> Plan:
+        """Return the messages of ``schedule`` over memory that lies as ``layout`` says."""
+        return Plan(schedule, layout, rank=self.rank, ranks=self.ranks, phase=phase)
 
     def subgroup_number(self, ranks: tuple[int, ...], key: str | None = None) -> int:
         """Return a number for a group of ``ranks`` (of the world) that all its members find without talking.
@@ -199,13 +188,16 @@ class Engine:
 
     # -- running -------------------------------------------------------------------------------------------------------
 
-    def open(
-        self, name: str, description: Description, key: str | None, kind: Callable[..., Operation] = Operation
-    ) -> Ticket:
-        """Give the next call its sequence number; ``kind`` makes the operation."""
-        check_home_loop(self.table.loop, name)
-        sequence, label = self._allot(name, key)
-        operation = kind(
+    def operation(
+        self,
+        name: str,
+        description: Description,
+        sequence: int,
+        label: str | None,
+        kind: Callable[..., OperationT],
+    ) -> OperationT:
+        """Make the operation of a call that has got its ``sequence`` number; ``kind`` is its class."""
+        return kind(
             context=self.table.context,
             home=self.group,
             route=self.group,
@@ -215,8 +207,6 @@ class Engine:
             label=label,
             audience=self.others,
         )
-        self.table.enter(operation)
-        return Ticket(operation)
 
     def _allot(self, name: str, key: str | None) -> tuple[int, str | None]:
         """Return the sequence number of a call, and its label if that is not made of the number."""
@@ -240,7 +230,10 @@ class Engine:
         if self.group.given_up is not None or key == "" or not isinstance(key, str | None):
             return
         reason = f"refused: {text_of(error)}"
-        refuse(self.open(name, describe(name, (reason,), "none"), key).operation, error)
+        sequence, label = self._allot(name, key)
+        operation = self.operation(name, describe(name, (reason,), "none"), sequence, label, Operation)
+        self.table.enter(operation)
+        refuse(operation, error)
 
     def checked(self, name: str, key: str | None, make: Callable[[], Coroutine[Any, Any, T]]) -> Coroutine[Any, Any, T]:
         """Return the call that ``make`` makes; if that refuses its arguments, the call takes its place all the same."""
@@ -255,54 +248,26 @@ class Engine:
         name: str,
         description: Description,
         key: str | None,
-        body: Body[T],
+        body: Callable[[Operation], Awaitable[T]],
         *,
         kind: Callable[..., Operation] = Operation,
-    ) -> Coroutine[Any, Any, T]:
-        """Give a call its place in the order of operations now; it runs when the returned coroutine is awaited.
+    ) -> Call[T]:
+        """Give a call its place in the order of operations now; ``body`` runs when the returned call is awaited.
 
         ``kind`` makes its operation.
         """
-        return self.launch(self.open(name, description, key, kind), body)
-
-    def launch(
-        self, ticket: Ticket, body: Body[T], *, gone: Callable[[], PeerLost | None] | None = None
-    ) -> Coroutine[Any, Any, T]:
-        """Return the coroutine that runs the operation of ``ticket``.
-
-        ``gone`` says who is missing for it; by default the first rank of its group that is lost.
-        """
-        coroutine = self._run(ticket, body, gone)
-        named: Any = coroutine
-        named.__qualname__ = f"Communicator.{ticket.operation.name}"  # what Python names if it is never awaited
-        return Call(coroutine, ticket.give_up, ended_by=ticket.give_up, is_alone=self.size == 1)
-
-    async def _run(self, ticket: Ticket, body: Body[T], gone: Callable[[], PeerLost | None] | None) -> T:
-        operation = ticket.operation
-        try:
-            check_home_loop(self.table.loop, operation.label)
-        except UsageError as error:
-            ticket.give_up(error)
-            raise
-        try:
-            operation.begin(gone() if gone is not None else self.table.context.lost_member(operation.home))
-            self.table.watch(operation)
-            result = await body(operation)
-        except BaseException as error:
-            outcome = ended(operation, error)
-            if outcome is error:
-                raise
-            raise outcome from error
-        operation.finish()
-        self.count(operation)
-        return result
+        check_home_loop(self.table.loop, name)
+        sequence, label = self._allot(name, key)
+        operation = self.operation(name, description, sequence, label, kind)
+        self.table.enter(operation)
+        return MessageCall(operation, body, self.count, is_alone=self.size == 1)
 
     def start_in_arena(
         self,
         name: str,
-        prepared: Prepared,
+        plan: OperationPlan,
         make: MakeProgram,
-        by_messages: Body[T],
+        by_messages: Callable[[Operation], Awaitable[T]],
         *,
         key: str | None = None,
         result: T,
@@ -317,12 +282,12 @@ class Engine:
         group = self.arena if key is None else self._keyed_arena
         assert group is not None
         if group.is_refused:
-            return self.start(name, prepared.description, key, by_messages)
+            return self.start(name, plan.description, key, by_messages)
         check_home_loop(self.table.loop, name)
         if key is None:
             self.admit_early()
         sequence, label = self._allot(name, key)
-        task = self.admit(name, prepared.description, sequence, make, label=label, shows=shows, sends=sends)
+        task = self.admit(name, plan.description, sequence, make, label=label, shows=shows, sends=sends)
         return ArenaCall(task, result, by_messages, self.count)
 
     def admit(
@@ -339,16 +304,7 @@ class Engine:
         """Make the operation of a call in the arena, keyed if it has a ``label``, and line it up."""
         group = self.arena if label is None else self._keyed_arena
         assert group is not None
-        operation = ArenaOperation(
-            context=self.table.context,
-            home=self.group,
-            route=self.group,
-            sequence=sequence,
-            description=description,
-            name=name,
-            label=label,
-            audience=self.others,
-        )
+        operation = self.operation(name, description, sequence, label, ArenaOperation)
         operation.payload_sent = sends
         task = operation.task = ArenaTask(operation, group, make, shows)
         group.run_queue.called(task)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Coroutine
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -19,12 +20,19 @@ from asyncpar.collectives.arrays import (
     check_rows,
     contiguous,
 )
-from asyncpar.collectives.engine import Engine, Prepared, describe_array
+from asyncpar.collectives.engine import Engine, OperationPlan, describe_array
 from asyncpar.collectives.execute import InPlace, execute
 from asyncpar.collectives.gathers import check_lengths, exchange_numbers
 from asyncpar.collectives.operation import Operation
 from asyncpar.collectives.plan import AlongChunks, Plan, Slice
 from asyncpar.collectives.shared_memory import operations
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AllToAllPlan(OperationPlan):
+    """``scratch`` is the number of elements that chunks of others need on their way."""
+
+    scratch: int
 
 
 def all_to_all(
@@ -34,29 +42,27 @@ def all_to_all(
     target = check_out(out, source.shape, source.dtype)
     if out is not None:
         check_apart(source, target)
-    prepared = engine.prepared(
+    plan = engine.prepared(
         ("all_to_all", source.dtype, source.shape, algorithm),
         lambda: _prepare_all_to_all(engine, source, algorithm),
     )
 
     async def body(operation: Operation) -> Array:
         work = contiguous(target)
-        scratch = np.empty(prepared.extra, source.dtype)
-        await execute(operation, prepared.plan, InPlace(contiguous(source), work, scratch))
+        scratch = np.empty(plan.scratch, source.dtype)
+        await execute(operation, plan.messages, InPlace(contiguous(source), work, scratch))
         if work is not target:
             target[...] = work
         return target
 
-    if prepared.is_in_arena:
+    if plan.is_in_arena:
         make = operations.all_to_all(source, target)
         sends = source.nbytes - source[0].nbytes
-        return engine.start_in_arena(
-            "all_to_all", prepared, make, body, key=key, result=target, shows=source, sends=sends
-        )
-    return engine.start("all_to_all", prepared.description, key, body)
+        return engine.start_in_arena("all_to_all", plan, make, body, key=key, result=target, shows=source, sends=sends)
+    return engine.start("all_to_all", plan.description, key, body)
 
 
-def _prepare_all_to_all(engine: Engine, x: Array, wanted: str | None) -> Prepared:
+def _prepare_all_to_all(engine: Engine, x: Array, wanted: str | None) -> AllToAllPlan:
     size = engine.size
     algorithm = engine.algorithm("all_to_all", x.nbytes, wanted, arena=True)
     schedule = engine.schedule("all_to_all", engine.carrier("all_to_all", x.nbytes, algorithm))
@@ -67,10 +73,10 @@ def _prepare_all_to_all(engine: Engine, x: Array, wanted: str | None) -> Prepare
         start = (chunk - region * size) * count
         slices.append(Slice(region, start, start + count))
     layout = AlongChunks(slices, longest=count, itemsize=x.itemsize)
-    return Prepared(
+    return AllToAllPlan(
         description=describe_array("all_to_all", x.dtype, x.shape, (), algorithm),
-        plan=Plan(schedule, layout, rank=engine.rank, ranks=engine.ranks),
-        extra=max(schedule.chunks - 2 * size, 0) * count,
+        messages=engine.bind(schedule, layout),
+        scratch=max(schedule.chunks - 2 * size, 0) * count,
         is_in_arena=algorithm == ARENA,
     )
 
@@ -108,4 +114,4 @@ def _plan_all_to_all_v(engine: Engine, x: Array, sent: list[int], received: list
         slices += [Slice(region, int(low), int(high)) for low, high in pairwise(ends)]
     layout = AlongChunks(slices, longest=longest * row, itemsize=x.itemsize)
     schedule = engine.schedule("all_to_all", "pairwise")
-    return Plan(schedule, layout, rank=engine.rank, ranks=engine.ranks, phase=1)
+    return engine.bind(schedule, layout, phase=1)

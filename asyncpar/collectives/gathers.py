@@ -18,11 +18,11 @@ from asyncpar.collectives.arrays import (
     check_writable,
     contiguous,
 )
-from asyncpar.collectives.engine import Engine, Prepared, describe_array
+from asyncpar.collectives.engine import Engine, OperationPlan, describe_array
 from asyncpar.collectives.execute import InPlace, execute
 from asyncpar.collectives.one_way import confirmed, from_root
 from asyncpar.collectives.operation import Operation
-from asyncpar.collectives.plan import AlongBuffer, AlongChunks, Plan, Slice
+from asyncpar.collectives.plan import AlongBuffer, AlongChunks, Slice
 from asyncpar.collectives.protocol import describe
 from asyncpar.collectives.quick_call import QuickCall
 from asyncpar.collectives.shared_memory import operations
@@ -37,7 +37,7 @@ def all_gather(
 ) -> Coroutine[Any, Any, Array]:
     source = check_array(x)
     target = check_out(out, (engine.size, *source.shape), source.dtype)
-    prepared = engine.prepared(
+    plan = engine.prepared(
         ("all_gather", source.dtype, source.shape, algorithm),
         lambda: _prepare_all_gather(engine, source, algorithm),
     )
@@ -45,27 +45,27 @@ def all_gather(
     async def body(operation: Operation) -> Array:
         work = contiguous(target)
         work[engine.rank] = source
-        await execute(operation, prepared.plan, InPlace(work))
+        await execute(operation, plan.messages, InPlace(work))
         if work is not target:
             target[...] = work
         return target
 
-    if prepared.is_in_arena:
+    if plan.is_in_arena:
         make = operations.all_gather(source, target)
         return engine.start_in_arena(
-            "all_gather", prepared, make, body, key=key, result=target, shows=source, sends=source.nbytes
+            "all_gather", plan, make, body, key=key, result=target, shows=source, sends=source.nbytes
         )
-    return engine.start("all_gather", prepared.description, key, body)
+    return engine.start("all_gather", plan.description, key, body)
 
 
-def _prepare_all_gather(engine: Engine, x: Array, wanted: str | None) -> Prepared:
+def _prepare_all_gather(engine: Engine, x: Array, wanted: str | None) -> OperationPlan:
     payload = x.nbytes * engine.size
     algorithm = engine.algorithm("all_gather", payload, wanted, arena=True)
     schedule = engine.schedule("all_gather", engine.carrier("all_gather", payload, algorithm))
     layout = AlongChunks(equal_chunks(engine.size, x.size), longest=x.size, itemsize=x.itemsize)
-    return Prepared(
+    return OperationPlan(
         description=describe_array("all_gather", x.dtype, x.shape, (), algorithm),
-        plan=Plan(schedule, layout, rank=engine.rank, ranks=engine.ranks),
+        messages=engine.bind(schedule, layout),
         is_in_arena=algorithm == ARENA,
     )
 
@@ -90,7 +90,7 @@ def all_gather_v(
         plan = engine.prepared(
             ("all_gather_v", source.dtype, rest, counts, algorithm),
             lambda: _prepare_all_gather_v(engine, source, counts, algorithm),
-        ).plan
+        ).messages
         target = check_out(out, (sum(counts), *rest), source.dtype)
         work = contiguous(target)
         first = sum(counts[: engine.rank])
@@ -103,21 +103,21 @@ def all_gather_v(
     return engine.start("all_gather_v", description, key, body)
 
 
-def _prepare_all_gather_v(engine: Engine, x: Array, counts: tuple[int, ...], wanted: str | None) -> Prepared:
+def _prepare_all_gather_v(engine: Engine, x: Array, counts: tuple[int, ...], wanted: str | None) -> OperationPlan:
     row = int(np.prod(x.shape[1:], dtype=np.int64))
     algorithm = engine.algorithm("all_gather", sum(counts) * row * x.itemsize, wanted)
     ends = np.cumsum((0, *counts)) * row
     slices = [Slice(0, int(low), int(high)) for low, high in pairwise(ends)]
     layout = AlongChunks(slices, longest=max(counts) * row, itemsize=x.itemsize)
-    return Prepared(
+    return OperationPlan(
         description=describe_array("all_gather_v", x.dtype, (None, *x.shape[1:]), (), wanted or "auto"),
-        plan=Plan(engine.schedule("all_gather", algorithm), layout, rank=engine.rank, ranks=engine.ranks, phase=1),
+        messages=engine.bind(engine.schedule("all_gather", algorithm), layout, phase=1),
     )
 
 
 async def exchange_numbers(engine: Engine, operation: Operation, numbers: list[int]) -> Array:
     """Return the matrix of what each rank passes, one row per rank, as the first phase of an operation."""
-    plan = engine.prepared(("numbers", len(numbers)), lambda: _prepare_numbers(engine, len(numbers))).plan
+    plan = engine.prepared(("numbers", len(numbers)), lambda: _prepare_numbers(engine, len(numbers))).messages
     matrix = np.empty((engine.size, len(numbers)), np.int64)
     matrix[engine.rank] = numbers
     await execute(operation, plan, InPlace(matrix))
@@ -132,11 +132,11 @@ def check_lengths(numbers: Array) -> list[int]:
     return lengths
 
 
-def _prepare_numbers(engine: Engine, count: int) -> Prepared:
+def _prepare_numbers(engine: Engine, count: int) -> OperationPlan:
     layout = AlongChunks(equal_chunks(engine.size, count), longest=count, itemsize=8)
-    return Prepared(
+    return OperationPlan(
         description=describe("numbers", (), "bruck"),
-        plan=Plan(engine.schedule("all_gather", "bruck"), layout, rank=engine.rank, ranks=engine.ranks),
+        messages=engine.bind(engine.schedule("all_gather", "bruck"), layout),
     )
 
 
@@ -144,27 +144,27 @@ def broadcast(
     engine: Engine, x: object, *, root: int, algorithm: str | None, key: str | None
 ) -> Coroutine[Any, Any, Array]:
     if key is None and algorithm is None and type(x) is np.ndarray and type(root) is int:
-        plan = engine.quick.get(("broadcast", root, x.dtype, x.shape))
-        if plan is not None and (engine.rank == root or x.flags.writeable):
-            return QuickCall(engine, plan, x)
+        quick = engine.quick.get(("broadcast", root, x.dtype, x.shape))
+        if quick is not None and (engine.rank == root or x.flags.writeable):
+            return QuickCall(engine, quick, x)
     root = check_rank(root, engine.size)
     array = check_array(x)
     if engine.rank != root:
         check_writable(array, "x")
-    prepared = engine.prepared(
+    plan = engine.prepared(
         ("broadcast", array.dtype, array.shape, root, algorithm),
         lambda: prepare_broadcast(engine, array, root, algorithm, arena=True),
     )
 
     async def body(operation: Operation) -> Array:
         work = contiguous(array)
-        plan = prepared.plan
-        await from_root(engine, operation, root, plan, lambda: execute(operation, plan, InPlace(work)))
+        messages = plan.messages
+        await from_root(engine, operation, root, messages, lambda: execute(operation, messages, InPlace(work)))
         if work is not array and engine.rank != root:
             array[...] = work
         return array
 
-    if prepared.is_in_arena:
+    if plan.is_in_arena:
         make = operations.broadcast(array, root)
         sends = array.nbytes if engine.rank == root else 0
         shows = array if array.nbytes > operations.QUICK_BROADCAST_BYTES else None
@@ -172,13 +172,13 @@ def broadcast(
             engine.plan_quickly(
                 ("broadcast", root, array.dtype, array.shape),
                 lambda group, channel: (
-                    QuickBroadcast(group, channel, prepared.description, array, root=root)
+                    QuickBroadcast(group, channel, plan.description, array, root=root)
                     if operations.is_quick_broadcast(array.nbytes, channel)
                     else None
                 ),
             )
-        return engine.start_in_arena("broadcast", prepared, make, body, key=key, result=array, shows=shows, sends=sends)
-    return engine.start("broadcast", prepared.description, key, body)
+        return engine.start_in_arena("broadcast", plan, make, body, key=key, result=array, shows=shows, sends=sends)
+    return engine.start("broadcast", plan.description, key, body)
 
 
 def prepare_broadcast(
@@ -190,40 +190,37 @@ def prepare_broadcast(
     phase: int = 0,
     arena: bool = False,
     confirms: bool = True,
-) -> Prepared:
+) -> OperationPlan:
     """Prepare a broadcast of arrays like ``x``; ``confirms`` says that it is what makes all ranks known."""
     algorithm = engine.algorithm("broadcast", x.nbytes, wanted, arena=arena)
     layout = AlongBuffer(count=x.size, chunks=1, itemsize=x.itemsize)
     schedule = engine.schedule("broadcast", engine.carrier("broadcast", x.nbytes, algorithm), root)
     if confirms:
         schedule = confirmed(engine, schedule, layout, root, "from root")
-    return Prepared(
+    return OperationPlan(
         description=describe_array("broadcast", x.dtype, x.shape, (f"root={root}",), algorithm),
-        plan=Plan(schedule, layout, rank=engine.rank, ranks=engine.ranks, phase=phase),
+        messages=engine.bind(schedule, layout, phase=phase),
         is_in_arena=algorithm == ARENA,
     )
 
 
 def barrier(engine: Engine, *, algorithm: str | None, key: str | None) -> Coroutine[Any, Any, None]:
-    prepared = engine.prepared(("barrier", algorithm), lambda: _prepare_barrier(engine, algorithm))
+    plan = engine.prepared(("barrier", algorithm), lambda: _prepare_barrier(engine, algorithm))
 
     async def body(operation: Operation) -> None:
-        await execute(operation, prepared.plan, InPlace())
+        await execute(operation, plan.messages, InPlace())
 
-    if prepared.is_in_arena:
-        return engine.start_in_arena("barrier", prepared, operations.barrier, body, key=key, result=None)
-    return engine.start("barrier", prepared.description, key, body)
+    if plan.is_in_arena:
+        return engine.start_in_arena("barrier", plan, operations.barrier, body, key=key, result=None)
+    return engine.start("barrier", plan.description, key, body)
 
 
-def _prepare_barrier(engine: Engine, wanted: str | None) -> Prepared:
+def _prepare_barrier(engine: Engine, wanted: str | None) -> OperationPlan:
     algorithm = engine.algorithm("barrier", 0, wanted, arena=True)
-    return Prepared(
+    return OperationPlan(
         description=describe("barrier", (), algorithm),
-        plan=Plan(
-            engine.schedule("barrier", engine.carrier("barrier", 0, algorithm)),
-            AlongChunks((), longest=0, itemsize=1),
-            rank=engine.rank,
-            ranks=engine.ranks,
+        messages=engine.bind(
+            engine.schedule("barrier", engine.carrier("barrier", 0, algorithm)), AlongChunks((), longest=0, itemsize=1)
         ),
         is_in_arena=algorithm == ARENA,
     )

@@ -9,14 +9,14 @@ fills; the other slots stay for receives to come, so nothing is lost and no memo
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Callable
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
 from asyncpar.collectives.arrays import Array
-from asyncpar.collectives.ending import refuse
-from asyncpar.collectives.engine import Engine, Ticket
+from asyncpar.collectives.call import Call, MessageCall, refuse
+from asyncpar.collectives.engine import Engine
 from asyncpar.collectives.keys import TAG_SHIFT, ChannelLedger, hash64
 from asyncpar.collectives.operation import Group, Operation
 from asyncpar.collectives.protocol import ENVELOPE_BYTES, Envelope, decode_envelope, describe, encode_envelope
@@ -97,7 +97,7 @@ class Mailbox:
 
     # -- sending ---------------------------------------------------------------------------------------------------
 
-    def send(self, x: Array | UnwrittenPayload, dest: int, tag: int) -> Coroutine[Any, Any, None]:
+    def send(self, x: Array | UnwrittenPayload, dest: int, tag: int) -> Call[None]:
         """Send ``x``, an array or an object as bytes, to the receive that ``dest`` posts for it."""
         check_home_loop(self._table.loop, "send")
         self._engine.group.check_open()
@@ -108,8 +108,8 @@ class Mailbox:
         channel = self._channel(self._engine.rank, dest)
         peer = self._engine.ranks[dest]
         sequence = _ledger(channel).allot(tag)
-        ticket = self._ticket("send", f"to rank {peer}", tag, channel, channel, sequence)
-        self._table.enter(ticket.operation)
+        operation = self._operation("send", f"to rank {peer}", tag, channel, channel, sequence)
+        self._table.enter(operation)
 
         async def body(operation: Operation) -> None:
             if isinstance(x, UnwrittenPayload):
@@ -121,7 +121,7 @@ class Mailbox:
                 if sending is not None:
                     await operation.sent(peer, sending)
 
-        return self._engine.launch(ticket, body)
+        return MessageCall(operation, body, self._engine.count)
 
     def refuse_send(self, dest: int, tag: int, error: BaseException) -> None:
         """Give a send its place that raises ``error`` instead: the receive that would have got it ends."""
@@ -162,7 +162,7 @@ class Mailbox:
         *,
         convert: Callable[[Delivery], T],
         is_object: bool = False,
-    ) -> Coroutine[Any, Any, T]:
+    ) -> Call[T]:
         """Receive the next message of ``source`` (None: of anybody) into ``out``, or into a fresh array.
 
         ``is_object`` says what it must be.
@@ -171,9 +171,9 @@ class Mailbox:
         self._engine.group.check_open()
         home = self._engine.group if source is None else self._channel(source, self._engine.rank)
         place = "from any rank" if source is None else f"from rank {self._engine.ranks[source]}"
-        ticket = self._ticket("recv", place, tag, home, None, 0)
-        home.loose.add(ticket.operation)
-        request = _Request(source, tag, ticket.operation, self._table.loop.create_future())
+        operation = self._operation("recv", place, tag, home, None, 0)
+        home.loose.add(operation)
+        request = _Request(source, tag, operation, self._table.loop.create_future())
         self._requests.append(request)
         self._listen(request)
         self._match()
@@ -194,7 +194,7 @@ class Mailbox:
                 array[...] = work
             return convert(Delivery(slot.source, array, envelope.is_object))
 
-        return self._engine.launch(ticket, body, gone=lambda: self._gone(request))
+        return MessageCall(operation, body, self._engine.count, gone=lambda: self._gone(request))
 
     async def _matched(self, request: _Request) -> _Slot:
         try:
@@ -355,9 +355,6 @@ class Mailbox:
     def _number(self, source: int, dest: int) -> int:
         ranks = self._engine.ranks
         return hash64("messages", self._engine.group.number, ranks[source], ranks[dest])
-
-    def _ticket(self, name: str, place: str, tag: int, home: Group, route: Group | None, sequence: int) -> Ticket:
-        return Ticket(self._operation(name, place, tag, home, route, sequence))
 
     def _operation(self, name: str, place: str, tag: int, home: Group, route: Group | None, sequence: int) -> Operation:
         number = "" if route is None else f" #{sequence & ((1 << TAG_SHIFT) - 1)}"

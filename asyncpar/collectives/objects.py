@@ -65,11 +65,11 @@ def broadcast_object(
 
     async def body(operation: Operation) -> Any:
         length = np.array([0 if content is None else content.nbytes], np.int64)
-        lengths = engine.prepared(("length", root), lambda: prepare_broadcast(engine, length, root, "tree")).plan
+        lengths = engine.prepared(("length", root), lambda: prepare_broadcast(engine, length, root, "tree")).messages
         await from_root(engine, operation, root, lengths, lambda: execute(operation, lengths, InPlace(length)))
         _checked(length)
         moving = np.empty(int(length[0]), np.uint8) if content is None else await _written(content)
-        plan = prepare_broadcast(engine, moving, root, None, phase=1, confirms=False).plan
+        plan = prepare_broadcast(engine, moving, root, None, phase=1, confirms=False).messages
         await execute(operation, plan, InPlace(moving))
         return value if engine.rank == root else decoded(moving, wanted, operation.label)
 
@@ -121,7 +121,7 @@ def scatter_object(
 
     async def body(operation: Operation) -> Any:
         lengths = np.array([content.nbytes for content in contents] or [0] * engine.size, np.int64)
-        known = engine.prepared(("lengths", root), lambda: prepare_broadcast(engine, lengths, root, "tree")).plan
+        known = engine.prepared(("lengths", root), lambda: prepare_broadcast(engine, lengths, root, "tree")).messages
         await from_root(engine, operation, root, known, lambda: execute(operation, known, InPlace(lengths)))
         longest, length = max(_checked(lengths)), int(lengths[engine.rank])
         if contents:
@@ -166,10 +166,6 @@ def _chunks(lengths: Sequence[int]) -> list[Slice]:
 
 
 def _plan(engine: Engine, operation: str, algorithm: str, root: int, chunks: list[Slice], longest: int) -> Plan:
-    return Plan(
-        engine.schedule(operation, algorithm, root),
-        AlongChunks(chunks, longest=longest, itemsize=1),
-        rank=engine.rank,
-        ranks=engine.ranks,
-        phase=1,
+    return engine.bind(
+        engine.schedule(operation, algorithm, root), AlongChunks(chunks, longest=longest, itemsize=1), phase=1
     )

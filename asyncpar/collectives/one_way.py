@@ -18,7 +18,7 @@ from dataclasses import replace
 from typing import Final, Literal
 
 from asyncpar.collectives.algorithms.steps import Schedule, emptied
-from asyncpar.collectives.engine import Engine, Prepared
+from asyncpar.collectives.engine import Engine, OperationPlan
 from asyncpar.collectives.execute import InPlace, execute
 from asyncpar.collectives.operation import Operation
 from asyncpar.collectives.plan import AlongBuffer, Layout, Plan
@@ -85,13 +85,13 @@ async def _pass_nothing(engine: Engine, operation: Operation, root: int, way: st
     """Send and receive what ``way`` does in a tree, without payload."""
     if engine.size > 1:
         prepared = engine.prepared(("nothing", way, root), lambda: _prepare(engine, root, way))
-        await execute(operation, prepared.plan, InPlace())
+        await execute(operation, prepared.messages, InPlace())
 
 
-def _prepare(engine: Engine, root: int, way: str) -> Prepared:
+def _prepare(engine: Engine, root: int, way: str) -> OperationPlan:
     nothing = AlongBuffer(count=0, chunks=1, itemsize=1)
     schedule = engine.schedule(way, "tree", root)
-    return Prepared(
+    return OperationPlan(
         description=describe("nothing", (), "tree"),
-        plan=Plan(schedule, nothing, rank=engine.rank, ranks=engine.ranks, phase=_PHASE),
+        messages=engine.bind(schedule, nothing, phase=_PHASE),
     )

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Coroutine, Generator
+from collections.abc import Generator
 from time import perf_counter
 from typing import Any
 
 from asyncpar.collectives.arrays import Array
-from asyncpar.collectives.ending import give_up, thrown
+from asyncpar.collectives.call import Call, give_up
 from asyncpar.collectives.engine import Engine
 from asyncpar.collectives.operation import Operation
 from asyncpar.collectives.shared_memory.call import ArenaCall, ArenaOperation
@@ -16,10 +15,10 @@ from asyncpar.collectives.shared_memory.fast_path import QuickPlan
 from asyncpar.core.concurrency.home_loop import check_home_loop
 
 
-class QuickCall(Coroutine[Any, Any, Array]):
+class QuickCall(Call[Array]):
     """The awaitable of a small operation on ``x`` in place."""
 
-    __slots__ = ("_engine", "_plan", "_running", "_sequence", "_x")
+    __slots__ = ("_engine", "_plan", "_sequence", "_x")
 
     def __init__(self, engine: Engine, plan: QuickPlan, x: Array) -> None:
         check_home_loop(engine.table.loop, plan.name)
@@ -28,45 +27,19 @@ class QuickCall(Coroutine[Any, Any, Array]):
         self._engine = engine
         self._plan = plan
         self._x = x
-        self._running: Generator[Any, Any, Array] | None = None
+        self._steps = None
         self._sequence = sequence = engine.ledger.allot()
         engine.group.early[sequence] = plan, x
 
-    def __await__(self) -> Generator[Any, Any, Array]:
-        if self._running is not None:
-            raise RuntimeError("cannot reuse already awaited coroutine")
-        self._running = running = self._run()
-        return running
+    @property
+    def name(self) -> str:
+        return self._plan.name
 
-    def __getattr__(self, name: str) -> str:
-        """Be called like a coroutine by whoever shows it."""
-        if name in ("__name__", "__qualname__"):
-            return f"Communicator.{self._plan.name}"
-        raise AttributeError(name)
+    @property
+    def runs_anywhere(self) -> bool:
+        return True
 
-    def send(self, value: Any) -> Any:
-        return (self._running or self.__await__()).send(value)
-
-    def throw(self, *error: Any) -> Any:
-        try:
-            return (self._running or self.__await__()).throw(*error)
-        finally:
-            self._give_up(thrown(error))
-
-    def close(self) -> None:
-        try:
-            (self._running or self.__await__()).close()
-        finally:
-            self._give_up()
-
-    def __del__(self) -> None:
-        if not hasattr(self, "_running"):
-            return  # the constructor refused the call
-        if self._running is None:
-            warnings.warn(f"coroutine '{self.__qualname__}' was never awaited", RuntimeWarning, stacklevel=2)
-            self._give_up()
-
-    def _run(self) -> Generator[Any, Any, Array]:
+    def _begin(self) -> Generator[Any, Any, Array]:
         engine, sequence = self._engine, self._sequence
         table, early = engine.table, engine.group.early
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Coroutine
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -22,34 +23,62 @@ from asyncpar.collectives.arrays import (
     collective_reduction,
     contiguous,
 )
-from asyncpar.collectives.engine import Engine, Prepared, describe_array
+from asyncpar.collectives.engine import Engine, OperationPlan, describe_array
 from asyncpar.collectives.execute import InPlace, Scratch, Workspace, execute
 from asyncpar.collectives.one_way import confirmed, to_root
 from asyncpar.collectives.operation import Operation
-from asyncpar.collectives.plan import AlongBuffer, AlongChunks, PackedChunks, Plan, Slice, packed_segment
+from asyncpar.collectives.plan import AlongBuffer, AlongChunks, PackedChunks, Slice, packed_segment
 from asyncpar.collectives.quick_call import QuickCall
 from asyncpar.collectives.shared_memory import operations
 from asyncpar.collectives.shared_memory.all_reduce import all_reduce_program, is_at_once
 from asyncpar.collectives.shared_memory.call import HostedOperation
 from asyncpar.collectives.shared_memory.fast_path import QuickAllReduce
-from asyncpar.collectives.shared_memory.hierarchical import all_reduce_layout, run_all_reduce
+from asyncpar.collectives.shared_memory.hierarchical import Route, all_reduce_layout, run_all_reduce
 from asyncpar.core.config.slicing import ceil_chunks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AllReducePlan(OperationPlan):
+    """``route`` leads through the arenas of several hosts."""
+
+    reduction: Reduction
+    layout: AlongBuffer
+    route: Route | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReducePlan(OperationPlan):
+    """``receives`` says that this rank, not the root, combines what other ranks send it."""
+
+    reduction: Reduction
+    layout: AlongBuffer
+    receives: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReduceScatterPlan(OperationPlan):
+    """Where the input lies, this rank's slice of the result, and, for algorithms that write to all, the scratch."""
+
+    reduction: Reduction
+    spread: AlongChunks
+    packed: PackedChunks | None
+    own: AlongChunks
 
 
 def all_reduce(
     engine: Engine, x: object, *, op: str, out: object, algorithm: str | None, key: str | None
 ) -> Coroutine[Any, Any, Array]:
     if out is None and key is None and algorithm is None and type(x) is np.ndarray:
-        plan = engine.quick.get(("all_reduce", op, x.dtype, x.shape))
-        if plan is not None and x.flags.writeable:
-            return QuickCall(engine, plan, x)
+        quick = engine.quick.get(("all_reduce", op, x.dtype, x.shape))
+        if quick is not None and x.flags.writeable:
+            return QuickCall(engine, quick, x)
     source = check_array(x)
     target = check_writable(source, "x") if out is None or out is x else check_out(out, source.shape, source.dtype)
-    prepared = engine.prepared(
+    plan = engine.prepared(
         ("all_reduce", source.dtype, source.shape, op, algorithm),
         lambda: _prepare_all_reduce(engine, source, op, algorithm),
     )
-    reduction, layout, route = prepared.extra
+    reduction, layout, route = plan.reduction, plan.layout, plan.route
 
     async def body(operation: Operation) -> Array:
         reduction.load(source, target, engine.size)
@@ -63,39 +92,44 @@ def all_reduce(
         def workspace(finishes: bool) -> Workspace:
             return InPlace(flat, finish=finish if finishes and reduction.divides else None)
 
-        await run_all_reduce(operation, route, prepared.plan, workspace, reduction, engine.size)
+        if route is None:
+            await execute(operation, plan.messages, workspace(True), reduction.combine)
+        else:
+            await run_all_reduce(operation, route, plan.messages, workspace, reduction, engine.size)
         if work is not target:
             target[...] = work
         return target
 
-    if prepared.is_in_arena:
+    if plan.is_in_arena:
         if key is None and algorithm is None and source is x:
             engine.plan_quickly(
                 ("all_reduce", op, source.dtype, source.shape),
                 lambda group, channel: (
-                    QuickAllReduce(group, channel, prepared.description, source, reduction=reduction)
+                    QuickAllReduce(group, channel, plan.description, source, reduction=reduction)
                     if is_at_once(source.nbytes, channel) and not reduction.scales
                     else None
                 ),
             )
         make = all_reduce_program(source, target, reduction)
         return engine.start_in_arena(
-            "all_reduce", prepared, make, body, key=key, result=target, shows=target, sends=source.nbytes
+            "all_reduce", plan, make, body, key=key, result=target, shows=target, sends=source.nbytes
         )
     kind = Operation if route is None else HostedOperation
-    return engine.start("all_reduce", prepared.description, key, body, kind=kind)
+    return engine.start("all_reduce", plan.description, key, body, kind=kind)
 
 
-def _prepare_all_reduce(engine: Engine, x: Array, op: str, wanted: str | None) -> Prepared:
+def _prepare_all_reduce(engine: Engine, x: Array, op: str, wanted: str | None) -> AllReducePlan:
     reduction = collective_reduction(op, x.dtype)
     algorithm = engine.algorithm("all_reduce", x.nbytes, wanted, arena=True)
     carrier = engine.carrier("all_reduce", x.nbytes, algorithm)
     schedule = engine.schedule("all_reduce", carrier)
     layout = all_reduce_layout(carrier, count=x.size, chunks=schedule.chunks, itemsize=x.itemsize)
-    return Prepared(
+    return AllReducePlan(
         description=describe_array("all_reduce", x.dtype, x.shape, (op,), algorithm),
-        plan=Plan(schedule, layout, rank=engine.rank, ranks=engine.ranks),
-        extra=(reduction, layout, engine.route(algorithm, layout)),
+        messages=engine.bind(schedule, layout),
+        reduction=reduction,
+        layout=layout,
+        route=engine.route(algorithm, layout),
         is_in_arena=algorithm == ARENA,
     )
 
@@ -107,32 +141,36 @@ def reduce(
     root = check_rank(root, engine.size)
     check_only_root(out, "out", engine.rank, root)
     target = check_out(out, source.shape, source.dtype) if engine.rank == root else None
-    prepared = engine.prepared(
+    plan = engine.prepared(
         ("reduce", source.dtype, source.shape, op, root, algorithm),
         lambda: _prepare_reduce(engine, source, op, root, algorithm),
     )
-    plan, (reduction, layout, receives) = prepared.plan, prepared.extra
+    messages, reduction = plan.messages, plan.reduction
     source = reduction.loaded(source, engine.size)
 
     async def body(operation: Operation) -> Array | None:
         if target is None:
             flat = contiguous(source).reshape(-1)
-            partial = _partial(operation, flat, layout) if receives else InPlace(flat)
-            await to_root(engine, operation, root, plan, lambda: execute(operation, plan, partial, reduction.combine))
+            partial = _partial(operation, flat, plan.layout) if plan.receives else InPlace(flat)
+            await to_root(
+                engine, operation, root, messages, lambda: execute(operation, messages, partial, reduction.combine)
+            )
             return None
         target[...] = source
         work = contiguous(target)
-        await to_root(engine, operation, root, plan, lambda: execute(operation, plan, InPlace(work), reduction.combine))
+        await to_root(
+            engine, operation, root, messages, lambda: execute(operation, messages, InPlace(work), reduction.combine)
+        )
         reduction.finish(work, engine.size)
         if work is not target:
             target[...] = work
         return target
 
-    if prepared.is_in_arena:
+    if plan.is_in_arena:
         make = operations.reduce(source, target, reduction, root)
         sends = source.nbytes if target is None else 0
-        return engine.start_in_arena("reduce", prepared, make, body, key=key, result=target, shows=source, sends=sends)
-    return engine.start("reduce", prepared.description, key, body)
+        return engine.start_in_arena("reduce", plan, make, body, key=key, result=target, shows=source, sends=sends)
+    return engine.start("reduce", plan.description, key, body)
 
 
 def _partial(operation: Operation, flat: Array, layout: AlongBuffer) -> Workspace:
@@ -149,16 +187,18 @@ def _partial(operation: Operation, flat: Array, layout: AlongBuffer) -> Workspac
     return Scratch(pool=operation.context.pool, dtype=flat.dtype, length=length, source=flat, fill=fill)
 
 
-def _prepare_reduce(engine: Engine, x: Array, op: str, root: int, wanted: str | None) -> Prepared:
+def _prepare_reduce(engine: Engine, x: Array, op: str, root: int, wanted: str | None) -> ReducePlan:
     reduction = collective_reduction(op, x.dtype)
     algorithm = engine.algorithm("reduce", x.nbytes, wanted, arena=True)
     schedule = engine.schedule("reduce", engine.carrier("reduce", x.nbytes, algorithm), root)
     receives = engine.rank != root and _receives(schedule)
     layout = AlongBuffer(count=x.size, chunks=1, itemsize=x.itemsize, is_packed=receives)
-    return Prepared(
+    return ReducePlan(
         description=describe_array("reduce", x.dtype, x.shape, (op, f"root={root}"), algorithm),
-        plan=Plan(confirmed(engine, schedule, layout, root, "to root"), layout, rank=engine.rank, ranks=engine.ranks),
-        extra=(reduction, layout, receives),
+        messages=engine.bind(confirmed(engine, schedule, layout, root, "to root"), layout),
+        reduction=reduction,
+        layout=layout,
+        receives=receives,
         is_in_arena=algorithm == ARENA,
     )
 
@@ -175,11 +215,11 @@ def reduce_scatter(
     target = check_out(out, (stop - start, *source.shape[1:]), source.dtype, of="this rank's slice")
     if out is not None:
         check_apart(source, target)
-    prepared = engine.prepared(
+    plan = engine.prepared(
         ("reduce_scatter", source.dtype, source.shape, op, algorithm),
         lambda: _prepare_reduce_scatter(engine, source, op, algorithm),
     )
-    reduction, spread, packed, own = prepared.extra
+    reduction, packed = plan.reduction, plan.packed
     source = reduction.loaded(source, engine.size)
 
     async def body(operation: Operation) -> Array:
@@ -190,20 +230,20 @@ def reduce_scatter(
             work[...] = source[start:stop]
             workspace = InPlace(flat, result)
         else:
-            workspace = _copied(operation, flat, result, spread, packed, own, engine.rank)
-        await execute(operation, prepared.plan, workspace, reduction.combine)
+            workspace = _copied(operation, flat, result, plan.spread, packed, plan.own, engine.rank)
+        await execute(operation, plan.messages, workspace, reduction.combine)
         reduction.finish(result, engine.size)
         if work is not target:
             target[...] = work
         return target
 
-    if prepared.is_in_arena:
+    if plan.is_in_arena:
         make = operations.reduce_scatter(source, target, reduction)
         sends = source.nbytes - target.nbytes
         return engine.start_in_arena(
-            "reduce_scatter", prepared, make, body, key=key, result=target, shows=source, sends=sends
+            "reduce_scatter", plan, make, body, key=key, result=target, shows=source, sends=sends
         )
-    return engine.start("reduce_scatter", prepared.description, key, body)
+    return engine.start("reduce_scatter", plan.description, key, body)
 
 
 def _copied(
@@ -227,7 +267,7 @@ def _copied(
     )
 
 
-def _prepare_reduce_scatter(engine: Engine, x: Array, op: str, wanted: str | None) -> Prepared:
+def _prepare_reduce_scatter(engine: Engine, x: Array, op: str, wanted: str | None) -> ReduceScatterPlan:
     reduction: Reduction = collective_reduction(op, x.dtype)
     algorithm = engine.algorithm("reduce_scatter", x.nbytes, wanted, arena=True)
     carrier = engine.carrier("reduce_scatter", x.nbytes, algorithm)
@@ -245,9 +285,12 @@ def _prepare_reduce_scatter(engine: Engine, x: Array, op: str, wanted: str | Non
         spread = AlongChunks(slices, longest=longest, itemsize=x.itemsize, segment=segment)
         own = AlongChunks([mine], longest=longest, itemsize=x.itemsize, segment=segment)
         packed = PackedChunks(spread)
-    return Prepared(
+    return ReduceScatterPlan(
         description=describe_array("reduce_scatter", x.dtype, x.shape, (op,), algorithm),
-        plan=Plan(engine.schedule("reduce_scatter", carrier), packed or spread, rank=engine.rank, ranks=engine.ranks),
-        extra=(reduction, spread, packed, own),
+        messages=engine.bind(engine.schedule("reduce_scatter", carrier), packed or spread),
+        reduction=reduction,
+        spread=spread,
+        packed=packed,
+        own=own,
         is_in_arena=algorithm == ARENA,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Coroutine
+from dataclasses import dataclass
 from typing import Any
 
 from asyncpar.collectives.algorithms.catalog import ARENA
@@ -16,14 +17,22 @@ from asyncpar.collectives.arrays import (
     check_writable,
     contiguous,
 )
-from asyncpar.collectives.engine import Engine, Prepared, describe_array
+from asyncpar.collectives.engine import Engine, OperationPlan, describe_array
 from asyncpar.collectives.execute import InPlace, Scratch, execute
 from asyncpar.collectives.gathers import equal_chunks
 from asyncpar.collectives.one_way import Way, confirmed, from_root, to_root
 from asyncpar.collectives.operation import Operation
-from asyncpar.collectives.plan import NOWHERE, SEGMENT_BYTES, AlongChunks, PackedChunks, Plan, Slice, packed_segment
+from asyncpar.collectives.plan import NOWHERE, SEGMENT_BYTES, AlongChunks, PackedChunks, Slice, packed_segment
 from asyncpar.collectives.shared_memory import operations
 from asyncpar.errors import UsageError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RootedPlan(OperationPlan):
+    """Where this rank's own chunk lies, and the scratch of a rank that passes on the chunks of others (None: none)."""
+
+    packed: PackedChunks | None
+    own: AlongChunks
 
 
 def gather(
@@ -33,30 +42,30 @@ def gather(
     source = check_array(x)
     check_only_root(out, "out", engine.rank, root)
     target = check_out(out, (engine.size, *source.shape), source.dtype) if engine.rank == root else None
-    prepared = engine.prepared(
+    plan = engine.prepared(
         ("gather", source.dtype, source.shape, root, algorithm),
         lambda: _prepare_rooted("gather", engine, source, root, algorithm),
     )
-    plan, (packed, own) = prepared.plan, prepared.extra
+    messages, packed, own = plan.messages, plan.packed, plan.own
 
     async def body(operation: Operation) -> Array | None:
         if target is None:
             flat = contiguous(source).reshape(-1)
             workspace = InPlace(flat) if packed is None else _scratch(operation, flat, None, packed, own, engine.rank)
-            await to_root(engine, operation, root, plan, lambda: execute(operation, plan, workspace))
+            await to_root(engine, operation, root, messages, lambda: execute(operation, messages, workspace))
             return None
         work = contiguous(target)
         work[root] = source
-        await to_root(engine, operation, root, plan, lambda: execute(operation, plan, InPlace(work)))
+        await to_root(engine, operation, root, messages, lambda: execute(operation, messages, InPlace(work)))
         if work is not target:
             target[...] = work
         return target
 
-    if prepared.is_in_arena:
+    if plan.is_in_arena:
         make = operations.gather(source, target, root)
         sends = source.nbytes if target is None else 0
-        return engine.start_in_arena("gather", prepared, make, body, key=key, result=target, shows=source, sends=sends)
-    return engine.start("gather", prepared.description, key, body)
+        return engine.start_in_arena("gather", plan, make, body, key=key, result=target, shows=source, sends=sends)
+    return engine.start("gather", plan.description, key, body)
 
 
 def scatter(
@@ -72,34 +81,34 @@ def scatter(
         if source is not None
         else check_writable(check_array(out, "out"), "out")
     )
-    prepared = engine.prepared(
+    plan = engine.prepared(
         ("scatter", target.dtype, target.shape, root, algorithm),
         lambda: _prepare_rooted("scatter", engine, target, root, algorithm),
     )
-    plan, (packed, own) = prepared.plan, prepared.extra
+    messages, packed, own = plan.messages, plan.packed, plan.own
 
     async def body(operation: Operation) -> Array:
         if source is not None:
             whole = InPlace(contiguous(source))
-            await from_root(engine, operation, root, plan, lambda: execute(operation, plan, whole))
+            await from_root(engine, operation, root, messages, lambda: execute(operation, messages, whole))
             target[...] = source[root]
             return target
         work = contiguous(target)
         flat = work.reshape(-1)
         workspace = InPlace(flat) if packed is None else _scratch(operation, None, flat, packed, own, engine.rank)
-        await from_root(engine, operation, root, plan, lambda: execute(operation, plan, workspace))
+        await from_root(engine, operation, root, messages, lambda: execute(operation, messages, workspace))
         if work is not target:
             target[...] = work
         return target
 
-    if prepared.is_in_arena:
+    if plan.is_in_arena:
         make = operations.scatter(source, target, root)
         sends = 0 if source is None else source.nbytes - target.nbytes
-        return engine.start_in_arena("scatter", prepared, make, body, key=key, result=target, shows=source, sends=sends)
-    return engine.start("scatter", prepared.description, key, body)
+        return engine.start_in_arena("scatter", plan, make, body, key=key, result=target, shows=source, sends=sends)
+    return engine.start("scatter", plan.description, key, body)
 
 
-def _prepare_rooted(name: str, engine: Engine, x: Array, root: int, wanted: str | None) -> Prepared:
+def _prepare_rooted(name: str, engine: Engine, x: Array, root: int, wanted: str | None) -> RootedPlan:
     """Prepare gather or scatter of one array like ``x`` per rank.
 
     The root works in its own memory; others, in a tree, in scratch that holds the chunks they pass on.
@@ -124,10 +133,11 @@ def _prepare_rooted(name: str, engine: Engine, x: Array, root: int, wanted: str 
         layout = packed = PackedChunks(along(equal_chunks(engine.size, count)))
     way: Way = "to root" if name == "gather" else "from root"
     schedule = confirmed(engine, engine.schedule(name, carrier, root), layout, root, way)
-    return Prepared(
+    return RootedPlan(
         description=describe_array(name, dtype, x.shape, (f"root={root}",), algorithm),
-        plan=Plan(schedule, layout, rank=engine.rank, ranks=engine.ranks),
-        extra=(packed, own),
+        messages=engine.bind(schedule, layout),
+        packed=packed,
+        own=own,
         is_in_arena=algorithm == ARENA,
     )
 

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from asyncpar.agreement.errors import SettingsDiffer
 from asyncpar.codecs import Values
+from asyncpar.collectives.call import telling_why
 from asyncpar.collectives.communicator import Communicator
-from asyncpar.collectives.ending import telling_why
 from asyncpar.core.concurrency.offload import off_loop
 from asyncpar.core.concurrency.task_group import CleanTaskGroup
 from asyncpar.core.config.parallel import RankMapping, ThreeDParallelismConfig

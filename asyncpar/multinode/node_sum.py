@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from asyncpar.collectives.arrays import collective_reduction
-from asyncpar.collectives.call import Call
+from asyncpar.collectives.call import WatchedCall
 from asyncpar.core.concurrency.offload import off_loop
 from asyncpar.gradsync.schemes import ReductionStep
 from asyncpar.multinode.groups import NodeGroups
@@ -73,7 +73,7 @@ class NodeSum(RowSum):
 
     def begin(self, key: str) -> Coroutine[Any, Any, Any]:
         steps = self._steps(key)
-        return Call(self._run(steps), lambda: _abort(steps))
+        return WatchedCall(self._run(steps), lambda: _abort(steps))
 
     def settle(self) -> None:
         self._reduction.finish(self.row[0], self._communicator.size)

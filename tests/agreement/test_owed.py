@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from asyncpar.agreement.owed import OwedCollective
+from asyncpar.collectives.call import telling_why
 from asyncpar.collectives.communicator import Communicator
-from asyncpar.collectives.ending import telling_why
 from asyncpar.errors import PeerCancelled
 from asyncpar.node import Node
 from asyncpar.testing.loop import run_virtual

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from asyncpar.collectives.call import Call
+from asyncpar.collectives.call import WatchedCall
 from asyncpar.core.config.placement import UNPLACED, Placement
 from asyncpar.errors import AsyncparError, PeerCancelled, ProtocolError, UsageError
 from asyncpar.gradsync import GradientBucketingConfig
@@ -194,7 +194,7 @@ class Corrupting:
 
         def corrupt(x: Array, *arguments: Any, **options: Any) -> Coroutine[Any, Any, Any]:
             call = attribute(x, *arguments, **options)
-            return Call(self._corrupt(call), call.close)
+            return WatchedCall(self._corrupt(call), call.close)
 
         return corrupt
 
@@ -244,7 +244,7 @@ class Flipping:
 
     def all_reduce(self, x: Array, *arguments: Any, **options: Any) -> Coroutine[Any, Any, Array]:
         call = self._communicator.all_reduce(x, *arguments, **options)
-        return Call(self._flip(call), call.close)
+        return WatchedCall(self._flip(call), call.close)
 
     async def _flip(self, call: Coroutine[Any, Any, Array]) -> Array:
         result = await call

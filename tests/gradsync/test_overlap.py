@@ -10,7 +10,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from asyncpar.collectives.call import Call
+from asyncpar.collectives.call import WatchedCall
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.core.config.parallel import RankMapping, ThreeDParallelismConfig
 from asyncpar.gradsync import (
@@ -58,7 +58,7 @@ class SlowWire:
             await self._carry(x.nbytes)
             return await call
 
-        return Call(delayed(), call.close)
+        return WatchedCall(delayed(), call.close)
 
     async def _carry(self, count: int) -> None:
         if count > FREE_BYTES:

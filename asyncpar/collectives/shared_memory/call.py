@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import warnings
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
+from collections.abc import Awaitable, Callable, Generator, Sequence
 from time import perf_counter
 from typing import Any
 
 from asyncpar.collectives.arrays import Array
+from asyncpar.collectives.call import Call, ended, give_up
 from asyncpar.collectives.causes import reason_of
-from asyncpar.collectives.ending import ended, give_up, thrown
 from asyncpar.collectives.keys import hash64
 from asyncpar.collectives.operation import Operation
 from asyncpar.collectives.shared_memory.group import ArenaGroup
@@ -120,14 +119,14 @@ class ArenaTask(Task):
         self.group.host.driver.bury(self.group.run_queue, self)
 
 
-class ArenaCall(Coroutine[Any, Any, Any]):
+class ArenaCall(Call[Any]):
     """The awaitable of an operation in the arena.
 
     The common case, in which the others are there or come within microseconds, is over without the loop: nothing is
     scheduled and no coroutine made.  ``by_messages`` runs the operation if its group has no channel.
     """
 
-    __slots__ = ("_by_messages", "_count", "_running", "_task", "result")
+    __slots__ = ("_by_messages", "_count", "_task", "result")
 
     def __init__(
         self,
@@ -140,24 +139,27 @@ class ArenaCall(Coroutine[Any, Any, Any]):
         self.result = result
         self._by_messages = by_messages
         self._count = count
-        self._running: Generator[Any, Any, Any] | None = None
+        self._steps = None
 
     @property
-    def has_channel(self) -> bool:
+    def name(self) -> str:
+        return self._task.operation.name
+
+    @property
+    def is_over(self) -> bool:
+        return self._task.operation.is_over
+
+    @property
+    def runs_anywhere(self) -> bool:
         """Has its group a channel, so that it goes no other way?"""
         return self._task.group.is_open
 
-    def __getattr__(self, name: str) -> str:
-        """Be called like a coroutine by whoever shows it."""
-        if name in ("__name__", "__qualname__"):
-            return f"Communicator.{self._task.operation.name}"
-        raise AttributeError(name)
+    def _give_up(self, error: BaseException | None = None) -> None:
+        give_up(self._task.operation, error)
 
-    def __await__(self) -> Generator[Any, Any, Any]:
+    def _begin(self) -> Generator[Any, Any, Any]:
         task = self._task
         operation = task.operation
-        if operation.has_started:
-            raise RuntimeError("cannot reuse already awaited coroutine")
         try:
             check_home_loop(operation.context.loop, operation.name)
         except BaseException as error:
@@ -183,33 +185,6 @@ class ArenaCall(Coroutine[Any, Any, Any]):
         operation.finish()
         self._count(operation)
         return self.result
-
-    def send(self, value: Any) -> Any:
-        if self._running is None:
-            self._running = self.__await__()
-        return self._running.send(value)
-
-    def throw(self, *error: Any) -> Any:
-        try:
-            if self._running is None:
-                self._running = self.__await__()
-            return self._running.throw(*error)
-        finally:
-            give_up(self._task.operation, thrown(error))
-
-    def close(self) -> None:
-        try:
-            if self._running is None:
-                self._running = self.__await__()
-            self._running.close()
-        finally:
-            give_up(self._task.operation)
-
-    def __del__(self) -> None:
-        operation = self._task.operation
-        if self._running is None and not operation.has_started and not operation.is_over:
-            warnings.warn(f"coroutine '{self.__qualname__}' was never awaited", RuntimeWarning, stacklevel=2)
-            give_up(operation)
 
     async def _wait(self) -> None:
         task = self._task

@@ -98,21 +98,20 @@ class Route:
 
 async def run_all_reduce(
     operation: Operation,
-    route: Route | None,
+    route: Route,
     plan: Plan,
     make_workspace: MakeWorkspace,
     reduction: Reduction,
     size: int,
 ) -> None:
-    """All-reduce by ``plan``, or on ``route`` if there is one and its group is not refused."""
-    if route is not None:
-        assert isinstance(operation, HostedOperation)
-        if await operation.opened(route.group):
-            relay = _Relay(operation, route, make_workspace(False), reduction, size)
-            await execute(operation, route.across, relay, reduction.combine, ready=relay.ready)
-            await relay.settle()
-            return
-    await execute(operation, plan, make_workspace(True), reduction.combine)
+    """All-reduce on ``route``, or by ``plan`` if the group of the route is refused."""
+    assert isinstance(operation, HostedOperation)
+    if await operation.opened(route.group):
+        relay = _Relay(operation, route, make_workspace(False), reduction, size)
+        await execute(operation, route.across, relay, reduction.combine, ready=relay.ready)
+        await relay.settle()
+    else:
+        await execute(operation, plan, make_workspace(True), reduction.combine)
 
 
 class _Relay:
