@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from asyncpar.actors.runtime.gateway import ActorGateway
 from asyncpar.core.config.environment import LaunchEnvironment
-from asyncpar.core.config.transport import parse_checksums, parse_connections, parse_link_timeout
+from asyncpar.core.config.transport import LaneCosts, parse_checksums, parse_connections, parse_link_timeout
 from asyncpar.core.config.world import Member, World, world_of_one
 from asyncpar.core.observe.agent_line import AgentLine
 from asyncpar.core.observe.reporting import Reporter
@@ -20,6 +20,7 @@ from asyncpar.net.arena.settings import ArenaSettings
 from asyncpar.net.membership.client import JoinRequest, join_world, serve_alone
 from asyncpar.net.membership.credentials import read_credentials
 from asyncpar.net.transport.inproc import InprocConnector, InprocFabric
+from asyncpar.net.transport.lane_kinds import lane_kind
 from asyncpar.net.transport.links import Connector, Links
 from asyncpar.net.transport.negotiation import GrpcConnector
 from asyncpar.net.transport.rpc import Credentials, RpcServer
@@ -37,7 +38,8 @@ _LINK_TIMEOUT = "ASYNCPAR_LINK_TIMEOUT"
 class WorldBootstrap:
     """How a node takes part: its world, its rank there, what opens its lanes, and whom to tell of its links.
 
-    ``pin`` pins algorithms; ``lane`` is the kind of lane that all ranks pinned, which the cost model then reckons with.
+    ``pin`` pins algorithms; ``lane`` is the kind of lane that all ranks pinned, or its costs: the cost model
+    reckons with them.
     ``arena`` says how ranks of one host share memory (None: not at all); they prove to each other that they hold
     ``secret``.  ``gateway`` lets callers in that have no node; code of actors that blocks the loop for longer than
     ``blocked_after`` seconds is reported.
@@ -49,7 +51,7 @@ class WorldBootstrap:
     join: Callable[[Links], None]
     server: RpcServer | None = None
     pin: str | None = None
-    lane: str | None = None
+    lane: str | LaneCosts | None = None
     secret: bytes = b""
     arena: ArenaSettings | None = None
     gateway: ActorGateway | None = None
@@ -142,9 +144,9 @@ def _notice_descriptor(environment: LaunchEnvironment) -> int | None:
 
 def arena_settings(environment: Mapping[str, str], transport: str | None) -> ArenaSettings | None:
     """Return how ranks of one host are to share memory; not at all, if ``transport`` pins another kind of lane."""
-    if transport not in (None, "shm"):
+    if transport is not None and not lane_kind(transport).shares_memory:
         return None
-    return ArenaSettings.from_mapping(environment, machine=platform.machine(), required=transport == "shm")
+    return ArenaSettings.from_mapping(environment, machine=platform.machine(), required=transport is not None)
 
 
 def describe_settings(transport: str | None, arena: ArenaSettings | None) -> str:

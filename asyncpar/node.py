@@ -28,12 +28,12 @@ from asyncpar.collectives.communicator import Communicator
 from asyncpar.collectives.shared_memory.group import ArenaHost
 from asyncpar.core.concurrency.home_loop import check_home_loop
 from asyncpar.core.config.environment import LaunchEnvironment
-from asyncpar.core.config.transport import parse_transport
 from asyncpar.core.config.world import World
 from asyncpar.core.observe.loop_watch import BLOCKED_AFTER, LoopWatch, OnBlocked, check_blocked_after
 from asyncpar.errors import AsyncparError, UsageError
 from asyncpar.net.arena.arena import ArenaMemory
 from asyncpar.net.arena.formation import form_arena
+from asyncpar.net.transport.lane_kinds import parse_transport
 from asyncpar.net.transport.links import Links
 from asyncpar.net.transport.rpc import Credentials
 from asyncpar.net.transport.serving import Register, Serving

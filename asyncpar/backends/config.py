@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from asyncpar.backends.compression import CompressionAlgorithm
-from asyncpar.core.config.transport import parse_transport
 from asyncpar.errors import UsageError
+from asyncpar.net.transport.lane_kinds import parse_transport
 
 
 class BackendNotRegistered(UsageError):  # noqa: N818

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from asyncpar.collectives.algorithms.steps import Recv, Round, Send, one, schedule
-from asyncpar.collectives.cost import LaneCosts
 from asyncpar.collectives.engine import Engine
 from asyncpar.collectives.execute import InPlace, execute
 from asyncpar.collectives.gathers import prepare_broadcast
@@ -17,6 +16,7 @@ from asyncpar.collectives.one_way import from_root
 from asyncpar.collectives.operation import Operation
 from asyncpar.collectives.plan import AlongBuffer
 from asyncpar.collectives.protocol import describe
+from asyncpar.core.config.transport import LaneCosts
 
 _SMALL_BYTES = 8
 _LARGE_BYTES = 1 << 20

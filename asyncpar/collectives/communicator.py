@@ -15,7 +15,7 @@ from asyncpar.collectives import calibration, objects, subgroups
 from asyncpar.collectives.algorithms.catalog import ARENA, KNOWN
 from asyncpar.collectives.array_operations import ArrayOperations
 from asyncpar.collectives.arrays import Array, check_array, check_key, check_rank, check_tag, check_writable
-from asyncpar.collectives.cost import CostModel, LaneCosts, costs_of_lane
+from asyncpar.collectives.cost import CostModel
 from asyncpar.collectives.engine import Engine
 from asyncpar.collectives.keys import hash64
 from asyncpar.collectives.mailbox import Delivery, Mailbox
@@ -24,7 +24,9 @@ from asyncpar.collectives.policy import Policy, parse_pin
 from asyncpar.collectives.shared_memory.group import ArenaHost
 from asyncpar.collectives.statistics import Traffic
 from asyncpar.collectives.table import CLOSED, OperationTable
+from asyncpar.core.config.transport import INPROC_COSTS, LaneCosts
 from asyncpar.errors import PeerCancelled, UsageError
+from asyncpar.net.transport.lane_kinds import TCP, lane_kind
 from asyncpar.net.transport.links import Links
 from asyncpar.net.wire.payload import UnwrittenPayload
 
@@ -84,8 +86,8 @@ class Communicator(ArrayOperations):
         """
         members = links.world.members
         if lane is None:
-            lane = "tcp" if any(member.address for member in members) else "inproc"
-        costs = costs_of_lane(lane) if isinstance(lane, str) else lane
+            lane = TCP.costs if any(member.address for member in members) else INPROC_COSTS
+        costs = lane_kind(lane).costs if isinstance(lane, str) else lane
         model = CostModel(size=len(members), hosts=links.world.hosts, lane=costs, local=costs, has_arenas=has_arenas)
         policy = Policy(model=model, pin=parse_pin(pin or ""))
         limits = Limits(_checked_timeout(timeout))

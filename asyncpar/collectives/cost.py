@@ -8,53 +8,16 @@ choice is equal on all ranks, so the choice is too.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from asyncpar.collectives.algorithms.catalog import ARENA, KNOWN, carriers_of, check_algorithm
 from asyncpar.collectives.algorithms.hierarchical import Hosts
+from asyncpar.core.config.transport import LaneCosts
 from asyncpar.errors import UsageError
 
 PIECE_BYTES = 1 << 20
 """Chains work on pieces of this size."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LaneCosts:
-    """What a lane costs: seconds of ``latency`` per message, bytes/s of ``bandwidth`` and of ``reduction``.
-
-    ``is_measured`` tells figures of this machine from built-in ones.
-    """
-
-    latency: float
-    bandwidth: float
-    reduction: float = 6e9
-    is_measured: bool = False
-
-    def __post_init__(self) -> None:
-        for name in ("latency", "bandwidth", "reduction"):
-            value = getattr(self, name)
-            if not (value > 0 and math.isfinite(value)):
-                raise UsageError(f"{name}: expected a positive number, got {value!r}")
-
-
-LANES = {
-    "inproc": LaneCosts(latency=20e-6, bandwidth=6e9),
-    "shm": LaneCosts(latency=25e-6, bandwidth=2.5e9),
-    "tcp": LaneCosts(latency=30e-6, bandwidth=2e9),
-    "grpc": LaneCosts(latency=140e-6, bandwidth=0.65e9),
-    "mpi": LaneCosts(latency=30e-6, bandwidth=2e9),
-    "gloo": LaneCosts(latency=200e-6, bandwidth=1e9),
-}
-"""Measured on two cores with Python 3.11; ``Communicator.calibrate`` replaces them with what is there."""
-
-
-def costs_of_lane(kind: str) -> LaneCosts:
-    """Return the built-in figures of a kind of lane."""
-    if kind not in LANES:
-        raise UsageError(f"lane: expected one of {', '.join(LANES)}, got {kind!r}")
-    return LANES[kind]
 
 
 @dataclass(frozen=True, slots=True)

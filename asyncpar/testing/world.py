@@ -10,10 +10,10 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 from asyncpar.actors.runtime.gateway import ActorGateway
 from asyncpar.bootstrap import Attach, WorldBootstrap, arena_settings, serve_links
-from asyncpar.core.config.transport import IN_PROCESS_TRANSPORTS, parse_transport
 from asyncpar.core.config.world import Member, World
 from asyncpar.errors import UsageError
 from asyncpar.net.transport.inproc import InprocConnector, InprocFabric
+from asyncpar.net.transport.lane_kinds import parse_transport
 from asyncpar.net.transport.rpc import Credentials
 from asyncpar.node import Node, start_node
 from asyncpar.testing.loop import VirtualTimeLoop
@@ -37,7 +37,7 @@ async def local_world(
     """
     if size < 1:
         raise UsageError(f"size: expected at least 1 rank, got {size}")
-    parse_transport(transport, known=IN_PROCESS_TRANSPORTS)
+    parse_transport(transport, besides=("inproc",))
     if transport != "inproc" and isinstance(asyncio.get_running_loop(), VirtualTimeLoop):
         raise UsageError(f"transport: expected inproc in virtual time, which sockets do not keep, got {transport!r}")
     names = list(hosts) if hosts is not None else ["localhost"] * size

@@ -8,11 +8,13 @@ import pytest
 
 from asyncpar.collectives.algorithms.catalog import KNOWN, schedule_of
 from asyncpar.collectives.check import verify
-from asyncpar.collectives.cost import LANES, CostModel, LaneCosts, choose, costs_of_lane, work_of
+from asyncpar.collectives.cost import CostModel, choose, work_of
 from asyncpar.collectives.policy import Policy, format_bytes, parse_pin
+from asyncpar.core.config.transport import INPROC_COSTS, LaneCosts
 from asyncpar.errors import UsageError
+from asyncpar.net.transport.lane_kinds import lane_kind
 
-TCP = LANES["tcp"]
+TCP = lane_kind("tcp").costs
 EXACT = [
     ("all_reduce", "ring"),
     ("all_reduce", "halving"),
@@ -60,7 +62,7 @@ def test_latency_decides_for_small_payloads_and_bandwidth_for_large_ones() -> No
 def test_a_slow_network_between_fast_hosts_makes_the_hierarchy_pay() -> None:
     hosts = tuple(tuple(range(host * 8, host * 8 + 8)) for host in range(4))
     slow = LaneCosts(latency=2e-3, bandwidth=1e8)
-    model = CostModel(size=32, hosts=hosts, lane=slow, local=LANES["inproc"])
+    model = CostModel(size=32, hosts=hosts, lane=slow, local=INPROC_COSTS)
     assert model.choose("all_reduce", 25 << 20) == "hierarchical"
 
 
@@ -100,8 +102,8 @@ def test_a_pin_overrides_the_model_and_is_marked_in_the_table() -> None:
 def test_figures_that_cannot_be_are_refused() -> None:
     with pytest.raises(UsageError, match="bandwidth: expected a positive number, got 0"):
         LaneCosts(latency=1e-5, bandwidth=0)
-    with pytest.raises(UsageError, match="lane: expected one of inproc, shm, tcp, grpc, mpi, gloo, got 'pigeon'"):
-        costs_of_lane("pigeon")
+    with pytest.raises(UsageError, match="lane: expected one of shm, tcp, grpc, got 'pigeon'"):
+        lane_kind("pigeon")
     with pytest.raises(UsageError, match="operation"):
         choose("sort", 1, size=2, lane=TCP)
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from asyncpar.collectives import cost
-from asyncpar.collectives.cost import LaneCosts
+from asyncpar.collectives import communicator
 from asyncpar.core.config.parallel import CommunicationStrategy
+from asyncpar.core.config.transport import LaneCosts
 from asyncpar.gradsync import GradientBucketingConfig
 from asyncpar.nn import Array
 from tests.gradsync.worlds import Rank, on_all, parallel_world
@@ -232,7 +232,7 @@ async def test_every_strategy_sends_what_theory_says_on_every_layout_of_hosts(
 
 async def test_the_bandwidth_is_measured_whatever_the_cost_model_says(monkeypatch: pytest.MonkeyPatch) -> None:
     absurd = LaneCosts(latency=1.0, bandwidth=1e15)
-    monkeypatch.setattr(cost, "LANES", dict.fromkeys(cost.LANES, absurd))
+    monkeypatch.setattr(communicator, "INPROC_COSTS", absurd)
     async with parallel_world(2, bucketing=ONE_BUCKET) as ranks:
         assert ranks[0].node.world.bandwidth == 1e15, "nothing was measured yet"
 

@@ -21,8 +21,8 @@ import pytest
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.core.config.world import World
 from asyncpar.errors import AsyncparError, LinkDamaged
-from asyncpar.net.transport import dialing
-from asyncpar.net.transport.connect import dial_tcp
+from asyncpar.net.transport import lane_kinds
+from asyncpar.net.transport.connect import TcpListener, dial_tcp
 from asyncpar.net.transport.links import Links
 from asyncpar.net.transport.rpc import split_address
 from tests.hostile.faults import Fault, FaultyProxy, proxy
@@ -112,8 +112,8 @@ async def try_fault(lane: str, connections: int, seed: int, forwarded: dict[int,
         proxies = []
         for rank in ranks:
             if lane == "tcp":
-                tcp = rank.connector._acceptor._tcp
-                assert tcp is not None
+                tcp = rank.connector._acceptor._listeners["tcp"]
+                assert isinstance(tcp, TcpListener)
                 proxies.append(await stack.enter_async_context(proxy(("127.0.0.1", tcp.port))))
                 forwarded[tcp.port] = proxies[-1]
             else:
@@ -160,7 +160,7 @@ async def test_faults_on_a_lane_end_in_the_right_result_or_a_typed_error(
     forwarded: dict[int, FaultyProxy] = {}
     dial: Any = dial_tcp
     monkeypatch.setattr(
-        dialing, "dial_tcp", lambda host, port, *terms, **more: dial(host, forwarded[port].port, *terms, **more)
+        lane_kinds, "dial_tcp", lambda host, port, *terms, **more: dial(host, forwarded[port].port, *terms, **more)
     )
     gate = asyncio.Semaphore(_AT_ONCE)
     seen: Counter[str] = Counter()

@@ -62,15 +62,15 @@ async def loss_of(reply: link_pb2.OpenReply) -> PeerLost:
     ("accepted", "why"),
     [
         (_Accepted(), "it accepted, but no lane"),
-        (_Accepted(lanes=["tcp"], token=b"short", tcp_port=1), "it accepted, but no lane"),
-        (_Accepted(lanes=["tcp"], token=TOKEN * 100, tcp_port=1), "it accepted, but no lane"),
+        (_Accepted(lanes=["tcp"], token=b"short", addresses={"tcp": "1"}), "it accepted, but no lane"),
+        (_Accepted(lanes=["tcp"], token=TOKEN * 100, addresses={"tcp": "1"}), "it accepted, but no lane"),
         (_Accepted(lanes=["carrier pigeon"] * 1000, token=TOKEN), "it accepted, but no lane"),
-        (_Accepted(lanes=["tcp"], token=TOKEN, tcp_port=65_536), "it accepted, but no lane"),
-        (_Accepted(lanes=["tcp"], token=TOKEN, tcp_port=2**32 - 1), "it accepted, but no lane"),
-        (_Accepted(lanes=["tcp"] * 10_000, token=TOKEN, tcp_port=1), "no TCP connection to"),
-        (_Accepted(lanes=["tcp"], token=TOKEN, tcp_port=0, connections=2**32 - 1), "no TCP connection to"),
-        (_Accepted(lanes=["shm"], token=TOKEN, unix_name="x" * 1000), "no Unix-socket connection"),
-        (_Accepted(lanes=["shm"], token=TOKEN, unix_name="\0\0"), "no Unix-socket connection"),
+        (_Accepted(lanes=["tcp"], token=TOKEN, addresses={"tcp": "65536"}), "it accepted, but no lane"),
+        (_Accepted(lanes=["tcp"], token=TOKEN, addresses={"tcp": str(2**32 - 1)}), "it accepted, but no lane"),
+        (_Accepted(lanes=["tcp"] * 10_000, token=TOKEN, addresses={"tcp": "1"}), "no TCP connection to"),
+        (_Accepted(lanes=["tcp"], token=TOKEN, addresses={"tcp": "0"}, connections=2**32 - 1), "no TCP connection to"),
+        (_Accepted(lanes=["shm"], token=TOKEN, addresses={"shm": "x" * 1000}), "no Unix-socket connection"),
+        (_Accepted(lanes=["shm"], token=TOKEN, addresses={"shm": "\0\0"}), "no Unix-socket connection"),
         (_Accepted(lanes=["shm"], token=TOKEN), "no Unix-socket connection"),
         (_Accepted(lanes=["grpc"], token=TOKEN), "stream broke: UNIMPLEMENTED"),
     ],
@@ -85,7 +85,9 @@ async def test_a_refusal_for_an_unknown_reason_is_a_loss() -> None:
 
 
 async def test_an_answer_with_any_bit_changed_is_a_loss() -> None:
-    valid = link_pb2.OpenReply(accepted=_Accepted(lanes=["tcp"], token=TOKEN, tcp_port=1)).SerializeToString()
+    valid = link_pb2.OpenReply(
+        accepted=_Accepted(lanes=["tcp"], token=TOKEN, addresses={"tcp": "1"})
+    ).SerializeToString()
     seen: set[bytes] = set()
     for changed in bit_flips(valid):
         reply = link_pb2.OpenReply()

@@ -12,6 +12,7 @@ import pytest
 
 from asyncpar.errors import AuthenticationError
 from asyncpar.net.transport import handshaking
+from asyncpar.net.transport.connect import TcpListener
 from asyncpar.net.transport.negotiation import GrpcConnector
 from asyncpar.net.transport.rpc import split_address
 from asyncpar.net.wire.handshake import NONCE_BYTES, Handshake
@@ -223,8 +224,8 @@ def lane_port(node: Node) -> int:
     """Return the port of a node's TCP lanes."""
     connector = node._bootstrap.connector
     assert isinstance(connector, GrpcConnector)
-    listener = connector._acceptor._tcp
-    assert listener is not None
+    listener = connector._acceptor._listeners["tcp"]
+    assert isinstance(listener, TcpListener)
     return listener.port
 
 
@@ -244,8 +245,8 @@ async def test_two_hundred_half_open_connections_to_every_port_change_nothing() 
             for node in nodes:
                 connector = node._bootstrap.connector
                 assert isinstance(connector, GrpcConnector)
-                listener = connector._acceptor._tcp
-                assert listener is not None
+                listener = connector._acceptor._listeners["tcp"]
+                assert isinstance(listener, TcpListener)
                 assert listener._porter.strangers <= handshaking.MAX_STRANGERS
         finally:
             for sock in crowd:

@@ -21,10 +21,12 @@ from asyncpar.backends.message_lane import MessageConnector
 from asyncpar.bootstrap import PIN, Attach, WorldBootstrap
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.core.concurrency.worker import call_in_daemon_thread
+from asyncpar.core.config.transport import LaneCosts
 from asyncpar.core.config.world import Member, World
 from asyncpar.errors import PeerTimeout, UsageError
 from asyncpar.node import start_node
 
+_COSTS = LaneCosts(latency=200e-6, bandwidth=1e9)
 _FOR_EVER = timedelta(days=3650)
 """Gloo breaks connections on which nothing comes for its timeout; how long an operation may take is ours to say."""
 
@@ -151,7 +153,7 @@ def attach_gloo(torch: Any, met: Met, rank: int) -> Attach:
             connector=connector,
             join=connector.join,
             pin=os.environ.get(PIN),
-            lane="gloo",
+            lane=_COSTS,
         )
 
     return attach

@@ -20,10 +20,12 @@ from asyncpar.backends.message_lane import MessageConnector
 from asyncpar.backends.mpi.progress import MpiProgress
 from asyncpar.bootstrap import PIN, Attach, WorldBootstrap
 from asyncpar.collectives.communicator import Communicator
+from asyncpar.core.config.transport import LaneCosts
 from asyncpar.core.config.world import Member, World
 from asyncpar.errors import PeerTimeout
 from asyncpar.node import start_node
 
+_COSTS = LaneCosts(latency=30e-6, bandwidth=2e9)
 _NAME_BYTES = 256
 
 
@@ -66,7 +68,7 @@ class MpiWorld:
                 connector=connector,
                 join=connector.join,
                 pin=os.environ.get(PIN),
-                lane="mpi",
+                lane=_COSTS,
             )
 
         return attach

@@ -1,18 +1,41 @@
-"""Names of the lane kinds, as users write them after ``--transport`` and ``transport=``."""
+"""Settings of lanes, as users write them, and what lanes cost."""
 
 from __future__ import annotations
+
+import math
+from dataclasses import dataclass
 
 from asyncpar.errors import UsageError
 
 TRANSPORTS = ("shm", "tcp", "grpc")
-"""Lane kinds between processes, best first.  ``shm`` joins ranks of one host: a Unix socket, and shared memory."""
-
-HOST_TRANSPORTS = frozenset({"shm"})
-"""Lane kinds that only join ranks of one host."""
+"""Lane kinds between processes that come with asyncpar, best first; ``net.transport.lane_kinds`` has all."""
 
 IN_PROCESS_TRANSPORTS = ("inproc", *TRANSPORTS)
-"""Lane kinds between ranks of one process, best first."""
+"""Lane kinds between ranks of one process that come with asyncpar, best first."""
 
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaneCosts:
+    """What a lane costs: seconds of ``latency`` per message, bytes/s of ``bandwidth`` and of ``reduction``.
+
+    ``is_measured`` tells figures of this machine from built-in ones, which were measured on two cores with Python 3.11
+    and which ``Communicator.calibrate`` replaces with what is there.
+    """
+
+    latency: float
+    bandwidth: float
+    reduction: float = 6e9
+    is_measured: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("latency", "bandwidth", "reduction"):
+            value = getattr(self, name)
+            if not (value > 0 and math.isfinite(value)):
+                raise UsageError(f"{name}: expected a positive number, got {value!r}")
+
+
+INPROC_COSTS = LaneCosts(latency=20e-6, bandwidth=6e9)
+"""What handing frames over inside a process costs."""
 
 MOST_CONNECTIONS = 16
 
@@ -27,18 +50,6 @@ def parse_connections(text: str | None) -> int:
     if not (text.isascii() and text.isdecimal() and 1 <= int(text) <= MOST_CONNECTIONS):
         raise UsageError(f"ASYNCPAR_CONNECTIONS: expected 1..{MOST_CONNECTIONS}, got {text!r}")
     return int(text)
-
-
-def parse_transport(name: str | None, *, known: tuple[str, ...] = TRANSPORTS) -> str | None:
-    """Return the lane kind called ``name``; None, for None and the empty string: choose the best.
-
-    Raises ``UsageError`` for an unknown name.
-    """
-    if not name:
-        return None
-    if name not in known:
-        raise UsageError(f"transport: expected one of {', '.join(known)}, got {name!r}")
-    return name
 
 
 LINK_SECONDS = 5.0

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -17,17 +16,17 @@ from asyncpar.core.config.transport import LINK_SECONDS
 from asyncpar.errors import AuthenticationError, PeerLost, UsageError
 from asyncpar.net.security.identity import rank_role
 from asyncpar.net.transport.busy_poll import BusyPoll
-from asyncpar.net.transport.connect import TCP, UNIX, TcpListener, UnixListener, tcp_medium
-from asyncpar.net.transport.connection import Connection
+from asyncpar.net.transport.connection import Connection, as_connection
 from asyncpar.net.transport.grpc_lane import GrpcLane
 from asyncpar.net.transport.grpc_stream import FRAMES_METHOD, SERVICE, Context, ServerStream, StreamEnded, shake_hands
-from asyncpar.net.transport.handshaking import PEER_SECONDS, Medium, Porter
+from asyncpar.net.transport.handshaking import PEER_SECONDS
 from asyncpar.net.transport.lane import Lane
+from asyncpar.net.transport.lane_kind import LaneGate, LaneKind, LaneListener
+from asyncpar.net.transport.lane_kinds import lane_kind
 from asyncpar.net.transport.links import LEFT, Links
 from asyncpar.net.transport.machine import Accept, Answer, Defer, Negotiator, Proposal, Reason, Refuse
 from asyncpar.net.transport.protection import Protection
 from asyncpar.net.transport.refusals import Refusals
-from asyncpar.net.transport.stream import StreamLane
 from asyncpar.net.transport.striped import StripedLane
 from asyncpar.net.transport.tls import check_caller
 from asyncpar.net.wire.handshake import NONCE_BYTES, TOKEN_BYTES, Handshake, LinkTerms
@@ -103,10 +102,11 @@ class Acceptor(link_pb2_grpc.LinkServicer):
         self.lanes = lanes
         self._refusals = Refusals()
         self._gathering = StripeAssembler()
-        self._tcp = (
-            TcpListener(self._porter(tcp_medium(link_timeout), self._gather), bind=bind) if TCP.kind in lanes else None
-        )
-        self._unix = UnixListener(self._porter(UNIX, self._adopt)) if UNIX.kind in lanes else None
+        self._listeners: dict[str, LaneListener] = {}
+        for name in lanes:
+            kind = lane_kind(name)
+            if kind.listen is not None:
+                self._listeners[name] = kind.listen(self._gate(kind, bind))
         self._links: Links | None = None
         self._negotiator: Negotiator | None = None
         self._joined = asyncio.Event()
@@ -121,26 +121,24 @@ class Acceptor(link_pb2_grpc.LinkServicer):
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {FRAMES_METHOD: frames}),))
 
     async def start(self) -> None:
-        """Listen for lanes over sockets, if they are wanted.  Raises ``UsageError`` when what is pinned cannot be."""
-        if self._unix is not None:
+        """Listen for lanes, if they are wanted.  Raises ``UsageError`` when what is pinned cannot be."""
+        for name, listener in list(self._listeners.items()):
             try:
-                await self._unix.start()
+                await listener.start()
             except OSError as error:
-                if self.lanes == (UNIX.kind,):
-                    raise UsageError(
-                        f"transport: shm is pinned, but Unix sockets do not work here ({error})"
-                    ) from error
-                self._unix = None
-                self.lanes = tuple(lane for lane in self.lanes if lane != UNIX.kind)
-                _log.warning("Unix sockets do not work here (%s); TCP is used between ranks of this host", error)
-        if self._tcp is not None:
-            await self._tcp.start()
+                title = lane_kind(name).described
+                if self.lanes == (name,):
+                    raise UsageError(f"transport: {name} is pinned, but {title} do not work here ({error})") from error
+                del self._listeners[name]
+                self.lanes = tuple(lane for lane in self.lanes if lane != name)
+                where = "between ranks of this host" if lane_kind(name).is_local else "instead"
+                instead = lane_kind(self.lanes[0]).described
+                _log.warning("%s do not work here (%s); %s is used %s", title, error, instead, where)
 
     async def stop(self) -> None:
         """Accept nothing more.  Idempotent."""
-        for listener in (self._tcp, self._unix):
-            if listener is not None:
-                await listener.stop()
+        for listener in self._listeners.values():
+            await listener.stop()
         for expiry in self._expiries:
             expiry.cancel()
         self._expiries.clear()
@@ -219,13 +217,14 @@ class Acceptor(link_pb2_grpc.LinkServicer):
 
     # -- inside ------------------------------------------------------------------------------------------------------
 
-    def _porter(self, medium: Medium, on_lane: Callable[[LinkTerms, StreamLane], None]) -> Porter:
-        return Porter(
-            medium,
+    def _gate(self, kind: LaneKind, bind: str) -> LaneGate:
+        return LaneGate(
+            bind=bind,
             secret=self._secret,
             busy_poll=self._busy_poll,
+            link_timeout=self._link_timeout,
             find_terms=self._find_terms,
-            on_lane=on_lane,
+            on_lane=self._gather if kind.is_striped else self._adopt,
             on_refused=self._refused,
         )
 
@@ -245,9 +244,8 @@ class Acceptor(link_pb2_grpc.LinkServicer):
     def _encode(self, answer: Answer) -> link_pb2.OpenReply:
         match answer:
             case Accept(terms, lanes):
-                port = 0 if self._tcp is None else self._tcp.port
-                name = "" if self._unix is None else self._unix.name
-                accepted = _Reply.Accepted(lanes=lanes, tcp_port=port, token=terms.token, unix_name=name)
+                accepted = _Reply.Accepted(lanes=lanes, token=terms.token)
+                accepted.addresses.update({name: one.place for name, one in self._listeners.items()})
                 accepted.connections = terms.connections
                 accepted.checks_payloads = terms.checks_payloads
                 return _Reply(accepted=accepted)
@@ -268,8 +266,8 @@ class Acceptor(link_pb2_grpc.LinkServicer):
     def _find_terms(self, token: bytes) -> LinkTerms | None:
         return None if self._negotiator is None else self._negotiator.find(token)
 
-    def _gather(self, terms: LinkTerms, connection: Connection) -> None:
-        lane = self._gathering.add(terms, connection)
+    def _gather(self, terms: LinkTerms, connection: Lane) -> None:
+        lane = self._gathering.add(terms, as_connection(connection))
         if lane is not None:
             self._adopt(replace(terms, connection=0), lane)
 

@@ -26,6 +26,7 @@ from asyncpar.net.transport.handshaking import (
     Porter,
     TurnedAwayError,
 )
+from asyncpar.net.transport.lane_kind import LaneListener
 from asyncpar.net.transport.sockets import ACCEPTED_AT_ONCE, Pulse, lengthen_queue, read_tcp_info, tune_tcp, tune_unix
 from asyncpar.net.transport.stream import StreamLane
 from asyncpar.net.wire.handshake import NONCE_BYTES, Handshake, LinkTerms
@@ -48,7 +49,7 @@ def tcp_medium(link_timeout: float = LINK_SECONDS) -> Medium:
 TCP = tcp_medium()
 
 
-class TcpListener:
+class TcpListener(LaneListener):
     """Accepts lanes on a port of its own choosing; ``porter`` sees who may come in."""
 
     def __init__(self, porter: Porter, *, bind: str) -> None:
@@ -56,6 +57,10 @@ class TcpListener:
         self._porter = porter
         self._bind = bind
         self._server: asyncio.Server | None = None
+
+    @property
+    def place(self) -> str:
+        return str(self.port)
 
     async def start(self) -> None:
         """Bind and accept.  Raises ``UsageError`` when the address cannot be bound."""
@@ -127,7 +132,7 @@ def _prepare(sock: socket.socket) -> None:
 UNIX = Medium(kind="shm", prepare=_prepare, may_damage=False)
 
 
-class UnixListener:
+class UnixListener(LaneListener):
     """Accepts lanes of processes of this host; ``porter`` sees who may come in.
 
     ``name`` is what they dial, once it was started.
@@ -137,6 +142,10 @@ class UnixListener:
         self.name = ""
         self._porter = porter
         self._server: asyncio.Server | None = None
+
+    @property
+    def place(self) -> str:
+        return self.name
 
     async def start(self) -> None:
         """Take a name that nobody can guess, and accept."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import Protocol
 
-from asyncpar.errors import PeerLost
+from asyncpar.errors import PeerLost, UsageError
 from asyncpar.net.transport.lane import Lane, LaneEvents
 from asyncpar.net.transport.queue import QueuedSending
 from asyncpar.net.wire.header import FrameHeader
@@ -49,3 +49,10 @@ class Connection(Lane):
 
         All lent memory is given back before this returns, and no event follows.  Idempotent.
         """
+
+
+def as_connection(lane: Lane) -> Connection:
+    """Return ``lane``, which can be part of another one.  Raises ``UsageError`` if it cannot."""
+    if not isinstance(lane, Connection):
+        raise UsageError(f"lane {lane.kind!r}: is_striped: its lanes are no Connection; make them one, or leave it out")
+    return lane

@@ -10,7 +10,6 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
-from asyncpar.core.config.transport import HOST_TRANSPORTS
 from asyncpar.net.wire.handshake import LinkTerms
 
 
@@ -63,8 +62,8 @@ Answer = Accept | Defer | Refuse
 class Negotiator:
     """The negotiations of one rank.
 
-    ``lanes`` are the kinds it can use, best first; those that stay inside a host only with the ranks in ``near``, and
-    with the others only those in ``far`` (None: all).
+    ``lanes`` are the kinds that it can use with the ranks in ``near``, best first, ``far`` those for the other ranks
+    (None: the same).
     A TCP or gRPC lane takes as many ``connections`` as both sides want, and checks payloads if one side wants that.
     """
 
@@ -82,7 +81,7 @@ class Negotiator:
         checks_payloads: bool = True,
     ) -> None:
         self._checks_payloads = checks_payloads
-        self._far = tuple(lane for lane in (lanes if far is None else far) if lane not in HOST_TRANSPORTS)
+        self._far = lanes if far is None else far
         self._job = job
         self._generation = generation
         self._rank = rank

@@ -18,16 +18,16 @@ import grpc
 import grpc.aio
 
 from asyncpar._proto.asyncpar.v1 import link_pb2, link_pb2_grpc
-from asyncpar.core.config.transport import HOST_TRANSPORTS, LINK_SECONDS, TRANSPORTS, parse_transport
+from asyncpar.core.config.transport import LINK_SECONDS
 from asyncpar.core.config.world import World
 from asyncpar.errors import AsyncparError, AuthenticationError, PeerLost, StaleGeneration, UsageError
 from asyncpar.net.security.identity import rank_role
 from asyncpar.net.transport.acceptor import Acceptor
 from asyncpar.net.transport.busy_poll import BusyPoll
-from asyncpar.net.transport.connect import has_abstract_sockets
 from asyncpar.net.transport.dialing import LaneDialer, describe_failure
 from asyncpar.net.transport.grpc_lane import GrpcLane
 from asyncpar.net.transport.lane import Lane
+from asyncpar.net.transport.lane_kinds import lane_kind, parse_transport, usable_lanes
 from asyncpar.net.transport.links import Connector, Links
 from asyncpar.net.transport.machine import Negotiator, Proposal
 from asyncpar.net.transport.rpc import Credentials, RpcServer, open_channel, split_address
@@ -47,8 +47,6 @@ WAIT_SECONDS = 1.0
 """How long to wait for a lane that the peer connects before asking whether the peer is still there."""
 
 RETRY_SECONDS = 0.05
-
-_LARGEST_PORT = 65_535
 
 _Refused = link_pb2.OpenReply.Refused
 
@@ -77,7 +75,7 @@ class GrpcConnector(Connector):
         self._checks_payloads = checks_payloads
         self._is_encrypted = credentials is not None and credentials.certificates is not None
         self._is_pinned = parse_transport(transport) is not None
-        self._lanes = _usable(parse_transport(transport))
+        self._lanes = usable_lanes(parse_transport(transport))
         self._connections = connections
         self._processors = processors
         self._busy_poll = BusyPoll()
@@ -116,7 +114,7 @@ class GrpcConnector(Connector):
         Raises ``UsageError`` when a lane that stays inside a host is pinned, and the world spans several.
         """
         world = links.world
-        if HOST_TRANSPORTS.issuperset(self._lanes):
+        if all(lane_kind(name).is_local for name in self._lanes):
             _check_one_host(world, self._lanes[0])
         near = next(ranks for ranks in world.hosts if links.rank in ranks)
         self._busy_poll.is_allowed = len(near) <= self._processors
@@ -165,10 +163,11 @@ class GrpcConnector(Connector):
     def _far_lanes(self) -> tuple[str, ...]:
         """Return the kinds for ranks of other hosts.
 
-        Where the job has certificates, what leaves a host is encrypted: only the gRPC lane is.  A pinned lane is the
-        user's decision.
+        Where the job has certificates, what leaves a host is encrypted.  A pinned lane is the user's decision.
         """
-        return ("grpc",) if self._is_encrypted and not self._is_pinned else self._lanes
+        must_encrypt = self._is_encrypted and not self._is_pinned
+        kinds = [lane_kind(name) for name in self._lanes]
+        return tuple(kind.name for kind in kinds if not kind.is_local and (kind.is_encrypted or not must_encrypt))
 
     # -- dialing -----------------------------------------------------------------------------------------------------
 
@@ -228,7 +227,7 @@ class GrpcConnector(Connector):
         """Connect the lane that was agreed on."""
         rank = proposal.listener
         kinds = [kind for kind in dict.fromkeys(accepted.lanes) if kind in proposal.lanes]
-        if not kinds or len(accepted.token) != TOKEN_BYTES or accepted.tcp_port > _LARGEST_PORT:
+        if not kinds or len(accepted.token) != TOKEN_BYTES:
             raise PeerLost(f"rank {rank} accepted, but no lane", rank=rank, cause="it accepted, but no lane")
         terms = LinkTerms(
             job=proposal.job,
@@ -260,14 +259,6 @@ class GrpcConnector(Connector):
             await self._acceptor.wait_for(rank, seconds=WAIT_SECONDS)
         if not links.is_up(rank):
             await _reach(rank, links.world.members[rank].address)
-
-
-def _usable(pinned: str | None) -> tuple[str, ...]:
-    """Return the kinds of lanes to use, best first.  Raises ``UsageError`` if a pinned one does not exist here."""
-    absent = frozenset[str]() if has_abstract_sockets() else HOST_TRANSPORTS
-    if pinned in absent:
-        raise UsageError(f"transport: {pinned} is pinned, but it exists on Linux only; pin tcp, or nothing")
-    return tuple(kind for kind in TRANSPORTS if kind not in absent) if pinned is None else (pinned,)
 
 
 def _check_one_host(world: World, kind: str) -> None:

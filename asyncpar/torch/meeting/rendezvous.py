@@ -29,11 +29,11 @@ from asyncpar.bootstrap import (
 )
 from asyncpar.core.concurrency.worker import call_in_daemon_thread
 from asyncpar.core.config.environment import LaunchEnvironment
-from asyncpar.core.config.transport import parse_transport
 from asyncpar.core.observe.agent_line import AgentLine
 from asyncpar.core.observe.loop_watch import BLOCKED_AFTER
 from asyncpar.errors import LaunchError, PeerLost, PeerTimeout, UsageError
 from asyncpar.net.membership.host import host_id, host_name, resolve, route_to
+from asyncpar.net.transport.lane_kinds import parse_transport
 from asyncpar.torch.meeting.credentials import read_pass
 from asyncpar.torch.meeting.keeper import become_tenant, store_keeper
 from asyncpar.torch.meeting.meeting import Abandoned, StoreMeeting

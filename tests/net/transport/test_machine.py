@@ -39,8 +39,10 @@ def test_a_proposal_is_accepted_with_the_lanes_that_both_use_in_the_dialers_orde
 
 def test_lanes_that_stay_inside_a_host_are_only_agreed_on_with_ranks_of_that_host() -> None:
     every = ("shm", "tcp", "grpc")
-    one = negotiator(0, lanes=every, near=frozenset({0, 1}))
-    near, far = negotiator(1, lanes=every, near=frozenset({0, 1})), negotiator(2, lanes=every, near=frozenset({2}))
+    one, near, far = (
+        negotiator(rank, lanes=every, near=frozenset(host), far=every[1:])
+        for rank, host in ((0, {0, 1}), (1, {0, 1}), (2, {2}))
+    )
     assert one.lanes_to(1) == one.propose(1).lanes == every
     assert one.lanes_to(2) == one.propose(2).lanes == ("tcp", "grpc")
     answers = [ask(near, one.propose(1)), ask(far, one.propose(2)), ask(far, replace(one.propose(2), lanes=every))]

@@ -11,7 +11,7 @@ import pytest
 
 from asyncpar.core.config.world import Member
 from asyncpar.errors import PeerLost, StaleGeneration, UsageError
-from asyncpar.net.transport import acceptor, dialing, negotiation
+from asyncpar.net.transport import acceptor, lane_kinds, negotiation
 from asyncpar.net.transport.busy_poll import BusyPoll
 from asyncpar.net.transport.connect import UnixListener, dial_tcp
 from asyncpar.net.transport.grpc_stream import StreamEnded, call_frames, shake_hands
@@ -217,7 +217,7 @@ async def test_the_grpc_stream_stands_in_when_tcp_does_not_get_through(
     ) -> StreamLane:
         raise ConnectionRefusedError(111, "Connection refused")
 
-    monkeypatch.setattr(dialing, "dial_tcp", blocked)
+    monkeypatch.setattr(lane_kinds, "dial_tcp", blocked)
     with caplog.at_level(logging.WARNING):
         async with open_world(None, None, None, hosts="abc") as ranks:
             for rank in ranks:
@@ -244,8 +244,8 @@ async def test_ranks_of_other_hosts_take_tcp_and_those_of_one_host_its_unix_sock
 
 def hide_unix_socket(rank: Rank) -> None:
     """Let ``rank`` tell a name that does not exist here, as if it were in another network namespace."""
-    listener = rank.connector._acceptor._unix
-    assert listener is not None
+    listener = rank.connector._acceptor._listeners["shm"]
+    assert isinstance(listener, UnixListener)
     listener.name = "asyncpar-elsewhere"
 
 
@@ -285,7 +285,7 @@ async def test_a_pinned_unix_socket_is_refused_in_a_world_of_several_hosts() -> 
 async def test_there_is_no_unix_socket_lane_where_the_system_has_no_abstract_names(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(negotiation, "has_abstract_sockets", lambda: False)
+    monkeypatch.setattr(lane_kinds, "has_abstract_sockets", lambda: False)
     async with open_world(None, None) as ranks:
         for rank in ranks:
             rank.join()
@@ -323,7 +323,7 @@ async def test_a_pinned_tcp_lane_that_does_not_get_through_is_an_error(monkeypat
     ) -> StreamLane:
         raise TimeoutError
 
-    monkeypatch.setattr(dialing, "dial_tcp", blocked)
+    monkeypatch.setattr(lane_kinds, "dial_tcp", blocked)
     async with open_world("tcp", "tcp") as ranks:
         for rank in ranks:
             rank.join()
@@ -427,7 +427,7 @@ async def test_a_node_that_stops_while_it_is_dialed_is_lost_soon(monkeypatch: py
             await other.stop()
             raise ConnectionResetError("the peer closed the connection during the handshake")
 
-        monkeypatch.setattr(dialing, "dial_unix", dial)
+        monkeypatch.setattr(lane_kinds, "dial_unix", dial)
         async with asyncio.timeout(10):
             await loss(one.links, 1)
 
@@ -469,7 +469,7 @@ async def test_the_grpc_stream_stands_in_when_not_all_connections_are_made(monke
             raise ConnectionRefusedError(111, "Connection refused")
         return await dial_tcp(host, port, terms, secret=secret, busy_poll=busy_poll, medium=medium)
 
-    monkeypatch.setattr(dialing, "dial_tcp", all_but_one)
+    monkeypatch.setattr(lane_kinds, "dial_tcp", all_but_one)
     async with open_world(None, None, hosts="ab", connections=(3, 3)) as (one, other):
         one.join()
         other.join()

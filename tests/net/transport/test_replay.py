@@ -22,7 +22,7 @@ async def agree(rank: Rank) -> tuple[int, LinkTerms]:
         request = link_pb2.OpenRequest(job="local", from_rank=1, to_rank=0, lanes=["tcp"])
         accepted = (await stub.Open(request)).accepted
     terms = LinkTerms(job="local", generation=0, dialer=1, listener=0, token=accepted.token)
-    return accepted.tcp_port, terms
+    return int(accepted.addresses["tcp"]), terms
 
 
 async def shake(port: int, terms: LinkTerms) -> tuple[bytes, asyncio.StreamWriter]:

@@ -28,20 +28,25 @@ class OpenRequest(_message.Message):
 class OpenReply(_message.Message):
     __slots__ = ("accepted", "deferred", "not_ready", "refused")
     class Accepted(_message.Message):
-        __slots__ = ("lanes", "tcp_port", "token", "unix_name", "connections", "checks_payloads")
+        __slots__ = ("lanes", "token", "addresses", "connections", "checks_payloads")
+        class AddressesEntry(_message.Message):
+            __slots__ = ("key", "value")
+            KEY_FIELD_NUMBER: _ClassVar[int]
+            VALUE_FIELD_NUMBER: _ClassVar[int]
+            key: str
+            value: str
+            def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
         LANES_FIELD_NUMBER: _ClassVar[int]
-        TCP_PORT_FIELD_NUMBER: _ClassVar[int]
         TOKEN_FIELD_NUMBER: _ClassVar[int]
-        UNIX_NAME_FIELD_NUMBER: _ClassVar[int]
+        ADDRESSES_FIELD_NUMBER: _ClassVar[int]
         CONNECTIONS_FIELD_NUMBER: _ClassVar[int]
         CHECKS_PAYLOADS_FIELD_NUMBER: _ClassVar[int]
         lanes: _containers.RepeatedScalarFieldContainer[str]
-        tcp_port: int
         token: bytes
-        unix_name: str
+        addresses: _containers.ScalarMap[str, str]
         connections: int
         checks_payloads: bool
-        def __init__(self, lanes: _Optional[_Iterable[str]] = ..., tcp_port: _Optional[int] = ..., token: _Optional[bytes] = ..., unix_name: _Optional[str] = ..., connections: _Optional[int] = ..., checks_payloads: _Optional[bool] = ...) -> None: ...
+        def __init__(self, lanes: _Optional[_Iterable[str]] = ..., token: _Optional[bytes] = ..., addresses: _Optional[_Mapping[str, str]] = ..., connections: _Optional[int] = ..., checks_payloads: _Optional[bool] = ...) -> None: ...
     class Deferred(_message.Message):
         __slots__ = ()
         def __init__(self) -> None: ...

@@ -1,0 +1,173 @@
+"""A lane from outside the package: one record with its costs, its dialer and its listener carries collectives."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import tempfile
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from asyncpar.core.config.transport import LaneCosts
+from asyncpar.errors import PeerLost, UsageError
+from asyncpar.net.transport.connection import as_connection
+from asyncpar.net.transport.handshaking import PEER_SECONDS, HandshakeProtocol, Medium, Porter
+from asyncpar.net.transport.lane import Lane
+from asyncpar.net.transport.lane_kind import LaneDial, LaneGate, LaneKind, LaneListener
+from asyncpar.net.transport.lane_kinds import LANES, register_lane, unregister_lane, usable_lanes
+from asyncpar.net.transport.sockets import tune_unix
+from asyncpar.net.wire.handshake import NONCE_BYTES, Handshake
+from asyncpar.node import Node
+from asyncpar.testing import local_world
+
+MEDIUM = Medium(kind="filesocket", prepare=tune_unix, may_damage=False)
+"""Unix sockets that are files, unlike those of ``shm``: ranks in containers that share a folder can use them."""
+
+
+class FileListener(LaneListener):
+    def __init__(self, gate: LaneGate) -> None:
+        self._porter = Porter(
+            MEDIUM,
+            secret=gate.secret,
+            busy_poll=gate.busy_poll,
+            find_terms=gate.find_terms,
+            on_lane=gate.on_lane,
+            on_refused=gate.on_refused,
+        )
+        self._folder = tempfile.TemporaryDirectory()
+        self._server: asyncio.Server | None = None
+
+    @property
+    def place(self) -> str:
+        return str(Path(self._folder.name) / "lane")
+
+    async def start(self) -> None:
+        self._server = await asyncio.get_running_loop().create_unix_server(self._porter.greet, self.place)
+
+    async def stop(self) -> None:
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+        self._porter.turn_away()
+        self._folder.cleanup()
+
+
+async def dial(wanted: LaneDial) -> Lane:
+    handshake = Handshake.dial(wanted.terms, secret=wanted.secret, nonce=os.urandom(NONCE_BYTES))
+    _, protocol = await asyncio.get_running_loop().create_unix_connection(
+        lambda: HandshakeProtocol(handshake, MEDIUM, wanted.busy_poll, seconds=PEER_SECONDS), wanted.place
+    )
+    return await protocol.finished()
+
+
+COSTS = LaneCosts(latency=26e-6, bandwidth=2.5e9)
+KIND = LaneKind(name="filesocket", costs=COSTS, dial=dial, listen=FileListener, is_local=True)
+
+
+@pytest.fixture
+def registered() -> Iterator[None]:
+    register_lane(KIND)
+    yield
+    unregister_lane("filesocket")
+
+
+async def sum_of_ranks(node: Node) -> np.ndarray:
+    return np.asarray(await node.world.all_reduce(np.full(200_000, node.rank + 1.0, np.float32)))
+
+
+@pytest.mark.usefixtures("registered")
+async def test_it_carries_an_all_reduce_of_three_ranks() -> None:
+    async with local_world(3, transport="filesocket") as nodes:
+        results = await asyncio.gather(*map(sum_of_ranks, nodes))
+        assert all((result == 6.0).all() for result in results)
+        assert {node.links.lane_kind(rank) for node in nodes for rank in range(3) if rank != node.rank} == {
+            "filesocket"
+        }
+        assert all(node.links.bytes_sent > 800_000 for node in nodes)
+
+
+async def test_the_quickest_lane_that_ranks_share_is_used_without_a_word() -> None:
+    quickest = replace(KIND, costs=LaneCosts(latency=1e-6, bandwidth=1e10))
+    with LANES.registered(quickest):
+        assert usable_lanes(None) == ("filesocket", "shm", "tcp", "grpc")
+        async with local_world(2, transport=None, arena=False) as nodes:
+            await asyncio.gather(*map(sum_of_ranks, nodes))
+            assert [node.links.lane_kind(1 - node.rank) for node in nodes] == ["filesocket"] * 2
+
+
+async def test_where_it_does_not_get_through_the_next_one_is_used(caplog: pytest.LogCaptureFixture) -> None:
+    async def blocked(wanted: LaneDial) -> Lane:
+        raise ConnectionRefusedError(111, "Connection refused")
+
+    kind = replace(KIND, costs=LaneCosts(latency=1e-6, bandwidth=1e10), dial=blocked)
+    with LANES.registered(kind):
+        async with local_world(2, transport=None, arena=False) as nodes:
+            await asyncio.gather(*map(sum_of_ranks, nodes))
+            assert [node.links.lane_kind(1 - node.rank) for node in nodes] == ["shm"] * 2
+    assert "no filesocket connection to /" in caplog.text
+    with LANES.registered(kind):
+        async with local_world(2, transport="filesocket") as nodes:
+            results = await asyncio.gather(*map(sum_of_ranks, nodes), return_exceptions=True)
+    assert [type(result) for result in results] == [PeerLost] * 2
+
+
+@pytest.mark.usefixtures("registered")
+async def test_it_stays_inside_a_host_as_its_record_says() -> None:
+    with pytest.raises(UsageError, match="filesocket is pinned, which joins ranks of one host"):
+        async with local_world(2, transport="filesocket", hosts="ab"):
+            pytest.fail("the world was opened")
+
+
+async def test_its_name_is_known_as_long_as_it_is_registered() -> None:
+    with pytest.raises(UsageError, match="expected one of inproc, shm, tcp, grpc, got 'filesocket'"):
+        async with local_world(2, transport="filesocket"):
+            pytest.fail("the world was opened")
+
+
+async def test_a_kind_that_this_machine_has_not_is_not_used() -> None:
+    with LANES.registered(replace(KIND, absence=lambda: "it needs a shared folder")):
+        assert "filesocket" not in usable_lanes(None)
+        with pytest.raises(UsageError, match="filesocket is pinned, but it needs a shared folder; pin another one"):
+            async with local_world(2, transport="filesocket"):
+                pytest.fail("the world was opened")
+
+
+async def test_lanes_that_are_no_connection_cannot_be_striped() -> None:
+    async with local_world(2) as nodes:
+        await asyncio.gather(*map(sum_of_ranks, nodes))
+        lane = nodes[0].links.link(1).lane
+        assert lane is not None
+        with pytest.raises(UsageError, match=r"lane 'inproc': is_striped: .* make them one, or leave it out"):
+            as_connection(lane)
+
+
+class Unfinished(FileListener):
+    stop = LaneListener.stop
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"name": "tcp"}, "the name 'tcp' is taken; choose another name"),
+        ({"name": "inproc"}, "the name 'inproc' has a meaning of its own; choose another name"),
+        ({"name": "File socket"}, "got 'File socket'; change the name"),
+        ({"costs": None}, "lane 'filesocket': costs: expected LaneCosts, got None"),
+        ({"dial": None}, "dial: expected a coroutine function that connects a lane, got None"),
+        ({"listen": 7}, "listen: expected a function that makes a LaneListener, got 7"),
+        ({"listen": Unfinished}, "its listener lacks stop; define what is missing"),
+    ],
+)
+def test_a_wrong_registration_is_refused_and_says_what_to_change(changes: dict[str, object], message: str) -> None:
+    before = LANES.names
+    with pytest.raises(UsageError, match=message):
+        register_lane(replace(KIND, **changes))  # type: ignore[arg-type]
+    assert LANES.names == before
+
+
+def test_costs_that_cannot_be_are_refused() -> None:
+    with pytest.raises(UsageError, match="latency: expected a positive number, got -1"):
+        LaneCosts(latency=-1, bandwidth=1e9)
