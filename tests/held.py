@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import numpy as np
 
-_OTHERS = ("*/collectives/staging.py", "*/transport/*", "*/arena/*")
+_OTHERS = ("*/collectives/arrays.py", "*/collectives/shared_memory/*", "*/transport/*", "*/arena/*")
 """Who keeps arrays that belong to the world, whoever communicates in it."""
 
 

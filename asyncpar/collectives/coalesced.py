@@ -18,10 +18,10 @@ from asyncpar.collectives.keys import hash64
 from asyncpar.collectives.operation import Operation
 from asyncpar.collectives.plan import AlongBuffer, Plan, packed_segment
 from asyncpar.collectives.protocol import Description, describe
-from asyncpar.collectives.shared_memory.all_reduce import AtOnce, InChunks, arrange
+from asyncpar.collectives.shared_memory.bundles import AtOnce, InChunks, arrange
 from asyncpar.collectives.shared_memory.call import HostedOperation
+from asyncpar.collectives.shared_memory.group import StepScratch
 from asyncpar.collectives.shared_memory.hierarchical import Route, all_reduce_layout, run_all_reduce
-from asyncpar.collectives.staging import Scratch
 from asyncpar.net.arena.channel import Channel, Turn
 from asyncpar.net.arena.run_queue import Program
 
@@ -50,7 +50,7 @@ class AllReduceManyPlan(OperationPlan):
     payload: int
     arrangements: dict[Channel, AtOnce | InChunks] = field(default_factory=dict)
 
-    def arrangement(self, channel: Channel, scratch: Scratch) -> AtOnce | InChunks:
+    def arrangement(self, channel: Channel, scratch: StepScratch) -> AtOnce | InChunks:
         """Return how the bundle goes through ``channel``."""
         found = self.arrangements.get(channel)
         if found is None:

@@ -6,10 +6,13 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from enum import Enum, auto
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from asyncpar.collectives.keys import hash64
 from asyncpar.collectives.operation import Operation
-from asyncpar.collectives.staging import Scratch
 from asyncpar.errors import PeerLost
 from asyncpar.net.arena.arena import Arena
 from asyncpar.net.arena.channel import Channel, Offer
@@ -29,6 +32,20 @@ _LOSS = 2**64 - 2
 """Stands for the group in the message of a rank that has lost one of another host, whose number comes with it."""
 
 
+class StepScratch:
+    """Memory that is used within one step of a program only, and therefore by all.  It grows to the largest step."""
+
+    def __init__(self) -> None:
+        self._memory = np.empty(0, np.uint8)
+
+    def take(self, count: int, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+        """Return an array of ``count`` elements."""
+        size = count * dtype.itemsize
+        if size > self._memory.size:
+            self._memory = np.empty(size, np.uint8)
+        return self._memory[:size].view(dtype)
+
+
 class ArenaHost:
     """The arena of this rank's host, with what runs it."""
 
@@ -41,7 +58,7 @@ class ArenaHost:
         self.driver = Driver(arena, self.loop, links.lost)
         self.bytes_shown = 0
         """Payload bytes that this rank has shown others in finished operations."""
-        self.scratch = Scratch()
+        self.scratch = StepScratch()
         self._opening: dict[int, ArenaGroup] = {}
         self._on_host: dict[tuple[int, ...], ArenaGroup] = {}
         self._is_everyone_here = len(self.members) == links.world.size

@@ -37,7 +37,6 @@ from asyncpar.collectives.plan import SEGMENT_BYTES, AlongBuffer, Plan
 from asyncpar.collectives.shared_memory import programs
 from asyncpar.collectives.shared_memory.call import HostedOperation, HostTask, MakeProgram
 from asyncpar.collectives.shared_memory.group import ArenaGroup
-from asyncpar.collectives.shared_memory.programs import heap_places, in_heap, let_go
 from asyncpar.net.arena.channel import Turn
 from asyncpar.net.arena.run_queue import Program
 
@@ -223,15 +222,15 @@ def spread_parts(turn: Turn, x: Array, parts: Parts) -> Program:
         turn.post(chunk + 1)
         yield others, chunk + 1
         if chunk == 0:
-            heap = heap_places(turn)
+            heap = turn.places_in_heaps()
         for other in others:
             low, high = _bounds(parts[other], chunk, half)
             where = heap[other]
             if low < high and where is None:
                 x[low:high] = slots[other][base : base + high - low]
             elif low < high and where is not None:
-                x[low:high] = in_heap(turn, other, where, x.dtype, low, high)
-    yield from let_go(turn, heap, chunks + 1)
+                x[low:high] = turn.heap_array(other, where, x.dtype, low, high)
+    yield from programs.release_heaps(turn, chunks + 1)
 
 
 def _bounds(part: tuple[int, int], chunk: int, length: int) -> tuple[int, int]:

@@ -114,14 +114,14 @@ def exchange(turn: Turn, flow: Flow, source: Array, take: Take) -> Program:
         turn.post(chunk + 1)
         yield others, chunk + 1
         if chunk == 0:
-            heap = heap_places(turn)
+            heap = turn.places_in_heaps()
         low, high = flow.part(place, chunk)
         pieces = [
             source[low:high] if other == place else _shown(turn, flow, chunk, other, heap[other])
             for other in range(channel.size)
         ]
         take(chunk * flow.chunk, pieces)
-    yield from let_go(turn, heap, chunks + 1)
+    yield from release_heaps(turn, chunks + 1)
 
 
 def hand_out(turn: Turn, flow: Flow, source: Array, readers: Sequence[int]) -> Program:
@@ -173,7 +173,7 @@ def _shown(turn: Turn, flow: Flow, chunk: int, writer: int, heap: int | None) ->
     channel = turn.channel
     low, high = flow.part(channel.place, chunk)
     if heap is not None:
-        return in_heap(turn, writer, heap, flow.dtype, low, high)
+        return turn.heap_array(writer, heap, flow.dtype, low, high)
     at = _at(turn, flow, chunk, writer, channel.place)
     return channel.whole(turn.parity, flow.dtype)[writer][at : at + high - low]
 
@@ -188,25 +188,10 @@ Finish = Callable[[Array], None]
 """Turns combined values into the result, in place."""
 
 
-def heap_places(turn: Turn) -> list[int | None]:
-    """Return where every rank's input lies in its heap; all of them must have posted."""
-    channel = turn.channel
-    places = [turn.place_in_heap(other) for other in range(channel.size)]
-    turn.places_read = tuple(other for other in channel.others if places[other] is not None)
-    return places
-
-
-def in_heap(turn: Turn, place: int, heap: int, dtype: np.dtype[Any], low: int, high: int) -> Array:
-    """Return elements ``low`` to ``high`` of the input that the rank at ``place`` has at ``heap``."""
-    channel = turn.channel
-    segment = channel.arena.segments[channel.ranks[place]]
-    return segment.heap_array(heap + low * dtype.itemsize, high - low, dtype)
-
-
-def let_go(turn: Turn, heap: Sequence[int | None], round_: int) -> Program:
-    """If anyone's heap was read, wait until all have read it."""
-    if all(where is None for where in heap):
+def release_heaps(turn: Turn, round_: int) -> Program:
+    """If the heap of any rank was read, wait until all have read it."""
+    if not turn.uses_heaps:
         return
     turn.post(round_)
-    if heap[turn.channel.place] is not None:
+    if turn.place_in_heap(turn.channel.place) is not None:
         yield turn.channel.others, round_

@@ -206,6 +206,23 @@ class Turn:
         word = self.channel.blocks[place][_PLACE + self.parity]
         return word - 1 if word else None
 
+    def places_in_heaps(self) -> list[int | None]:
+        """Return where the input of every rank lies in its heap; all of them must have posted."""
+        channel = self.channel
+        places = [self.place_in_heap(place) for place in range(channel.size)]
+        self.places_read = tuple([other for other in channel.others if places[other] is not None])
+        return places
+
+    @property
+    def uses_heaps(self) -> bool:
+        """Is the input of any rank read where it lies in its heap?"""
+        return bool(self.places_read) or self.place_in_heap(self.channel.place) is not None
+
+    def heap_array(self, place: int, start: int, dtype: np.dtype[Any], low: int, high: int) -> Array:
+        """Return elements ``low`` to ``high`` of the input that the rank at ``place`` has at ``start`` of its heap."""
+        segment = self.channel.arena.segments[self.channel.ranks[place]]
+        return segment.heap_array(start + low * dtype.itemsize, high - low, dtype)
+
     def is_intact(self) -> bool:
         """Has none of the ranks whose heap was read abandoned the operation?"""
         channel, parity = self.channel, self.parity
