@@ -17,10 +17,8 @@ from asyncpar.errors import PeerLost, ProtocolError
 from asyncpar.net.transport.lane import MAX_FRAME_BYTES, Lane, LaneEvents, Sending
 from asyncpar.net.transport.links import Connector, Links
 from asyncpar.net.transport.queue import SendQueue
-from asyncpar.net.wire.header import HEADER_BYTES, FrameHeader, encode_header
+from asyncpar.net.wire.frame import HEADER_BYTES, FrameHeader, Payload, WholeSink, encode_header, views_of
 from asyncpar.net.wire.reader import FrameReader
-from asyncpar.net.wire.segments import Payload, views_of
-from asyncpar.net.wire.sink import WholeSink
 
 
 class Receiver(Protocol):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import warnings
 from abc import abstractmethod
+from asyncio import _get_running_loop
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -147,11 +148,12 @@ class MessageCall(Call[T_co]):
     async def _run(self) -> T_co:
         operation = self._operation
         context = operation.context
-        try:
-            check_home_loop(context.loop, operation.label)
-        except UsageError as error:
-            give_up(operation, error)
-            raise
+        if _get_running_loop() is not context.loop:
+            try:
+                check_home_loop(context.loop, operation.label)
+            except UsageError as error:
+                give_up(operation, error)
+                raise
         try:
             operation.begin(context.lost_member(operation.home) if self._gone is None else self._gone())
             context.watch(operation)

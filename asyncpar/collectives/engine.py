@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from asyncio import _get_running_loop
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Coroutine, Hashable, Sequence
 from dataclasses import dataclass, replace
@@ -31,7 +32,7 @@ from asyncpar.collectives.shared_memory.call import ArenaCall, ArenaOperation, A
 from asyncpar.collectives.shared_memory.fast_path import QuickPlan
 from asyncpar.collectives.shared_memory.group import ArenaGroup
 from asyncpar.collectives.shared_memory.hierarchical import Route
-from asyncpar.collectives.statistics import CollectiveStatistics, Tally, Traffic
+from asyncpar.collectives.statistics import LARGE_BYTES, CollectiveStatistics, Tally, Traffic
 from asyncpar.collectives.table import OperationTable
 from asyncpar.core.concurrency.home_loop import check_home_loop, is_home_loop
 from asyncpar.core.observe.reporting import text_of
@@ -256,7 +257,8 @@ class Engine:
 
         ``kind`` makes its operation.
         """
-        check_home_loop(self.table.loop, name)
+        if _get_running_loop() is not self.table.loop:
+            check_home_loop(self.table.loop, name)
         sequence, label = self._allot(name, key)
         operation = self.operation(name, description, sequence, label, kind)
         self.table.enter(operation)
@@ -334,26 +336,30 @@ class Engine:
 
     def count(self, operation: Operation) -> None:
         """Take a finished operation into the statistics."""
-        tally = self._tallies.get((operation.name, operation.algorithm))
-        if tally is None:
-            tally = self._tallies[operation.name, operation.algorithm] = Tally()
-        tally.add(
-            payload_bytes=operation.payload_sent,
-            messages=operation.messages_sent,
-            steps=operation.steps,
-            seconds=self.table.now() - operation.started_at,
-        )
+        tally = self._tally(operation.name, operation.description.algorithm)
+        sent, seconds = operation.payload_sent, self.table.now() - operation.started_at
+        tally.calls += 1
+        tally.payload_bytes += sent
+        tally.messages += operation.messages_sent
+        tally.steps += operation.steps
+        tally.seconds += seconds
+        if sent >= LARGE_BYTES and seconds > 0.0:
+            tally.fastest = max(tally.fastest, sent / seconds)
 
     def count_quick(self, name: str, algorithm: str, payload: int, seconds: float) -> None:
         """Take a quick call into the statistics."""
-        tally = self._tallies.get((name, algorithm))
-        if tally is None:
-            tally = self._tallies[name, algorithm] = Tally()
+        tally = self._tally(name, algorithm)
         tally.calls += 1
         tally.payload_bytes += payload
         assert self.arena is not None
         self.arena.host.bytes_shown += payload
         tally.seconds += seconds
+
+    def _tally(self, name: str, algorithm: str) -> Tally:
+        found = self._tallies.get((name, algorithm))
+        if found is None:
+            found = self._tallies[name, algorithm] = Tally()
+        return found
 
     @property
     def bandwidth(self) -> float:

@@ -193,7 +193,8 @@ async def execute(
         while begun < plan.pieces and len(flying) < IN_FLIGHT:
             if ready is not None:
                 await ready(begun)
-            run = _PieceRun(operation, begun, plan.bind(begun), workspace.open(begun), combine, pool)
+            rounds = plan.bound.get(begun) or plan.bind(begun)
+            run = _PieceRun(operation, begun, rounds, workspace.open(begun), combine, pool)
             begun += 1
             if run.start_round():
                 flying.append(run)

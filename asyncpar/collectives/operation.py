@@ -16,7 +16,7 @@ from asyncpar.collectives.protocol import Abort, Description, Reason, encode_con
 from asyncpar.errors import PeerCancelled, PeerLost, UsageError
 from asyncpar.net.transport.lane import Sending
 from asyncpar.net.transport.links import LEFT, Links
-from asyncpar.net.wire.header import FrameKind, Key
+from asyncpar.net.wire.frame import FrameKind, Key
 
 
 @dataclass(slots=True)
@@ -240,7 +240,7 @@ class Operation:
         assert self.route is not None
         self.payload_posted += len(buffer)
         key = Key(self.route.number, self.sequence, tag)
-        future = self.context.links.post(peer, key, self.description.fingerprint, buffer)
+        future = self.context.links.link(peer).post(key, self.description.fingerprint, buffer)
         if future is not None:
             self.posts[peer, tag] = future
         return future
@@ -251,7 +251,7 @@ class Operation:
         self.payload_sent += len(payload)
         self.messages_sent += 1
         key = Key(self.route.number, self.sequence, tag)
-        sending = self.context.links.send(peer, key, self.description.fingerprint, payload)
+        sending = self.context.links.link(peer).send(key, self.description.fingerprint, payload)
         if sending is not None:
             self.sendings[sending] = peer
         return sending
@@ -348,7 +348,7 @@ class Operation:
         posts, self.posts = self.posts, {}
         for (peer, tag), future in posts.items():
             assert self.route is not None
-            links.withdraw(peer, Key(self.route.number, self.sequence, tag))
+            links.link(peer).withdraw(Key(self.route.number, self.sequence, tag))
             if future is not keep and not future.done():
                 future.cancel()
             elif future.done() and not future.cancelled():
@@ -425,7 +425,7 @@ class Operation:
             return {}
         number, links = self.route.number, self.context.links
         return {
-            (peer, tag): links.missing_bytes(peer, Key(number, self.sequence, tag))
+            (peer, tag): links.link(peer).missing_bytes(Key(number, self.sequence, tag))
             for (peer, tag), future in self.posts.items()
             if not future.done()
         }

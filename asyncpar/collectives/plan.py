@@ -200,16 +200,17 @@ class Plan:
         self._ranks = ranks
         self._first_tag = phase * PHASE_TAGS
         self._early = [_may_be_early(schedule.rounds, index) for index in range(len(schedule.rounds))]
-        self._bound: dict[int, tuple[BoundRound, ...]] = {}
+        self.bound: dict[int, tuple[BoundRound, ...]] = {}
+        """The rounds of pieces that have been bound already; ``bind`` makes those of others."""
 
     def bind(self, piece: int) -> tuple[BoundRound, ...]:
         """Return the rounds of ``piece``."""
-        bound = self._bound.get(piece)
-        if bound is None:
-            bound = self._bind(piece)
+        rounds = self.bound.get(piece)
+        if rounds is None:
+            rounds = self._bind(piece)
             if self.pieces <= _KEPT_PIECES:
-                self._bound[piece] = bound
-        return bound
+                self.bound[piece] = rounds
+        return rounds
 
     def _bind(self, piece: int) -> tuple[BoundRound, ...]:
         place = self._layout.place(piece)

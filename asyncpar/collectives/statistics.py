@@ -22,7 +22,7 @@ class CollectiveStatistics:
     seconds: float = 0.0
 
 
-_LEAST_BYTES = 64 << 10
+LARGE_BYTES = 64 << 10
 """Of calls that send less, latency says more than bandwidth: their rate is that of all together."""
 
 
@@ -36,16 +36,6 @@ class Tally:
     steps: int = 0
     seconds: float = 0.0
     fastest: float = 0.0
-
-    def add(self, *, payload_bytes: int, messages: int, steps: int, seconds: float) -> None:
-        """Take in a finished call."""
-        self.calls += 1
-        self.payload_bytes += payload_bytes
-        self.messages += messages
-        self.steps += steps
-        self.seconds += seconds
-        if payload_bytes >= _LEAST_BYTES and seconds > 0.0:
-            self.fastest = max(self.fastest, payload_bytes / seconds)
 
     @property
     def rate(self) -> float:

@@ -24,7 +24,7 @@ from asyncpar.errors import AsyncparError, LinkDamaged, OperationMismatch, PeerC
 from asyncpar.net.arena.run_queue import RunQueue
 from asyncpar.net.transport.links import Links
 from asyncpar.net.transport.protection import DAMAGED
-from asyncpar.net.wire.header import FrameHeader, FrameKind, Key
+from asyncpar.net.wire.frame import FrameHeader, FrameKind, Key
 
 PROBE_AFTER: Final = 1.0
 """Seconds without progress after which an operation asks the ranks it waits for where they are; then again."""

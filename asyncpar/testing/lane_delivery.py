@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from asyncpar.net.wire.header import HEADER_BYTES, MESSAGE_GROUP, FrameHeader, FrameKind
+from asyncpar.net.wire.frame import HEADER_BYTES, MESSAGE_GROUP, FrameHeader, FrameKind, Segments
 from asyncpar.net.wire.integrity import SEALED_BYTES, TAIL_BYTES
-from asyncpar.net.wire.segments import Segments
 from asyncpar.testing.lane_pairs import (
     LARGE,
     LaneSuite,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from asyncpar.errors import PeerLost, ProtocolError
-from asyncpar.net.wire.header import FrameHeader, FrameKind
+from asyncpar.net.wire.frame import FrameHeader, FrameKind
 from asyncpar.testing.lane_pairs import (
     LARGE,
     PATIENCE_SECONDS,

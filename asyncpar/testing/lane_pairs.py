@@ -12,7 +12,7 @@ from typing import Any, ClassVar, TypeVar
 
 from asyncpar.errors import PeerLost
 from asyncpar.net.transport.lane import Lane, Sending
-from asyncpar.net.wire.header import FrameHeader, FrameKind
+from asyncpar.net.wire.frame import FrameHeader, FrameKind
 
 S = TypeVar("S", bound="LaneSuite")
 

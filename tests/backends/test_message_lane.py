@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 
 from asyncpar.backends.message_lane import MessageLane
 from asyncpar.errors import PeerLost
-from asyncpar.net.wire.header import HEADER_BYTES, FrameKind
+from asyncpar.net.wire.frame import HEADER_BYTES, FrameKind
 from asyncpar.testing.lanes import LaneConformance, LanePair, RecordingEvents, frame, pattern
 from tests.backends.channels import MESSAGE_BYTES, WINDOW, MemoryChannel
 

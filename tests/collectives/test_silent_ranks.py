@@ -23,8 +23,7 @@ from asyncpar.core.config.world import Member, World
 from asyncpar.errors import PeerError, PeerLost
 from asyncpar.net.transport.inproc import InprocLane
 from asyncpar.net.transport.links import Connector, Links
-from asyncpar.net.wire.header import FrameHeader
-from asyncpar.net.wire.segments import Payload
+from asyncpar.net.wire.frame import FrameHeader, Payload
 from asyncpar.testing import run_virtual
 
 SIZE = 5

@@ -16,7 +16,7 @@ from asyncpar.errors import PeerTimeout
 from asyncpar.net.transport.inproc import InprocConnector, InprocFabric, InprocLane
 from asyncpar.net.transport.lane import MAX_FRAME_BYTES, LaneEvents
 from asyncpar.net.transport.links import Links
-from asyncpar.net.wire.header import FrameHeader, encode_header
+from asyncpar.net.wire.frame import FrameHeader, encode_header
 from asyncpar.net.wire.reader import FrameReader
 from asyncpar.testing import run_virtual
 

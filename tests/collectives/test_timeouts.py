@@ -12,7 +12,7 @@ from asyncpar.collectives.communicator import Communicator
 from asyncpar.collectives.protocol import Status
 from asyncpar.collectives.table import OperationTable
 from asyncpar.errors import PeerCancelled, PeerTimeout, UsageError
-from asyncpar.net.wire.header import Key
+from asyncpar.net.wire.frame import Key
 from asyncpar.testing import run_virtual
 from tests.collectives.conftest import OpenRanks
 

@@ -18,7 +18,7 @@ from asyncpar.errors import AsyncparError, PeerLost, ProtocolError
 from asyncpar.net.transport.inproc import InprocConnector, InprocFabric, InprocLane
 from asyncpar.net.transport.lane import MAX_FRAME_BYTES, LaneEvents
 from asyncpar.net.transport.links import Links
-from asyncpar.net.wire.header import HEADER_BYTES, FrameHeader, FrameKind, encode_header
+from asyncpar.net.wire.frame import HEADER_BYTES, FrameHeader, FrameKind, encode_header
 from asyncpar.net.wire.reader import FrameReader
 from asyncpar.testing import run_virtual
 

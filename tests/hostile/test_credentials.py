@@ -19,8 +19,8 @@ from asyncpar.net.transport.links import Links
 from asyncpar.net.transport.machine import Accept, Negotiator, Proposal, Refuse
 from asyncpar.net.transport.negotiation import GrpcConnector
 from asyncpar.net.transport.rpc import Credentials, RpcServer, open_channel
+from asyncpar.net.wire.frame import FrameKind, Key
 from asyncpar.net.wire.handshake import NONCE_BYTES, Handshake, LinkTerms
-from asyncpar.net.wire.header import FrameKind, Key
 from tests.hostile.doors import OVER, Door, open_door, read_all, say
 from tests.hostile.victim import frame
 from tests.net.transport.pairs import SECRET, TERMS

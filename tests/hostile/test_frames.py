@@ -14,9 +14,9 @@ from contextlib import contextmanager
 import pytest
 
 from asyncpar.errors import ProtocolError
-from asyncpar.net.transport.inbox import MAX_PENDING
+from asyncpar.net.transport.flow_control import MAX_PENDING
 from asyncpar.net.transport.lane import MAX_FRAME_BYTES
-from asyncpar.net.wire.header import HEADER_BYTES, MESSAGE_GROUP, VERSION, FrameKind, Key
+from asyncpar.net.wire.frame import HEADER_BYTES, MESSAGE_GROUP, VERSION, FrameKind, Key
 from tests.hostile.inputs import bit_flips, truncations
 from tests.hostile.victim import (
     FINGERPRINT,

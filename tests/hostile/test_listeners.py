@@ -13,7 +13,7 @@ from asyncpar.errors import PeerLost
 from asyncpar.net.transport.links import Links
 from asyncpar.net.transport.negotiation import GrpcConnector
 from asyncpar.net.transport.rpc import Credentials, RpcServer
-from asyncpar.net.wire.header import Key
+from asyncpar.net.wire.frame import Key
 from tests.hostile.inputs import bit_flips
 
 CREDENTIALS = Credentials(b"s" * 32)
@@ -46,7 +46,7 @@ async def loss_of(reply: link_pb2.OpenReply) -> PeerLost:
     try:
         async with Links(world=world, rank=0, connector=connector) as links:
             connector.join(links)
-            sending = links.send(1, Key(1, 0, 0), 0, memoryview(b"x"))
+            sending = links.link(1).send(Key(1, 0, 0), 0, memoryview(b"x"))
             assert sending is not None
             async with asyncio.timeout(20):
                 with pytest.raises(PeerLost) as caught:

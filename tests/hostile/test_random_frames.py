@@ -12,8 +12,8 @@ import psutil
 import pytest
 
 from asyncpar.errors import ProtocolError
-from asyncpar.net.transport.inbox import EAGER_WINDOW
-from asyncpar.net.wire.header import FrameKind
+from asyncpar.net.transport.flow_control import EAGER_WINDOW
+from asyncpar.net.wire.frame import FrameKind
 from tests.hostile.inputs import mutated
 from tests.hostile.victim import GENERATION, Victim, drop, every_frame
 

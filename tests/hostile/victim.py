@@ -8,12 +8,11 @@ from collections.abc import Callable, Iterable
 
 from asyncpar.collectives.protocol import Abort, Probe, Status, decode_control, describe, encode_control
 from asyncpar.errors import PeerLost
-from asyncpar.net.transport.inbox import EAGER_WINDOW
+from asyncpar.net.transport.flow_control import EAGER_WINDOW
 from asyncpar.net.transport.lane import MAX_FRAME_BYTES, Lane, LaneEvents, Sending
 from asyncpar.net.transport.link import Link
-from asyncpar.net.wire.header import HEADER_BYTES, MESSAGE_GROUP, FrameHeader, FrameKind, Key, encode_header
+from asyncpar.net.wire.frame import HEADER_BYTES, MESSAGE_GROUP, FrameHeader, FrameKind, Key, Payload, encode_header
 from asyncpar.net.wire.reader import FrameReader
-from asyncpar.net.wire.segments import Payload
 
 GENERATION = 3
 FINGERPRINT = 0x5A5A5A5A

@@ -18,8 +18,8 @@ from asyncpar.actors.runtime.window import OutboundMessage, SendWindow
 from asyncpar.errors import PeerLost, ProtocolError, UsageError
 from asyncpar.net.transport.lane import Sending
 from asyncpar.net.transport.links import MAX_MESSAGE_BYTES
+from asyncpar.net.wire.frame import Payload
 from asyncpar.net.wire.payload import Extension, PayloadDecoder, PayloadEncoder
-from asyncpar.net.wire.segments import Payload
 
 
 class _Told(Told):

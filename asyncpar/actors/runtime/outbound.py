@@ -12,8 +12,8 @@ from asyncpar.actors.runtime import message
 from asyncpar.errors import PeerLost
 from asyncpar.net.transport.lane import Sending
 from asyncpar.net.transport.links import MAX_MESSAGE_BYTES, Links
+from asyncpar.net.wire.frame import Payload
 from asyncpar.net.wire.payload import Extension, PayloadEncoder, UnwrittenPayload
-from asyncpar.net.wire.segments import Payload
 
 
 class Outbound:

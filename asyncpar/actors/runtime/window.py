@@ -20,7 +20,7 @@ from typing import Final
 
 from asyncpar.errors import ProtocolError, UsageError
 from asyncpar.net.transport.lane import Sending
-from asyncpar.net.wire.segments import Payload
+from asyncpar.net.wire.frame import Payload
 
 WINDOW: Final = 16 << 20
 """Part of the protocol: equal on all ranks."""

@@ -8,8 +8,7 @@ from typing import Protocol
 from asyncpar.errors import PeerLost, UsageError
 from asyncpar.net.transport.lane import Lane, LaneEvents
 from asyncpar.net.transport.queue import QueuedSending
-from asyncpar.net.wire.header import FrameHeader
-from asyncpar.net.wire.segments import Payload
+from asyncpar.net.wire.frame import FrameHeader, Payload
 
 
 class PartEvents(LaneEvents, Protocol):

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from asyncpar.errors import OperationMismatch, PeerLost
 from asyncpar.net.transport.lane import Sending, fail_future
-from asyncpar.net.wire.segments import Payload
+from asyncpar.net.wire.frame import Payload
 
 
 class DeferredSending(Sending):

@@ -29,10 +29,9 @@ from asyncpar.net.transport.lane import MAX_FRAME_BYTES, LaneEvents
 from asyncpar.net.transport.positions import TICK_SECONDS, Positions
 from asyncpar.net.transport.protection import Protection
 from asyncpar.net.transport.queue import QueuedSending, SendQueue
-from asyncpar.net.wire.header import FrameHeader, encode_header
+from asyncpar.net.wire.frame import FrameHeader, Payload, encode_header
 from asyncpar.net.wire.integrity import SEALED_BYTES, TAIL_BYTES, FrameDamaged
 from asyncpar.net.wire.reader import FrameReader
-from asyncpar.net.wire.segments import Payload
 
 CHUNK_BYTES = 512 * 1024
 """Larger ones are no faster, and a payload of 1 MiB takes half the time in two chunks, which overlap."""

@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from asyncpar.errors import PeerLost, ProtocolError
 from asyncpar.net.transport.lane import Lane, LaneEvents, Sending
 from asyncpar.net.transport.links import LEFT, Connector, Links
-from asyncpar.net.wire.header import HEADER_BYTES, FrameHeader
-from asyncpar.net.wire.segments import Payload, write_payload
+from asyncpar.net.wire.frame import HEADER_BYTES, FrameHeader, Payload, write_payload
 
 _CLOSED = "the peer closed its end"
 _NO_LOOP = "the event loop of its thread is closed"

@@ -7,9 +7,7 @@ from abc import ABC, abstractmethod
 from typing import Protocol
 
 from asyncpar.errors import PeerLost
-from asyncpar.net.wire.header import FrameHeader, FrameKind
-from asyncpar.net.wire.segments import Payload
-from asyncpar.net.wire.sink import FrameSink
+from asyncpar.net.wire.frame import FrameHeader, FrameKind, FrameSink, Payload
 
 MAX_FRAME_BYTES = 1 << 36
 """Longest payload that a lane accepts.  What lands is bounded by what was posted; this bounds what is dropped."""

@@ -8,14 +8,11 @@ from collections.abc import Callable
 
 from asyncpar.errors import PeerLost, ProtocolError, UsageError
 from asyncpar.net.transport.deferred import DeferredSending, MessageSending
-from asyncpar.net.transport.inbox import Inbox, Referee
+from asyncpar.net.transport.flow_control import Inbox, Outbox, Referee, SendNow, Wait, check_grant
 from asyncpar.net.transport.lane import Lane, Sending, fail_future
 from asyncpar.net.transport.messages import MessageInbox, OnMessage
-from asyncpar.net.transport.outbox import Outbox, SendNow, Wait, check_grant
 from asyncpar.net.transport.shared import READS, Exchange, SharedMemory
-from asyncpar.net.wire.header import MESSAGE_GROUP, FrameHeader, FrameKind, Key
-from asyncpar.net.wire.memory import allocate
-from asyncpar.net.wire.segments import Payload
+from asyncpar.net.wire.frame import MESSAGE_GROUP, FrameHeader, FrameKind, Key, Payload, allocate
 
 _U64 = struct.Struct("<Q")
 CONTROL_LIMIT = 64 * 1024

@@ -17,8 +17,7 @@ from asyncpar.net.transport.link import Link
 from asyncpar.net.transport.protection import DAMAGED
 from asyncpar.net.transport.recycling import MemoryPool
 from asyncpar.net.transport.shared import SharedMemory
-from asyncpar.net.wire.header import FrameHeader, FrameKind, Key
-from asyncpar.net.wire.segments import Payload
+from asyncpar.net.wire.frame import FrameHeader, FrameKind, Key, Payload
 
 LEFT = "it left the world"
 """The ``cause`` of a loss that is none: the rank has closed its links in good order."""
@@ -149,22 +148,6 @@ class Links:
             await self._tasks.__aexit__(None, None, None)
 
     # -- use -------------------------------------------------------------------------------------------------------
-
-    def post(self, source: int, key: Key, fingerprint: int, buffer: memoryview) -> asyncio.Future[None] | None:
-        """See ``Link.post``."""
-        return self.link(source).post(key, fingerprint, buffer)
-
-    def missing_bytes(self, source: int, key: Key) -> int:
-        """See ``Link.missing_bytes``."""
-        return self.link(source).missing_bytes(key)
-
-    def withdraw(self, source: int, key: Key) -> None:
-        """See ``Link.withdraw``."""
-        self.link(source).withdraw(key)
-
-    def send(self, to: int, key: Key, fingerprint: int, payload: Payload) -> Sending | None:
-        """See ``Link.send``."""
-        return self.link(to).send(key, fingerprint, payload)
 
     def send_message(self, to: int, payload: Payload) -> Sending | None:
         """See ``Link.send_message``."""

@@ -11,9 +11,8 @@ from collections.abc import Callable
 from functools import partial
 
 from asyncpar.errors import ProtocolError
-from asyncpar.net.transport.inbox import EAGER_LIMIT, EAGER_WINDOW, MAX_PENDING
-from asyncpar.net.wire.header import HEADER_BYTES, FrameHeader, FrameKind, Key
-from asyncpar.net.wire.memory import allocate
+from asyncpar.net.transport.flow_control import EAGER_LIMIT, EAGER_WINDOW, MAX_PENDING
+from asyncpar.net.wire.frame import HEADER_BYTES, FrameHeader, FrameKind, Key, allocate
 
 OnMessage = Callable[[memoryview, Callable[[], None]], None]
 """Called with a payload and with the function that releases its budget, which must be called once."""

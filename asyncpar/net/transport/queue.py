@@ -6,9 +6,8 @@ import asyncio
 
 from asyncpar.errors import PeerLost
 from asyncpar.net.transport.lane import LENT_KINDS, Sending, fail_future
-from asyncpar.net.wire.header import VOID, FrameHeader, encode_header
+from asyncpar.net.wire.frame import VOID, FrameHeader, Payload, encode_header
 from asyncpar.net.wire.integrity import FrameSealer, PayloadChecksum
-from asyncpar.net.wire.segments import Payload
 from asyncpar.net.wire.writer import FrameWriter, OutgoingFrame
 
 OWNED_LIMIT = 32 * 1024 * 1024

@@ -20,7 +20,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from asyncpar.net.wire.memory import allocate
+from asyncpar.net.wire.frame import allocate
 from asyncpar.net.wire.payload import ALIGNMENT
 
 LEAST_BYTES: Final = 256 * 1024

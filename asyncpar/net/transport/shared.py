@@ -17,8 +17,7 @@ from typing import Final
 
 from asyncpar.errors import PeerLost, ProtocolError, UsageError
 from asyncpar.net.transport.lane import Sending, fail_future
-from asyncpar.net.wire.header import FrameHeader, FrameKind, Key
-from asyncpar.net.wire.segments import Payload, write_payload
+from asyncpar.net.wire.frame import FrameHeader, FrameKind, Key, Payload, write_payload
 
 LEAST_SHARED: Final = 2 << 20
 """Smaller messages are as fast over the lane."""

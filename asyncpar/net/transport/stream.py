@@ -23,11 +23,18 @@ from asyncpar.net.transport.protection import Protection
 from asyncpar.net.transport.queue import QueuedSending, SendQueue
 from asyncpar.net.transport.sockets import Pulse, count_unacknowledged
 from asyncpar.net.transport.write_coalescer import WriteCoalescer
-from asyncpar.net.wire.header import MESSAGE_GROUP, POSITION, FrameHeader, FrameKind, encode_header
+from asyncpar.net.wire.frame import (
+    MESSAGE_GROUP,
+    POSITION,
+    FrameHeader,
+    FrameKind,
+    Payload,
+    WholeSink,
+    encode_header,
+    views_of,
+)
 from asyncpar.net.wire.integrity import SEALED_BYTES, TAIL_BYTES, PayloadChecksum
 from asyncpar.net.wire.reader import FrameReader
-from asyncpar.net.wire.segments import Payload, views_of
-from asyncpar.net.wire.sink import WholeSink
 
 WRITE_BYTES = 1024 * 1024
 """Most bytes per system call, so that one huge payload does not keep the loop from everything else."""
@@ -136,12 +143,13 @@ class StreamLane(Connection, asyncio.BufferedProtocol):
         size = SEALED_BYTES + len(payload) + (0 if checksum is None else TAIL_BYTES)
         self._bytes_sent += size
         may_wait = header.group == MESSAGE_GROUP and header.kind is FrameKind.EAGER
-        if may_wait and not self._writer and self._broken is None and self._gatherer.add(head, payload, checksum):
+        is_free = not self._writer.waiting_bytes and self._broken is None
+        if may_wait and is_free and self._gatherer.add(head, payload, checksum):
             return None
         if self._gatherer.waiting:
             self._gatherer.flush()
         written = 0
-        if not self._writer and self._broken is None:
+        if not self._writer.waiting_bytes and self._broken is None:
             if size <= SMALL_BYTES:
                 self._busy_poll.expect()  # before the call, in which the peer may run already
             written = self._write(_first_segments(head, payload, checksum))
@@ -189,7 +197,7 @@ class StreamLane(Connection, asyncio.BufferedProtocol):
         self._queue.release_all(error)
         self._stop_timer()
         self._timer = self._loop.call_later(FLUSH_SECONDS, self.abort, error)
-        if not self._writer and self._broken is None:
+        if not self._writer.waiting_bytes and self._broken is None:
             self._finish_writing()
 
     async def close(self) -> None:
@@ -202,7 +210,7 @@ class StreamLane(Connection, asyncio.BufferedProtocol):
         self._flushed = self._loop.create_future()
         try:
             async with asyncio.timeout(FLUSH_SECONDS):
-                if self._writer and self._broken is None:
+                if self._writer.waiting_bytes and self._broken is None:
                     await self._flushed
                 if self._is_open:
                     self._finish_writing()
@@ -271,7 +279,7 @@ class StreamLane(Connection, asyncio.BufferedProtocol):
         if not self._is_open or self._broken is not None:
             return
         self._busy_poll.expect()
-        written = 0 if self._writer else self._write([frames])
+        written = 0 if self._writer.waiting_bytes else self._write([frames])
         if written < len(frames):
             self._queue.push_owned(frames, taken=written)
             self._await_room()
@@ -286,9 +294,9 @@ class StreamLane(Connection, asyncio.BufferedProtocol):
 
     def _continue(self) -> None:
         """The descriptor is writable."""
-        if self._writer:
+        if self._writer.waiting_bytes:
             self._writer.advance(self._write([*self._writer.segments(WRITE_BYTES)]))
-        if not self._writer and self._is_open:
+        if not self._writer.waiting_bytes and self._is_open:
             self._stop_watching()
             if self._flushed is not None and not self._flushed.done():
                 self._flushed.set_result(None)
@@ -339,7 +347,7 @@ class StreamLane(Connection, asyncio.BufferedProtocol):
 
     def _tell_position(self) -> None:
         """Say how many bytes have come, unless other frames wait to go out, which say that we are here, too."""
-        if self._writer or self._broken is not None or self._gatherer.waiting:
+        if self._writer.waiting_bytes or self._broken is not None or self._gatherer.waiting:
             return
         head = self._sealer.seal(encode_header(POSITION._replace(sequence=self._bytes_received)))
         written = self._write([head])

@@ -1,7 +1,7 @@
 """Several connections as one lane: a large payload travels over all of them at once.
 
 Theory of operation.  The first connection carries every frame, in order, except that a large BULK payload goes out as
-a STRIPED frame: its header over several connections, each time with one part of the payload (see ``wire.stripes``).
+a STRIPED frame: its header over several connections, each time with one part of the payload (see ``wire.frame``).
 The receiver asks its owner for memory when the header comes over the first connection; then each connection reads its
 part straight into that memory.  A connection that is ahead (its next part belongs to a frame that the first has not
 announced yet, or its part is complete) is held: it reads nothing.  The first is held behind a STRIPED frame until all
@@ -21,9 +21,7 @@ from asyncpar.net.transport.connection import Connection
 from asyncpar.net.transport.lane import Lane, LaneEvents, Sending, fail_future
 from asyncpar.net.transport.protection import DAMAGED
 from asyncpar.net.transport.queue import QueuedSending
-from asyncpar.net.wire.header import FrameHeader, FrameKind
-from asyncpar.net.wire.segments import Payload
-from asyncpar.net.wire.stripes import parts_of, share_of, stripe
+from asyncpar.net.wire.frame import FrameHeader, FrameKind, Payload, parts_of, share_of, stripe
 
 
 class StripedSending(Sending):

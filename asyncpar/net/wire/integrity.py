@@ -24,8 +24,7 @@ from typing import Final
 from zlib import crc32
 
 from asyncpar.errors import ProtocolError
-from asyncpar.net.wire.header import HEADER_BYTES
-from asyncpar.net.wire.segments import Payload, views_of
+from asyncpar.net.wire.frame import HEADER_BYTES, Payload, views_of
 
 _U32 = struct.Struct("<I")
 _SEAL = struct.Struct("<II")

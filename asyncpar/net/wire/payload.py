@@ -42,7 +42,7 @@ from asyncpar.net.wire.array import (
     view_array,
     write_array,
 )
-from asyncpar.net.wire.segments import Payload, Segments
+from asyncpar.net.wire.frame import Payload, Segments
 from asyncpar.net.wire.typed_values import (
     DECLARED,
     CannotKeep,

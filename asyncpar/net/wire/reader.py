@@ -15,14 +15,10 @@ Checksums (see ``integrity``) are taken of what has just arrived, and a frame wh
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar
 
 from asyncpar.errors import ProtocolError
-from asyncpar.net.wire.header import HEADER_BYTES, FrameHeader, FrameKind, decode_header
+from asyncpar.net.wire.frame import HEADER_BYTES, FrameHeader, FrameKind, FrameSink, decode_header
 from asyncpar.net.wire.integrity import SEAL_BYTES, FrameVerifier
-from asyncpar.net.wire.sink import FrameSink
-
-T = TypeVar("T")
 
 STAGING_BYTES = 64 * 1024
 """Size of the staging area."""
@@ -97,12 +93,15 @@ class FrameReader:
         """Take the first ``count`` bytes of what ``buffer`` returned last."""
         if self._is_stopped:
             return
-        if self._is_direct:
-            self._guarded(lambda: self._landed_directly(count))
-            return
-        end = self._staged + count
-        self._staged = 0
-        self._guarded(lambda: self._parse_staged(end))
+        try:
+            if self._is_direct:
+                self._landed_directly(count)
+            else:
+                end, self._staged = self._staged + count, 0
+                self._parse_staged(end)
+        except BaseException:
+            self.stop()
+            raise
 
     def feed(self, data: bytes | bytearray | memoryview) -> memoryview:
         """Take ``data``, for channels that hand out bytes of their own.  Nothing of it is kept.
@@ -110,7 +109,13 @@ class FrameReader:
         Returns what is left of it, which is nothing unless the reader is held: give that again after ``resume``.
         """
         view = memoryview(data)
-        return view[len(view) :] if self._is_stopped else self._guarded(lambda: self._feed(view))
+        if self._is_stopped:
+            return view[len(view) :]
+        try:
+            return self._feed(view)
+        except BaseException:
+            self.stop()
+            raise
 
     def divert(self) -> None:
         """Forget the memory lent for the frame that is arriving; its other bytes are dropped.  Else do nothing."""
@@ -125,7 +130,11 @@ class FrameReader:
         self.is_held = False
         end, self._staged = self._staged, 0
         if end and not self._is_stopped:
-            self._guarded(lambda: self._parse_staged(end))
+            try:
+                self._parse_staged(end)
+            except BaseException:
+                self.stop()
+                raise
         return not self.is_held
 
     def stop(self) -> None:
@@ -139,13 +148,6 @@ class FrameReader:
             raise ProtocolError("the stream ended in the middle of a frame")
 
     # -- inside ----------------------------------------------------------------------------------------------------
-
-    def _guarded(self, step: Callable[[], T]) -> T:
-        try:
-            return step()
-        except BaseException:
-            self.stop()
-            raise
 
     def _landed_directly(self, count: int) -> None:
         """``count`` bytes of the payload are where the sink wanted them."""

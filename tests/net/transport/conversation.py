@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from asyncpar.net.wire.header import FrameHeader, FrameKind, Key
+from asyncpar.net.wire.frame import FrameHeader, FrameKind, Key
 
 
 @dataclass

@@ -9,11 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asyncpar.net.transport import inbox as inbox_module
-from asyncpar.net.transport import outbox as outbox_module
-from asyncpar.net.transport.inbox import Inbox
-from asyncpar.net.transport.outbox import Outbox, SendNow, check_grant
-from asyncpar.net.wire.header import HEADER_BYTES, FrameHeader, FrameKind, Key
+from asyncpar.net.transport import flow_control as inbox_module
+from asyncpar.net.transport import flow_control as outbox_module
+from asyncpar.net.transport.flow_control import Inbox, Outbox, SendNow, check_grant
+from asyncpar.net.wire.frame import HEADER_BYTES, FrameHeader, FrameKind, Key
 from tests.net.transport.conversation import Judge, Outcome, frame
 
 LIMIT = 256

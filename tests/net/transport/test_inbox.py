@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from asyncpar.errors import OperationMismatch, PeerLost, ProtocolError
-from asyncpar.net.transport import inbox as inbox_module
-from asyncpar.net.transport.inbox import EAGER_LIMIT, EAGER_WINDOW, Inbox
-from asyncpar.net.wire.header import HEADER_BYTES, FrameKind, Key
+from asyncpar.net.transport import flow_control as inbox_module
+from asyncpar.net.transport.flow_control import EAGER_LIMIT, EAGER_WINDOW, Inbox
+from asyncpar.net.wire.frame import HEADER_BYTES, FrameKind, Key
 from tests.net.transport.conversation import Emitted, Judge, Outcome, frame
 
 KEY = Key(1, 2, 3)

@@ -7,11 +7,10 @@ from dataclasses import dataclass, field
 import pytest
 
 from asyncpar.errors import PeerLost
-from asyncpar.net.transport.inbox import EAGER_LIMIT
+from asyncpar.net.transport.flow_control import EAGER_LIMIT
 from asyncpar.net.transport.lane import Lane, LaneEvents, Sending
 from asyncpar.net.transport.link import Link
-from asyncpar.net.wire.header import FrameHeader, FrameKind, Key
-from asyncpar.net.wire.segments import Payload
+from asyncpar.net.wire.frame import FrameHeader, FrameKind, Key, Payload
 from tests.net.transport.conversation import Judge, frame
 
 LARGE = EAGER_LIMIT + 1

@@ -11,11 +11,11 @@ import pytest
 
 from asyncpar.core.config.world import Member, World
 from asyncpar.errors import OperationMismatch, PeerLost, UsageError
-from asyncpar.net.transport.inbox import EAGER_LIMIT, EAGER_WINDOW
+from asyncpar.net.transport.flow_control import EAGER_LIMIT, EAGER_WINDOW
 from asyncpar.net.transport.inproc import InprocConnector, InprocFabric
 from asyncpar.net.transport.lane import Sending
 from asyncpar.net.transport.links import Connector, Links
-from asyncpar.net.wire.header import FrameHeader, FrameKind, Key
+from asyncpar.net.wire.frame import FrameHeader, FrameKind, Key
 
 LARGE = EAGER_LIMIT + 1
 
@@ -81,8 +81,8 @@ async def sent(sending: Sending | None) -> None:
 async def link_up(one: Links, other: Links) -> None:
     """Bring the link up by an exchange of one byte each way."""
     for sender, receiver in ((one, other), (other, one)):
-        sending = sender.send(receiver.rank, Key(99, 0, 0), 0, memoryview(b"x"))
-        await received(receiver.post(sender.rank, Key(99, 0, 0), 0, memoryview(bytearray(1))))
+        sending = sender.link(receiver.rank).send(Key(99, 0, 0), 0, memoryview(b"x"))
+        await received(receiver.link(sender.rank).post(Key(99, 0, 0), 0, memoryview(bytearray(1))))
         await sent(sending)
 
 
@@ -92,10 +92,10 @@ async def test_a_payload_meets_its_receive(length: int, receiver_is_first: bool)
     async with open_world(2) as (one, other):
         key, payload, buffer = Key(1, 2, 3), bytes(range(256)) * (length // 256 + 1), bytearray(length)
         await link_up(one, other)
-        waiter = other.post(0, key, 7, memoryview(buffer)) if receiver_is_first else None
-        sending = one.send(1, key, 7, memoryview(payload)[:length])
+        waiter = other.link(0).post(key, 7, memoryview(buffer)) if receiver_is_first else None
+        sending = one.link(1).send(key, 7, memoryview(payload)[:length])
         if not receiver_is_first:
-            waiter = other.post(0, key, 7, memoryview(buffer))
+            waiter = other.link(0).post(key, 7, memoryview(buffer))
         await received(waiter)
         await sent(sending)
         assert buffer == payload[:length]
@@ -104,10 +104,10 @@ async def test_a_payload_meets_its_receive(length: int, receiver_is_first: bool)
 async def test_sends_wait_for_the_link_and_keep_their_memory_until_then() -> None:
     async with open_world(2) as (one, other):
         buffer = bytearray(3)
-        sending = one.send(1, Key(1, 0, 0), 0, memoryview(b"abc"))
+        sending = one.link(1).send(Key(1, 0, 0), 0, memoryview(b"abc"))
         assert sending is not None
         await sent(sending)
-        assert other.post(0, Key(1, 0, 0), 0, memoryview(buffer)) is None
+        assert other.link(0).post(Key(1, 0, 0), 0, memoryview(buffer)) is None
         assert buffer == b"abc"
 
 
@@ -116,12 +116,12 @@ async def test_small_payloads_without_credit_wait_for_their_receive() -> None:
         await link_up(one, other)
         payload = memoryview(bytes(EAGER_LIMIT))
         count = 2 * EAGER_WINDOW // EAGER_LIMIT
-        sendings = [one.send(1, Key(1, number, 0), 0, payload) for number in range(count)]
+        sendings = [one.link(1).send(Key(1, number, 0), 0, payload) for number in range(count)]
         waiting = [sending for sending in sendings if sending is not None]
         assert 0 < len(waiting) < count
         assert other.link(0)._inbox.early_bytes <= EAGER_WINDOW
         for number in range(count):
-            await received(other.post(0, Key(1, number, 0), 0, memoryview(bytearray(EAGER_LIMIT))))
+            await received(other.link(0).post(Key(1, number, 0), 0, memoryview(bytearray(EAGER_LIMIT))))
         for sending in waiting:
             await sent(sending)
 
@@ -132,13 +132,13 @@ async def test_credit_comes_back_whatever_becomes_of_the_payloads() -> None:
         payload = memoryview(bytes(EAGER_LIMIT))
         for sequence in range(4 * EAGER_WINDOW // EAGER_LIMIT):
             key = Key(1, sequence, 0)
-            assert one.send(1, key, 0, payload) is None, f"no credit is left at payload {sequence}"
+            assert one.link(1).send(key, 0, payload) is None, f"no credit is left at payload {sequence}"
             match sequence % 3:
                 case 0:
                     other.forget(1, sequence)
                 case 1:
                     operations(other).stale.add((1, sequence + 1))  # the next one is dropped on arrival
-                    assert other.post(0, key, 0, memoryview(bytearray(EAGER_LIMIT))) is None
+                    assert other.link(0).post(key, 0, memoryview(bytearray(EAGER_LIMIT))) is None
                 case _:
                     other.forget(1, sequence)
 
@@ -146,10 +146,10 @@ async def test_credit_comes_back_whatever_becomes_of_the_payloads() -> None:
 async def test_large_payloads_in_another_order_than_their_receives_do_not_deadlock() -> None:
     async with open_world(2) as (one, other):
         payloads = [bytes([number]) * 200_000 for number in range(10)]
-        sendings = [one.send(1, Key(1, n, 0), 0, memoryview(payload)) for n, payload in enumerate(payloads)]
+        sendings = [one.link(1).send(Key(1, n, 0), 0, memoryview(payload)) for n, payload in enumerate(payloads)]
         for number in reversed(range(10)):
             buffer = bytearray(200_000)
-            await received(other.post(0, Key(1, number, 0), 0, memoryview(buffer)))
+            await received(other.link(0).post(Key(1, number, 0), 0, memoryview(buffer)))
             assert buffer == payloads[number]
         for sending in sendings:
             await sent(sending)
@@ -159,10 +159,10 @@ async def test_a_withdrawn_receive_is_not_written_by_a_payload_that_was_granted(
     async with open_world(2) as (one, other):
         await link_up(one, other)
         buffer = bytearray(LARGE)
-        waiter = other.post(0, Key(1, 0, 0), 0, memoryview(buffer))  # the grant is out
-        other.withdraw(0, Key(1, 0, 0))
+        waiter = other.link(0).post(Key(1, 0, 0), 0, memoryview(buffer))  # the grant is out
+        other.link(0).withdraw(Key(1, 0, 0))
         buffer[:] = b"\1" * LARGE
-        await sent(one.send(1, Key(1, 0, 0), 0, memoryview(bytes(LARGE))))
+        await sent(one.link(1).send(Key(1, 0, 0), 0, memoryview(bytes(LARGE))))
         assert buffer == b"\1" * LARGE
         assert waiter is not None
         assert not waiter.done()
@@ -173,10 +173,10 @@ async def test_a_receive_whose_future_was_cancelled_is_not_written() -> None:
     async with open_world(2) as (one, other):
         await link_up(one, other)
         buffer = bytearray(4)
-        waiter = other.post(0, Key(1, 0, 0), 0, memoryview(buffer))
+        waiter = other.link(0).post(Key(1, 0, 0), 0, memoryview(buffer))
         assert waiter is not None
         waiter.cancel()
-        one.send(1, Key(1, 0, 0), 0, memoryview(b"late"))
+        one.link(1).send(Key(1, 0, 0), 0, memoryview(b"late"))
         assert buffer == bytes(4)
 
 
@@ -184,52 +184,52 @@ async def test_a_released_send_never_travels() -> None:
     async with open_world(2) as (one, other):
         await link_up(one, other)
         payload = bytearray(LARGE)
-        sending = one.send(1, Key(1, 0, 0), 0, memoryview(payload))
+        sending = one.link(1).send(Key(1, 0, 0), 0, memoryview(payload))
         assert sending is not None
         assert sending.release() is False
         assert sending.done.cancelled()
-        waiter = other.post(0, Key(1, 0, 0), 0, memoryview(bytearray(LARGE)))
+        waiter = other.link(0).post(Key(1, 0, 0), 0, memoryview(bytearray(LARGE)))
         assert waiter is not None
         assert not waiter.done()
-        other.withdraw(0, Key(1, 0, 0))
+        other.link(0).withdraw(Key(1, 0, 0))
 
 
 async def test_cancelling_the_wait_for_a_send_does_not_break_the_link() -> None:
     async with open_world(2) as (one, other):
         await link_up(one, other)
-        sending = one.send(1, Key(1, 0, 0), 0, memoryview(bytes(LARGE)))
+        sending = one.link(1).send(Key(1, 0, 0), 0, memoryview(bytes(LARGE)))
         assert sending is not None
         sending.done.cancel()
-        await received(other.post(0, Key(1, 0, 0), 0, memoryview(bytearray(LARGE))))
+        await received(other.link(0).post(Key(1, 0, 0), 0, memoryview(bytearray(LARGE))))
         assert sending.release() is True
 
 
 async def test_lengths_that_differ_are_an_error_on_the_side_that_notices() -> None:
     async with open_world(2) as (one, other):
         await link_up(one, other)
-        waiter = other.post(0, Key(1, 0, 0), 0, memoryview(bytearray(3)))
+        waiter = other.link(0).post(Key(1, 0, 0), 0, memoryview(bytearray(3)))
         assert waiter is not None
-        one.send(1, Key(1, 0, 0), 0, memoryview(b"four"))
+        one.link(1).send(Key(1, 0, 0), 0, memoryview(b"four"))
         with pytest.raises(OperationMismatch, match="expects 3 bytes, the peer sent 4"):
             await waiter
-        one.send(1, Key(1, 1, 0), 0, memoryview(b"four"))
+        one.link(1).send(Key(1, 1, 0), 0, memoryview(b"four"))
         with pytest.raises(OperationMismatch, match="expects 3 bytes, the peer sent 4"):
-            other.post(0, Key(1, 1, 0), 0, memoryview(bytearray(3)))
-        other.post(0, Key(1, 2, 0), 0, memoryview(bytearray(LARGE)))
+            other.link(0).post(Key(1, 1, 0), 0, memoryview(bytearray(3)))
+        other.link(0).post(Key(1, 2, 0), 0, memoryview(bytearray(LARGE)))
         with pytest.raises(OperationMismatch, match=f"sends {LARGE + 1} bytes, the peer expects {LARGE}"):
-            one.send(1, Key(1, 2, 0), 0, memoryview(bytes(LARGE + 1)))
+            one.link(1).send(Key(1, 2, 0), 0, memoryview(bytes(LARGE + 1)))
 
 
 @pytest.mark.parametrize("length", [4, LARGE])
 async def test_fingerprints_that_differ_are_reported_to_the_operations(length: int) -> None:
     async with open_world(2) as (one, other):
         await link_up(one, other)
-        other.post(0, Key(1, 0, 0), 11, memoryview(bytearray(length)))
-        one.send(1, Key(1, 0, 0), 22, memoryview(bytes(length)))
+        other.link(0).post(Key(1, 0, 0), 11, memoryview(bytearray(length)))
+        one.link(1).send(Key(1, 0, 0), 22, memoryview(bytes(length)))
         noticed = (0, 22) in operations(other).mismatches if length == 4 else (1, 11) in operations(one).mismatches
         assert noticed, "the payload if it travels, else the grant, meets the other operation"
-        one.send(1, Key(1, 1, 0), 22, memoryview(bytes(4)))
-        other.post(0, Key(1, 1, 0), 11, memoryview(bytearray(4)))
+        one.link(1).send(Key(1, 1, 0), 22, memoryview(bytes(4)))
+        other.link(0).post(Key(1, 1, 0), 11, memoryview(bytearray(4)))
         assert operations(other).mismatches.count((0, 22)) == (2 if length == 4 else 1)
 
 
@@ -338,8 +338,8 @@ def cut(one: Links, rank: int) -> None:
 async def test_a_loss_ends_everything_that_pends_and_everything_new() -> None:
     async with open_world(2) as (one, other):
         await link_up(one, other)
-        waiter = one.post(1, Key(1, 0, 0), 0, memoryview(bytearray(4)))
-        sending = one.send(1, Key(1, 1, 0), 0, memoryview(bytes(LARGE)))
+        waiter = one.link(1).post(Key(1, 0, 0), 0, memoryview(bytearray(4)))
+        sending = one.link(1).send(Key(1, 1, 0), 0, memoryview(bytes(LARGE)))
         assert waiter is not None
         assert sending is not None
         cut(one, 1)
@@ -348,9 +348,9 @@ async def test_a_loss_ends_everything_that_pends_and_everything_new() -> None:
                 await pending
             assert (caught.value.rank, caught.value.host, caught.value.cause) == (1, "host1", "the cable is cut")
         with pytest.raises(PeerLost):
-            one.post(1, Key(1, 2, 0), 0, memoryview(bytearray(4)))
+            one.link(1).post(Key(1, 2, 0), 0, memoryview(bytearray(4)))
         with pytest.raises(PeerLost):
-            one.send(1, Key(1, 2, 0), 0, memoryview(bytes(4)))
+            one.link(1).send(Key(1, 2, 0), 0, memoryview(bytes(4)))
         assert operations(one).lost == [1]
         assert operations(other).lost == [0]
 
@@ -387,17 +387,17 @@ async def test_who_leaves_is_not_a_failure_and_what_it_sent_can_still_be_receive
         await link_up(one, other)
         heard: list[int] = []
         other.add_loss_listener(lambda rank, _: heard.append(rank))
-        one.send(1, Key(1, 0, 0), 0, memoryview(b"last"))
-        waiter = other.post(0, Key(1, 1, 0), 0, memoryview(bytearray(4)))
+        one.link(1).send(Key(1, 0, 0), 0, memoryview(b"last"))
+        waiter = other.link(0).post(Key(1, 1, 0), 0, memoryview(bytearray(4)))
         await one.close()
         buffer = bytearray(4)
-        assert other.post(0, Key(1, 0, 0), 0, memoryview(buffer)) is None
+        assert other.link(0).post(Key(1, 0, 0), 0, memoryview(buffer)) is None
         assert buffer == b"last"
         assert waiter is not None
         with pytest.raises(PeerLost, match="it left the world"):
             await waiter
         with pytest.raises(PeerLost, match="it left the world"):
-            other.send(0, Key(1, 2, 0), 0, memoryview(b"x"))
+            other.link(0).send(Key(1, 2, 0), 0, memoryview(b"x"))
         assert heard == [0]
         assert operations(other).lost == []
         assert operations(one).lost == []
@@ -406,7 +406,7 @@ async def test_who_leaves_is_not_a_failure_and_what_it_sent_can_still_be_receive
 async def test_a_rank_that_is_not_there_is_lost() -> None:
     async with open_world(3) as ranks:
         await ranks[1].close()
-        waiter = ranks[0].post(1, Key(1, 0, 0), 0, memoryview(bytearray(4)))
+        waiter = ranks[0].link(1).post(Key(1, 0, 0), 0, memoryview(bytearray(4)))
         assert waiter is not None
         with pytest.raises(PeerLost, match="rank 1 on host1 is lost"):
             await waiter
@@ -416,7 +416,7 @@ async def test_a_closed_node_refuses_everything_at_once() -> None:
     async with open_world(2) as (one, _):
         await one.close()
         with pytest.raises(PeerLost, match="this node is closed"):
-            one.post(1, Key(1, 0, 0), 0, memoryview(bytearray(4)))
+            one.link(1).post(Key(1, 0, 0), 0, memoryview(bytearray(4)))
         with pytest.raises(PeerLost, match="this node is closed"):
             one.send_message(1, memoryview(b"x"))
         one.control(1, FrameKind.PROBE, Key(1, 0, 0))
@@ -445,8 +445,8 @@ class Forgetful(Hanging):
 async def test_closing_ends_links_that_are_still_opening() -> None:
     world = World(members=(Member(rank=0), Member(rank=1)))
     async with asyncio.timeout(5), Links(world=world, rank=0, connector=Hanging()) as links:
-        sending = links.send(1, Key(1, 0, 0), 0, memoryview(b"x"))
-        waiter = links.post(1, Key(1, 0, 1), 0, memoryview(bytearray(1)))
+        sending = links.link(1).send(Key(1, 0, 0), 0, memoryview(b"x"))
+        waiter = links.link(1).post(Key(1, 0, 1), 0, memoryview(bytearray(1)))
         await asyncio.sleep(0)
     assert sending is not None
     assert waiter is not None
@@ -458,7 +458,7 @@ async def test_closing_ends_links_that_are_still_opening() -> None:
 async def test_a_connector_that_brings_no_lane_loses_the_peer() -> None:
     world = World(members=(Member(rank=0), Member(rank=1)))
     async with Links(world=world, rank=0, connector=Forgetful()) as links:
-        sending = links.send(1, Key(1, 0, 0), 0, memoryview(b"x"))
+        sending = links.link(1).send(Key(1, 0, 0), 0, memoryview(b"x"))
         assert sending is not None
         with pytest.raises(PeerLost, match="closed before it was used"):
             await sending.done
@@ -470,7 +470,7 @@ async def test_a_connector_that_brings_no_lane_loses_the_peer() -> None:
 async def test_ranks_that_cannot_be_linked_are_usage_errors(rank: int, message: str) -> None:
     async with open_world(2) as (one, _):
         with pytest.raises(UsageError, match=message):
-            one.send(rank, Key(1, 0, 0), 0, memoryview(b"x"))
+            one.link(rank).send(Key(1, 0, 0), 0, memoryview(b"x"))
 
 
 async def test_messages_answered_inside_their_delivery_do_not_exhaust_the_stack() -> None:

@@ -8,9 +8,9 @@ import pytest
 
 from asyncpar.errors import ProtocolError
 from asyncpar.net.transport import messages as messages_module
-from asyncpar.net.transport.inbox import EAGER_LIMIT, EAGER_WINDOW
+from asyncpar.net.transport.flow_control import EAGER_LIMIT, EAGER_WINDOW
 from asyncpar.net.transport.messages import MessageInbox
-from asyncpar.net.wire.header import HEADER_BYTES, MESSAGE_GROUP, FrameKind, Key
+from asyncpar.net.wire.frame import HEADER_BYTES, MESSAGE_GROUP, FrameKind, Key
 from tests.net.transport.conversation import Emitted, frame
 
 BUDGET = 1000

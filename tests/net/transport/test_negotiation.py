@@ -14,16 +14,16 @@ from asyncpar.errors import PeerLost, StaleGeneration, UsageError
 from asyncpar.net.transport import acceptor, lane_kinds, negotiation
 from asyncpar.net.transport.busy_poll import BusyPoll
 from asyncpar.net.transport.connect import UnixListener, dial_tcp
+from asyncpar.net.transport.flow_control import EAGER_LIMIT, EAGER_WINDOW
 from asyncpar.net.transport.grpc_stream import StreamEnded, call_frames, shake_hands
 from asyncpar.net.transport.handshaking import Medium
-from asyncpar.net.transport.inbox import EAGER_LIMIT, EAGER_WINDOW
 from asyncpar.net.transport.links import Links
 from asyncpar.net.transport.negotiation import GrpcConnector
 from asyncpar.net.transport.rpc import Credentials, open_channel, split_address
 from asyncpar.net.transport.stream import StreamLane
 from asyncpar.net.transport.striped import StripedLane
+from asyncpar.net.wire.frame import HEADER_BYTES, Key
 from asyncpar.net.wire.handshake import Handshake, LinkTerms
-from asyncpar.net.wire.header import HEADER_BYTES, Key
 from tests.net.transport.worlds import CREDENTIALS, Rank, exchange, loss, open_world, serving
 
 
@@ -54,12 +54,12 @@ async def test_either_side_may_dial(dialer: int) -> None:
         for rank in ranks:
             rank.join()
         sender, receiver = ranks[dialer].links, ranks[1 - dialer].links
-        sending = sender.send(1 - dialer, Key(1, 0, 0), 0, memoryview(b"hello"))
+        sending = sender.link(1 - dialer).send(Key(1, 0, 0), 0, memoryview(b"hello"))
         assert sending is not None
         async with asyncio.timeout(10):
             await sending.done
         buffer = bytearray(5)
-        waiter = receiver.post(dialer, Key(1, 0, 0), 0, memoryview(buffer))
+        waiter = receiver.link(dialer).post(Key(1, 0, 0), 0, memoryview(buffer))
         if waiter is not None:
             await waiter
         assert buffer == b"hello"
@@ -82,7 +82,7 @@ async def test_calls_that_come_before_the_world_is_known_are_kept_waiting(monkey
     monkeypatch.setattr(acceptor, "JOIN_SECONDS", 0.05)
     async with open_world(None, None) as (one, other):
         one.join()
-        sending = one.links.send(1, Key(1, 0, 0), 0, memoryview(b"early"))
+        sending = one.links.link(1).send(Key(1, 0, 0), 0, memoryview(b"early"))
         assert sending is not None
         await asyncio.wait({sending.done}, timeout=0.3)
         assert not sending.done.done()
@@ -172,7 +172,7 @@ async def test_a_peer_whose_server_turns_connections_away_for_a_while_is_not_los
             async with Links(world=replace(one.links.world, members=members), rank=0, connector=one.connector) as links:
                 one.connector.join(links)
                 other.join()
-                sending = links.send(1, Key(1, 0, 0), 0, memoryview(b"hello"))
+                sending = links.link(1).send(Key(1, 0, 0), 0, memoryview(b"hello"))
                 assert sending is not None
                 async with asyncio.timeout(10):
                     await sending.done
@@ -338,8 +338,8 @@ async def test_a_peer_that_dies_in_mid_transfer_is_lost_and_memory_comes_back(tr
         other.join()
         await exchange(one.links, other.links)
         payload, buffer = bytearray(200_000_000), bytearray(200_000_000)
-        waiter = other.links.post(0, Key(2, 0, 0), 0, memoryview(buffer))
-        sending = one.links.send(1, Key(2, 0, 0), 0, memoryview(payload))
+        waiter = other.links.link(0).post(Key(2, 0, 0), 0, memoryview(buffer))
+        sending = one.links.link(1).send(Key(2, 0, 0), 0, memoryview(payload))
         assert sending is not None
         assert waiter is not None
         while not other.links.bytes_received > 1_000_000:  # noqa: ASYNC110 - no event tells of bytes
@@ -365,7 +365,7 @@ async def test_ranks_that_do_not_receive_hold_each_other_back_until_they_do(tran
         lengths = [EAGER_LIMIT] * (2 * EAGER_WINDOW // EAGER_LIMIT) + [4_000_000] * 4
         ways = ((one.links, other.links), (other.links, one.links))
         sendings = [
-            sender.send(receiver.rank, Key(2, 0, tag), 0, memoryview(bytes([tag % 251]) * length))
+            sender.link(receiver.rank).send(Key(2, 0, tag), 0, memoryview(bytes([tag % 251]) * length))
             for tag, length in enumerate(lengths)
             for sender, receiver in ways
         ]
@@ -380,7 +380,7 @@ async def test_ranks_that_do_not_receive_hold_each_other_back_until_they_do(tran
             for tag, length in enumerate(lengths):
                 for sender, receiver in ways:
                     buffer = bytearray(length)
-                    waiter = receiver.post(sender.rank, Key(2, 0, tag), 0, memoryview(buffer))
+                    waiter = receiver.link(sender.rank).post(Key(2, 0, tag), 0, memoryview(buffer))
                     if waiter is not None:
                         await waiter
                     assert buffer == bytes([tag % 251]) * length
@@ -393,22 +393,22 @@ async def test_a_rank_that_leaves_is_missed_at_once_and_its_last_words_are_kept(
         one.join()
         other.join()
         await exchange(one.links, other.links)
-        waiter = other.links.post(0, Key(2, 0, 0), 0, memoryview(bytearray(1)))
-        assert one.links.send(1, Key(2, 1, 0), 0, memoryview(b"last")) is None
+        waiter = other.links.link(0).post(Key(2, 0, 0), 0, memoryview(bytearray(1)))
+        assert one.links.link(1).send(Key(2, 1, 0), 0, memoryview(b"last")) is None
         await one.stop()
         assert waiter is not None
         async with asyncio.timeout(2):
             with pytest.raises(PeerLost, match="it left the world"):
                 await waiter
         buffer = bytearray(4)
-        assert other.links.post(0, Key(2, 1, 0), 0, memoryview(buffer)) is None
+        assert other.links.link(0).post(Key(2, 1, 0), 0, memoryview(buffer)) is None
         assert buffer == b"last"
 
 
 async def test_closing_in_the_middle_of_link_up_leaves_nothing_behind() -> None:
     async with open_world(None, None) as (one, other):
         one.join()
-        sending = one.links.send(1, Key(1, 0, 0), 0, memoryview(b"x"))
+        sending = one.links.link(1).send(Key(1, 0, 0), 0, memoryview(b"x"))
         await asyncio.wait({asyncio.create_task(one.links.close())}, timeout=5)
         assert sending is not None
         with pytest.raises(PeerLost, match="this node is closed"):

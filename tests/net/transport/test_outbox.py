@@ -5,10 +5,17 @@ from __future__ import annotations
 import pytest
 
 from asyncpar.errors import OperationMismatch, ProtocolError
-from asyncpar.net.transport import outbox as outbox_module
-from asyncpar.net.transport.inbox import EAGER_LIMIT, EAGER_WINDOW
-from asyncpar.net.transport.outbox import BULK_NOW, EAGER_NOW, Outbox, Wait, check_grant
-from asyncpar.net.wire.header import HEADER_BYTES, MESSAGE_GROUP, FrameKind, Key
+from asyncpar.net.transport import flow_control as outbox_module
+from asyncpar.net.transport.flow_control import (
+    BULK_NOW,
+    EAGER_LIMIT,
+    EAGER_NOW,
+    EAGER_WINDOW,
+    Outbox,
+    Wait,
+    check_grant,
+)
+from asyncpar.net.wire.frame import HEADER_BYTES, MESSAGE_GROUP, FrameKind, Key
 from tests.net.transport.conversation import Judge, frame
 
 KEY = Key(1, 2, 3)

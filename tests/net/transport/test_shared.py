@@ -12,8 +12,7 @@ import pytest
 from asyncpar.errors import PeerLost, ProtocolError, UsageError
 from asyncpar.net.transport.link import Link
 from asyncpar.net.transport.shared import CHUNK_BYTES, CHUNKS, LEAST_SHARED, Exporter, SharedMemory
-from asyncpar.net.wire.header import MESSAGE_GROUP, FrameKind, Key
-from asyncpar.net.wire.segments import Segments
+from asyncpar.net.wire.frame import MESSAGE_GROUP, FrameKind, Key, Segments
 from asyncpar.testing.lanes import pattern
 from tests.net.transport.conversation import Judge
 from tests.net.transport.pairs import open_unix_pair

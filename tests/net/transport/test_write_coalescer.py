@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from asyncpar.net.transport.write_coalescer import GATHERED_BYTES, WriteCoalescer
-from asyncpar.net.wire.segments import Segments
+from asyncpar.net.wire.frame import Segments
 
 
 class Scene:

@@ -14,7 +14,7 @@ from asyncpar.errors import PeerLost
 from asyncpar.net.transport.links import Links
 from asyncpar.net.transport.negotiation import GrpcConnector
 from asyncpar.net.transport.rpc import Credentials, RpcServer
-from asyncpar.net.wire.header import Key
+from asyncpar.net.wire.frame import Key
 
 CREDENTIALS = Credentials(b"s" * 32)
 
@@ -86,9 +86,12 @@ async def exchange(one: Links, other: Links, *, sequence: int = 0, length: int =
     payload = bytes(range(256)) * (length // 256 + 1)
     key = Key(1, sequence, 0)
     buffers = bytearray(length), bytearray(length)
-    waiters = one.post(other.rank, key, 0, memoryview(buffers[0])), other.post(one.rank, key, 0, memoryview(buffers[1]))
+    waiters = (
+        one.link(other.rank).post(key, 0, memoryview(buffers[0])),
+        other.link(one.rank).post(key, 0, memoryview(buffers[1])),
+    )
     sendings = [
-        sender.send(receiver.rank, key, 0, memoryview(payload)[:length])
+        sender.link(receiver.rank).send(key, 0, memoryview(payload)[:length])
         for sender, receiver in ((one, other), (other, one))
     ]
     async with asyncio.timeout(20):
@@ -104,7 +107,7 @@ async def exchange(one: Links, other: Links, *, sequence: int = 0, length: int =
 async def loss(links: Links, rank: int) -> PeerLost:
     """Try to reach ``rank`` and return the error that comes of it."""
     async with asyncio.timeout(20):
-        waiter = links.post(rank, Key(1, 0, 0), 0, memoryview(bytearray(1)))
+        waiter = links.link(rank).post(Key(1, 0, 0), 0, memoryview(bytearray(1)))
         assert waiter is not None
         with pytest.raises(PeerLost) as caught:
             await waiter

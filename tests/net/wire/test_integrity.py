@@ -7,10 +7,9 @@ from collections.abc import Callable
 
 import pytest
 
-from asyncpar.net.wire.header import VOID, FrameHeader, FrameKind, encode_header
+from asyncpar.net.wire.frame import VOID, FrameHeader, FrameKind, Segments, encode_header
 from asyncpar.net.wire.integrity import SEALED_BYTES, FrameDamaged, FrameSealer, FrameVerifier
 from asyncpar.net.wire.reader import FrameReader
-from asyncpar.net.wire.segments import Segments
 from asyncpar.net.wire.writer import FrameWriter
 from tests.net.wire.test_reader import Sink, feed, pour
 

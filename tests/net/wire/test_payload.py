@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from asyncpar.errors import ProtocolError, UsageError
+from asyncpar.net.wire.frame import Segments
 from asyncpar.net.wire.payload import (
     ALIGNMENT,
     FIRST_EXTENSION,
@@ -27,7 +28,6 @@ from asyncpar.net.wire.payload import (
     decode_payload,
     encode_payload,
 )
-from asyncpar.net.wire.segments import Segments
 
 DTYPES = [
     *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),

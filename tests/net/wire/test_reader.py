@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from asyncpar.errors import ProtocolError
-from asyncpar.net.wire.header import HEADER_BYTES, FrameHeader, FrameKind, encode_header
+from asyncpar.net.wire.frame import HEADER_BYTES, FrameHeader, FrameKind, encode_header
 from asyncpar.net.wire.reader import DIRECT_BYTES, STAGING_BYTES, FrameReader
 
 MAX_LENGTH = 1 << 20

@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncpar.net.wire.header import FrameHeader, FrameKind
+from asyncpar.net.wire.frame import STRIPE_BYTES, FrameHeader, FrameKind, parts_of, share_of, stripe
 from asyncpar.net.wire.reader import STAGING_BYTES
-from asyncpar.net.wire.stripes import STRIPE_BYTES, parts_of, share_of, stripe
 
 connections = st.integers(1, 16)
 lengths = st.integers(0, 1 << 36)

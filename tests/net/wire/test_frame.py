@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from asyncpar.net.wire.segments import Segments, views_of, write_payload
+from asyncpar.net.wire.frame import Segments, views_of, write_payload
 
 PARTS = (b"abc", b"", b"defgh", b"i")
 WHOLE = b"".join(PARTS)

@@ -1,12 +1,12 @@
-"""The receiving half of a link: frames meet the receives posted for them.
+"""Flow control of a link: when payloads may travel, and how frames meet the receives posted for them.
 
-Theory of operation.  A small payload (up to ``EAGER_LIMIT``) travels at once and, if nobody has posted a receive for
-it yet, waits here.  The sum of such bytes is bounded by ``EAGER_WINDOW``: the sender spends credit for each, and gets
-it back in a CREDIT frame when the payload has been consumed.  A larger payload, or a small one without credit, travels
-only after a GRANT, which is sent when memory is posted for it.  So memory is bounded, and since no frame ever waits in
-front of another in the channel, operations may complete in any order without a deadlock.
+Theory of operation.  A small payload (up to ``EAGER_LIMIT``) travels at once; if no receive is posted for it yet, it
+waits in the receiver's ``Inbox``.  The sum of such bytes is bounded by ``EAGER_WINDOW``: the sender's ``Outbox`` spends
+credit for each, and gets it back in a CREDIT frame when the payload has been consumed.  A larger payload, or a small
+one without credit, travels only after a GRANT, which is sent when memory is posted for it.  So memory is bounded, and
+since no frame ever waits in front of another in the channel, operations may complete in any order without a deadlock.
 
-The module decides only; what it wants sent goes through ``emit``.
+Both classes only decide; frames to send go through ``emit``.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from asyncpar.errors import OperationMismatch, ProtocolError
-from asyncpar.net.wire.header import HEADER_BYTES, FrameHeader, FrameKind, Key
+from asyncpar.net.wire.frame import HEADER_BYTES, MESSAGE_GROUP, FrameHeader, FrameKind, Key
 
 EAGER_LIMIT = 64 * 1024
 """Largest payload in bytes that may be sent before it is granted.  Part of the protocol: equal on all ranks."""
@@ -273,4 +273,86 @@ def _check_length(key: Key, *, expected: int, got: int) -> None:
         raise OperationMismatch(
             f"group {key.group:#x} operation #{key.sequence} message {key.tag}: "
             f"this rank expects {expected} bytes, the peer sent {got}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class SendNow:
+    """The payload may travel as a frame of this kind."""
+
+    kind: FrameKind
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """A grant must come first; ``ask`` says whether it has to be requested."""
+
+    ask: bool
+
+
+EAGER_NOW = SendNow(FrameKind.EAGER)
+BULK_NOW = SendNow(FrameKind.BULK)
+
+
+class Outbox:
+    """Credit and grants of one direction of a link."""
+
+    def __init__(self, *, referee: Referee) -> None:
+        self._referee = referee
+        self._credit = EAGER_WINDOW
+        self._grants: dict[Key, tuple[int, int]] = {}
+
+    def admit(self, key: Key, length: int) -> SendNow | Wait:
+        """Decide how a payload of ``length`` bytes travels.
+
+        Raises ``OperationMismatch`` if the receiver granted another length.
+        """
+        if self.spend(length):
+            return EAGER_NOW
+        granted = self._grants.pop(key, None)
+        if granted is None:
+            return Wait(ask=length <= EAGER_LIMIT or key.group == MESSAGE_GROUP)
+        check_grant(key, granted[1], length)
+        return BULK_NOW
+
+    def spend(self, length: int) -> bool:
+        """Spend credit for a payload of ``length`` bytes; False if it may not travel eagerly."""
+        cost = length + HEADER_BYTES
+        if length > EAGER_LIMIT or cost > self._credit:
+            return False
+        self._credit -= cost
+        return True
+
+    def credit(self, amount: int) -> None:
+        """The receiver consumed ``amount`` bytes."""
+        self._credit += amount
+        if self._credit > EAGER_WINDOW:
+            raise ProtocolError(f"credit: the peer returned {self._credit - EAGER_WINDOW} bytes more than were sent")
+
+    def granted(self, header: FrameHeader, length: int) -> None:
+        """Remember a grant that came before its send."""
+        if header.group == MESSAGE_GROUP or self._referee.is_stale(header.group, header.sequence):
+            return  # nobody waits for it any more
+        if len(self._grants) >= MAX_PENDING:
+            raise ProtocolError(f"more than {MAX_PENDING} grants wait for a send")
+        self._grants[header.key] = (header.fingerprint, length)
+
+    def forget(self, group: int, sequence: int | None = None) -> None:
+        """Drop the grants of an operation that is over."""
+        over = (group,) if sequence is None else (group, sequence)
+        for key in [key for key in self._grants if key[: len(over)] == over]:
+            del self._grants[key]
+
+    def grant_fingerprint(self, key: Key) -> int | None:
+        """Return the fingerprint of the grant that waits for ``key``, if there is one."""
+        grant = self._grants.get(key)
+        return None if grant is None else grant[0]
+
+
+def check_grant(key: Key, granted: int, length: int) -> None:
+    """Raise ``OperationMismatch`` unless the receiver granted what the sender has."""
+    if granted != length:
+        raise OperationMismatch(
+            f"group {key.group:#x} operation #{key.sequence} message {key.tag}: "
+            f"this rank sends {length} bytes, the peer expects {granted}"
         )
