@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from asyncpar.collectives import calibration, objects, subgroups
-from asyncpar.collectives.algorithms.catalog import ARENA, KNOWN
+from asyncpar.collectives.algorithms.catalog import ARENA, known_algorithms
 from asyncpar.collectives.array_operations import ArrayOperations
 from asyncpar.collectives.arrays import Array, check_array, check_key, check_rank, check_tag, check_writable
 from asyncpar.collectives.cost import CostModel
@@ -173,7 +173,7 @@ class Communicator(ArrayOperations):
     def algorithms(self, operation: str) -> tuple[str, ...]:
         """Return the names that ``operation`` takes as ``algorithm`` in this group."""
         arena = (ARENA,) if self._engine.arena is not None else ()
-        return (*KNOWN.get(operation, ()), *arena)
+        return (*known_algorithms(operation), *arena)
 
     def is_pinned(self, operation: str) -> bool:
         """Has the user pinned algorithms of ``operation``?"""

@@ -8,101 +8,20 @@ choice is equal on all ranks, so the choice is too.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
-from asyncpar.collectives.algorithms.catalog import ARENA, KNOWN, carriers_of, check_algorithm
+from asyncpar.collectives.algorithms.catalog import (
+    ALGORITHMS,
+    ARENA,
+    carriers_of,
+    check_algorithm,
+    known_algorithms,
+    work_of,
+)
 from asyncpar.collectives.algorithms.hierarchical import Hosts
+from asyncpar.collectives.algorithms.work import PIECE_BYTES, Work
 from asyncpar.core.config.transport import LaneCosts
 from asyncpar.errors import UsageError
-
-PIECE_BYTES = 1 << 20
-"""Chains work on pieces of this size."""
-
-
-@dataclass(frozen=True, slots=True)
-class Work:
-    """What the busiest rank has to do: message times, bytes moved in sequence, bytes combined."""
-
-    steps: float
-    moved: float
-    combined: float = 0.0
-
-
-def _folded(size: int, work: Callable[[int], Work], payload: float) -> Work:
-    """Return ``work`` on the largest power of two, and what folding the other ranks adds."""
-    power = 1 << (size.bit_length() - 1)
-    inner = work(power)
-    if power == size:
-        return inner
-    return Work(inner.steps + 2, inner.moved + 2 * payload, inner.combined + payload)
-
-
-def _log(size: int) -> int:
-    return (size - 1).bit_length()
-
-
-def _all_reduce(algorithm: str, size: int, payload: float) -> Work:
-    share = payload * (size - 1) / size
-    match algorithm:
-        case "ring":
-            return Work(2 * (size - 1), 2 * share, share)
-        case "halving":
-            return _folded(size, lambda n: Work(2 * _log(n), 2 * payload * (n - 1) / n, payload * (n - 1) / n), payload)
-        case "doubling":
-            return _folded(size, lambda n: Work(_log(n), payload * _log(n), payload * _log(n)), payload)
-    return Work(2 * _log(size), 2 * _log(size) * payload, _log(size) * payload)
-
-
-def _chunk_per_rank(operation: str, algorithm: str, size: int, payload: float) -> Work:
-    share = payload * (size - 1) / size
-    combined = share if operation == "reduce_scatter" else 0.0
-    match algorithm:
-        case "bruck":
-            return Work(_log(size), 1.5 * share)  # what wraps is packed and unpacked
-        case "halving":
-            return _folded(size, lambda n: Work(_log(n), 1.5 * share, combined), payload)  # packed, too
-        case "ring" if operation == "reduce_scatter":
-            return Work(size - 1, 1.25 * share, combined)  # works on a copy of the input
-    return Work(size - 1, share, combined)
-
-
-def _rooted(operation: str, algorithm: str, size: int, payload: float) -> Work:
-    share = payload * (size - 1) / size
-    if operation in ("gather", "scatter"):
-        return Work(_log(size), 2 * share) if algorithm == "tree" else Work(1 + 0.25 * (size - 2), share)
-    reduces = operation == "reduce"
-    match algorithm:
-        case "tree":
-            return Work(_log(size), _log(size) * payload, _log(size) * payload * reduces)
-        case "chain":
-            filling = min(payload, PIECE_BYTES) * (size - 2)
-            return Work(size - 1, payload + filling, (payload + filling) * reduces)
-    steps = size - 1 if reduces else 1 + 0.25 * (size - 2)
-    return Work(steps, (size - 1) * payload, (size - 1) * payload * reduces)
-
-
-def _all_to_all(algorithm: str, size: int, payload: float) -> Work:
-    if algorithm == "bruck":
-        return Work(_log(size), 3 * _log(size) * payload / 2)  # half of the buffer per step, packed and unpacked
-    return Work(size - 1, payload * (size - 1) / size)
-
-
-def work_of(operation: str, algorithm: str, size: int, payload: float) -> Work:
-    """Return the work of an operation over ``payload`` bytes, the largest buffer of any rank.  Not hierarchical."""
-    check_algorithm(operation, algorithm)
-    if size == 1:
-        return Work(0, 0)
-    match operation:
-        case "all_reduce":
-            return _all_reduce(algorithm, size, payload)
-        case "all_gather" | "reduce_scatter":
-            return _chunk_per_rank(operation, algorithm, size, payload)
-        case "all_to_all":
-            return _all_to_all(algorithm, size, payload)
-        case "barrier":
-            return Work(_log(size) if algorithm == "dissemination" else 2 * _log(size), 0)
-    return _rooted(operation, algorithm, size, payload)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,10 +68,10 @@ class CostModel:
 
     def candidates(self, operation: str, *, arena: bool = False) -> tuple[str, ...]:
         """Return the algorithms worth comparing: hierarchical ones only where there is a hierarchy, and so on."""
-        if operation not in KNOWN:
-            raise UsageError(f"operation: expected one of {', '.join(KNOWN)}, got {operation!r}")
+        if operation not in ALGORITHMS:
+            raise UsageError(f"operation: expected one of {', '.join(ALGORITHMS)}, got {operation!r}")
         is_layered = 1 < len(self.hosts) < self.size
-        names = tuple(name for name in KNOWN[operation] if is_layered or not name.startswith("hierarchical"))
+        names = tuple(name for name in known_algorithms(operation) if is_layered or not name.startswith("hierarchical"))
         return (*names, ARENA) if arena else names
 
 

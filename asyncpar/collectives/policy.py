@@ -17,7 +17,7 @@ import re
 from dataclasses import dataclass
 from itertools import pairwise
 
-from asyncpar.collectives.algorithms.catalog import ARENA, KNOWN, check_algorithm
+from asyncpar.collectives.algorithms.catalog import ALGORITHMS, ARENA, check_algorithm
 from asyncpar.collectives.cost import CostModel
 from asyncpar.errors import UsageError
 
@@ -67,8 +67,10 @@ def parse_pin(text: str) -> Pin:
         operation = operation.strip()
         if not colon:
             raise UsageError(f"pin: expected operation:range@algorithm, got {part!r}")
-        if operation not in KNOWN:
-            raise UsageError(f"pin: expected one of the operations {', '.join(KNOWN)}, got {operation!r} in {part!r}")
+        if operation not in ALGORITHMS:
+            raise UsageError(
+                f"pin: expected one of the operations {', '.join(ALGORITHMS)}, got {operation!r} in {part!r}"
+            )
         if operation in ranges:
             raise UsageError(f"pin: {operation} is named twice; put its ranges in one part, separated by commas")
         ranges[operation] = _parse_ranges(operation, listed)
@@ -134,7 +136,7 @@ class Policy:
         ``*`` marks a pinned choice; times are estimates in microseconds.
         """
         rows = [("operation", "bytes", "algorithm", "us", "others (us)")]
-        for operation in KNOWN:
+        for operation in ALGORITHMS:
             sizes = _SIZES if operation != "barrier" else (0,)
             rows.extend(self._row(operation, payload) for payload in sizes)
         widths = [max(len(row[column]) for row in rows) for column in range(4)]

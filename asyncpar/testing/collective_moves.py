@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from asyncpar.collectives.algorithms.catalog import KNOWN
+from asyncpar.collectives.algorithms.catalog import known_algorithms
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.testing.collective_worlds import DTYPES, CommunicatorSuite, on_all, ranked, values
 
@@ -34,7 +34,7 @@ class DataMovementSuite(CommunicatorSuite):
     async def test_all_gather_v_joins_unequal_parts(self) -> None:
         for size in self.sizes:
             async with self.connect(size) as communicators:
-                for algorithm in (None, *KNOWN["all_gather"]):
+                for algorithm in (None, *known_algorithms("all_gather")):
                     expected = np.concatenate([values(rank, (rank * 3 % 5, 2)) for rank in range(size)])
                     results = await on_all(
                         communicators,

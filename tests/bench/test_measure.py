@@ -11,7 +11,7 @@ import asyncpar as ap
 from asyncpar.bench.measure import LEAST_ITERATIONS, measure
 from asyncpar.bench.report import Measurement
 from asyncpar.bench.settings import OPERATIONS, BenchSettings, cost_name
-from asyncpar.collectives.algorithms.catalog import KNOWN
+from asyncpar.collectives.algorithms.catalog import known_algorithms
 from asyncpar.node import Node
 
 SETTINGS = BenchSettings(sizes=(4,), budget=1.0)
@@ -52,7 +52,7 @@ async def test_every_operation_is_measured_and_right(operation: str, ranks: int)
     assert all(result == results[0] for result in results)
     assert results[0].wrong == 0
     assert results[0].operation == operation
-    assert results[0].algorithm in KNOWN[cost_name(operation)]
+    assert results[0].algorithm in known_algorithms(cost_name(operation))
     assert results[0].iterations == 8
 
 

@@ -6,9 +6,9 @@ import math
 
 import pytest
 
-from asyncpar.collectives.algorithms.catalog import KNOWN, schedule_of
-from asyncpar.collectives.check import verify
-from asyncpar.collectives.cost import CostModel, choose, work_of
+from asyncpar.collectives.algorithms.catalog import ALGORITHMS, known_algorithms, schedule_of, work_of
+from asyncpar.collectives.algorithms.check import verify
+from asyncpar.collectives.cost import CostModel, choose
 from asyncpar.collectives.policy import Policy, format_bytes, parse_pin
 from asyncpar.core.config.transport import INPROC_COSTS, LaneCosts
 from asyncpar.errors import UsageError
@@ -43,7 +43,7 @@ def test_steps_and_bytes_of_the_model_are_those_of_the_schedules(operation: str,
 @pytest.mark.parametrize("size", [1, 2, 3, 8, 100])
 def test_every_algorithm_has_a_finite_cost_that_grows_with_the_payload(size: int) -> None:
     model = CostModel(size=size, hosts=(tuple(range(size)),), lane=TCP, local=TCP)
-    for operation, algorithms in KNOWN.items():
+    for operation, algorithms in ((name, known_algorithms(name)) for name in ALGORITHMS):
         for algorithm in algorithms:
             small, large = (model.estimate(operation, algorithm, payload) for payload in (0, 1 << 30))
             assert 0 <= small <= large < math.inf

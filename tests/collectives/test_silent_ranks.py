@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from asyncpar.collectives.algorithms.catalog import KNOWN
+from asyncpar.collectives.algorithms.catalog import ALGORITHMS, known_algorithms
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.collectives.inquiry import Answer, Culprit, Inquiry
 from asyncpar.collectives.protocol import Status
@@ -117,7 +117,11 @@ def calls(operation: str, algorithm: str) -> Call:
     }[operation]
 
 
-CASES = [(operation, algorithm) for operation, names in KNOWN.items() for algorithm in names]
+CASES = [
+    (operation, algorithm)
+    for operation, names in ((name, known_algorithms(name)) for name in ALGORITHMS)
+    for algorithm in names
+]
 MOMENTS = range(1, 12) if "ASYNCPAR_TEST_ALL" in os.environ else (1, 3)
 
 

@@ -1,24 +1,24 @@
-"""Which algorithms there are, by operation, and the schedules they make."""
+"""Which algorithms there are, by operation, and the schedules they make.
+
+``register_algorithm`` adds one: it is proved on up to eight ranks first, and then has everything that those below have:
+a place in the cost model, pins, ``algorithm="name"``, ``Communicator.algorithm_table``.  All ranks register the same.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import lru_cache
+from types import MappingProxyType
 
-from asyncpar.collectives.algorithms import cyclic, hierarchical, recursive, rooted
+from asyncpar.collectives.algorithms import cyclic, hierarchical, recursive, rooted, work
+from asyncpar.collectives.algorithms.check import ScheduleError, verify
 from asyncpar.collectives.algorithms.hierarchical import Hosts
 from asyncpar.collectives.algorithms.steps import Round, Schedule, schedule
+from asyncpar.collectives.algorithms.work import Work, WorkOf
+from asyncpar.core.config.registry import Registry
 from asyncpar.errors import UsageError
 
-_Plain = Callable[[int, int], Iterator[Round]]
-_Rooted = Callable[[int, int, int], Iterator[Round]]
-
-_ALL_REDUCE: dict[str, tuple[_Plain, Callable[[int], int]]] = {
-    "ring": (cyclic.ring_all_reduce, lambda size: size),
-    "halving": (recursive.halving_all_reduce, recursive.halving_chunks),
-    "doubling": (recursive.doubling_all_reduce, lambda size: 1),  # noqa: ARG005
-    "tree": (rooted.tree_all_reduce, lambda size: 1),  # noqa: ARG005
-}
 _HIERARCHICAL: dict[str, tuple[Callable[[int, Hosts], Iterator[Round]], Callable[[Hosts], int]]] = {
     "hierarchical": (hierarchical.all_reduce_by_ring, hierarchical.chunks_by_ring),
     "hierarchical-tree": (hierarchical.all_reduce_by_tree, lambda hosts: 1),  # noqa: ARG005
@@ -27,39 +27,105 @@ _ACROSS: dict[str, tuple[Callable[[int, Hosts], Iterator[Round]], Callable[[Host
     "hierarchical": (hierarchical.across_by_ring, hierarchical.carriers_by_ring),
     "hierarchical-tree": (hierarchical.across_by_tree, lambda hosts: 1),  # noqa: ARG005
 }
-_CHUNK_PER_RANK: dict[str, dict[str, _Plain]] = {
-    "reduce_scatter": {
-        "pairwise": cyclic.pairwise_reduce_scatter,
-        "ring": cyclic.ring_reduce_scatter,
-        "halving": recursive.halving_reduce_scatter,
-    },
-    "all_gather": {
-        "ring": cyclic.ring_all_gather,
-        "bruck": cyclic.bruck_all_gather,
-        "halving": recursive.halving_all_gather,
-        "pairwise": cyclic.pairwise_all_gather,
-    },
-}
-_ROOTED: dict[str, dict[str, _Rooted]] = {
-    "broadcast": {"tree": rooted.tree_broadcast, "chain": rooted.chain_broadcast, "linear": rooted.linear_broadcast},
-    "reduce": {"tree": rooted.tree_reduce, "chain": rooted.chain_reduce, "linear": rooted.linear_reduce},
-    "gather": {"tree": rooted.tree_gather, "linear": rooted.linear_gather},
-    "scatter": {"tree": rooted.tree_scatter, "linear": rooted.linear_scatter},
-}
-_ALL_TO_ALL: dict[str, tuple[_Plain, Callable[[int], int]]] = {
-    "pairwise": (cyclic.pairwise_all_to_all, lambda size: 2 * size),
-    "bruck": (cyclic.bruck_all_to_all, lambda size: 4 * size),
-}
-_BARRIER: dict[str, _Plain] = {"dissemination": cyclic.dissemination_barrier, "tree": rooted.tree_barrier}
 
-KNOWN: dict[str, tuple[str, ...]] = {
-    "all_reduce": (*_ALL_REDUCE, *_HIERARCHICAL),
-    **{name: tuple(makers) for name, makers in _CHUNK_PER_RANK.items()},
-    **{name: tuple(makers) for name, makers in _ROOTED.items()},
-    "all_to_all": tuple(_ALL_TO_ALL),
-    "barrier": tuple(_BARRIER),
-}
-"""Operations, and the names of their algorithms by messages."""
+
+def _one_per_rank(size: int) -> int:
+    return size
+
+
+def _single(size: int) -> int:  # noqa: ARG001
+    return 1
+
+
+def _none(size: int) -> int:  # noqa: ARG001
+    return 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Algorithm:
+    """An algorithm of one operation, by messages.
+
+    ``rounds(rank, size)``, with the root as third argument where the operation has one, yields the rounds of a rank.
+    ``work(size, payload)`` is what the cost model reckons with.  ``chunks(size)`` says in how many chunks the buffer is
+    cut; for operations with a chunk per rank it is fixed.
+    """
+
+    operation: str
+    name: str
+    rounds: Callable[..., Iterator[Round]]
+    work: WorkOf
+    chunks: Callable[[int], int] = _single
+
+
+_Rounds = Callable[..., Iterator[Round]]
+_Chunks = Callable[[int], int]
+
+
+def _of(operation: str, *listed: tuple[str, _Rounds, WorkOf, _Chunks]) -> Registry[Algorithm]:
+    records = (
+        Algorithm(operation=operation, name=name, rounds=rounds, work=needed, chunks=chunks)
+        for name, rounds, needed, chunks in listed
+    )
+    return Registry(f"algorithm of {operation}", records, reserved=("arena", *_HIERARCHICAL))
+
+
+ALGORITHMS: Mapping[str, Registry[Algorithm]] = MappingProxyType(
+    {
+        "all_reduce": _of(
+            "all_reduce",
+            ("ring", cyclic.ring_all_reduce, work.ring_all_reduce, _one_per_rank),
+            ("halving", recursive.halving_all_reduce, work.halving_all_reduce, recursive.halving_chunks),
+            ("doubling", recursive.doubling_all_reduce, work.doubling_all_reduce, _single),
+            ("tree", rooted.tree_all_reduce, work.tree_all_reduce, _single),
+        ),
+        "reduce_scatter": _of(
+            "reduce_scatter",
+            ("pairwise", cyclic.pairwise_reduce_scatter, work.pairwise_reduce_scatter, _one_per_rank),
+            ("ring", cyclic.ring_reduce_scatter, work.ring_reduce_scatter, _one_per_rank),
+            ("halving", recursive.halving_reduce_scatter, work.halving_reduce_scatter, _one_per_rank),
+        ),
+        "all_gather": _of(
+            "all_gather",
+            ("ring", cyclic.ring_all_gather, work.gathering, _one_per_rank),
+            ("bruck", cyclic.bruck_all_gather, work.bruck_all_gather, _one_per_rank),
+            ("halving", recursive.halving_all_gather, work.halving_all_gather, _one_per_rank),
+            ("pairwise", cyclic.pairwise_all_gather, work.gathering, _one_per_rank),
+        ),
+        "broadcast": _of(
+            "broadcast",
+            ("tree", rooted.tree_broadcast, work.tree_broadcast, _single),
+            ("chain", rooted.chain_broadcast, work.chain_broadcast, _single),
+            ("linear", rooted.linear_broadcast, work.linear_broadcast, _single),
+        ),
+        "reduce": _of(
+            "reduce",
+            ("tree", rooted.tree_reduce, work.tree_reduce, _single),
+            ("chain", rooted.chain_reduce, work.chain_reduce, _single),
+            ("linear", rooted.linear_reduce, work.linear_reduce, _single),
+        ),
+        "gather": _of(
+            "gather",
+            ("tree", rooted.tree_gather, work.tree_of_chunks, _one_per_rank),
+            ("linear", rooted.linear_gather, work.linear_chunks, _one_per_rank),
+        ),
+        "scatter": _of(
+            "scatter",
+            ("tree", rooted.tree_scatter, work.tree_of_chunks, _one_per_rank),
+            ("linear", rooted.linear_scatter, work.linear_chunks, _one_per_rank),
+        ),
+        "all_to_all": _of(
+            "all_to_all",
+            ("pairwise", cyclic.pairwise_all_to_all, work.gathering, lambda size: 2 * size),
+            ("bruck", cyclic.bruck_all_to_all, work.bruck_all_to_all, lambda size: 4 * size),
+        ),
+        "barrier": _of(
+            "barrier",
+            ("dissemination", cyclic.dissemination_barrier, work.dissemination_barrier, _none),
+            ("tree", rooted.tree_barrier, work.tree_barrier, _none),
+        ),
+    }
+)
+"""The algorithms by messages of each operation, but hierarchical ones."""
 
 ARENA = "arena"
 """No schedule of messages, but programs on shared memory.  Every operation has it where all ranks share an arena."""
@@ -68,13 +134,75 @@ CHUNKS_ON_ONE_RANK = frozenset({"gather", "scatter"})
 """Rooted operations whose buffer has a chunk per rank."""
 
 
+_ROOTED = frozenset({"broadcast", "reduce", "gather", "scatter"})
+_PROVED_SIZES = range(1, 9)
+
+
+def register_algorithm(algorithm: Algorithm) -> None:
+    """Add ``algorithm`` to those of its operation, in this process.
+
+    Raises ``UsageError`` for an unknown operation, a name that is taken, work that is no finite figure, and a
+    schedule that a symbolic run on up to 8 ranks proves wrong.
+    """
+    registry = ALGORITHMS.get(algorithm.operation)
+    if registry is None:
+        raise UsageError(f"operation: expected one of {', '.join(ALGORITHMS)}, got {algorithm.operation!r}")
+    registry.check(algorithm.name)
+    _prove(algorithm)
+    registry.register(algorithm)
+    schedule_of.cache_clear()
+
+
+def unregister_algorithm(operation: str, name: str) -> None:
+    """Forget an algorithm.  Raises ``UsageError`` if there is none of this name."""
+    if operation not in ALGORITHMS:
+        raise UsageError(f"operation: expected one of {', '.join(ALGORITHMS)}, got {operation!r}")
+    ALGORITHMS[operation].unregister(name)
+    schedule_of.cache_clear()
+
+
+def _prove(algorithm: Algorithm) -> None:
+    what = f"algorithm {algorithm.name!r} of {algorithm.operation}"
+    for size in _PROVED_SIZES:
+        for root in range(size) if algorithm.operation in _ROOTED else (0,):
+            schedules = [_plan(algorithm, rank, size, root) for rank in range(size)]
+            try:
+                verify(algorithm.operation, schedules, root=root)
+            except ScheduleError as error:
+                raise UsageError(f"{what}: rounds: wrong on {size} ranks: {error}; correct the schedule") from error
+        needed: object = algorithm.work(size, 1.0) if size > 1 else Work(0, 0)
+        if not isinstance(needed, Work) or not all(0 <= one < float("inf") for one in _figures(needed)):
+            raise UsageError(f"{what}: work: expected a Work of finite figures from 0, got {needed!r} for {size} ranks")
+
+
+def _figures(needed: Work) -> tuple[float, float, float]:
+    return needed.steps, needed.moved, needed.combined
+
+
+def known_algorithms(operation: str) -> tuple[str, ...]:
+    """Return the names of the algorithms by messages of ``operation``; none for an unknown one."""
+    registry = ALGORITHMS.get(operation)
+    if registry is None:
+        return ()
+    return (*registry.names, *_HIERARCHICAL) if operation == "all_reduce" else registry.names
+
+
 def check_algorithm(operation: str, algorithm: str) -> None:
     """Raise ``UsageError`` unless ``algorithm`` is one of ``operation``."""
-    known = KNOWN.get(operation)
-    if known is None:
-        raise UsageError(f"operation: expected one of {', '.join(KNOWN)}, got {operation!r}")
+    known = known_algorithms(operation)
+    if not known:
+        raise UsageError(f"operation: expected one of {', '.join(ALGORITHMS)}, got {operation!r}")
     if algorithm not in known and algorithm != ARENA:
         raise UsageError(f"algorithm: {operation} has {', '.join((*known, ARENA))}; got {algorithm!r}")
+
+
+def work_of(operation: str, algorithm: str, size: int, payload: float) -> Work:
+    """Return the work of an operation over ``payload`` bytes, the largest buffer of any rank.  Not hierarchical."""
+    check_algorithm(operation, algorithm)
+    found = ALGORITHMS[operation].get(algorithm)
+    if found is None:
+        raise UsageError(f"algorithm: expected one of {', '.join(ALGORITHMS[operation].names)}, got {algorithm!r}")
+    return Work(0, 0) if size == 1 else found.work(size, payload)
 
 
 @lru_cache(maxsize=512)
@@ -85,22 +213,17 @@ def schedule_of(
     check_algorithm(operation, algorithm)
     if algorithm == ARENA:
         raise UsageError("algorithm: arena has no schedule of messages")
-    if operation == "all_reduce" and algorithm in _HIERARCHICAL:
-        by_host, count_hosts = _HIERARCHICAL[algorithm]
-        hosts = hosts or (tuple(range(size)),)
-        return schedule(count_hosts(hosts), by_host(rank, hosts))
-    if operation == "all_reduce":
-        plain, count = _ALL_REDUCE[algorithm]
-        return schedule(count(size), plain(rank, size))
-    if operation in _CHUNK_PER_RANK:
-        return schedule(size, _CHUNK_PER_RANK[operation][algorithm](rank, size))
-    if operation in _ROOTED:
-        chunks = size if operation in CHUNKS_ON_ONE_RANK else 1
-        return schedule(chunks, _ROOTED[operation][algorithm](rank, size, root))
-    if operation == "all_to_all":
-        plain, count = _ALL_TO_ALL[algorithm]
-        return schedule(count(size), plain(rank, size))
-    return schedule(0, _BARRIER[algorithm](rank, size))
+    found = ALGORITHMS[operation].get(algorithm)
+    if found is not None:
+        return _plan(found, rank, size, root)
+    by_host, count_hosts = _HIERARCHICAL[algorithm]
+    hosts = hosts or (tuple(range(size)),)
+    return schedule(count_hosts(hosts), by_host(rank, hosts))
+
+
+def _plan(algorithm: Algorithm, rank: int, size: int, root: int) -> Schedule:
+    place = (rank, size, root) if algorithm.operation in _ROOTED else (rank, size)
+    return schedule(algorithm.chunks(size), algorithm.rounds(*place))
 
 
 def is_hierarchical(algorithm: str) -> bool:

@@ -6,17 +6,24 @@ from fractions import Fraction
 
 import pytest
 
-from asyncpar.collectives.algorithms.catalog import KNOWN, carriers_of, check_algorithm, schedule_across, schedule_of
+from asyncpar.collectives.algorithms.catalog import (
+    ALGORITHMS,
+    carriers_of,
+    check_algorithm,
+    known_algorithms,
+    schedule_across,
+    schedule_of,
+)
+from asyncpar.collectives.algorithms.check import Report, verify
 from asyncpar.collectives.algorithms.hierarchical import Hosts
 from asyncpar.collectives.algorithms.steps import Copy, Round, Schedule, Send
-from asyncpar.collectives.check import Report, verify
 from asyncpar.errors import UsageError
 
 SIZES = (*range(1, 18), 24, 31, 32, 33)
 ROOTED = ("broadcast", "reduce", "gather", "scatter")
 PLAIN = [
     (operation, algorithm)
-    for operation, algorithms in KNOWN.items()
+    for operation, algorithms in ((name, known_algorithms(name)) for name in ALGORITHMS)
     for algorithm in algorithms
     if not algorithm.startswith("hierarchical")
 ]

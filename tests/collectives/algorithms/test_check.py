@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from asyncpar.collectives.algorithms.catalog import schedule_of
+from asyncpar.collectives.algorithms.check import ScheduleError, verify
 from asyncpar.collectives.algorithms.steps import Copy, Recv, Round, Schedule, Send, Span, one
-from asyncpar.collectives.check import ScheduleError, verify
 
 
 def plan(*rounds: Round, chunks: int = 1) -> Schedule:
