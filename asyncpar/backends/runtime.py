@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine, Iterable
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
@@ -57,7 +58,7 @@ async def open_in_task(name: str, backend: OpenBackend, config: BackendConfig) -
     """Open ``backend`` in a task, which can enter and leave it whoever asks for that, and return when it is open."""
     started: asyncio.Future[Communicator] = asyncio.get_running_loop().create_future()
     is_closing = asyncio.Event()
-    task = asyncio.create_task(_hold(backend, config, started, is_closing), name=f"asyncpar backend {name}")
+    task = asyncio.create_task(_hold(name, backend, config, started, is_closing), name=f"asyncpar backend {name}")
     try:
         waited: set[asyncio.Future[None] | asyncio.Future[Communicator]] = {task, started}
         await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
@@ -79,9 +80,18 @@ async def open_in_task(name: str, backend: OpenBackend, config: BackendConfig) -
 
 
 async def _hold(
-    backend: OpenBackend, config: BackendConfig, started: asyncio.Future[Communicator], is_closing: asyncio.Event
+    name: str,
+    backend: OpenBackend,
+    config: BackendConfig,
+    started: asyncio.Future[Communicator],
+    is_closing: asyncio.Event,
 ) -> None:
-    async with backend(config) as communicator:
+    context: object = backend(config)
+    if not isinstance(context, AbstractAsyncContextManager):
+        raise UsageError(f"backend {name!r}: expected an asynchronous context manager, got {context!r}")
+    async with context as communicator:
+        if not isinstance(communicator, Communicator):
+            raise UsageError(f"backend {name!r}: expected a Communicator when it is entered, got {communicator!r}")
         started.set_result(communicator)
         await is_closing.wait()
 

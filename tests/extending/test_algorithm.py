@@ -82,7 +82,7 @@ async def test_the_cost_model_chooses_it_where_it_is_the_cheapest() -> None:
 async def test_its_name_is_known_as_long_as_it_is_registered() -> None:
     assert "star" not in known_algorithms("all_reduce")
     async with local_world(1) as (node,):
-        with pytest.raises(UsageError, match="all_reduce has ring, halving, doubling, tree, .*; got 'star'"):
+        with pytest.raises(UsageError, match=r"all_reduce has ring, halving, doubling, tree, .*; got 'star'"):
             await node.world.all_reduce(np.zeros(3), algorithm="star")
     with pytest.raises(UsageError, match=r"expected one of ring, .*, got 'star'"):
         unregister_algorithm("all_reduce", "star")
