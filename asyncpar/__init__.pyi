@@ -9,11 +9,11 @@ from .actors.meshes.values import MeshError as MeshError
 from .actors.meshes.values import MeshValues as MeshValues
 from .actors.runtime.actor import Actor as Actor
 from .actors.runtime.actor import endpoint as endpoint
+from .actors.runtime.calls import time_left as time_left
 from .actors.runtime.dead_letters import DeadLetter as DeadLetter
 from .actors.runtime.dead_letters import DeadLetters as DeadLetters
 from .actors.runtime.declaration import Mailbox as Mailbox
 from .actors.runtime.declaration import WhenFull as WhenFull
-from .actors.runtime.delivery import time_left as time_left
 from .actors.runtime.ending import Down as Down
 from .actors.runtime.ending import DownReason as DownReason
 from .actors.runtime.ref import ActorRef as ActorRef

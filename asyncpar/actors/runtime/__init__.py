@@ -19,25 +19,26 @@ Write a class, mark what others may call, spawn it, and call it from any rank::
 
 What is promised stands in ``semantics.md`` beside this file, sentence by sentence, each with its test.
 
-What is not: an actor that asks an actor that (directly or not) waits for it waits for ever, unless a deadline ends it;
-only the direct case is recognized and refused.  A plain ``def`` endpoint cannot be interrupted: a cancellation drops
-its result, and closing the node waits for it, saying so.
+Limits: an actor that asks an actor that waits for it, directly or not, waits for ever unless a deadline ends the ask;
+only the direct case is detected and refused.  A plain ``def`` endpoint cannot be interrupted: a cancellation drops its
+result, and closing the node waits for it and logs that.
 
-Where to read, in this order
+Modules, in reading order
 
-- ``actor``: the base class of users' actors; ``declaration``: endpoint marks and mailbox policies; ``ref``: references;
+- ``actor``: base class of users' actors; ``declaration``: endpoint marks and mailbox policies; ``ref``: references;
   ``ending``: reasons and errors of an actor's end; ``dead_letters``: told messages that were not handled.
-- ``message``: the messages between actor systems; ``outbound`` sends them, ``routing`` dispatches those that arrive.
-- ``system``: ``ActorSystem``, the calling and the called half together.
-- Calling: ``caller``, ``pending``; ``window`` (pure): how many bytes may wait for one actor.
-- Called: ``callee``: calls that are served, and their answers; ``registry``: actors by name; ``lifecycle``: starting
-  actors, and reporting their ends; ``requests``: of other ranks, to start or end an actor.
+- ``message``: the messages between actor systems; ``outbound`` sends them, ``routing`` receives and dispatches them.
+- ``system``: ``ActorSystem``, which holds the calling and the called half.
+- ``calls``: one call at its caller and at its actor; ``window`` (pure): flow control of messages and stream items.
+- Calling: ``caller``; ``stream_caller``: calls with streams.
+- Called: ``callee``: calls that are served, and their answers; ``registry``: actors by name; ``lifecycle``: starts
+  actors and reports their ends; ``requests``: of other ranks, to start or end an actor.
 - One actor: ``cell``: its task; ``mailbox``: its queue and those of its concurrent endpoints; ``executor``: runs its
-  endpoints and hooks by ``execution`` (interruptible code, threads); ``endpoint``: signatures and the binding of
-  arguments; ``delivery``: the message that is handled.
-- ``failure``: exceptions as text; ``culprit``: which actor blocks the loop.
+  endpoints and hooks; ``endpoint``: signatures and the binding of arguments.
+- ``call_streams``: the streams of one call; ``stream_ends``: the two ends of one stream; ``stream_types`` (pure):
+  annotations and marks of streams.
+- ``deadlines``: sends the ``asyncio.timeout`` of a caller along; ``deadline_discovery`` reads it off a task.
+- ``failure``: exceptions as text; ``culprit``: finds the actor that blocks the loop.
 - ``watches``: exactly one ``Down`` per watch.  ``groups``: communicators of actors on a mesh.
-- ``streams``, ``stream_caller``: streams of a call, in both directions.
-- ``deadlines``: ``asyncio.timeout`` is sent along with a call.
 - ``gateway``: the same endpoints for programs without a node, over gRPC.
 """

@@ -8,14 +8,14 @@ from typing import Final, cast
 import msgspec
 
 from asyncpar.actors.runtime import message
+from asyncpar.actors.runtime.call_streams import ServedStreams
+from asyncpar.actors.runtime.calls import Delivery
 from asyncpar.actors.runtime.dead_letters import DeadLetter, DeadLetters
-from asyncpar.actors.runtime.deadlines.alarm import AlarmClock
-from asyncpar.actors.runtime.delivery import Delivery
+from asyncpar.actors.runtime.deadlines import AlarmClock
 from asyncpar.actors.runtime.ending import Ending
 from asyncpar.actors.runtime.failure import describe_failure, describe_unsendable, error_text, sendable
 from asyncpar.actors.runtime.outbound import Outbound, ReplyChannel
-from asyncpar.actors.runtime.streams.served import ServedStreams
-from asyncpar.actors.runtime.window import ReceiveWindow
+from asyncpar.actors.runtime.window import ReceiveWindow, message_cost
 from asyncpar.core.concurrency.offload import INLINE_COPY_BYTES, off_loop
 from asyncpar.errors import AsyncparError, PeerCancelled, PeerLost, PeerTimeout, ProtocolError, UsageError
 from asyncpar.net.transport.links import MAX_MESSAGE_BYTES
@@ -44,27 +44,35 @@ class Callee:
 
     # -- in --------------------------------------------------------------------------------------------------------
 
-    def accept(self, delivery: Delivery, ending: Ending) -> bool:
-        """Count a call or tell for an actor; False if it was refused, because the actor is ``ending``.
+    def accept(
+        self, sender: int, received: message.Call | message.Tell, payload: memoryview, ending: Ending
+    ) -> Delivery | None:
+        """Count a call or tell for an actor and return it; None if it was refused because the actor is ``ending``.
 
         Raises ``ProtocolError`` for a call that is being served already and for more than the window allows.
         """
-        self._check_new(delivery)
-        self._window(delivery.sender, delivery.actor).receive(delivery.cost)
+        place = (sender, received.actor)
+        window = self._windows.get(place)
+        if window is None:
+            window = self._windows[place] = ReceiveWindow()
+        delivery = self._make(sender, received, payload, window)
+        window.receive(delivery.cost)
         if ending.has_begun:
             self.taken(delivery)
             self.refused(delivery, ending.refusal, ending.exit_reason)
-            return False
+            return None
         if delivery.call is not None:
             self._serving[delivery.sender, delivery.call] = delivery
             if delivery.deadline is not None:
                 self._expiry.set((delivery.sender, delivery.call), delivery.deadline + GRACE)
-        return True
+        return delivery
 
-    def refuse_absent(self, delivery: Delivery, reason: str, text: str) -> None:
+    def refuse_absent(
+        self, sender: int, received: message.Call | message.Tell, payload: memoryview, reason: str, text: str
+    ) -> None:
         """Refuse a call or tell for an actor that does not exist.  Raises ``ProtocolError`` as ``accept``."""
-        self._check_new(delivery)
-        self._return_credit(delivery.sender, delivery.actor, delivery.cost)
+        delivery = self._make(sender, received, payload, ReceiveWindow())
+        self.return_credit(delivery.sender, delivery.actor, delivery.cost)
         self.refused(delivery, reason, text)
 
     def find(self, rank: int, call: int) -> Delivery | None:
@@ -93,10 +101,14 @@ class Callee:
 
     # -- answers -----------------------------------------------------------------------------------------------------
 
+    def return_credit(self, rank: int, actor: str, amount: int) -> None:
+        """Tell ``rank`` that messages of it to ``actor`` that cost ``amount`` were taken; 0 sends nothing."""
+        if amount:
+            self._outbound.say(rank, message.Credit(actor, amount))
+
     def taken(self, delivery: Delivery) -> None:
-        """Return the credit of a delivery that left the mailbox."""
-        owed = self._window(delivery.sender, delivery.actor).take(delivery.cost)
-        self._return_credit(delivery.sender, delivery.actor, owed)
+        """Return the credit of a delivery that was taken from the mailbox."""
+        self.return_credit(delivery.sender, delivery.actor, delivery.window.take(delivery.cost))
 
     async def answered(self, delivery: Delivery, value: object, *, may_change: bool) -> None:
         """Send ``value`` as the answer.  Returns when it is copied: at once if it ``may_change``."""
@@ -112,8 +124,8 @@ class Callee:
             return
         del value
         try:
-            inline = payload.nbytes if may_change else INLINE_COPY_BYTES
-            content = await off_loop(payload.write, nbytes=payload.nbytes, inline=inline)
+            is_inline = may_change or payload.nbytes <= INLINE_COPY_BYTES
+            content = payload.write() if is_inline else await off_loop(payload.write, nbytes=payload.nbytes)
         except asyncio.CancelledError:  # the caller is to be told all the same
             self._outbound.say(delivery.sender, message.Failure(delivery.call, message.CLOSED, "the node was closed"))
             raise
@@ -155,24 +167,33 @@ class Callee:
     def settle(self, name: str) -> None:
         """Return the outstanding credit of the senders to the actor called ``name``, which has ended."""
         for rank, actor in [place for place in self._windows if place[1] == name]:
-            self._return_credit(rank, actor, self._windows.pop((rank, actor)).settle())
+            self.return_credit(rank, actor, self._windows.pop((rank, actor)).settle())
 
     # -- inside ----------------------------------------------------------------------------------------------------
 
-    def _check_new(self, delivery: Delivery) -> None:
-        if delivery.call is not None and (delivery.sender, delivery.call) in self._serving:
-            raise ProtocolError(f"actor message: rank {delivery.sender} sent call {delivery.call} twice")
-
-    def _window(self, sender: int, actor: str) -> ReceiveWindow:
-        place = (sender, actor)
-        window = self._windows.get(place)
-        if window is None:
-            window = self._windows[place] = ReceiveWindow()
-        return window
-
-    def _return_credit(self, rank: int, actor: str, amount: int) -> None:
-        if amount:
-            self._outbound.say(rank, message.Credit(actor, amount))
+    def _make(
+        self, sender: int, received: message.Call | message.Tell, payload: memoryview, window: ReceiveWindow
+    ) -> Delivery:
+        call, deadline, wants_stream = None, None, False
+        if type(received) is message.Call:
+            call, wants_stream = received.call, received.wants_stream
+            if (sender, call) in self._serving:
+                raise ProtocolError(f"actor message: rank {sender} sent call {call} twice")
+            if received.seconds is not None:
+                deadline = asyncio.get_running_loop().time() + received.seconds
+        return Delivery(
+            sender,
+            call,
+            received.actor,
+            received.endpoint,
+            received.arguments,
+            received.keywords,
+            payload,
+            window,
+            message_cost(payload),
+            deadline,
+            wants_stream,
+        )
 
     def _finish(self, delivery: Delivery) -> bool:
         """Forget the call; False if it was cancelled, so that no answer is due."""

@@ -9,10 +9,10 @@ from typing import Any
 import msgspec
 
 from asyncpar.actors.runtime import message
-from asyncpar.actors.runtime.deadlines.calls import CallDeadlines
-from asyncpar.actors.runtime.delivery import CURRENT, time_left
+from asyncpar.actors.runtime.calls import CURRENT, EncodedArguments, Pending, time_left
+from asyncpar.actors.runtime.deadlines import CallDeadlines
+from asyncpar.actors.runtime.failure import error_of, lost_during
 from asyncpar.actors.runtime.outbound import Outbound
-from asyncpar.actors.runtime.pending import EncodedArguments, Pending, ResultOf, error_of, lost_during
 from asyncpar.actors.runtime.ref import ActorRef, Told
 from asyncpar.actors.runtime.window import OutboundMessage, SendWindow
 from asyncpar.errors import PeerLost, ProtocolError, UsageError
@@ -250,7 +250,7 @@ class Caller:
         if pending is None:
             return
         try:
-            value = pending.result.decode_part(reply.value, payload, what=ResultOf(pending))
+            value = pending.result.decode_part(reply.value, payload, what=pending)
         except (UsageError, ProtocolError) as error:
             pending.future.set_exception(error)
         else:
@@ -260,7 +260,7 @@ class Caller:
         """There is no result; ignored if nobody waits for it any more."""
         pending = self.find(rank, failure.call)
         if pending is not None:
-            pending.future.set_exception(error_of(failure, rank, str(pending)))
+            pending.future.set_exception(error_of(failure, rank, pending.title))
 
     def credit(self, rank: int, credit: message.Credit) -> None:
         """An actor took messages of ours."""
@@ -295,7 +295,7 @@ class Caller:
         """End everything that waits for ``rank``."""
         for pending in list(self._pending.values()):
             if pending.ref.rank == rank and not pending.future.done():
-                pending.future.set_exception(lost_during(error, str(pending)))
+                pending.future.set_exception(lost_during(error, pending.title))
         for place in [place for place in self._windows if place[0] == rank]:
             for outgoing in self._windows.pop(place).clear():
                 told = self._told.pop(outgoing, None)

@@ -17,24 +17,22 @@ from typing import Any
 
 from asyncpar.actors.runtime.actor import Actor, ActorContext
 from asyncpar.actors.runtime.callee import Callee
-from asyncpar.actors.runtime.delivery import CURRENT, Delivery
+from asyncpar.actors.runtime.calls import CURRENT, Delivery
 from asyncpar.actors.runtime.ending import Down, End, Ending
 from asyncpar.actors.runtime.endpoint import EndpointSpec
-from asyncpar.actors.runtime.execution import is_task_cancelled
 from asyncpar.actors.runtime.executor import Executor, SelfCancelled
 from asyncpar.actors.runtime.groups import Groups
 from asyncpar.actors.runtime.mailbox import BURST, ConcurrentEndpoints, Mailbox
-from asyncpar.actors.runtime.message import ABSENT, CLOSED, FULL, USAGE, Place
+from asyncpar.actors.runtime.message import ABSENT, FULL, USAGE, Place
 from asyncpar.actors.runtime.ref import ActorRef
 from asyncpar.actors.runtime.watches import Watch, Watches
 from asyncpar.collectives.communicator import Communicator
-from asyncpar.core.concurrency.worker import ENDS_PROGRAM
-from asyncpar.errors import ActorDown, PeerLost, UsageError
+from asyncpar.errors import UsageError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActorSpec:
-    """Immutable description of an actor to be started.  ``create`` makes the actor; ``owner`` is told how it ends."""
+    """Immutable description of an actor to start.  ``create`` constructs it; ``owner`` is told how it ends."""
 
     ref: ActorRef[Any]
     actor_class: type[Actor]
@@ -67,18 +65,18 @@ class Cell(ActorContext):
         self.ending = Ending()
         self.task: asyncio.Task[None] | None = None
         self.started: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        """Ends when the actor is ready, with what its constructor or ``on_start`` raised if it never is."""
+        """Done when the actor is ready; raises what its constructor or ``on_start`` raised."""
         self.has_served = False
-        """Was it ever ready?"""
+        """Whether the actor was ready at some time."""
         self.is_finishing = False
-        """Is the end in progress?  Notices are not delivered any more."""
+        """Whether the end is in progress.  Notices are no longer delivered."""
         self.is_dismissed = False
-        """Does its owner end it?  Then the owner gets no notice."""
+        """Whether its owner ends it, so that the owner gets no notice."""
         self.watchers: set[tuple[int, int]] = set()
-        """Watches that are told of the end: rank and number of each."""
+        """Watches to be told of the end: rank and number of each."""
         self.children: list[Cell] = []
         self.listeners = 0
-        """Number of waiters that report what ``on_stop`` raises; if there is none, it is logged."""
+        """Number of waiters that raise an error of ``on_stop``; without one the error is logged."""
         self._spec = spec
         self._services = services
         self._executor = Executor(spec.ref.name, self.ending, services.callee, fail=self.fail)
@@ -93,7 +91,7 @@ class Cell(ActorContext):
     # -- outside ---------------------------------------------------------------------------------------------------
 
     def put(self, delivery: Delivery) -> None:
-        """Add to the mailbox, or refuse what has no room there."""
+        """Add a message to the mailbox, or refuse the message that has no room."""
         spec = delivery.spec = self._spec.endpoints.get(delivery.endpoint)
         if spec is None:
             names = sorted(self._spec.endpoints)
@@ -118,17 +116,17 @@ class Cell(ActorContext):
         self._hear_soon(hook, lambda: getattr(self._executor.actor, hook)(down), down)
 
     def stop(self) -> None:
-        """Take no more messages, handle what waits, then end."""
+        """Take no more messages, handle those that wait, then end."""
         self._end_by(End.STOP)
 
     def close(self) -> None:
-        """End because the node closes; what runs is cancelled, except an ``on_stop`` that has begun."""
+        """End because the node closes; cancels what runs, except an ``on_stop`` that has begun."""
         self._end_by(End.CLOSE)
         if self._last is not None:
             self._last.close()
 
     def fail(self, error: BaseException) -> None:
-        """End because of ``error``; what runs is cancelled."""
+        """End because of ``error``; cancels what runs."""
         self._end_by(End.FAIL, error)
 
     def kill(self) -> None:
@@ -139,20 +137,20 @@ class Cell(ActorContext):
             child.kill()
 
     def is_current_task(self) -> bool:
-        """Is the caller running inside this actor's own task?"""
+        """Whether the caller runs in this actor's own task."""
         return asyncio.current_task() is self.task
 
     def is_waiting_for(self) -> bool:
-        """Does the caller run inside this actor, or inside a child of it, so that it cannot wait for its end?"""
+        """Whether the caller runs in this actor or in a child of it, so that it cannot await the actor's end."""
         is_inside = self.is_current_task() or (self._concurrent is not None and self._concurrent.runs(CURRENT.get()))
         return is_inside or any(child.is_waiting_for() for child in self.children)
 
     async def wait_ended(self, within: float | None = None) -> bool:
-        """Return when the task is over, however it ended; False if that takes longer than ``within`` seconds."""
+        """Return True when the task has ended in any way; False after ``within`` seconds."""
         return self.task is None or not (await asyncio.wait({self.task}, timeout=within))[1]
 
     async def wait_stopped(self) -> None:
-        """Return when the task is over, or raise what ``on_stop`` raised; it is not logged then."""
+        """Return when the task has ended, or raise what ``on_stop`` raised, which is then not logged."""
         self.listeners += 1
         try:
             await self.wait_ended()
@@ -218,7 +216,7 @@ class Cell(ActorContext):
         return child
 
     def _find_child(self, ref: ActorRef[Any]) -> Cell | None:
-        """Return the child that ``ref`` names, if there is one; it is dismissed from now on."""
+        """Return the child that ``ref`` names and mark it as dismissed; None if there is none."""
         for child in self.children:
             if child.ref == ref:
                 child.is_dismissed = True
@@ -247,7 +245,7 @@ class Cell(ActorContext):
             if self._concurrent is not None:
                 self._concurrent.close()
             if not self.started.done():
-                self.started.set_exception(self._never_started())
+                self.started.set_exception(self.ending.start_error(self.ref))
             self._services.ended(self)
 
     async def _start(self) -> bool:
@@ -256,21 +254,10 @@ class Cell(ActorContext):
             self.ending.begin(End.KILL)  # the spawn was cancelled
         if self.ending.has_begun:
             return False
-        try:
-            actor = await self._make()
-            object.__setattr__(actor, "_actor_context", self)  # a frozen dataclass may be an actor, too
-            self._executor.actor = actor
-            await self._executor.execute(actor.on_start())
-        except ENDS_PROGRAM:
-            raise
-        except asyncio.CancelledError as error:
-            if is_task_cancelled():
-                raise
-            if not self.ending.is_urgent:
-                self.ending.begin(End.FAIL, SelfCancelled(f"actor {self.name!r}: on_start cancelled itself", error))
-            return False
-        except BaseException as error:  # noqa: BLE001  # user code; spawn raises it
-            self.ending.begin(End.FAIL, error)
+        error = await self._executor.attempt("on_start", self._make())
+        if error is not None:
+            if not self._is_interruption(error):
+                self.ending.begin(End.FAIL, error)
             return False
         CURRENT.set(None)  # from here on it does not belong to the call in which it was spawned
         if self.ending.is_urgent:
@@ -282,9 +269,16 @@ class Cell(ActorContext):
             self._concurrent.open()
         return True
 
-    async def _make(self) -> Actor:
-        """Run the constructor; in a coroutine, since a future cannot hold the ``StopIteration`` that one may raise."""
-        return self._spec.create()
+    async def _make(self) -> None:
+        """Construct the actor and run ``on_start``."""
+        actor = self._spec.create()
+        object.__setattr__(actor, "_actor_context", self)  # a frozen dataclass may be an actor, too
+        self._executor.actor = actor
+        await actor.on_start()
+
+    def _is_interruption(self, error: BaseException) -> bool:
+        """Whether user code raised ``error`` because the end of the actor interrupted it."""
+        return isinstance(error, SelfCancelled) and self.ending.is_urgent
 
     async def _serve(self) -> None:
         handled = 0
@@ -304,7 +298,7 @@ class Cell(ActorContext):
                 await asyncio.sleep(0)
 
     async def _next(self) -> Delivery | None:
-        """Return the next message; None if there is something else to do."""
+        """Return the next message; None if a notice waits or the actor ends."""
         while not self.ending.is_urgent and not self._notices:
             delivery = self._mailbox.pop()
             if delivery is not None:
@@ -317,20 +311,12 @@ class Cell(ActorContext):
 
     async def _hear(self, hook: str, work: Callable[[], Awaitable[None]]) -> None:
         """Run a hook of the actor; if it raises, the actor fails."""
-        try:
-            await self._executor.execute(work())
-        except ENDS_PROGRAM:
-            raise
-        except asyncio.CancelledError as error:
-            if is_task_cancelled():
-                raise
-            if not self.ending.is_urgent:
-                self.fail(SelfCancelled(f"actor {self.name!r}: {hook} cancelled itself", error))
-        except BaseException as error:  # noqa: BLE001  # user code; the owner is told
+        error = await self._executor.attempt(hook, work())
+        if error is not None and not self._is_interruption(error):
             self.fail(error)
 
     async def _finish(self, *, has_started: bool) -> None:
-        """Refuse what waits, end the children, run ``on_stop``."""
+        """Refuse the messages that wait, end the children, run ``on_stop``."""
         if not self.ending.has_begun:
             self.ending.begin(End.CLOSE)  # the task is being cancelled: there is no other reason
         self.is_finishing = True
@@ -353,7 +339,7 @@ class Cell(ActorContext):
             await self._end(child)
 
     async def _end(self, child: Cell, within: float | None = None) -> bool:
-        """End a child as softly as this actor itself may end; False if that takes longer than ``within`` seconds."""
+        """Stop or close a child, as this actor itself ends; False if that takes longer than ``within`` seconds."""
         child.stop() if self.ending.end in (None, End.STOP) else child.close()
         self._last = child
         try:
@@ -362,15 +348,9 @@ class Cell(ActorContext):
             self._last = None
 
     async def _run_last(self, hook: Callable[[], Awaitable[None]]) -> None:
-        """Run a hook of the actor during its end; keep what it raises as ``stop_error``."""
-        try:
-            await self._executor.execute(hook())
-        except ENDS_PROGRAM:
-            raise
-        except asyncio.CancelledError:
-            if is_task_cancelled():
-                raise
-        except BaseException as error:  # noqa: BLE001  # user code; whoever stops the actor decides
+        """Run a hook of the actor during its end; store its error as ``stop_error``."""
+        error = await self._executor.attempt("a hook", hook())
+        if error is not None and not isinstance(error, SelfCancelled):
             self.ending.stop_error = error
 
     # -- inside ----------------------------------------------------------------------------------------------------
@@ -404,14 +384,6 @@ class Cell(ActorContext):
             if self.started.done():
                 self._concurrent.open()
         return self._concurrent
-
-    def _never_started(self) -> BaseException:
-        error = self.ending.error
-        if error is not None:
-            return error
-        if self.ending.refusal == CLOSED:
-            return PeerLost("this node is closed", rank=self.ref.rank, cause="closed")
-        return ActorDown(f"actor {self.name!r}: {self.ending.exit_reason} before it had started", rank=self.ref.rank)
 
     def _refuse_waiting(self) -> None:
         waiting = self._mailbox.clear() + ([] if self._concurrent is None else self._concurrent.clear())

@@ -13,8 +13,8 @@ from types import FrameType
 from typing import Final
 
 from asyncpar.actors.runtime import cell, executor
+from asyncpar.actors.runtime.calls import Delivery
 from asyncpar.actors.runtime.cell import Cell
-from asyncpar.actors.runtime.delivery import Delivery
 
 _OWN_FILES: Final = frozenset({cell.__file__, executor.__file__})
 _PACKAGE: Final = str(Path(__file__).parents[2]) + os.sep

@@ -1,4 +1,4 @@
-"""Why and how an actor ends.  Pure."""
+"""How actors end and why, for the actor itself and for watchers.  No I/O."""
 
 from __future__ import annotations
 
@@ -9,29 +9,29 @@ from typing import Any, Final
 from asyncpar.actors.runtime.failure import brief
 from asyncpar.actors.runtime.message import CLOSED, STOPPED
 from asyncpar.actors.runtime.ref import ActorRef
-from asyncpar.errors import AsyncparError
+from asyncpar.errors import ActorDown, AsyncparError, PeerLost
 
 
 class DownReason(enum.StrEnum):
     """Why an actor is gone."""
 
     STOPPED = "stopped"
-    """It was stopped, or left, in good order."""
+    """It was stopped, or stopped itself."""
     FAILED = "failed"
-    """It failed: see ``Actor`` for what counts as a failure."""
+    """It failed; ``Actor`` says what counts as a failure."""
     KILLED = "killed"
     """It was killed."""
     CLOSED = "closed"
     """Its node was closed."""
     LOST = "lost"
-    """Its rank is gone."""
+    """Its rank was lost."""
     MISSING = "missing"
     """There was no such actor."""
 
 
 @dataclass(frozen=True, slots=True)
 class Down:
-    """An actor is gone.  ``error`` says what went wrong: ``RemoteError`` if it failed, ``PeerLost`` if it was lost."""
+    """Says that an actor has ended.  ``error`` is a ``RemoteError`` if it failed, ``PeerLost`` if its rank was lost."""
 
     ref: ActorRef[Any]
     reason: DownReason
@@ -39,16 +39,16 @@ class Down:
 
 
 class End(enum.IntEnum):
-    """What ends an actor; the greater one wins."""
+    """Ways to end an actor; the greatest one asked for applies."""
 
     STOP = 1
-    """Handle what waits, then end."""
+    """Handle the messages that wait, then end."""
     CLOSE = 2
-    """The node closes: interrupt, refuse what waits, run ``on_stop``."""
+    """The node closes: interrupt the endpoint, refuse the messages that wait, run ``on_stop``."""
     FAIL = 3
-    """It failed: the same."""
+    """The actor failed: the same as ``CLOSE``."""
     KILL = 4
-    """Interrupt, refuse what waits, and that is all."""
+    """Interrupt the endpoint, refuse the messages that wait, do not run ``on_stop``."""
 
 
 _REASONS: Final = {
@@ -60,41 +60,37 @@ _REASONS: Final = {
 
 
 class Ending:
-    """What is known of the end of one actor."""
+    """How one actor ends: the strongest request so far, and the errors."""
 
-    __slots__ = ("end", "error", "stop_error")
+    __slots__ = ("end", "error", "has_begun", "is_urgent", "stop_error")
 
     def __init__(self) -> None:
         self.end: End | None = None
+        self.has_begun = False
+        """Whether the actor takes no more messages."""
+        self.is_urgent = False
+        """Whether the actor does not handle the messages that wait."""
         self.error: BaseException | None = None
         """Why it failed."""
         self.stop_error: BaseException | None = None
         """What ``on_stop`` raised."""
 
-    @property
-    def has_begun(self) -> bool:
-        """Does the actor take no messages any more?"""
-        return self.end is not None
-
-    @property
-    def is_urgent(self) -> bool:
-        """Does it not even handle what waits?"""
-        return self.end is not None and self.end > End.STOP
-
     def begin(self, end: End, error: BaseException | None = None) -> None:
-        """Let the actor end by ``end``, unless it does by something stronger."""
+        """Record that the actor ends by ``end``, unless it already ends by something stronger."""
         if self.end is None or end > self.end:
             self.end = end
+            self.has_begun = True
+            self.is_urgent = end > End.STOP
             self.error = self.error if error is None else error
 
     @property
     def reason(self) -> DownReason:
-        """How it ended, for others."""
+        """Why the actor ended, as told to watchers."""
         return _REASONS[self.end or End.STOP]
 
     @property
     def exit_reason(self) -> str:
-        """How it ended, for people."""
+        """Why the actor ended, in words."""
         match self.end:
             case End.CLOSE:
                 return "the node was closed"
@@ -104,7 +100,15 @@ class Ending:
                 return f"the actor failed: {brief(self.error)}"
         return "the actor was stopped"
 
+    def start_error(self, ref: ActorRef[Any]) -> BaseException:
+        """Return what a spawn of ``ref`` raises if the actor ended before it was ready."""
+        if self.error is not None:
+            return self.error
+        if self.refusal == CLOSED:
+            return PeerLost("this node is closed", rank=ref.rank, cause="closed")
+        return ActorDown(f"actor {ref.name!r}: {self.exit_reason} before it had started", rank=ref.rank)
+
     @property
     def refusal(self) -> str:
-        """The reason, of those in ``message``, that callers get."""
+        """The reason, one of those in ``message``, with which calls are refused."""
         return CLOSED if self.end is End.CLOSE else STOPPED

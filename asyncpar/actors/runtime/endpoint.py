@@ -13,10 +13,10 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 import msgspec
 
 from asyncpar.actors.runtime.actor import Actor, ActorType
+from asyncpar.actors.runtime.call_streams import ServedStreams
 from asyncpar.actors.runtime.declaration import endpoint_mark
 from asyncpar.actors.runtime.ref import ActorRef
-from asyncpar.actors.runtime.streams.annotations import StreamType, incoming, outgoing, stream_number
-from asyncpar.actors.runtime.streams.served import ServedStreams
+from asyncpar.actors.runtime.stream_types import StreamType, incoming, outgoing, stream_number
 from asyncpar.errors import UsageError
 from asyncpar.net.wire.array import Buffer
 from asyncpar.net.wire.payload import Extension, PayloadDecoder
@@ -167,6 +167,18 @@ def describe_endpoints(actor_class: type[Actor], extension: Extension) -> dict[s
         title = f"{actor_class.__qualname__}.{name}"
         described[name] = _describe(title, name, function, extension, concurrency=endpoint_mark(function).concurrency)
     return described
+
+
+class EndpointCatalog(dict[type[Any], dict[str, EndpointSpec]]):
+    """The endpoints of actor classes by name; each class is described when it is first looked up."""
+
+    def __init__(self, extension: Extension) -> None:
+        super().__init__()
+        self._extension = extension
+
+    def __missing__(self, actor_class: type[Actor]) -> dict[str, EndpointSpec]:
+        described = self[actor_class] = describe_endpoints(actor_class, self._extension)
+        return described
 
 
 def describe_constructor(actor_class: type[Actor], extension: Extension) -> EndpointSpec:

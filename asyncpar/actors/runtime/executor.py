@@ -6,18 +6,15 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
-from typing import TypeVar
 
 from asyncpar.actors.runtime.actor import Actor
 from asyncpar.actors.runtime.callee import Callee
-from asyncpar.actors.runtime.delivery import CURRENT, Delivery
+from asyncpar.actors.runtime.calls import CURRENT, Delivery, Execution
 from asyncpar.actors.runtime.ending import End, Ending
-from asyncpar.actors.runtime.execution import Execution, is_task_cancelled
 from asyncpar.actors.runtime.message import USAGE
+from asyncpar.core.concurrency.task_group import is_task_cancelled
 from asyncpar.core.concurrency.worker import ENDS_PROGRAM, WorkerThread
 from asyncpar.errors import AsyncparError, ProtocolError, UsageError
-
-T = TypeVar("T")
 
 
 class SelfCancelled(AsyncparError):  # noqa: N818
@@ -45,7 +42,9 @@ class Executor:
 
         A plain ``def`` endpoint runs in ``thread``, or in the actor's own one.
         """
-        self._callee.taken(delivery)
+        owed = delivery.window.take(delivery.cost)
+        if owed:
+            self._callee.return_credit(delivery.sender, delivery.actor, owed)
         if delivery.is_cancelled:
             return
         spec = delivery.spec
@@ -65,7 +64,7 @@ class Executor:
             method = getattr(self.actor, spec.name)
             if spec.is_stream:
                 assert delivery.streams is not None, "nobody is told to stream"
-                await execution.run(delivery.streams.produce(method(*args, **kwargs), execution))
+                await execution.run(delivery.streams.produce(method(*args, **kwargs), lambda: execution.is_interrupted))
                 value = None
             elif spec.is_async:
                 value = await execution.run(method(*args, **kwargs))
@@ -84,13 +83,25 @@ class Executor:
             if thread is None:
                 self._running = None
 
-    async def execute(self, work: Awaitable[T]) -> T:
-        """Await user code in the actor's own task; ``interrupt`` cancels it."""
+    async def attempt(self, hook: str, work: Awaitable[object]) -> BaseException | None:
+        """Await user code in the actor's own task, where ``interrupt`` cancels it, and return what it raises.
+
+        ``SelfCancelled`` naming ``hook`` stands for a ``CancelledError`` that is not a cancellation of the task itself.
+        """
         self._running = Execution()
         try:
-            return await self._running.run(work)
+            await self._running.run(work)
+        except ENDS_PROGRAM:
+            raise
+        except asyncio.CancelledError as error:
+            if is_task_cancelled():
+                raise
+            return SelfCancelled(f"actor {self._name!r}: {hook} cancelled itself", error)
+        except BaseException as error:  # noqa: BLE001  # user code; the owner or the spawner is told
+            return error
         finally:
             self._running = None
+        return None
 
     def interrupt(self) -> None:
         """Cancel what runs in the actor's own task."""

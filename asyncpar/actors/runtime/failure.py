@@ -1,4 +1,4 @@
-"""Exceptions as text for messages: type, text and traceback.  Code is never sent."""
+"""Errors of actors on their way through messages: type, text and traceback.  No code is sent."""
 
 from __future__ import annotations
 
@@ -8,7 +8,16 @@ from typing import Final, NamedTuple
 
 from asyncpar.actors.runtime import message
 from asyncpar.core.observe.reporting import text_of, traceback_of
-from asyncpar.errors import UsageError
+from asyncpar.errors import (
+    ActorDown,
+    AsyncparError,
+    MailboxFull,
+    NotFound,
+    PeerLost,
+    PeerTimeout,
+    RemoteError,
+    UsageError,
+)
 from asyncpar.net.wire import payload
 from asyncpar.net.wire.array import type_name
 
@@ -38,15 +47,15 @@ def brief(error: BaseException | None) -> str:
 
 
 _OWN: Final = [
+    "call_streams",
+    "calls",
     "cell",
-    "execution",
     "executor",
     "lifecycle",
     "mailbox",
     "outbound",
     "requests",
-    "streams/producing",
-    "streams/served",
+    "stream_ends",
 ]
 _OWN_FILES: Final = frozenset({payload.__file__, *(str(Path(__file__).parent / f"{name}.py") for name in _OWN)})
 
@@ -84,3 +93,29 @@ def _skip_own(frames: TracebackType | None) -> TracebackType | None:
     while frames is not None and frames.tb_frame.f_code.co_filename in _OWN_FILES:
         frames = frames.tb_next
     return frames
+
+
+def lost_during(error: PeerLost, operation: str) -> PeerLost:
+    """Return ``error`` for one operation that it ended."""
+    text = f"{operation}: {error}"
+    return PeerLost(text, rank=error.rank, host=error.host, operation=operation, cause=error.cause)
+
+
+def error_of(failure: message.Failure, rank: int, operation: str) -> AsyncparError:
+    """Return what a caller must raise for ``failure``."""
+    text = f"rank {rank}: {operation}: {failure.text}"
+    match failure.reason:
+        case message.USAGE:
+            return UsageError(f"{operation}: {failure.text}")
+        case message.ABSENT:
+            return NotFound(f"{operation}: {failure.text}")
+        case message.STOPPED:
+            return ActorDown(text, rank=rank, operation=operation)
+        case message.FULL:
+            return MailboxFull(text, rank=rank, operation=operation)
+        case message.DEADLINE:
+            return PeerTimeout(text, rank=rank, operation=operation)
+        case message.CLOSED:
+            return PeerLost(text, rank=rank, operation=operation, cause=failure.text)
+        case _:
+            return RemoteError(failure.text, rank=rank, type_name=failure.type_name, remote_traceback=failure.traceback)

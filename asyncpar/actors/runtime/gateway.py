@@ -22,7 +22,7 @@ from msgspec.msgpack import Ext
 
 from asyncpar._proto.asyncpar.v1 import actors_pb2, actors_pb2_grpc
 from asyncpar.actors.runtime.ref import ActorRef, NoSuchEndpoint
-from asyncpar.actors.runtime.streams.producing import close_iterator
+from asyncpar.actors.runtime.stream_ends import close_iterator
 from asyncpar.actors.runtime.system import ActorSystem
 from asyncpar.errors import AsyncparError, MailboxFull, NotFound, PeerError, PeerTimeout, RemoteError, UsageError
 from asyncpar.net.transport.rpc import RpcServer

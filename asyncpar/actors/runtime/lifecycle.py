@@ -12,7 +12,7 @@ from asyncpar.actors.runtime.actor import Actor
 from asyncpar.actors.runtime.callee import Callee
 from asyncpar.actors.runtime.cell import ActorSpec, Cell, Services
 from asyncpar.actors.runtime.ending import DownReason
-from asyncpar.actors.runtime.endpoint import EndpointSpec, describe_constructor, describe_endpoints
+from asyncpar.actors.runtime.endpoint import EndpointCatalog, describe_constructor
 from asyncpar.actors.runtime.failure import begin_in_user_code, describe_error
 from asyncpar.actors.runtime.groups import Groups
 from asyncpar.actors.runtime.message import Place
@@ -40,6 +40,7 @@ class Lifecycle:
     def __init__(
         self,
         registry: ActorRegistry,
+        endpoints: EndpointCatalog,
         *,
         messenger: Messenger,
         extension: Extension,
@@ -60,7 +61,7 @@ class Lifecycle:
         self._services = Services(
             callee=callee, groups=self.groups, tasks=tasks, watches=watches, spawn=self.spawn, ended=self.ended
         )
-        self._endpoints: dict[type[Actor], dict[str, EndpointSpec]] = {}
+        self._endpoints = endpoints
         self._watched: dict[tuple[int, int], Cell] = {}
 
     # -- starting --------------------------------------------------------------------------------------------------
@@ -77,7 +78,7 @@ class Lifecycle:
         check_actor_class(actor_class)
         rank, own_name = self._registry.rank, self._registry.new_name(name, actor_class)
         ref: ActorRef[Any] = ActorRef(self._messenger, name=own_name, rank=rank, actor_class=actor_class)
-        endpoints = self.describe(actor_class)
+        endpoints = self._endpoints[actor_class]
         spec = ActorSpec(ref=ref, actor_class=actor_class, create=create, endpoints=endpoints, owner=owner, place=place)
         cell = Cell(spec, services=self._services)
         self._registry.add(cell)
@@ -103,13 +104,6 @@ class Lifecycle:
         return await self.spawn(
             actor_class, lambda: actor_class(*args, **kwargs), request.name or None, place=request.place
         )
-
-    def describe(self, actor_class: type[Actor]) -> dict[str, EndpointSpec]:
-        """Return the endpoints of ``actor_class``, read once."""
-        described = self._endpoints.get(actor_class)
-        if described is None:
-            described = self._endpoints[actor_class] = describe_endpoints(actor_class, self._extension)
-        return described
 
     # -- watchers --------------------------------------------------------------------------------------------------
 

@@ -7,8 +7,8 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Final
 
+from asyncpar.actors.runtime.calls import Delivery
 from asyncpar.actors.runtime.declaration import MailboxPolicy, WhenFull
-from asyncpar.actors.runtime.delivery import Delivery
 from asyncpar.core.concurrency.worker import WorkerThread
 
 BURST: Final = 32

@@ -17,11 +17,12 @@ from asyncpar.net.wire.payload import Extension, PayloadEncoder, UnwrittenPayloa
 
 
 class Outbound:
-    """Sends payloads to ranks, in order for each rank.  ``deliver`` gets those for this rank."""
+    """Sends payloads to ranks, in order for each rank.  ``deliver`` is called with those for this rank."""
 
-    def __init__(self, links: Links, deliver: Callable[[int, memoryview], None]) -> None:
+    def __init__(self, links: Links) -> None:
+        self.deliver: Callable[[int, memoryview], None]
+        """Set once, before the first message."""
         self._links = links
-        self._deliver = deliver
 
     def send(self, rank: int, payload: Payload) -> Sending | None:
         """Send ``payload``, to which nobody writes until the sending has ended or was released; None if it has.
@@ -30,7 +31,7 @@ class Outbound:
         """
         if rank == self._links.rank:
             assert isinstance(payload, memoryview), "what stays on its rank is copied"
-            self._deliver(rank, payload)
+            self.deliver(rank, payload)
             return None
         sending = self._links.link(rank).send_message(payload)
         if sending is not None:

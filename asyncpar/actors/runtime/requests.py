@@ -9,8 +9,8 @@ from collections.abc import Coroutine
 from typing import Any, Final
 
 from asyncpar.actors.runtime import message
+from asyncpar.actors.runtime.calls import CURRENT
 from asyncpar.actors.runtime.cell import Cell
-from asyncpar.actors.runtime.delivery import CURRENT
 from asyncpar.actors.runtime.failure import describe_failure, error_text
 from asyncpar.actors.runtime.lifecycle import Lifecycle
 from asyncpar.actors.runtime.outbound import Outbound

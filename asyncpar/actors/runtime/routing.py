@@ -1,4 +1,4 @@
-"""Dispatches each message that arrives to the part of the actor system that handles its type."""
+"""Receives actor messages and hands each to the part of the actor system that handles its type."""
 
 from __future__ import annotations
 
@@ -8,16 +8,17 @@ from collections.abc import Callable
 from typing import Any
 
 from asyncpar.actors.runtime import message
+from asyncpar.actors.runtime.call_streams import ServedStreams
 from asyncpar.actors.runtime.callee import Callee
 from asyncpar.actors.runtime.caller import Caller
-from asyncpar.actors.runtime.delivery import Delivery
 from asyncpar.actors.runtime.lifecycle import Lifecycle
+from asyncpar.actors.runtime.message import MessageDecoder
 from asyncpar.actors.runtime.registry import ActorRegistry
 from asyncpar.actors.runtime.requests import Requests
 from asyncpar.actors.runtime.stream_caller import StreamCaller
-from asyncpar.actors.runtime.streams.served import ServedStreams
 from asyncpar.actors.runtime.watches import Watches
 from asyncpar.errors import ProtocolError
+from asyncpar.net.transport.links import Links
 
 Handler = Callable[[int, Any, memoryview], None]
 
@@ -27,6 +28,7 @@ class MessageRouter:
 
     def __init__(
         self,
+        links: Links,
         registry: ActorRegistry,
         caller: Caller,
         callee: Callee,
@@ -36,13 +38,15 @@ class MessageRouter:
         watches: Watches,
         lifecycle: Lifecycle,
     ) -> None:
+        self._lost = links.lost
+        self._decoder = MessageDecoder()
         self._registry = registry
         self._caller = caller
         self._callee = callee
         self._requests = requests
         self._handlers: dict[type[Any], Handler] = {
-            message.Call: self._call,
-            message.Tell: self._tell,
+            message.Call: self._accept,
+            message.Tell: self._accept,
             message.Cancel: self._cancel,
             message.Deadline: self._deadline,
             message.Reply: caller.reply,
@@ -61,36 +65,26 @@ class MessageRouter:
             message.Downed: lambda rank, downed, _: watches.downed(rank, downed),
         }
 
-    def dispatch(self, rank: int, received: message.Message, payload: memoryview) -> None:
-        """Hand over ``received``, which came from ``rank`` in ``payload``.  Raises ``ProtocolError``."""
+    def receive(self, rank: int, payload: memoryview, release: Callable[[], None]) -> None:
+        """Handle a message of a link.  Its share of the link's budget is returned at once: see ``window``."""
+        release()
+        if rank not in self._lost:
+            self.dispatch(rank, payload)
+
+    def dispatch(self, rank: int, payload: memoryview) -> None:
+        """Handle a message of ``rank``.  Raises ``ProtocolError``, which ends the connection it came from."""
+        received = self._decoder.decode(payload)
         self._handlers[type(received)](rank, received, payload)
 
-    def _call(self, rank: int, call: message.Call, payload: memoryview) -> None:
-        deadline = None if call.seconds is None else asyncio.get_running_loop().time() + call.seconds
-        delivery = Delivery(
-            rank,
-            call.call,
-            call.actor,
-            call.endpoint,
-            call.arguments,
-            call.keywords,
-            payload,
-            deadline,
-            call.wants_stream,
-        )
-        self._accept(delivery)
-
-    def _accept(self, delivery: Delivery) -> None:
+    def _accept(self, rank: int, received: message.Call | message.Tell, payload: memoryview) -> None:
         """Put a call or tell into the mailbox of its actor, or refuse it."""
-        cell = self._registry.cells.get(delivery.actor)
+        cell = self._registry.cells.get(received.actor)
         if cell is None:
-            self._callee.refuse_absent(delivery, *self._registry.absence(delivery.actor))
-        elif self._callee.accept(delivery, cell.ending):
+            self._callee.refuse_absent(rank, received, payload, *self._registry.absence(received.actor))
+            return
+        delivery = self._callee.accept(rank, received, payload, cell.ending)
+        if delivery is not None:
             cell.put(delivery)
-
-    def _tell(self, rank: int, tell: message.Tell, payload: memoryview) -> None:
-        delivery = Delivery(rank, None, tell.actor, tell.endpoint, tell.arguments, tell.keywords, payload)
-        self._accept(delivery)
 
     def _cancel(self, rank: int, cancel: message.Cancel, _: memoryview) -> None:
         self._callee.cancel(rank, cancel.call)

@@ -10,14 +10,14 @@ from types import AsyncGeneratorType
 from typing import Any
 
 from asyncpar.actors.runtime import message
+from asyncpar.actors.runtime.call_streams import CreateTask, Feed, Feeds
 from asyncpar.actors.runtime.caller import Caller
-from asyncpar.actors.runtime.deadlines.discovery import Iteration
+from asyncpar.actors.runtime.calls import Pending
+from asyncpar.actors.runtime.deadline_discovery import Iteration
 from asyncpar.actors.runtime.outbound import Outbound, ReplyChannel
-from asyncpar.actors.runtime.pending import Pending
 from asyncpar.actors.runtime.ref import ActorRef
-from asyncpar.actors.runtime.streams.annotations import take_streams
-from asyncpar.actors.runtime.streams.feeds import CreateTask, Feed, Feeds
-from asyncpar.actors.runtime.streams.reading import Inlet
+from asyncpar.actors.runtime.stream_ends import Inlet
+from asyncpar.actors.runtime.stream_types import take_streams
 from asyncpar.errors import AsyncparError, PeerLost, ProtocolError
 from asyncpar.net.wire.payload import Extension, PayloadDecoder
 
@@ -102,7 +102,7 @@ class StreamCaller:
         def grant(amount: int) -> None:
             self._outbound.say(pending.ref.rank, message.YieldCredit(pending.call, amount))
 
-        inlet = Inlet[Any](item, what=str(pending), grant=grant)
+        inlet = Inlet[Any](item, what=pending.title, grant=grant)
         pending.future.add_done_callback(partial(_end, inlet))
         return inlet
 
@@ -128,7 +128,9 @@ class StreamCaller:
         if pending is None:
             return
         if pending.inlet is None:
-            raise ProtocolError(f"stream: rank {rank} sent an item of {pending}, which was not asked for a stream")
+            raise ProtocolError(
+                f"stream: rank {rank} sent an item of {pending.title}, which was not asked for a stream"
+            )
         pending.inlet.put(item.value, payload)
 
     def credit(self, rank: int, credit: message.FeedCredit) -> None:
@@ -137,7 +139,7 @@ class StreamCaller:
         if pending is None:
             return
         if pending.feeds is None:
-            raise ProtocolError(f"stream credit: rank {rank} sent some for {pending}, which has no streams")
+            raise ProtocolError(f"stream credit: rank {rank} sent some for {pending.title}, which has no streams")
         pending.feeds.credit(credit.stream, credit.amount)
 
 

@@ -12,21 +12,21 @@ from asyncpar.actors.runtime import message
 from asyncpar.actors.runtime.actor import Actor, as_reference
 from asyncpar.actors.runtime.callee import Callee
 from asyncpar.actors.runtime.caller import Caller
+from asyncpar.actors.runtime.calls import EncodedArguments
 from asyncpar.actors.runtime.culprit import describe_culprit
 from asyncpar.actors.runtime.dead_letters import DeadLetter, DeadLetters
 from asyncpar.actors.runtime.ending import Down
-from asyncpar.actors.runtime.endpoint import EndpointSpec, describe_constructor
+from asyncpar.actors.runtime.endpoint import EndpointCatalog, EndpointSpec, describe_constructor
 from asyncpar.actors.runtime.groups import Groups
 from asyncpar.actors.runtime.lifecycle import Lifecycle, check_actor_class
-from asyncpar.actors.runtime.message import MessageDecoder, Place
+from asyncpar.actors.runtime.message import Place
 from asyncpar.actors.runtime.outbound import Outbound
-from asyncpar.actors.runtime.pending import EncodedArguments
 from asyncpar.actors.runtime.ref import ActorRef, Messenger, RefExtension, Told
 from asyncpar.actors.runtime.registry import ActorRegistry, check_name, class_path
 from asyncpar.actors.runtime.requests import Requests
 from asyncpar.actors.runtime.routing import MessageRouter
 from asyncpar.actors.runtime.stream_caller import StreamCaller
-from asyncpar.actors.runtime.streams.annotations import find_stream
+from asyncpar.actors.runtime.stream_types import find_stream
 from asyncpar.actors.runtime.watches import Watch, Watches
 from asyncpar.core.concurrency.home_loop import check_home_loop, is_home_loop
 from asyncpar.core.observe.loop_watch import LoopWatch
@@ -53,12 +53,14 @@ class ActorSystem(Messenger):
         self._extension = RefExtension(self, world_size=links.world.size)
         self._tasks = asyncio.TaskGroup()
         self._registry = ActorRegistry(links.rank)
-        outbound = Outbound(links, self._dispatch)
+        outbound = Outbound(links)
         self._caller = Caller(links.rank, extension=self._extension, outbound=outbound)
         self._callee = Callee(rank=links.rank, extension=self._extension, outbound=outbound)
         self._watches = Watches(links, outbound)
+        self._endpoints = EndpointCatalog(self._extension)
         self._lifecycle = Lifecycle(
             self._registry,
+            self._endpoints,
             messenger=self,
             extension=self._extension,
             tasks=self._tasks,
@@ -71,8 +73,8 @@ class ActorSystem(Messenger):
             self._caller, outbound=outbound, extension=self._extension, create_task=self._tasks.create_task
         )
         self._requests = Requests(self._registry, self._lifecycle, tasks=self._tasks, outbound=outbound)
-        self._decoder = MessageDecoder()
         self._router = MessageRouter(
+            links,
             self._registry,
             self._caller,
             self._callee,
@@ -81,6 +83,7 @@ class ActorSystem(Messenger):
             watches=self._watches,
             lifecycle=self._lifecycle,
         )
+        outbound.deliver = self._router.dispatch
         self._untyped = PayloadDecoder[Any](Any, extension=self._extension)
         self._plain = PayloadDecoder[Any](Any, extension=self._extension, as_plain=True)
         self._text = PayloadDecoder[Any](str)
@@ -89,7 +92,7 @@ class ActorSystem(Messenger):
 
     async def __aenter__(self) -> Self:
         await self._tasks.__aenter__()
-        self._links.on_message = self._receive
+        self._links.on_message = self._router.receive
         self._links.add_loss_listener(self._peer_lost)
         self._loop = asyncio.get_running_loop()
         self._is_open = True
@@ -309,16 +312,6 @@ class ActorSystem(Messenger):
 
     # -- links' side ---------------------------------------------------------------------------------------------------
 
-    def _receive(self, rank: int, payload: memoryview, release: Callable[[], None]) -> None:
-        """A message came.  Its share of the link's budget goes back at once: see ``window``."""
-        release()
-        if rank not in self._links.lost:
-            self._dispatch(rank, payload)
-
-    def _dispatch(self, rank: int, payload: memoryview) -> None:
-        """Hand a message to whom it concerns.  Raises ``ProtocolError``, which ends the connection it came from."""
-        self._router.dispatch(rank, self._decoder.decode(payload), payload)
-
     def _peer_lost(self, rank: int, error: PeerLost) -> None:
         self._caller.peer_lost(rank, error)
         self._callee.peer_lost(rank, error)
@@ -342,7 +335,7 @@ class ActorSystem(Messenger):
         self._check_here(endpoint, ref)
         if ref.actor_class is None:
             return None
-        spec = self._lifecycle.describe(ref.actor_class)[endpoint]
+        spec = self._endpoints[ref.actor_class][endpoint]
         spec.check(len(arguments), tuple(keywords))
         misuse = spec.misuse(wants_stream=wants_stream, is_told=is_told)
         if misuse is not None:
@@ -353,7 +346,7 @@ class ActorSystem(Messenger):
         cell = self._registry.cells.get(ref.name)
         if cell is None or cell.ref.actor_class is None or not cell.is_current_task():
             return
-        spec = self._lifecycle.describe(cell.ref.actor_class).get(endpoint)
+        spec = self._endpoints[cell.ref.actor_class].get(endpoint)
         if spec is not None and spec.concurrency is None:
             raise UsageError(
                 f"{endpoint} of {ref!r}: an actor that asks itself waits for ever; call self.{endpoint}(), or tell"

@@ -45,3 +45,9 @@ class CleanTaskGroup(asyncio.TaskGroup):
             except asyncio.CancelledError as cancelled:
                 kind, error, traceback = type(cancelled), cancelled, cancelled.__traceback__
         await super().__aexit__(kind, error, traceback)
+
+
+def is_task_cancelled() -> bool:
+    """Is the current task being cancelled for good?"""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 import asyncpar as ap
 from asyncpar._proto.asyncpar.v1 import actors_pb2
 from asyncpar._proto.asyncpar.v1.actors_pb2 import ActorCall, ActorError, ActorResult, ActorTold, Array, Value
-from asyncpar.actors.runtime.delivery import time_left
+from asyncpar.actors.runtime.calls import time_left
 from asyncpar.actors.runtime.gateway import ActorGateway
 from asyncpar.net.transport.rpc import Credentials, RpcServer
 

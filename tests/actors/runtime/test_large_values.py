@@ -75,7 +75,7 @@ def threads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     for module in (
         "actors.runtime.callee",
-        "actors.runtime.streams.producing",
+        "actors.runtime.stream_ends",
         "collectives.objects",
         "collectives.mailbox",
     ):

@@ -12,7 +12,7 @@ import pytest
 
 from asyncpar.actors.runtime import message
 from asyncpar.actors.runtime.actor import Actor, endpoint
-from asyncpar.actors.runtime.delivery import Delivery, time_left
+from asyncpar.actors.runtime.calls import Delivery, time_left
 from asyncpar.actors.runtime.ending import Down, DownReason
 from asyncpar.actors.runtime.mailbox import BURST
 from asyncpar.actors.runtime.watches import Watch

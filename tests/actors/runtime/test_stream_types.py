@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from asyncpar.actors.runtime.actor import Actor, endpoint
-from asyncpar.actors.runtime.streams.annotations import (
+from asyncpar.actors.runtime.stream_types import (
     MAX_STREAMS,
     StreamType,
     find_stream,

@@ -13,8 +13,8 @@ import pytest
 from asyncpar.actors.runtime import message
 from asyncpar.actors.runtime.actor import Actor, endpoint
 from asyncpar.actors.runtime.callee import GRACE
-from asyncpar.actors.runtime.delivery import CURRENT, Delivery, time_left
-from asyncpar.actors.runtime.window import WINDOW
+from asyncpar.actors.runtime.calls import CURRENT, Delivery, time_left
+from asyncpar.actors.runtime.window import WINDOW, ReceiveWindow
 from asyncpar.errors import PeerTimeout
 from asyncpar.net.wire.payload import PayloadEncoder
 from asyncpar.testing.loop import run_virtual
@@ -193,7 +193,9 @@ def test_a_message_whose_deadline_passes_in_the_mailbox_is_never_handled(open_ra
 
 def test_a_caller_that_waits_on_gets_a_peer_timeout(open_ranks: Any) -> None:
     async def test(ranks: Any, first: Clock, second: Clock, log: Log) -> None:
-        origin = Delivery(0, None, "x", "y", [], {}, memoryview(b""), asyncio.get_running_loop().time() + 3)
+        origin = Delivery(
+            0, None, "x", "y", [], {}, memoryview(b""), ReceiveWindow(), 0, asyncio.get_running_loop().time() + 3
+        )
         token = CURRENT.set(origin)
         with pytest.raises(PeerTimeout, match=r"rank 1: left of .*: the deadline passed while it ran") as caught:
             await first.left(100)

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncpar.actors.runtime.streams.flow import ITEM_OVERHEAD, STREAM_WINDOW, Outflow, item_cost
-from asyncpar.actors.runtime.window import ReceiveWindow
+from asyncpar.actors.runtime.window import ITEM_OVERHEAD, STREAM_WINDOW, Outflow, ReceiveWindow, item_cost
 from asyncpar.errors import ProtocolError
 
 SMALL = item_cost(memoryview(bytes(10)))

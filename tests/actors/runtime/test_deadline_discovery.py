@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import uvloop
 
-from asyncpar.actors.runtime.deadlines import discovery
-from asyncpar.actors.runtime.deadlines.discovery import find_deadline
+from asyncpar.actors.runtime import deadline_discovery
+from asyncpar.actors.runtime.deadline_discovery import find_deadline
 from asyncpar.errors import UsageError
 from asyncpar.testing.loop import VirtualTimeLoop, run_virtual
 
@@ -405,9 +405,9 @@ def test_context_managers_of_users_are_not_touched(look: Look) -> None:
 
 @pytest.fixture
 def checked_anew() -> Iterator[None]:
-    discovery.check_interpreter.cache_clear()
+    deadline_discovery.check_interpreter.cache_clear()
     yield
-    discovery.check_interpreter.cache_clear()
+    deadline_discovery.check_interpreter.cache_clear()
 
 
 @pytest.mark.usefixtures("checked_anew")
@@ -415,15 +415,15 @@ def checked_anew() -> Iterator[None]:
 def test_an_interpreter_that_does_not_show_timeouts_is_refused(
     monkeypatch: pytest.MonkeyPatch, shown: list[object]
 ) -> None:
-    monkeypatch.setattr(discovery, "_contexts", lambda frame, below=None: iter(shown))
+    monkeypatch.setattr(deadline_discovery, "_contexts", lambda frame, below=None: iter(shown))
     with pytest.raises(
         UsageError, match=r"endpoints would not see the deadlines of their callers; use CPython 3\.11 to"
     ):
-        discovery.check_interpreter()
+        deadline_discovery.check_interpreter()
 
 
 @pytest.mark.usefixtures("checked_anew")
 def test_an_interpreter_newer_than_those_tested_is_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(discovery, "_NEWEST", (3, 10))
+    monkeypatch.setattr(deadline_discovery, "_NEWEST", (3, 10))
     with pytest.warns(RuntimeWarning, match=r"asyncpar is tested on Python 3\.11 to 3\.10, this is 3\.\d+\."):
-        discovery.check_interpreter()
+        deadline_discovery.check_interpreter()

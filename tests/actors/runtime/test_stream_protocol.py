@@ -11,7 +11,7 @@ import pytest
 
 from asyncpar.actors.runtime import message
 from asyncpar.actors.runtime.actor import Actor, endpoint
-from asyncpar.actors.runtime.streams.flow import ITEM_OVERHEAD, STREAM_WINDOW
+from asyncpar.actors.runtime.window import ITEM_OVERHEAD, STREAM_WINDOW
 from asyncpar.errors import PeerLost
 from asyncpar.net.wire.payload import PayloadEncoder
 

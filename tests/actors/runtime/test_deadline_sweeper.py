@@ -7,8 +7,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from asyncpar.actors.runtime.deadlines.alarm import AlarmClock
-from asyncpar.actors.runtime.deadlines.sweeper import LOOKS, PERIOD, DeadlineSweeper
+from asyncpar.actors.runtime.deadlines import LOOKS, PERIOD, AlarmClock, DeadlineSweeper
 from asyncpar.testing.loop import run_virtual
 
 

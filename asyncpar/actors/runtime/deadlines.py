@@ -1,0 +1,263 @@
+"""Deadlines of calls: the ``asyncio.timeout`` around an ask also limits the endpoint that serves it.
+
+``DeadlineSweeper`` looks for the timeouts of asks that take long (see ``deadline_discovery``), ``CallDeadlines`` tells
+the callee of them, and the callee ends late calls by an ``AlarmClock``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import math
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, Final, Generic, TypeVar
+
+from asyncpar.actors.runtime import message
+from asyncpar.actors.runtime.calls import Pending
+from asyncpar.actors.runtime.deadline_discovery import Iteration, check_interpreter, find_deadline
+from asyncpar.actors.runtime.outbound import Outbound
+from asyncpar.actors.runtime.window import OutboundMessage
+
+K = TypeVar("K", bound=Hashable)
+
+_SLACK: Final = 64
+
+
+class AlarmClock(Generic[K]):
+    """Calls ``ring(key)`` once for every key when its time has come.
+
+    There is one timer for all keys, and none while no key is set.  Setting and dropping cost O(log n).
+    """
+
+    def __init__(self, ring: Callable[[K], None]) -> None:
+        self._ring = ring
+        self._times: dict[K, float] = {}
+        self._heap: list[tuple[float, int, K]] = []
+        """Also holds what was set anew or dropped since, up to as much again as is set."""
+        self._counter = 0
+        self._timer: asyncio.TimerHandle | None = None
+        self._armed_for: float | None = None
+
+    @property
+    def is_ticking(self) -> bool:
+        """Is a timer set?"""
+        return self._timer is not None
+
+    @property
+    def size(self) -> int:
+        """Times that are kept, dropped ones included."""
+        return len(self._heap)
+
+    def set(self, key: K, when: float) -> None:
+        """Ring for ``key`` at the loop time ``when``, instead of at the time that was set for it before."""
+        self._times[key] = when
+        self._counter += 1
+        heapq.heappush(self._heap, (when, self._counter, key))
+        self._arm()
+
+    def drop(self, key: K) -> None:
+        """Do not ring for ``key``."""
+        if self._times.pop(key, None) is not None:
+            self._arm()
+
+    def clear(self) -> None:
+        """Do not ring any more."""
+        self._times.clear()
+        self._arm()
+
+    def _arm(self) -> None:
+        if len(self._heap) > 2 * len(self._times) + _SLACK:
+            self._heap = [entry for entry in self._heap if self._times.get(entry[2]) == entry[0]]
+            heapq.heapify(self._heap)
+        while self._heap and self._times.get(self._heap[0][2]) != self._heap[0][0]:
+            heapq.heappop(self._heap)
+        when = self._heap[0][0] if self._heap else None
+        if when == self._armed_for:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._armed_for = when
+        self._timer = None if when is None else asyncio.get_running_loop().call_at(when, self._wake, when)
+
+    def _wake(self, when: float) -> None:
+        self._timer = self._armed_for = None
+        now = max(when, asyncio.get_running_loop().time())  # a timer may fire a clock tick early
+        due: list[K] = []
+        while self._heap and self._heap[0][0] <= now:
+            time, _, key = heapq.heappop(self._heap)
+            if self._times.get(key) == time:
+                del self._times[key]
+                due.append(key)
+        self._arm()
+        for key in due:
+            self._ring(key)
+
+
+PERIOD: Final = 0.005
+"""Seconds after which an ask takes long: it is looked at once when it is one to two of them old."""
+LOOKS: Final = 20
+"""Most asks that are looked at in a row; a look takes about 10 microseconds.  The others wait for a period more."""
+
+
+@dataclass(slots=True, eq=False)
+class _Ask:
+    task: asyncio.Task[Any]
+    iterator: Iteration | None
+    limit: float | None
+    reported: float | None
+
+
+class DeadlineSweeper:
+    """Calls ``report(call, when)`` for every watched ask whose task turns out to have a deadline.
+
+    Quick asks cost two operations on a dict each.  All asks together have one timer for the search, and one for what
+    was found: when a deadline comes and the ask is still there, somebody has moved the deadline, so it is looked for
+    again and reported anew; as None if there is none any more.
+    """
+
+    def __init__(
+        self,
+        report: Callable[[int, float | None], None],
+        *,
+        find: Callable[[asyncio.Task[Any], Iteration | None], float | None] = find_deadline,
+    ) -> None:
+        self._report = report
+        self._find = find
+        self._young: dict[int, _Ask] = {}
+        self._old: dict[int, _Ask] = {}
+        self._found: dict[int, _Ask] = {}
+        self._alarms = AlarmClock[int](self._look_again)
+        self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def is_idle(self) -> bool:
+        """Is no timer set?"""
+        return self._timer is None and not self._alarms.is_ticking
+
+    def watch(
+        self, call: int, task: asyncio.Task[Any], limit: float | None = None, iterator: Iteration | None = None
+    ) -> None:
+        """Look for a deadline of ``task``, which has just sent ``call``, in a while.
+
+        With ``iterator`` it is the deadline of the loop over that which counts.  ``limit`` is a deadline that the
+        receiver knows of already; later ones are not reported.
+        """
+        self._young[call] = _Ask(task, iterator, limit, limit)
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(PERIOD, self._sweep)
+
+    def forget(self, call: int) -> None:
+        """The ask is over."""
+        if self._young.pop(call, None) is not None or self._old.pop(call, None) is not None:
+            return
+        if self._found.pop(call, None) is not None:
+            self._alarms.drop(call)
+
+    def tighten(self, call: int, limit: float | None) -> None:
+        """The limit of the ask turned out to be ``limit``."""
+        ask = self._young.get(call) or self._old.get(call)
+        if ask is not None:
+            ask.limit = limit
+            return
+        ask = self._found.get(call)
+        if ask is not None:
+            ask.limit = limit
+            self._examine(call, ask)
+
+    def close(self) -> None:
+        """Forget everything."""
+        self._young.clear()
+        self._old.clear()
+        self._found.clear()
+        self._alarms.clear()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _sweep(self) -> None:
+        self._timer = None
+        for call in list(islice(self._old, LOOKS)):
+            ask = self._found[call] = self._old.pop(call)
+            self._examine(call, ask)
+        self._old |= self._young
+        self._young = {}
+        if self._old:
+            self._timer = asyncio.get_running_loop().call_later(PERIOD, self._sweep)
+
+    def _look_again(self, call: int) -> None:
+        ask = self._found.get(call)
+        if ask is not None:
+            self._examine(call, ask)
+
+    def _examine(self, call: int, ask: _Ask) -> None:
+        when = self._find(ask.task, ask.iterator)
+        if ask.limit is not None and (when is None or when > ask.limit):
+            when = ask.limit
+        if when == ask.reported:  # also if it has just come: whoever set it is about to cancel the task
+            return
+        ask.reported = when
+        if when is None or when == ask.limit:
+            self._alarms.drop(call)
+        else:
+            self._alarms.set(call, when)
+        self._report(call, when)
+
+
+class CallDeadlines:
+    """Finds the deadlines of the calls in ``pending``, and says them to the ranks that were called.
+
+    Raises ``UsageError`` on an interpreter on which they cannot be found.
+    """
+
+    def __init__(self, pending: Mapping[int, Pending], outbound: Outbound) -> None:
+        check_interpreter()
+        self._pending = pending
+        self._outbound = outbound
+        self._sweeper = DeadlineSweeper(self._found)
+        self._held: dict[OutboundMessage, tuple[Pending, float | None]] = {}
+        """Deadlines of calls that have not left yet."""
+
+    def begin(self, pending: Pending, iterator: Iteration | None = None) -> None:
+        """The current task is about to wait for ``pending``, or to iterate over it by ``iterator``."""
+        task = asyncio.current_task()
+        if task is not None:
+            limit = None if pending.origin is None else pending.origin.deadline
+            self._sweeper.watch(pending.call, task, limit, iterator)
+
+    def end(self, pending: Pending) -> None:
+        """The task waits no longer."""
+        self._sweeper.forget(pending.call)
+        if self._held and pending.outgoing is not None:
+            self._held.pop(pending.outgoing, None)
+
+    def sent(self, outgoing: OutboundMessage) -> None:
+        """A call that had to wait has left."""
+        held = self._held.pop(outgoing, None) if self._held else None
+        if held is not None:
+            self._say(*held)
+
+    def tighten(self, calls: Iterable[int], deadline: float | None) -> None:
+        """The endpoint that waits for ``calls`` turned out to have until ``deadline``."""
+        for call in tuple(calls):
+            self._sweeper.tighten(call, deadline)
+
+    def close(self) -> None:
+        """Forget everything."""
+        self._sweeper.close()
+        self._held.clear()
+
+    def _found(self, call: int, deadline: float | None) -> None:
+        pending = self._pending.get(call)
+        if pending is None or pending.outgoing is None or pending.future.done():
+            return
+        if pending.outgoing.is_sent:
+            self._say(pending, deadline)
+        else:
+            self._held[pending.outgoing] = pending, deadline
+
+    def _say(self, pending: Pending, deadline: float | None) -> None:
+        now = asyncio.get_running_loop().time()
+        seconds = math.inf if deadline is None else max(0.0, deadline - now)
+        self._outbound.say(pending.ref.rank, message.Deadline(pending.call, seconds))
