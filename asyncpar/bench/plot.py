@@ -7,7 +7,7 @@ import tempfile
 from itertools import groupby
 from pathlib import Path
 
-from asyncpar.bench.report import Report
+from asyncpar.bench.report import BenchReport
 from asyncpar.errors import UsageError
 
 
@@ -28,7 +28,7 @@ def check_plot(path: Path) -> None:
         raise UsageError(f"--plot: no file can be made in {path.parent}: {error.strerror}") from error
 
 
-def plot_report(report: Report, path: Path) -> None:
+def plot_report(report: BenchReport, path: Path) -> None:
     """Draw measured and predicted time, and bus bandwidth, over size into the PNG file ``path``.
 
     Raises ``UsageError`` that says how to install matplotlib where it is missing.

@@ -36,7 +36,7 @@ class Measurement:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Surroundings:
+class BenchEnvironment:
     """Where a run took place.  ``lane`` is the kind of lane between ranks 0 and 1, ``transport`` the one asked for."""
 
     ranks: int
@@ -50,10 +50,10 @@ class Surroundings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
+class BenchReport:
     """A whole run."""
 
-    surroundings: Surroundings
+    surroundings: BenchEnvironment
     measurements: tuple[Measurement, ...]
 
     @property
@@ -72,7 +72,7 @@ class Report:
         return msgspec.json.encode(self)
 
     @classmethod
-    def from_json(cls, text: bytes) -> Report:
+    def from_json(cls, text: bytes) -> BenchReport:
         return msgspec.json.decode(text, type=cls)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from asyncpar.bench.report import Measurement, Report, Surroundings
+from asyncpar.bench.report import BenchEnvironment, BenchReport, Measurement
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +42,7 @@ def choose_columns(width: int | None) -> tuple[Column, ...]:
     return tuple(column for column in COLUMNS if column in chosen)
 
 
-def format_title(surroundings: Surroundings) -> list[str]:
+def format_title(surroundings: BenchEnvironment) -> list[str]:
     """Return what is said once, at the top."""
     hosts = "1 host" if surroundings.hosts == 1 else f"{surroundings.hosts} hosts"
     ranks = "1 rank" if surroundings.ranks == 1 else f"{surroundings.ranks} ranks"
@@ -64,7 +64,7 @@ def format_row(measurement: Measurement, columns: Sequence[Column]) -> str:
     return "".join(f"{column.show(measurement):>{column.width}}" for column in columns)
 
 
-def format_end(report: Report) -> list[str]:
+def format_end(report: BenchReport) -> list[str]:
     """Return the summary below the rows."""
     verdict = "OK" if report.wrong_sizes == 0 else "FAILED"
     lines = [f"# sizes with wrong elements: {report.wrong_sizes} {verdict}"]

@@ -17,7 +17,7 @@ import numpy as np
 import asyncpar as ap
 from asyncpar.bench.cases import count_elements
 from asyncpar.bench.measure import measure
-from asyncpar.bench.report import Measurement, Report, Surroundings
+from asyncpar.bench.report import BenchEnvironment, BenchReport, Measurement
 from asyncpar.bench.settings import BenchSettings
 from asyncpar.bench.sizes import short_size
 from asyncpar.bench.table import choose_columns, format_end, format_header, format_row, format_title
@@ -28,7 +28,7 @@ Show = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Assignment:
+class BenchAssignment:
     """What the command tells its ranks.
 
     ``report`` is the file to write, ``width`` the room for rows (None: any); ``shows_rows`` and ``shows_progress`` say
@@ -47,14 +47,14 @@ class Assignment:
         return msgspec.json.encode(self).decode()
 
     @classmethod
-    def decode(cls, text: str) -> Assignment:
+    def decode(cls, text: str) -> BenchAssignment:
         return msgspec.json.decode(text, type=cls)
 
 
 class Narrator:
     """Shows on rank 0 how a run goes; on other ranks nothing."""
 
-    def __init__(self, assignment: Assignment, *, is_first: bool, reporter: Reporter, show: Show) -> None:
+    def __init__(self, assignment: BenchAssignment, *, is_first: bool, reporter: Reporter, show: Show) -> None:
         self._columns = choose_columns(assignment.width)
         self._shows_rows = is_first and assignment.shows_rows
         self._shows_progress = is_first and assignment.shows_progress
@@ -62,7 +62,7 @@ class Narrator:
         self._show = show
         self._operation = ""
 
-    def begin(self, surroundings: Surroundings) -> None:
+    def begin(self, surroundings: BenchEnvironment) -> None:
         if self._shows_rows:
             self._show("\n".join(format_title(surroundings)))
 
@@ -78,12 +78,12 @@ class Narrator:
         if self._shows_rows:
             self._show(format_row(measurement, self._columns))
 
-    def end(self, report: Report) -> None:
+    def end(self, report: BenchReport) -> None:
         if self._shows_rows:
             self._show("\n".join(format_end(report)))
 
 
-async def work(assignment: Assignment, *, reporter: Reporter, show: Show) -> None:
+async def work(assignment: BenchAssignment, *, reporter: Reporter, show: Show) -> None:
     """Be one rank: measure everything that is asked for."""
     settings = assignment.settings
     async with ap.init() as node:
@@ -91,7 +91,7 @@ async def work(assignment: Assignment, *, reporter: Reporter, show: Show) -> Non
             await node.world.calibrate()
         allocate = node.empty if settings.shares else np.empty
         narrator = Narrator(assignment, is_first=node.rank == 0, reporter=reporter, show=show)
-        surroundings = survey(node, assignment.transport)
+        surroundings = describe_environment(node, assignment.transport)
         narrator.begin(surroundings)
         measurements: list[Measurement] = []
         plan = list_cases(settings, node.size)
@@ -102,7 +102,7 @@ async def work(assignment: Assignment, *, reporter: Reporter, show: Show) -> Non
             )
             measurements.append(measurement)
             narrator.row(measurements[-1])
-        report = Report(surroundings=surroundings, measurements=tuple(measurements))
+        report = BenchReport(surroundings=surroundings, measurements=tuple(measurements))
         narrator.end(report)
         if node.rank == 0:
             Path(assignment.report).write_bytes(report.to_json())
@@ -121,9 +121,9 @@ def list_cases(settings: BenchSettings, ranks: int) -> list[tuple[str, int]]:
     ]
 
 
-def survey(node: Node, transport: str | None) -> Surroundings:
-    """Return where we are."""
-    return Surroundings(
+def describe_environment(node: Node, transport: str | None) -> BenchEnvironment:
+    """Return the machine, the versions and the lane of this run."""
+    return BenchEnvironment(
         ranks=node.size,
         hosts=len(node.membership.hosts),
         cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
@@ -137,7 +137,7 @@ def survey(node: Node, transport: str | None) -> Surroundings:
 
 def main() -> None:
     """Be a rank; the assignment is the process's only argument.  Signals are expected in their default dispositions."""
-    assignment = Assignment.decode(sys.argv[1])
+    assignment = BenchAssignment.decode(sys.argv[1])
     reporter = Reporter.from_environment(os.environ)
 
     def show(text: str) -> None:

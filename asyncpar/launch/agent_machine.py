@@ -1,38 +1,161 @@
 """Decide for one host: when to start, signal and kill its ranks, what to tell the coordinator, when to go.
 
-Sans-I/O: feed events, obey commands.  The *crew* is what runs of one generation on this host; whatever happens, it is
+Sans-I/O: feed events, obey commands.  One generation is one start of the ranks.  Whatever happens, its processes are
 asked to end, killed after the grace period, and given up on a while after that: an agent always ends.
 """
 
 from __future__ import annotations
 
 import signal
+from dataclasses import dataclass
 
 from asyncpar.core.observe.agent_line import Loss
-from asyncpar.launch.agent_events import (
-    Assigned,
-    Command,
-    Condemned,
-    CoordinatorLost,
-    CrewGone,
-    Event,
-    Exit,
-    Finished,
-    KillCrew,
-    KillRank,
-    OutputBroken,
-    Say,
-    SignalCrew,
-    Signalled,
-    StartCrew,
-    StopOrdered,
-    TellInterrupted,
-    TellRanks,
-    TellStopped,
-    Tick,
-)
 from asyncpar.launch.failure import exit_code_of
-from asyncpar.launch.plan import Assignment, Outcome
+from asyncpar.launch.plan import AgentAssignment, JobOutcome
+
+
+@dataclass(frozen=True, slots=True)
+class Assigned:
+    """The coordinator wants this host's ranks to start."""
+
+    assignment: AgentAssignment
+
+
+@dataclass(frozen=True, slots=True)
+class WorkersGone:
+    """No process of ``generation`` is left here, and all output has been passed on."""
+
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class StopOrdered:
+    """The coordinator wants the ranks of ``generation`` to end."""
+
+    generation: int
+    signal_number: int
+    reason: str
+    loss: Loss | None = None
+    """The rank that is the reason, of which the others are told first."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankGivenUp:
+    """A rank of ``generation`` is given up."""
+
+    generation: int
+    loss: Loss
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The coordinator says how the job ended."""
+
+    outcome: JobOutcome
+
+
+@dataclass(frozen=True, slots=True)
+class Signalled:
+    """This process got a signal that asks it to end."""
+
+    signal_number: int
+
+
+@dataclass(frozen=True, slots=True)
+class OutputBroken:
+    """Our output cannot be written: ``cause``, "" when whoever read it has left."""
+
+    cause: str
+
+
+@dataclass(frozen=True, slots=True)
+class CoordinatorLost:
+    """The coordinator cannot be reached, or went away."""
+
+    cause: str
+
+
+@dataclass(frozen=True, slots=True)
+class AgentTick:
+    """Time has passed."""
+
+
+Event = (
+    Assigned
+    | WorkersGone
+    | StopOrdered
+    | RankGivenUp
+    | Finished
+    | Signalled
+    | OutputBroken
+    | CoordinatorLost
+    | AgentTick
+)
+
+
+@dataclass(frozen=True, slots=True)
+class StartWorkers:
+    """Start the ranks."""
+
+    assignment: AgentAssignment
+
+
+@dataclass(frozen=True, slots=True)
+class SignalWorkers:
+    """Send a signal to the process group of each rank."""
+
+    signal_number: int
+
+
+@dataclass(frozen=True, slots=True)
+class KillWorkers:
+    """End each rank's process group now, and stop waiting for its output."""
+
+
+@dataclass(frozen=True, slots=True)
+class KillRank:
+    """End the process group of one rank, if it is one of this host."""
+
+    rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class TellRanks:
+    """Tell the ranks of this host that another one is lost."""
+
+    loss: Loss
+
+
+@dataclass(frozen=True, slots=True)
+class TellStopped:
+    """Report that nothing of ``generation`` is left."""
+
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class TellInterrupted:
+    """Report that somebody asked for the end of the job."""
+
+    signal_number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Say:
+    """Tell people."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Exit:
+    """Go, with this outcome."""
+
+    outcome: JobOutcome
+
+
+Command = StartWorkers | SignalWorkers | KillWorkers | KillRank | TellRanks | TellStopped | TellInterrupted | Say | Exit
+
 
 _ANSWER_PATIENCE = 3.0
 """How long an interrupted agent without ranks waits for the coordinator's word."""
@@ -43,13 +166,13 @@ _REASON_PATIENCE = 0.3
 
 
 class AgentMachine:
-    """The mind of one host's agent."""
+    """The decisions of one host's agent."""
 
     def __init__(self, *, grace: float) -> None:
         self._grace = grace
-        self._crew: int | None = None
+        self._generation: int | None = None
         self._interrupted: int | None = None
-        self._outcome: Outcome | None = None
+        self._outcome: JobOutcome | None = None
         self._signal_at: tuple[float, int] | None = None
         self._kill_at: float | None = None
         self._leave_at: float | None = None
@@ -57,7 +180,7 @@ class AgentMachine:
 
     @property
     def next_deadline(self) -> float | None:
-        """When a ``Tick`` is due, None if never."""
+        """When a ``AgentTick`` is due, None if never."""
         signal_at = None if self._signal_at is None else self._signal_at[0]
         return min((at for at in (signal_at, self._kill_at, self._leave_at) if at is not None), default=None)
 
@@ -67,12 +190,12 @@ class AgentMachine:
         match event:
             case Assigned(assignment):
                 return self._assigned(assignment)
-            case CrewGone(generation):
-                return self._crew_gone(generation, now)
+            case WorkersGone(generation):
+                return self._workers_gone(generation, now)
             case StopOrdered():
                 return self._stop_ordered(event, now)
-            case Condemned(generation, loss):
-                return self._condemned(loss) if generation == self._crew else []
+            case RankGivenUp(generation, loss):
+                return self._give_up(loss) if generation == self._generation else []
             case Finished(outcome):
                 return self._conclude(outcome, now)
             case Signalled(signal_number):
@@ -80,23 +203,23 @@ class AgentMachine:
             case OutputBroken(cause):
                 return [] if self._interrupted else self._output_broken(cause, now)
             case CoordinatorLost(cause):
-                return [] if self._outcome else self._conclude(Outcome(1, cause), now)
-            case Tick():
+                return [] if self._outcome else self._conclude(JobOutcome(1, cause), now)
+            case AgentTick():
                 return self._tick(now)
 
-    def _assigned(self, assignment: Assignment) -> list[Command]:
+    def _assigned(self, assignment: AgentAssignment) -> list[Command]:
         if self._interrupted is not None or self._outcome is not None:
             return [TellStopped(assignment.generation)]
-        self._crew, self._signal_at, self._kill_at, self._leave_at = assignment.generation, None, None, None
-        start = StartCrew(assignment)
+        self._generation, self._signal_at, self._kill_at, self._leave_at = assignment.generation, None, None, None
+        start = StartWorkers(assignment)
         if assignment.restart_count:
             return [Say(f"starting all ranks again (restart {assignment.restart_count})"), start]
         return [start]
 
-    def _crew_gone(self, generation: int, now: float) -> list[Command]:
-        if generation != self._crew:
+    def _workers_gone(self, generation: int, now: float) -> list[Command]:
+        if generation != self._generation:
             return []
-        self._crew = self._signal_at = self._kill_at = self._leave_at = None
+        self._generation = self._signal_at = self._kill_at = self._leave_at = None
         if self._outcome is not None:
             return [TellStopped(generation), *self._exit(self._outcome)]
         if self._interrupted is not None:
@@ -104,7 +227,7 @@ class AgentMachine:
         return [TellStopped(generation)]
 
     def _stop_ordered(self, order: StopOrdered, now: float) -> list[Command]:
-        if order.generation != self._crew or self._kill_at is not None or self._interrupted is not None:
+        if order.generation != self._generation or self._kill_at is not None or self._interrupted is not None:
             return []
         said = Say(f"{order.reason}; stopping all ranks")
         if order.loss is None:
@@ -113,18 +236,18 @@ class AgentMachine:
         self._kill_at = now + _REASON_PATIENCE + self._grace
         return [said, TellRanks(order.loss)]
 
-    def _condemned(self, loss: Loss) -> list[Command]:
+    def _give_up(self, loss: Loss) -> list[Command]:
         return [Say(f"rank {loss.rank} {loss.how}; killing it"), TellRanks(loss), KillRank(loss.rank)]
 
     def _stop(self, signal_number: int, now: float) -> list[Command]:
         self._signal_at, self._kill_at = None, now + self._grace
-        return [SignalCrew(signal_number)]
+        return [SignalWorkers(signal_number)]
 
-    def _conclude(self, outcome: Outcome, now: float) -> list[Command]:
+    def _conclude(self, outcome: JobOutcome, now: float) -> list[Command]:
         """Leave as soon as nothing runs here; see to that if the job went wrong."""
         if self._interrupted is not None:
             outcome = self._interrupted_outcome(self._interrupted)
-        if self._crew is None:
+        if self._generation is None:
             return self._exit(outcome)
         self._outcome = outcome
         is_stopping = self._kill_at is not None or self._leave_at is not None
@@ -134,14 +257,14 @@ class AgentMachine:
         is_first = self._interrupted is None
         if is_first:
             self._interrupted = signal_number
-        if self._crew is None:
+        if self._generation is None:
             return self._leave_alone(signal_number, now, is_first=is_first)
         if not is_first and signal_number == signal.SIGINT:
             self._signal_at, self._kill_at, self._leave_at = None, None, now + _KILL_PATIENCE
-            return [Say("killing all ranks"), KillCrew()]
+            return [Say("killing all ranks"), KillWorkers()]
         passed_on = signal.SIGTERM if signal_number in (signal.SIGPIPE, signal.SIGHUP) else signal_number
         if not is_first:
-            return [SignalCrew(passed_on)]
+            return [SignalWorkers(passed_on)]
         said = [] if signal_number == signal.SIGPIPE else [Say(_stopping(signal_number, self._grace))]
         return [*said, *self._stop(passed_on, now), TellInterrupted(signal_number)]
 
@@ -162,19 +285,19 @@ class AgentMachine:
             return self._exit(self._outcome or self._interrupted_outcome(self._interrupted or signal.SIGTERM))
         if self._signal_at is not None and now >= self._signal_at[0]:
             (_, number), self._signal_at = self._signal_at, None
-            return [SignalCrew(number)]
+            return [SignalWorkers(number)]
         if self._kill_at is not None and now >= self._kill_at:
             self._kill_at = None
             if self._interrupted is not None or self._outcome is not None:
                 self._leave_at = now + _KILL_PATIENCE
-            return [Say(f"ranks still run {self._grace:g} s after they were asked to end; killing them"), KillCrew()]
+            return [Say(f"ranks still run {self._grace:g} s after they were asked to end; killing them"), KillWorkers()]
         return []
 
-    def _interrupted_outcome(self, signal_number: int) -> Outcome:
+    def _interrupted_outcome(self, signal_number: int) -> JobOutcome:
         message = "" if signal_number == signal.SIGPIPE else f"ended by {signal.Signals(signal_number).name}"
-        return Outcome(exit_code_of(-signal_number), message)
+        return JobOutcome(exit_code_of(-signal_number), message)
 
-    def _exit(self, outcome: Outcome) -> list[Command]:
+    def _exit(self, outcome: JobOutcome) -> list[Command]:
         self._has_left = True
         return [Exit(outcome)]
 

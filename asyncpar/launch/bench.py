@@ -13,10 +13,10 @@ import click
 import psutil
 
 from asyncpar.bench.plot import check_plot, plot_report
-from asyncpar.bench.report import Report
+from asyncpar.bench.report import BenchReport
 from asyncpar.bench.settings import DTYPES, EVERY, OPERATIONS, REDUCTIONS, BenchSettings
 from asyncpar.bench.sizes import parse_size, short_size, sizes_between
-from asyncpar.bench.worker import Assignment
+from asyncpar.bench.worker import BenchAssignment
 from asyncpar.collectives.algorithms.catalog import ARENA
 from asyncpar.core.config.transport import TRANSPORTS
 from asyncpar.errors import LaunchError, UsageError
@@ -131,11 +131,11 @@ def run_bench(options: BenchOptions) -> int:
         exit_code = _launch(options, nproc, file)
         if exit_code != 0:
             return exit_code
-        report = Report.from_json(file.read_bytes())
+        report = BenchReport.from_json(file.read_bytes())
     return finish(report, options)
 
 
-def finish(report: Report, options: BenchOptions) -> int:
+def finish(report: BenchReport, options: BenchOptions) -> int:
     """Hand over what was measured and return the exit code: 1 if anything was wrong."""
     if options.prints_json:
         _print(report.to_json())
@@ -160,7 +160,7 @@ def _launch(options: BenchOptions, nproc: int, file: Path) -> int:
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what matters comes as exceptions
     from asyncpar.launch.run import run_launch
 
-    assignment = Assignment(
+    assignment = BenchAssignment(
         settings=options.settings,
         report=str(file),
         transport=options.transport,

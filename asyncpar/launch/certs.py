@@ -75,7 +75,7 @@ def _init(directory: Path, ranks: str, hosts: str | None, job: str | None, days:
 
 
 @dataclass(frozen=True, slots=True)
-class _Row:
+class _CertificateRow:
     who: str
     job: str
     expires: datetime
@@ -109,7 +109,7 @@ def _homes(directory: Path) -> list[Path]:
     return sorted((path for path in directory.glob("host-*") if path.is_dir()), key=lambda path: (len(path.name), path))
 
 
-def _rows(home: Path) -> list[_Row]:
+def _rows(home: Path) -> list[_CertificateRow]:
     from asyncpar.net.security.reading import identity_of, read_certificate
 
     rows = []
@@ -118,7 +118,7 @@ def _rows(home: Path) -> list[_Row]:
         certificate = read_certificate(path)
         identity = identity_of(certificate)
         who, job = ("nobody of ours", "?") if identity is None else (str(identity.role), identity.job)
-        rows.append(_Row(who, job, certificate.not_valid_after_utc, path))
+        rows.append(_CertificateRow(who, job, certificate.not_valid_after_utc, path))
     return rows
 
 

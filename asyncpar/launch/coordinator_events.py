@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from asyncpar.core.observe.agent_line import Loss
-from asyncpar.launch.failure import Failure
-from asyncpar.launch.plan import Assignment, Hello, Outcome
+from asyncpar.launch.failure import RankFailure
+from asyncpar.launch.plan import AgentAssignment, AgentHello, JobOutcome
 from asyncpar.launch.vitals import RankState
 
 
@@ -15,7 +15,7 @@ class AgentArrived:
     """The agent ``agent`` (a number of our own) introduced itself."""
 
     agent: int
-    hello: Hello
+    hello: AgentHello
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class RankEnded:
     agent: int
     generation: int
     rank: int
-    failure: Failure | None
+    failure: RankFailure | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class AgentStopped:
 
 
 @dataclass(frozen=True, slots=True)
-class Interrupted:
+class JobInterrupted:
     """Somebody asked ``agent`` to end the job, with a signal."""
 
     agent: int
@@ -61,11 +61,11 @@ class RankChanged:
 
 
 @dataclass(frozen=True, slots=True)
-class Tick:
+class CoordinatorTick:
     """Time has passed."""
 
 
-Event = AgentArrived | AgentLost | RankEnded | AgentStopped | Interrupted | RankChanged | Tick
+Event = AgentArrived | AgentLost | RankEnded | AgentStopped | JobInterrupted | RankChanged | CoordinatorTick
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,11 +73,11 @@ class Assign:
     """Have ``agent`` start its ranks."""
 
     agent: int
-    assignment: Assignment
+    assignment: AgentAssignment
 
 
 @dataclass(frozen=True, slots=True)
-class Stop:
+class StopRanks:
     """Have ``agent`` end its ranks of ``generation``, with ``signal_number`` first."""
 
     agent: int
@@ -89,7 +89,7 @@ class Stop:
 
 
 @dataclass(frozen=True, slots=True)
-class Condemn:
+class GiveUpRank:
     """Have ``agent`` tell its ranks that one is lost, and kill it if it is one of its own."""
 
     agent: int
@@ -98,11 +98,11 @@ class Condemn:
 
 
 @dataclass(frozen=True, slots=True)
-class Finish:
+class FinishJob:
     """Tell ``agent`` the outcome; it goes away."""
 
     agent: int
-    outcome: Outcome
+    outcome: JobOutcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,4 +122,4 @@ class AnnounceExit:
     how: str
 
 
-Command = Assign | Stop | Condemn | Finish | OpenGeneration | AnnounceExit
+Command = Assign | StopRanks | GiveUpRank | FinishJob | OpenGeneration | AnnounceExit

@@ -19,20 +19,19 @@ from asyncpar.launch.coordinator_events import (
     AnnounceExit,
     Assign,
     Command,
-    Condemn,
+    CoordinatorTick,
     Event,
-    Finish,
-    Interrupted,
+    FinishJob,
+    GiveUpRank,
+    JobInterrupted,
     OpenGeneration,
     RankChanged,
     RankEnded,
-    Stop,
-    Tick,
+    StopRanks,
 )
-from asyncpar.launch.failure import Failure, choose_first, describe, exit_code_of
-from asyncpar.launch.plan import Assignment, Hello, Outcome
-from asyncpar.launch.silence import SilentRanks
-from asyncpar.launch.vitals import RankState
+from asyncpar.launch.failure import RankFailure, choose_first, describe, exit_code_of
+from asyncpar.launch.plan import AgentAssignment, AgentHello, JobOutcome
+from asyncpar.launch.vitals import RankState, SilentRanks
 
 _BLAME_PATIENCE = 1.0
 """How long to wait for the rank that is to blame, once a rank that blames another one has failed."""
@@ -40,7 +39,7 @@ _STOP_MARGIN = 15.0
 """How much longer than the grace period agents may take to report that their ranks are gone."""
 
 
-class Phase(StrEnum):
+class JobPhase(StrEnum):
     """Where the job stands."""
 
     FORMING = "forming"
@@ -67,34 +66,34 @@ class CoordinatorMachine:
 
     def __init__(self, settings: JobSettings, *, now: float) -> None:
         self._settings = settings
-        self._phase = Phase.FORMING
-        self._agents: dict[int, Hello] = {}
+        self._phase = JobPhase.FORMING
+        self._agents: dict[int, AgentHello] = {}
         self._offsets: dict[int, int] = {}
         self._generation = 0
         self._restarts = 0
         self._running: set[int] = set()
         self._unstopped: set[int] = set()
-        self._failures: list[Failure] = []
+        self._failures: list[RankFailure] = []
         self._silent = SilentRanks(settings.silent_after)
-        self._condemned: dict[int, str] = {}
+        self._give_up: dict[int, str] = {}
         self._stopped_at: float | None = None
-        self._forced: Outcome | None = None
+        self._forced: JobOutcome | None = None
         self._deadline: float | None = now + settings.timeout
-        self.outcome: Outcome | None = None
+        self.outcome: JobOutcome | None = None
 
     @property
-    def phase(self) -> Phase:
+    def phase(self) -> JobPhase:
         return self._phase
 
     @property
     def next_deadline(self) -> float | None:
-        """When a ``Tick`` is due, None if never."""
-        silent = self._silent.next_deadline if self._phase == Phase.RUNNING else None
+        """When a ``CoordinatorTick`` is due, None if never."""
+        silent = self._silent.next_deadline if self._phase == JobPhase.RUNNING else None
         return min((at for at in (self._deadline, silent) if at is not None), default=None)
 
     def handle(self, event: Event, *, now: float) -> list[Command]:
-        if self._phase == Phase.FINISHED:
-            return [Finish(event.agent, self._late())] if isinstance(event, AgentArrived) else []
+        if self._phase == JobPhase.FINISHED:
+            return [FinishJob(event.agent, self._late())] if isinstance(event, AgentArrived) else []
         match event:
             case AgentArrived(agent, hello):
                 return self._arrive(agent, hello)
@@ -104,32 +103,32 @@ class CoordinatorMachine:
                 return self._rank_ended(agent, generation, rank, failure, now)
             case AgentStopped(agent, generation):
                 return self._agent_stopped(agent, generation)
-            case Interrupted(agent, signal_number):
+            case JobInterrupted(agent, signal_number):
                 return self._interrupted(agent, signal_number, now)
             case RankChanged(agent, state):
                 return self._rank_changed(agent, state, now)
-            case Tick():
+            case CoordinatorTick():
                 return self._tick(now)
 
-    def _late(self) -> Outcome:
-        return Outcome(1, "the job has ended already")
+    def _late(self) -> JobOutcome:
+        return JobOutcome(1, "the job has ended already")
 
     # -- forming
 
-    def _arrive(self, agent: int, hello: Hello) -> list[Command]:
+    def _arrive(self, agent: int, hello: AgentHello) -> list[Command]:
         refusal = self._judge(hello)
         if refusal is not None:
-            return [Finish(agent, Outcome(2, refusal))]
+            return [FinishJob(agent, JobOutcome(2, refusal))]
         self._agents[agent] = hello
         return self._begin() if len(self._agents) == self._settings.nnodes else []
 
-    def _judge(self, hello: Hello) -> str | None:
+    def _judge(self, hello: AgentHello) -> str | None:
         settings = self._settings
         if hello.job != settings.job:
             return f"--rdzv-id: the coordinator runs job {settings.job!r}, this agent came for {hello.job!r}"
         if hello.nnodes != settings.nnodes:
             return f"--nnodes: the coordinator expects {settings.nnodes}, this agent says {hello.nnodes}"
-        if self._phase != Phase.FORMING:
+        if self._phase != JobPhase.FORMING:
             return f"--nnodes: all {settings.nnodes} agents of the job are there already"
         for other in self._agents.values():
             if hello.node_rank is not None and other.node_rank == hello.node_rank:
@@ -140,15 +139,15 @@ class CoordinatorMachine:
         """Start the ranks of the current generation everywhere."""
         places = self._places()
         world_size = sum(hello.nproc for hello in self._agents.values())
-        self._phase, self._deadline, self._stopped_at = Phase.RUNNING, None, None
+        self._phase, self._deadline, self._stopped_at = JobPhase.RUNNING, None, None
         self._running, self._unstopped, self._failures = set(range(world_size)), set(places), []
         self._silent.clear()
-        self._condemned.clear()
+        self._give_up.clear()
         commands: list[Command] = [OpenGeneration(self._generation, world_size)]
         offset = 0
         for group_rank, agent in enumerate(places):
             self._offsets[agent] = offset
-            assignment = Assignment(
+            assignment = AgentAssignment(
                 generation=self._generation,
                 restart_count=self._restarts,
                 group_rank=group_rank,
@@ -168,16 +167,18 @@ class CoordinatorMachine:
 
     # -- running
 
-    def _rank_ended(self, agent: int, generation: int, rank: int, failure: Failure | None, now: float) -> list[Command]:
+    def _rank_ended(
+        self, agent: int, generation: int, rank: int, failure: RankFailure | None, now: float
+    ) -> list[Command]:
         if not self._runs(agent, rank) or generation != self._generation or rank not in self._running:
             return []
         self._running.discard(rank)
         self._silent.forget(rank)
-        if failure is not None and rank in self._condemned:
-            failure = replace(failure, lost=f"{self._condemned[rank]}, so the launcher killed it")
+        if failure is not None and rank in self._give_up:
+            failure = replace(failure, lost=f"{self._give_up[rank]}, so the launcher killed it")
         how = "exited with code 0" if failure is None else failure.ending
         commands: list[Command] = [AnnounceExit(generation, rank, how)]
-        if self._phase == Phase.STOPPING:
+        if self._phase == JobPhase.STOPPING:
             if failure is not None and failure.report is not None and failure.at <= (self._stopped_at or now):
                 self._failures.append(failure)
             return commands
@@ -188,17 +189,17 @@ class CoordinatorMachine:
     def _rank_changed(self, agent: int, state: RankState, now: float) -> list[Command]:
         rank = state.rank
         is_known = self._runs(agent, rank) and state.generation == self._generation and rank in self._running
-        if self._phase == Phase.RUNNING and is_known and rank not in self._condemned:
+        if self._phase == JobPhase.RUNNING and is_known and rank not in self._give_up:
             self._silent.take(state, now=now)
         return []
 
     def _condemn(self, rank: int, how: str) -> list[Command]:
         """Give up a rank that does not run: it is killed, and the others hear of it."""
-        self._condemned[rank] = how
+        self._give_up[rank] = how
         self._silent.forget(rank)
         owner = next(agent for agent in self._agents if self._runs(agent, rank))
         loss = Loss(rank, self._agents[owner].host, how)
-        return [Condemn(agent, self._generation, loss) for agent in sorted(self._agents)]
+        return [GiveUpRank(agent, self._generation, loss) for agent in sorted(self._agents)]
 
     def _runs(self, agent: int, rank: int) -> bool:
         """Is ``rank`` one of this agent's?  It speaks for no others."""
@@ -208,7 +209,7 @@ class CoordinatorMachine:
     def _consider(self, now: float) -> list[Command]:
         """Stop if it is clear who failed; end if all ranks are through."""
         if not self._failures:
-            return self._end(Outcome(0)) if not self._running else []
+            return self._end(JobOutcome(0)) if not self._running else []
         if self._running and all(failure.is_peer_error for failure in self._failures):
             if self._deadline is None:
                 self._deadline = now + _BLAME_PATIENCE
@@ -217,7 +218,7 @@ class CoordinatorMachine:
         return self._stop(now)
 
     def _stop(self, now: float, signal_number: int = signal.SIGTERM, reason: str = "") -> list[Command]:
-        self._phase, self._stopped_at = Phase.STOPPING, now
+        self._phase, self._stopped_at = JobPhase.STOPPING, now
         self._deadline = now + self._settings.grace + _STOP_MARGIN
         loss = None
         if not reason:
@@ -225,22 +226,22 @@ class CoordinatorMachine:
             reason = f"rank {first.rank} on {first.host} {first.ending}"
             loss = Loss(first.rank, first.host, first.ending)
         stops: list[Command] = [
-            Stop(agent, self._generation, signal_number, reason, loss) for agent in sorted(self._unstopped)
+            StopRanks(agent, self._generation, signal_number, reason, loss) for agent in sorted(self._unstopped)
         ]
         return stops or self._all_stopped()
 
     def _lose(self, agent: int, cause: str, now: float) -> list[Command]:
         hello = self._agents.pop(agent, None)
-        if hello is None or self._phase == Phase.FORMING:
+        if hello is None or self._phase == JobPhase.FORMING:
             return []
         offset = self._offsets[agent]
         lost = f"was lost with the agent on {hello.host} ({cause})"
         for local_rank in range(hello.nproc):
             rank = offset + local_rank
-            explains = self._phase == Phase.RUNNING or all(failure.is_peer_error for failure in self._failures)
+            explains = self._phase == JobPhase.RUNNING or all(failure.is_peer_error for failure in self._failures)
             if rank in self._running and explains and self._forced is None:
                 self._failures.append(
-                    Failure(
+                    RankFailure(
                         rank=rank,
                         local_rank=local_rank,
                         host=hello.host,
@@ -252,7 +253,7 @@ class CoordinatorMachine:
                 )
             self._running.discard(rank)
         self._unstopped.discard(agent)
-        if self._phase == Phase.STOPPING:
+        if self._phase == JobPhase.STOPPING:
             return [] if self._unstopped else self._all_stopped()
         return self._consider(now)
 
@@ -261,10 +262,10 @@ class CoordinatorMachine:
             return []
         host = self._agents[agent].host
         name = signal.Signals(signal_number).name
-        self._forced = Outcome(exit_code_of(-signal_number), f"the agent on {host} got {name}")
-        if self._phase == Phase.FORMING:
+        self._forced = JobOutcome(exit_code_of(-signal_number), f"the agent on {host} got {name}")
+        if self._phase == JobPhase.FORMING:
             return self._end(self._forced)
-        return self._stop(now, signal_number, self._forced.message) if self._phase == Phase.RUNNING else []
+        return self._stop(now, signal_number, self._forced.message) if self._phase == JobPhase.RUNNING else []
 
     # -- stopping
 
@@ -272,7 +273,7 @@ class CoordinatorMachine:
         if agent not in self._agents or generation != self._generation:
             return []
         self._unstopped.discard(agent)
-        return self._all_stopped() if self._phase == Phase.STOPPING and not self._unstopped else []
+        return self._all_stopped() if self._phase == JobPhase.STOPPING and not self._unstopped else []
 
     def _all_stopped(self) -> list[Command]:
         """Nothing runs any more: start again or end."""
@@ -283,17 +284,17 @@ class CoordinatorMachine:
             self._restarts += 1
             self._generation += 1
             return self._begin()
-        return self._end(Outcome(choose_first(self._failures).exit_code, describe(self._failures)))
+        return self._end(JobOutcome(choose_first(self._failures).exit_code, describe(self._failures)))
 
     def _tick(self, now: float) -> list[Command]:
-        if self._phase == Phase.RUNNING and (silent := self._silent.expired(now)):
+        if self._phase == JobPhase.RUNNING and (silent := self._silent.expired(now)):
             return [command for rank, how in silent for command in self._condemn(rank, how)]
         if self._deadline is None or now < self._deadline:
             return []
         match self._phase:
-            case Phase.FORMING:
-                return self._end(Outcome(1, self._absent()))
-            case Phase.RUNNING:
+            case JobPhase.FORMING:
+                return self._end(JobOutcome(1, self._absent()))
+            case JobPhase.RUNNING:
                 return self._stop(now)
             case _:
                 self._unstopped.clear()
@@ -316,6 +317,6 @@ class CoordinatorMachine:
             "Start the missing ones with the same --rdzv-endpoint and --rdzv-id"
         )
 
-    def _end(self, outcome: Outcome) -> list[Command]:
-        self._phase, self._deadline, self.outcome = Phase.FINISHED, None, outcome
-        return [Finish(agent, outcome) for agent in sorted(self._agents)]
+    def _end(self, outcome: JobOutcome) -> list[Command]:
+        self._phase, self._deadline, self.outcome = JobPhase.FINISHED, None, outcome
+        return [FinishJob(agent, outcome) for agent in sorted(self._agents)]

@@ -14,7 +14,7 @@ import grpc.aio
 
 from asyncpar._proto.asyncpar.v1 import membership_pb2 as pb
 from asyncpar._proto.asyncpar.v1 import membership_pb2_grpc
-from asyncpar.errors import AuthenticationError
+from asyncpar.errors import AuthenticationError, UsageError
 from asyncpar.launch.coordinator_events import (
     AgentArrived,
     AgentLost,
@@ -22,30 +22,34 @@ from asyncpar.launch.coordinator_events import (
     AnnounceExit,
     Assign,
     Command,
-    Condemn,
+    CoordinatorTick,
     Event,
-    Finish,
-    Interrupted,
+    FinishJob,
+    GiveUpRank,
+    JobInterrupted,
     OpenGeneration,
     RankChanged,
     RankEnded,
-    Stop,
-    Tick,
+    StopRanks,
 )
-from asyncpar.launch.coordinator_machine import CoordinatorMachine, JobSettings, Phase
+from asyncpar.launch.coordinator_machine import CoordinatorMachine, JobPhase, JobSettings
+from asyncpar.launch.host_placement import free_port
+from asyncpar.launch.job import LaunchJob
+from asyncpar.launch.job_credentials import JobSecret
 from asyncpar.launch.messages import (
+    ResumableStream,
     decode_failure,
     decode_hello,
     decode_state,
     encode_assignment,
-    encode_condemn,
     encode_finish,
+    encode_give_up,
     encode_stop,
 )
-from asyncpar.launch.plan import Assignment, Outcome
-from asyncpar.launch.session import Session
+from asyncpar.launch.plan import AgentAssignment, JobOutcome
 from asyncpar.net.membership.service import RendezvousService
 from asyncpar.net.security.identity import agent_role
+from asyncpar.net.transport.rpc import Credentials, RpcServer
 from asyncpar.net.transport.tls import check_caller
 
 _log = logging.getLogger(__name__)
@@ -65,8 +69,8 @@ class CoordinatorService(membership_pb2_grpc.CoordinatorServicer):
         self._master = ("", 0)
         self._agents = itertools.count()
         self._reconnect = settings.reconnect
-        self._attendants: dict[bytes, _Attendant] = {}
-        self._by_agent: dict[int, _Attendant] = {}
+        self._connected: dict[bytes, _ConnectedAgent] = {}
+        self._by_agent: dict[int, _ConnectedAgent] = {}
         self._hosts: dict[int, str] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._is_empty = asyncio.Event()
@@ -82,7 +86,7 @@ class CoordinatorService(membership_pb2_grpc.CoordinatorServicer):
 
     def close(self) -> None:
         """Decide nothing more."""
-        timers = [attendant.timer for attendant in self._attendants.values()]
+        timers = [connected.timer for connected in self._connected.values()]
         for timer in (self._timer, *timers):
             if timer is not None:
                 timer.cancel()
@@ -105,71 +109,71 @@ class CoordinatorService(membership_pb2_grpc.CoordinatorServicer):
         except AuthenticationError as error:
             _log.warning("an agent was refused: %s", error)
             await context.write(pb.AgentCommand(welcome=pb.Welcome()))
-            refusal = encode_finish(Outcome(1, f"the coordinator refused this agent: {error}"))
+            refusal = encode_finish(JobOutcome(1, f"the coordinator refused this agent: {error}"))
             refusal.number = 1
             await context.write(refusal)
             return
-        attendant, is_new = self._find(greeting)
-        outbox = attendant.connect(greeting)
+        connected, is_new = self._find(greeting)
+        outbox = connected.connect(greeting)
         cause = "its connection closed"
         try:
-            welcome = pb.AgentCommand(welcome=pb.Welcome(resumed=not is_new), received=attendant.session.received)
+            welcome = pb.AgentCommand(welcome=pb.Welcome(resumed=not is_new), received=connected.session.received)
             await context.write(welcome)
             if is_new:
-                self._hosts[attendant.agent] = greeting.hello.host
-                self._feed(AgentArrived(attendant.agent, decode_hello(greeting.hello)))
+                self._hosts[connected.agent] = greeting.hello.host
+                self._feed(AgentArrived(connected.agent, decode_hello(greeting.hello)))
             async with asyncio.TaskGroup() as tasks:
-                listening = tasks.create_task(self._listen(attendant, requests, outbox))
+                listening = tasks.create_task(self._listen(connected, requests, outbox))
                 while (command := await outbox.get()) is not None:
-                    command.received = attendant.session.received
+                    command.received = connected.session.received
                     await context.write(command)
                 listening.cancel()
         except* grpc.aio.BaseError as errors:
             cause = f"its connection broke: {errors.exceptions[0]}"
         finally:
-            if attendant.outbox is outbox:
-                self._away(attendant, cause)
+            if connected.outbox is outbox:
+                self._away(connected, cause)
 
-    def _find(self, greeting: pb.AgentEvent) -> tuple[_Attendant, bool]:
+    def _find(self, greeting: pb.AgentEvent) -> tuple[_ConnectedAgent, bool]:
         """Return the agent that ``greeting`` is of, and whether it is a new one."""
         name = greeting.hello.session
-        known = self._attendants.get(name)
+        known = self._connected.get(name)
         if known is not None and known.node_rank == greeting.hello.node_rank:
             return known, False
-        attendant = _Attendant(next(self._agents), name or os.urandom(16), greeting.hello.node_rank)
-        self._attendants[attendant.name] = attendant
-        self._by_agent[attendant.agent] = attendant
+        connected = _ConnectedAgent(next(self._agents), name or os.urandom(16), greeting.hello.node_rank)
+        self._connected[connected.name] = connected
+        self._by_agent[connected.agent] = connected
         self._is_empty.clear()
-        return attendant, True
+        return connected, True
 
-    def _away(self, attendant: _Attendant, cause: str) -> None:
+    def _away(self, connected: _ConnectedAgent, cause: str) -> None:
         """The connection of an agent has ended: it is gone if all is said, or does not come back in time."""
-        attendant.outbox = None
-        is_through = attendant.is_told and not attendant.session.unacknowledged
-        if is_through or self._reconnect <= 0.0 or self._machine.phase == Phase.FORMING:
-            self._lose(attendant, cause)
+        connected.outbox = None
+        is_through = connected.is_told and not connected.session.unacknowledged
+        if is_through or self._reconnect <= 0.0 or self._machine.phase == JobPhase.FORMING:
+            self._lose(connected, cause)
             return
         cause += f", and it did not come back within {self._reconnect:g} s"
-        attendant.timer = asyncio.get_running_loop().call_later(self._reconnect, self._lose, attendant, cause)
+        connected.timer = asyncio.get_running_loop().call_later(self._reconnect, self._lose, connected, cause)
 
-    def _lose(self, attendant: _Attendant, cause: str) -> None:
-        self._attendants.pop(attendant.name, None)
-        self._by_agent.pop(attendant.agent, None)
-        if not self._attendants:
+    def _lose(self, connected: _ConnectedAgent, cause: str) -> None:
+        self._connected.pop(connected.name, None)
+        self._by_agent.pop(connected.agent, None)
+        if not self._connected:
             self._is_empty.set()
-        self._feed(AgentLost(attendant.agent, cause))
+        self._feed(AgentLost(connected.agent, cause))
 
     async def _listen(
         self,
-        attendant: _Attendant,
+        connected: _ConnectedAgent,
         requests: AsyncIterator[pb.AgentEvent],
         outbox: asyncio.Queue[pb.AgentCommand | None],
     ) -> None:
         async for request in requests:
-            if attendant.outbox is not outbox:
+            if connected.outbox is not outbox:
                 return  # there is a newer connection
-            if attendant.session.take(request):
-                event = self._event(attendant.agent, request)
+            if connected.session.take(request):
+                event = self._event(connected.agent, request)
                 if event is not None:
                     self._feed(event)
         outbox.put_nowait(None)
@@ -186,7 +190,7 @@ class CoordinatorService(membership_pb2_grpc.CoordinatorServicer):
             case "state":
                 return RankChanged(agent, decode_state(request.state))
             case "interrupted":
-                return Interrupted(agent, request.interrupted.signal_number)
+                return JobInterrupted(agent, request.interrupted.signal_number)
         return None
 
     def _feed(self, event: Event) -> None:
@@ -200,7 +204,7 @@ class CoordinatorService(membership_pb2_grpc.CoordinatorServicer):
         if self._timer is not None:
             self._timer.cancel()
         deadline = self._machine.next_deadline
-        self._timer = None if deadline is None else loop.call_at(deadline, self._feed, Tick())
+        self._timer = None if deadline is None else loop.call_at(deadline, self._feed, CoordinatorTick())
 
     def _obey(self, command: Command) -> None:
         match command:
@@ -211,31 +215,31 @@ class CoordinatorService(membership_pb2_grpc.CoordinatorServicer):
                 self._rendezvous.exited(generation=generation, rank=rank, how=how)
             case Assign(agent, assignment):
                 self._send(agent, encode_assignment(self._with_master(assignment)))
-            case Stop():
+            case StopRanks():
                 self._send(command.agent, encode_stop(command))
-            case Condemn():
-                self._send(command.agent, encode_condemn(command))
-            case Finish(agent, outcome):
+            case GiveUpRank():
+                self._send(command.agent, encode_give_up(command))
+            case FinishJob(agent, outcome):
                 self._send(agent, encode_finish(outcome))
 
-    def _with_master(self, assignment: Assignment) -> Assignment:
+    def _with_master(self, assignment: AgentAssignment) -> AgentAssignment:
         return replace(assignment, master_addr=self._master[0], master_port=self._master[1])
 
     def _send(self, agent: int, message: pb.AgentCommand) -> None:
-        attendant = self._by_agent.get(agent)
-        if attendant is not None:
-            attendant.is_told = attendant.is_told or message.HasField("finish")
-            attendant.send(message)
+        connected = self._by_agent.get(agent)
+        if connected is not None:
+            connected.is_told = connected.is_told or message.HasField("finish")
+            connected.send(message)
 
 
-class _Attendant:
+class _ConnectedAgent:
     """One agent, over all its connections; ``is_told`` says that it was sent the outcome."""
 
     def __init__(self, agent: int, name: bytes, node_rank: int) -> None:
         self.agent = agent
         self.name = name
         self.node_rank = node_rank
-        self.session: Session[pb.AgentCommand] = Session()
+        self.session: ResumableStream[pb.AgentCommand] = ResumableStream()
         self.outbox: asyncio.Queue[pb.AgentCommand | None] | None = None
         self.timer: asyncio.TimerHandle | None = None
         self.is_told = False
@@ -258,3 +262,81 @@ class _Attendant:
         self.session.send(message)
         if self.outbox is not None:
             self.outbox.put_nowait(message)
+
+
+_FAREWELL_PATIENCE = 3.0
+
+
+class CoordinatorServer:
+    """Serves inside ``async with`` if this is the first host.
+
+    ``address`` is where to attend, ``is_here`` tells if that is us.  Entering raises ``UsageError`` when the port
+    cannot be bound, except where another agent of the job may have been faster.
+    """
+
+    def __init__(self, job: LaunchJob, secret: JobSecret) -> None:
+        self._job = job
+        self._secret = secret
+        self._server: RpcServer | None = None
+        self._rendezvous = RendezvousService(job=job.placement.job)
+        self._coordinator = CoordinatorService(self._settings(), self._rendezvous, self._begin_generation)
+        self.address = job.placement.coordinator
+
+    @property
+    def is_here(self) -> bool:
+        return self._server is not None
+
+    async def __aenter__(self) -> CoordinatorServer:
+        placement = self._job.placement
+        if placement.serve_at is None:
+            return self
+        certificates = None if self._job.certificates is None else self._job.certificates.coordinator
+        credentials = Credentials(self._secret.secret, certificates)
+        server = RpcServer(credentials, bind=placement.serve_at[0], port=placement.serve_at[1])
+        membership_pb2_grpc.add_RendezvousServicer_to_server(  # type: ignore[no-untyped-call]  # generated
+            self._rendezvous, server.server
+        )
+        membership_pb2_grpc.add_CoordinatorServicer_to_server(  # type: ignore[no-untyped-call]  # generated
+            self._coordinator, server.server
+        )
+        try:
+            await server.start()
+        except UsageError:
+            if placement.may_connect:  # another agent of the job was first
+                return self
+            raise
+        self._coordinator.open()
+        self._server = server
+        self.address = placement.coordinator or server.address
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Let the other agents hear the outcome before the server goes."""
+        if self._server is None:
+            return
+        try:
+            async with asyncio.timeout(_FAREWELL_PATIENCE):
+                await self._coordinator.wait_empty()
+        except TimeoutError:  # an agent that does not go away hears nothing more
+            self._rendezvous.close("the job has ended")
+        self._coordinator.close()
+        self._secret.clear_rendezvous_path()
+        await self._server.stop(grace=0.2)
+
+    def _settings(self) -> JobSettings:
+        options = self._job.options
+        return JobSettings(
+            job=self._job.placement.job,
+            nnodes=options.nnodes,
+            max_restarts=options.max_restarts,
+            timeout=options.timeout,
+            grace=options.grace,
+            silent_after=options.silent_after,
+            reconnect=options.reconnect,
+        )
+
+    def _begin_generation(self) -> tuple[str, int]:
+        """All agents are here; return MASTER_ADDR and MASTER_PORT."""
+        self._secret.clear_rendezvous_path()
+        address = self._job.placement.master_addr
+        return address, free_port(address)

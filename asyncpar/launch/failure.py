@@ -6,6 +6,10 @@ import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import msgspec
+
+from asyncpar.core.observe.reporting import Phase
+
 _MOST_OTHERS = 8
 
 
@@ -21,7 +25,7 @@ class FailureReport:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Failure:
+class RankFailure:
     """One rank's process that ended badly.
 
     ``returncode`` is negative for a signal; ``at`` is when, on the coordinator's clock; ``lost`` says why when the
@@ -83,7 +87,7 @@ def describe_ending(returncode: int) -> str:
         return f"was killed by signal {-returncode}"
 
 
-def choose_first(failures: Sequence[Failure]) -> Failure:
+def choose_first(failures: Sequence[RankFailure]) -> RankFailure:
     """Return the failure that explains the others.
 
     The earliest one; but a rank that blames another rank explains nothing as long as there is one that does not, and
@@ -95,7 +99,7 @@ def choose_first(failures: Sequence[Failure]) -> Failure:
     )
 
 
-def describe(failures: Sequence[Failure]) -> str:
+def describe(failures: Sequence[RankFailure]) -> str:
     """Return the summary that a person reads: the first failing rank, its traceback, then who else failed."""
     first = choose_first(failures)
     lines = [f"rank {first.rank} failed first: {_reason(first)}"]
@@ -110,14 +114,14 @@ def describe(failures: Sequence[Failure]) -> str:
     return "\n".join(lines)
 
 
-def _reason(failure: Failure) -> str:
+def _reason(failure: RankFailure) -> str:
     if failure.report is None:
         return failure.ending
     message = failure.report.message.strip().splitlines()
     return f"{failure.report.type_name}: {message[0]}" if message else failure.report.type_name
 
 
-def _evidence(failure: Failure) -> list[str]:
+def _evidence(failure: RankFailure) -> list[str]:
     """Return the traceback or the end of stderr, quoted."""
     if failure.report is not None:
         title, text = "traceback", failure.report.traceback
@@ -126,3 +130,54 @@ def _evidence(failure: Failure) -> list[str]:
     else:
         return []
     return [f"  {title}:", *(f"    {line}" for line in text.strip().splitlines())]
+
+
+class ProgressRecord(msgspec.Struct, frozen=True, tag="progress", tag_field="kind"):
+    """How far a rank says that it is."""
+
+    description: str
+    completed: float
+    total: float | None = None
+    fields: dict[str, str] = {}
+
+
+class FailureRecord(msgspec.Struct, frozen=True, tag="failure", tag_field="kind"):
+    """The exception that a rank says will end it; ``time`` is by the host's clock."""
+
+    time: float
+    type: str
+    message: str
+    traceback: str
+    is_peer_error: bool = False
+    blames: int | None = None
+
+    def report(self) -> FailureReport:
+        return FailureReport(
+            type_name=self.type,
+            message=self.message,
+            traceback=self.traceback,
+            is_peer_error=self.is_peer_error,
+            blames=self.blames,
+        )
+
+
+class PhaseRecord(msgspec.Struct, frozen=True, tag="phase", tag_field="kind"):
+    """How far a rank says that it is on its way into its world."""
+
+    phase: Phase
+
+
+class BeatRecord(msgspec.Struct, frozen=True, tag="beat", tag_field="kind"):
+    """A sign of life."""
+
+
+Record = ProgressRecord | FailureRecord | PhaseRecord | BeatRecord
+
+
+def parse_record(line: bytes) -> Record | None:
+    """Return the record in ``line``; None if it is none."""
+    try:
+        record: Record = msgspec.json.decode(line, type=Record)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    return record

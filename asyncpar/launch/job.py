@@ -6,20 +6,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from asyncpar.launch.job_certificates import JobCertificates
+from asyncpar.launch.host_placement import HostPlacement
+from asyncpar.launch.job_credentials import JobCertificates
 from asyncpar.launch.options import LaunchOptions
-from asyncpar.launch.site import Site
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
+class LaunchJob:
     """All that an agent needs to know; ``environment`` is what its ranks inherit.
 
     ``certificates`` None: what hosts tell each other is authenticated by the secret, but not encrypted.
     """
 
     options: LaunchOptions
-    site: Site
+    placement: HostPlacement
     command: tuple[str, ...]
     log_directory: Path | None
     environment: Mapping[str, str]

@@ -3,29 +3,31 @@
 from __future__ import annotations
 
 import math
+from collections import deque
+from typing import Generic, Protocol, TypeVar
 
 from asyncpar._proto.asyncpar.v1 import membership_pb2 as pb
 from asyncpar.core.observe.agent_line import Loss
 from asyncpar.core.observe.reporting import Phase
-from asyncpar.launch import agent_events
-from asyncpar.launch.coordinator_events import Condemn, Stop
-from asyncpar.launch.crew import RankEnd
-from asyncpar.launch.failure import Failure, FailureReport
-from asyncpar.launch.plan import Assignment, Hello, Outcome
+from asyncpar.launch import agent_machine
+from asyncpar.launch.coordinator_events import GiveUpRank, StopRanks
+from asyncpar.launch.failure import FailureReport, RankFailure
+from asyncpar.launch.plan import AgentAssignment, AgentHello, JobOutcome
 from asyncpar.launch.vitals import Condition, RankState
+from asyncpar.launch.worker_group import RankEnd
 
 _LONGEST_TEXT = 64_000
 
 
-def encode_hello(hello: Hello) -> pb.AgentEvent:
+def encode_hello(hello: AgentHello) -> pb.AgentEvent:
     message = pb.Hello(
         job=hello.job, nnodes=hello.nnodes, nproc=hello.nproc, node_rank=hello.node_rank, host=hello.host
     )
     return pb.AgentEvent(hello=message)
 
 
-def decode_hello(message: pb.Hello) -> Hello:
-    return Hello(
+def decode_hello(message: pb.Hello) -> AgentHello:
+    return AgentHello(
         job=message.job,
         nnodes=message.nnodes,
         nproc=message.nproc,
@@ -58,7 +60,7 @@ def encode_rank_end(end: RankEnd, *, now: float) -> pb.AgentEvent:
     return pb.AgentEvent(rank_ended=message)
 
 
-def decode_failure(message: pb.RankEnded, *, host: str, now: float) -> Failure | None:
+def decode_failure(message: pb.RankEnded, *, host: str, now: float) -> RankFailure | None:
     """Return the failure in ``message``, on the clock that says ``now``; None for a rank that ended well."""
     if message.returncode == 0:
         return None
@@ -71,7 +73,7 @@ def decode_failure(message: pb.RankEnded, *, host: str, now: float) -> Failure |
             is_peer_error=message.report.is_peer_error,
             blames=message.report.blames if message.report.HasField("blames") else None,
         )
-    return Failure(
+    return RankFailure(
         rank=message.rank,
         local_rank=message.local_rank,
         host=host,
@@ -117,7 +119,7 @@ def decode_state(message: pb.RankState) -> RankState:
     )
 
 
-def encode_assignment(assignment: Assignment) -> pb.AgentCommand:
+def encode_assignment(assignment: AgentAssignment) -> pb.AgentCommand:
     message = pb.Assign(
         generation=assignment.generation,
         restart_count=assignment.restart_count,
@@ -131,7 +133,7 @@ def encode_assignment(assignment: Assignment) -> pb.AgentCommand:
     return pb.AgentCommand(assign=message)
 
 
-def encode_stop(stop: Stop) -> pb.AgentCommand:
+def encode_stop(stop: StopRanks) -> pb.AgentCommand:
     loss = stop.loss
     message = pb.Stop(
         generation=stop.generation,
@@ -144,35 +146,35 @@ def encode_stop(stop: Stop) -> pb.AgentCommand:
     return pb.AgentCommand(stop=message)
 
 
-def encode_condemn(condemn: Condemn) -> pb.AgentCommand:
+def encode_give_up(condemn: GiveUpRank) -> pb.AgentCommand:
     loss = condemn.loss
     message = pb.Condemn(generation=condemn.generation, rank=loss.rank, host=loss.host, how=loss.how)
     return pb.AgentCommand(condemn=message)
 
 
-def encode_finish(outcome: Outcome) -> pb.AgentCommand:
+def encode_finish(outcome: JobOutcome) -> pb.AgentCommand:
     return pb.AgentCommand(finish=pb.Finish(exit_code=outcome.exit_code, message=outcome.message))
 
 
-def decode_command(message: pb.AgentCommand) -> agent_events.Event | None:
+def decode_command(message: pb.AgentCommand) -> agent_machine.Event | None:
     """Return the event for the agent's machine; None for what a newer coordinator may say."""
     match message.WhichOneof("command"):
         case "assign":
-            return agent_events.Assigned(_decode_assignment(message.assign))
+            return agent_machine.Assigned(_decode_assignment(message.assign))
         case "stop":
             stop = message.stop
             loss = Loss(stop.rank, stop.host, stop.how) if stop.HasField("rank") else None
-            return agent_events.StopOrdered(stop.generation, stop.signal_number, stop.reason, loss)
+            return agent_machine.StopOrdered(stop.generation, stop.signal_number, stop.reason, loss)
         case "condemn":
             told = message.condemn
-            return agent_events.Condemned(told.generation, Loss(told.rank, told.host, told.how))
+            return agent_machine.RankGivenUp(told.generation, Loss(told.rank, told.host, told.how))
         case "finish":
-            return agent_events.Finished(Outcome(message.finish.exit_code, message.finish.message))
+            return agent_machine.Finished(JobOutcome(message.finish.exit_code, message.finish.message))
     return None
 
 
-def _decode_assignment(message: pb.Assign) -> Assignment:
-    return Assignment(
+def _decode_assignment(message: pb.Assign) -> AgentAssignment:
+    return AgentAssignment(
         generation=message.generation,
         restart_count=message.restart_count,
         group_rank=message.group_rank,
@@ -182,3 +184,38 @@ def _decode_assignment(message: pb.Assign) -> Assignment:
         master_addr=message.master_addr,
         master_port=message.master_port,
     )
+
+
+class Numbered(Protocol):
+    """A message with room for its number, and for how far its sender has received."""
+
+    number: int
+    received: int
+
+
+Outgoing = TypeVar("Outgoing", bound=Numbered)
+
+
+class ResumableStream(Generic[Outgoing]):
+    """One end, over all connections."""
+
+    def __init__(self) -> None:
+        self.received = 0
+        self.unacknowledged: deque[Outgoing] = deque()
+        self._sent = 0
+
+    def send(self, message: Outgoing) -> Outgoing:
+        """Number ``message``, keep it, and return it."""
+        self._sent += 1
+        message.number = self._sent
+        self.unacknowledged.append(message)
+        return message
+
+    def take(self, message: Numbered) -> bool:
+        """A message came: forget what it acknowledges.  True if it is new."""
+        while self.unacknowledged and self.unacknowledged[0].number <= message.received:
+            self.unacknowledged.popleft()
+        if message.number <= self.received:  # it has none, or comes again
+            return False
+        self.received = message.number
+        return True

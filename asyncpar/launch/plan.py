@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Hello:
+class AgentHello:
     """An agent introduces itself.  ``node_rank`` None: any place that is free."""
 
     job: str
@@ -17,7 +17,7 @@ class Hello:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Assignment:
+class AgentAssignment:
     """The place of one agent's ranks in one generation of the world.
 
     Its local rank ``l`` is rank ``rank_offset + l``.  ``master_addr`` and ``master_port`` are for scripts that bring
@@ -35,7 +35,7 @@ class Assignment:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class JobOutcome:
     """How the launcher ends: its exit code, and what to tell people (nothing when all went well)."""
 
     exit_code: int

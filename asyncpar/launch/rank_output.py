@@ -1,20 +1,108 @@
-"""All that comes out of one rank: stdout, stderr and the report channel."""
+"""The output of one rank: stdout, stderr and the report channel, shown and written to log files.
+
+Log files are ``LOG_DIR/attempt_N/RANK/{stdout,stderr}.log``.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+import os
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from io import FileIO
+from pathlib import Path
 
 from asyncpar.core.config.environment import LaunchEnvironment
 from asyncpar.launch.display import Display
-from asyncpar.launch.lines import LineSplitter
-from asyncpar.launch.options import Streams
-from asyncpar.launch.output import write_all
-from asyncpar.launch.rank_logs import RankLogs
-from asyncpar.launch.relay import Relay
-from asyncpar.launch.report_lines import BeatRecord, FailureRecord, PhaseRecord, ProgressRecord, parse_record
+from asyncpar.launch.failure import BeatRecord, FailureRecord, PhaseRecord, ProgressRecord, parse_record
+from asyncpar.launch.options import StreamChoice, Streams
+from asyncpar.launch.output import LineSplitter, write_all
 from asyncpar.launch.vitals import Vitals
+
+
+class RankLogs:
+    """Opens log files as asked for by ``--log-dir``, ``--redirects`` and ``--tee``."""
+
+    def __init__(self, directory: Path | None, *, redirects: StreamChoice, tee: StreamChoice) -> None:
+        self._directory = directory
+        self._redirects = redirects
+        self._tee = tee
+
+    def is_shown(self, stream: Streams, *, local_rank: int) -> bool:
+        """Does ``stream`` of that rank go to our own output?"""
+        return stream not in self._redirects.of(local_rank) or stream in self._tee.of(local_rank)
+
+    def open(self, stream: Streams, *, attempt: int, rank: int, local_rank: int) -> FileIO | None:
+        """Return the new, unbuffered file for ``stream`` of that rank, None if none is wanted.  Raises ``OSError``."""
+        wanted = self._redirects.of(local_rank) | self._tee.of(local_rank)
+        if self._directory is None or stream not in wanted:
+            return None
+        directory = self._directory / f"attempt_{attempt}" / str(rank)
+        directory.mkdir(parents=True, exist_ok=True)
+        name = "stdout.log" if stream == Streams.STDOUT else "stderr.log"
+        return FileIO(directory / name, "w", opener=_open_private)
+
+
+def _open_private(path: str, flags: int) -> int:
+    """Open a file that this user alone can read: programs print what others need not see."""
+    descriptor = os.open(path, flags | os.O_CLOEXEC, 0o600)
+    os.fchmod(descriptor, 0o600)  # it may be there already, with another mode
+    return descriptor
+
+
+CHUNK_BYTES = 1 << 16
+
+Taker = Callable[[bytes], Awaitable[None]]
+
+
+class Relay:
+    """Reads one pipe to its end and awaits ``take`` for each chunk; so at most a few chunks wait, whatever comes.
+
+    ``take`` is called with ``b""`` once, at the end.
+    """
+
+    def __init__(self, descriptor: int, take: Taker) -> None:
+        """Own ``descriptor`` from now on."""
+        self._descriptor = descriptor
+        self._take = take
+        self._transport: asyncio.ReadTransport | None = None
+        self._is_reading = False
+        self._is_closed = False
+
+    @property
+    def is_starved(self) -> bool:
+        """Does it wait for the rank, and not for ``take``?"""
+        return self._is_reading
+
+    async def run(self) -> None:
+        """Relay until the pipe ends or ``close``."""
+        if self._is_closed:
+            return
+        loop = asyncio.get_running_loop()
+        reader = asyncio.StreamReader(limit=CHUNK_BYTES)
+        pipe = os.fdopen(self._descriptor, "rb", buffering=0)
+        self._transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), pipe)
+        try:
+            while chunk := await self._read(reader):
+                await self._take(chunk)
+            await self._take(b"")
+        finally:
+            self._transport.close()
+
+    def close(self) -> None:
+        """Behave as if the pipe ended now: some process that is none of ours holds its other end."""
+        if self._transport is None and not self._is_closed:
+            os.close(self._descriptor)
+        self._is_closed = True
+        if self._transport is not None:
+            self._transport.close()
+
+    async def _read(self, reader: asyncio.StreamReader) -> bytes:
+        self._is_reading = True
+        try:
+            return await reader.read(CHUNK_BYTES)
+        finally:
+            self._is_reading = False
+
 
 _TAIL_BYTES = 4096
 _TAIL_LINES = 20

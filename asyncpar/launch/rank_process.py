@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 
 from asyncpar.core.concurrency.worker import call_in_daemon_thread
-from asyncpar.launch.guard import Guard
+from asyncpar.launch.reaper_client import ReaperClient
 
 _TRAMPOLINE = Path(__file__).with_name("trampoline.py")
 _POLL_EVERY = 0.05
@@ -40,15 +40,15 @@ class RankProcess:
     child that has none of its threads, and may crash there.
     """
 
-    def __init__(self, process: subprocess.Popen[bytes], guard: Guard, go: int) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], reaper: ReaperClient, go: int) -> None:
         self._process = process
-        self._guard = guard
+        self._reaper = reaper
         self._go: int | None = go
         self.pid = process.pid
 
     @classmethod
     def start(
-        cls, command: Sequence[str], environment: Mapping[str, str], streams: ChildStreams, guard: Guard
+        cls, command: Sequence[str], environment: Mapping[str, str], streams: ChildStreams, reaper: ReaperClient
     ) -> RankProcess:
         """Start the trampoline for ``command``; nothing of it runs before ``go``.
 
@@ -72,12 +72,12 @@ class RankProcess:
         finally:
             os.close(read_end)
         try:
-            guard.add_group(process.pid)
+            reaper.add_group(process.pid)
         except BaseException:
             os.close(write_end)  # which ends the trampoline
             process.wait()
             raise
-        return cls(process, guard, write_end)
+        return cls(process, reaper, write_end)
 
     def go(self) -> None:
         """Let the command run."""
@@ -117,7 +117,7 @@ class RankProcess:
             if not await self._is_gone(within=grace):
                 self.signal(signal.SIGKILL)
                 await self._is_gone(within=_KILL_PATIENCE)
-        self._guard.forget_group(self.pid)
+        self._reaper.forget_group(self.pid)
 
     async def _is_gone(self, *, within: float) -> bool:
         """Nobody tells when a group that is not ours to wait for becomes empty, so look again and again."""

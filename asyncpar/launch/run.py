@@ -8,15 +8,14 @@ from datetime import UTC, datetime
 
 from asyncpar.core.observe.reporting import open_closed_streams
 from asyncpar.launch.agent import run_agent
-from asyncpar.launch.command import rank_command
 from asyncpar.launch.display import make_display
-from asyncpar.launch.job import Job
-from asyncpar.launch.job_certificates import adopt_certificates
-from asyncpar.launch.job_secret import check_secret_options
+from asyncpar.launch.host_placement import find_placement, make_log_directory
+from asyncpar.launch.job import LaunchJob
+from asyncpar.launch.job_credentials import adopt_certificates, check_secret_options
 from asyncpar.launch.options import LaunchOptions
 from asyncpar.launch.output import OutputStream
-from asyncpar.launch.plan import Outcome
-from asyncpar.launch.site import make_log_directory, survey
+from asyncpar.launch.plan import JobOutcome
+from asyncpar.launch.rank_command import rank_command
 
 _LAST_WORD_PATIENCE = 1.0
 _OUTPUT_PATIENCE = 0.2
@@ -35,14 +34,14 @@ def run_launch(options: LaunchOptions, environment: Mapping[str, str]) -> int:
     open_closed_streams()
     command = rank_command(options.kind, options.program, options.arguments)
     options, certificates = adopt_certificates(options)
-    site = survey(options)
+    placement = find_placement(options)
     if certificates is not None:
-        certificates.check_ranks(nnodes=options.nnodes, nproc=site.nproc)
-    check_secret_options(options, site)
+        certificates.check_ranks(nnodes=options.nnodes, nproc=placement.nproc)
+    check_secret_options(options, placement)
     log_directory = make_log_directory(options)
-    job = Job(
+    job = LaunchJob(
         options=options,
-        site=site,
+        placement=placement,
         command=command,
         log_directory=log_directory,
         environment=environment,
@@ -58,13 +57,13 @@ def run_launch(options: LaunchOptions, environment: Mapping[str, str]) -> int:
     return outcome.exit_code
 
 
-async def _run(job: Job, stdout: OutputStream, stderr: OutputStream) -> Outcome:
+async def _run(job: LaunchJob, stdout: OutputStream, stderr: OutputStream) -> JobOutcome:
     display = make_display(stdout, stderr)
     if job.log_directory is not None and job.options.log_dir is None:
         await display.lines(f"asyncpar launch: logs are in {job.log_directory}\n".encode())
     if job.certificates is not None and (warning := job.certificates.warning(datetime.now(UTC))):
         await display.lines(f"asyncpar launch: {warning}\n".encode())
-    if job.certificates is None and not job.site.is_private and job.site.serve_at is not None:
+    if job.certificates is None and not job.placement.is_private and job.placement.serve_at is not None:
         await display.lines(_IN_CLEAR)
     outcome = await run_agent(job, display)
     if outcome.message:

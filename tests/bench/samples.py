@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from asyncpar.bench.report import Measurement, Surroundings
+from asyncpar.bench.report import BenchEnvironment, Measurement
 
-SURROUNDINGS = Surroundings(
+SURROUNDINGS = BenchEnvironment(
     ranks=4, hosts=1, cores=2, lane="tcp", transport=None, version="1", python="3.11", numpy="2"
 )
 ROW = Measurement(

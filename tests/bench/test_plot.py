@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from asyncpar.bench.plot import check_plot, plot_report
-from asyncpar.bench.report import Report
+from asyncpar.bench.report import BenchReport
 from asyncpar.errors import UsageError
 from tests.bench.samples import ROW, SURROUNDINGS
 
-REPORT = Report(
+REPORT = BenchReport(
     surroundings=SURROUNDINGS,
     measurements=(
         ROW,

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from asyncpar.bench.report import Report
+from asyncpar.bench.report import BenchReport
 from asyncpar.bench.table import COLUMNS, choose_columns, format_end, format_header, format_row, format_title
 from tests.bench.samples import ROW, SURROUNDINGS
 
@@ -52,7 +52,7 @@ def test_the_surroundings_are_told_once() -> None:
 
 
 def test_the_end_says_whether_all_is_right() -> None:
-    good = Report(surroundings=SURROUNDINGS, measurements=(ROW,))
+    good = BenchReport(surroundings=SURROUNDINGS, measurements=(ROW,))
     bad = replace(good, measurements=(ROW, replace(ROW, wrong=1)))
     barrier = replace(good, measurements=(replace(ROW, size=0),))
     assert format_end(good) == ["# sizes with wrong elements: 0 OK", "# mean bus bandwidth: 0.150 GB/s"]

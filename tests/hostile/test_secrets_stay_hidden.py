@@ -22,7 +22,7 @@ from rich.traceback import Traceback
 from asyncpar.core.config.secret import Secret, SecretText
 from asyncpar.errors import AsyncparError
 from asyncpar.launch.options import StreamChoice, Streams
-from asyncpar.launch.rank_logs import RankLogs
+from asyncpar.launch.rank_output import RankLogs
 from asyncpar.net.membership.client import join_world
 from asyncpar.net.membership.credentials import read_secret, write_secret
 from asyncpar.net.security.identity import rank_role

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from asyncpar.bench.report import Report
+from asyncpar.bench.report import BenchReport
 from asyncpar.bench.settings import OPERATIONS
 from asyncpar.launch import bench as bench_command
 from asyncpar.launch.bench import BenchOptions, finish, parse_options
@@ -175,7 +175,7 @@ def test_wrong_elements_are_exit_code_1(capsys: pytest.CaptureFixture[str]) -> N
             "prints_json": True,
         },
     )
-    report = Report(surroundings=SURROUNDINGS, measurements=(ROW, replace(ROW, wrong=2)))
+    report = BenchReport(surroundings=SURROUNDINGS, measurements=(ROW, replace(ROW, wrong=2)))
     assert finish(report, options) == 1
     shown = capsys.readouterr()
     assert shown.err == "asyncpar bench: sizes with wrong elements: 1\n"

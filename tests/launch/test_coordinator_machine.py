@@ -13,26 +13,28 @@ from asyncpar.launch.coordinator_events import (
     AnnounceExit,
     Assign,
     Command,
-    Condemn,
-    Finish,
-    Interrupted,
+    CoordinatorTick,
+    FinishJob,
+    GiveUpRank,
+    JobInterrupted,
     OpenGeneration,
     RankChanged,
     RankEnded,
-    Stop,
-    Tick,
+    StopRanks,
 )
-from asyncpar.launch.coordinator_machine import CoordinatorMachine, JobSettings, Phase
-from asyncpar.launch.failure import Failure, FailureReport
-from asyncpar.launch.plan import Hello, Outcome
+from asyncpar.launch.coordinator_machine import CoordinatorMachine, JobPhase, JobSettings
+from asyncpar.launch.failure import FailureReport, RankFailure
+from asyncpar.launch.plan import AgentHello, JobOutcome
 from asyncpar.launch.vitals import Condition, RankState
 
 
-def hello(node_rank: int | None = None, *, nproc: int = 2, nnodes: int = 2, job: str = "job") -> Hello:
-    return Hello(job=job, nnodes=nnodes, nproc=nproc, node_rank=node_rank, host=f"host{node_rank}")
+def hello(node_rank: int | None = None, *, nproc: int = 2, nnodes: int = 2, job: str = "job") -> AgentHello:
+    return AgentHello(job=job, nnodes=nnodes, nproc=nproc, node_rank=node_rank, host=f"host{node_rank}")
 
 
-def failure(rank: int, *, at: float = 0.0, code: int = 1, blames: int | None = None, report: bool = False) -> Failure:
+def failure(
+    rank: int, *, at: float = 0.0, code: int = 1, blames: int | None = None, report: bool = False
+) -> RankFailure:
     told = None
     if report or blames is not None:
         told = FailureReport(
@@ -42,7 +44,7 @@ def failure(rank: int, *, at: float = 0.0, code: int = 1, blames: int | None = N
             is_peer_error=blames is not None,
             blames=blames,
         )
-    return Failure(rank=rank, local_rank=0, host="h", pid=1, returncode=code, at=at, report=told)
+    return RankFailure(rank=rank, local_rank=0, host="h", pid=1, returncode=code, at=at, report=told)
 
 
 def machine(*, nnodes: int = 2, restarts: int = 0) -> CoordinatorMachine:
@@ -55,16 +57,16 @@ def running(*, restarts: int = 0) -> CoordinatorMachine:
     coordinator = machine(restarts=restarts)
     coordinator.handle(AgentArrived(0, hello(0)), now=0.0)
     coordinator.handle(AgentArrived(1, hello(1)), now=0.0)
-    assert coordinator.phase == Phase.RUNNING
+    assert coordinator.phase == JobPhase.RUNNING
     return coordinator
 
 
-def finishes(commands: list[Command]) -> dict[int, Outcome]:
-    return {command.agent: command.outcome for command in commands if isinstance(command, Finish)}
+def finishes(commands: list[Command]) -> dict[int, JobOutcome]:
+    return {command.agent: command.outcome for command in commands if isinstance(command, FinishJob)}
 
 
 def stops(commands: list[Command]) -> list[int]:
-    return [command.agent for command in commands if isinstance(command, Stop)]
+    return [command.agent for command in commands if isinstance(command, StopRanks)]
 
 
 def test_ranks_are_numbered_in_the_order_of_places_when_all_agents_are_there() -> None:
@@ -97,7 +99,7 @@ def test_agents_that_do_not_fit_are_refused_alone() -> None:
         (3, hello(0), "--node-rank: 0 is taken"),
     ):
         (finish,) = coordinator.handle(AgentArrived(agent, stranger), now=0.0)
-        assert isinstance(finish, Finish)
+        assert isinstance(finish, FinishJob)
         assert (finish.agent, finish.outcome.exit_code) == (agent, 2)
         assert reason in finish.outcome.message
     assert len(coordinator.handle(AgentArrived(4, hello(1)), now=0.0)) == 3
@@ -105,7 +107,7 @@ def test_agents_that_do_not_fit_are_refused_alone() -> None:
 
 def test_one_agent_too_many_is_refused() -> None:
     (finish,) = running().handle(AgentArrived(2, hello(None)), now=1.0)
-    assert isinstance(finish, Finish)
+    assert isinstance(finish, FinishJob)
     assert "all 2 agents" in finish.outcome.message
 
 
@@ -113,8 +115,8 @@ def test_missing_agents_are_named_when_time_is_up() -> None:
     coordinator = machine(nnodes=3)
     coordinator.handle(AgentArrived(0, hello(0, nnodes=3)), now=0.0)
     assert coordinator.next_deadline == 30.0
-    assert coordinator.handle(Tick(), now=29.0) == []
-    outcome = finishes(coordinator.handle(Tick(), now=30.0))[0]
+    assert coordinator.handle(CoordinatorTick(), now=29.0) == []
+    outcome = finishes(coordinator.handle(CoordinatorTick(), now=30.0))[0]
     assert outcome.exit_code == 1
     assert "missing: node rank 1, 2; present: host0" in outcome.message
 
@@ -134,8 +136,8 @@ def test_the_job_ends_well_when_every_rank_has() -> None:
             AnnounceExit(0, rank, "exited with code 0")
         ]
     commands = coordinator.handle(RankEnded(1, 0, 3, None), now=1.0)
-    assert finishes(commands) == {0: Outcome(0), 1: Outcome(0)}
-    assert coordinator.outcome == Outcome(0)
+    assert finishes(commands) == {0: JobOutcome(0), 1: JobOutcome(0)}
+    assert coordinator.outcome == JobOutcome(0)
 
 
 def test_a_failure_stops_all_hosts_and_gives_the_exit_code() -> None:
@@ -167,8 +169,8 @@ def test_a_rank_that_blames_another_is_given_a_second_for_the_culprit_to_show() 
 def test_if_nobody_else_fails_within_a_second_the_blaming_rank_counts() -> None:
     coordinator = running()
     coordinator.handle(RankEnded(0, 0, 0, failure(0, at=1.0, blames=3)), now=1.0)
-    assert coordinator.handle(Tick(), now=1.9) == []
-    assert stops(coordinator.handle(Tick(), now=2.0)) == [0, 1]
+    assert coordinator.handle(CoordinatorTick(), now=1.9) == []
+    assert stops(coordinator.handle(CoordinatorTick(), now=2.0)) == [0, 1]
 
 
 def test_a_failure_reported_before_the_stop_counts_though_its_process_ends_later() -> None:
@@ -207,20 +209,20 @@ def test_a_lost_agent_is_a_failure_of_its_ranks_and_cannot_restart() -> None:
 
 def test_an_interrupt_stops_all_and_restarts_nothing() -> None:
     coordinator = running(restarts=3)
-    commands = coordinator.handle(Interrupted(1, signal.SIGINT), now=1.0)
-    assert [(command.agent, command.signal_number) for command in commands if isinstance(command, Stop)] == [
+    commands = coordinator.handle(JobInterrupted(1, signal.SIGINT), now=1.0)
+    assert [(command.agent, command.signal_number) for command in commands if isinstance(command, StopRanks)] == [
         (0, signal.SIGINT),
         (1, signal.SIGINT),
     ]
     coordinator.handle(AgentStopped(0, 0), now=1.1)
     commands = coordinator.handle(AgentStopped(1, 0), now=1.1)
-    assert finishes(commands)[0] == Outcome(130, "the agent on host1 got SIGINT")
+    assert finishes(commands)[0] == JobOutcome(130, "the agent on host1 got SIGINT")
 
 
 def test_an_interrupt_before_all_are_there_ends_the_job() -> None:
     coordinator = machine()
     coordinator.handle(AgentArrived(0, hello(0)), now=0.0)
-    assert finishes(coordinator.handle(Interrupted(0, signal.SIGTERM), now=1.0))[0].exit_code == 143
+    assert finishes(coordinator.handle(JobInterrupted(0, signal.SIGTERM), now=1.0))[0].exit_code == 143
 
 
 def test_agents_that_never_stop_are_not_waited_for_for_ever() -> None:
@@ -230,12 +232,12 @@ def test_agents_that_never_stop_are_not_waited_for_for_ever() -> None:
     deadline = coordinator.next_deadline
     assert deadline is not None
     assert 11.0 < deadline < 60.0
-    assert finishes(coordinator.handle(Tick(), now=deadline))[0].exit_code == 3
+    assert finishes(coordinator.handle(CoordinatorTick(), now=deadline))[0].exit_code == 3
 
 
 def test_whoever_comes_after_the_end_is_told() -> None:
     coordinator = machine()
-    coordinator.handle(Tick(), now=30.0)
+    coordinator.handle(CoordinatorTick(), now=30.0)
     assert finishes(coordinator.handle(AgentArrived(5, hello(1)), now=31.0))[5].exit_code == 1
 
 
@@ -247,13 +249,13 @@ def test_a_rank_that_is_stopped_for_too_long_is_condemned_everywhere_and_blamed(
     coordinator = running()
     assert coordinator.handle(RankChanged(1, stopped(2)), now=1.0) == []
     assert coordinator.next_deadline == 31.0
-    commands = coordinator.handle(Tick(), now=31.0)
-    assert commands == [Condemn(agent, 0, Loss(2, "host1", "was stopped for 30.0 s")) for agent in (0, 1)]
+    commands = coordinator.handle(CoordinatorTick(), now=31.0)
+    assert commands == [GiveUpRank(agent, 0, Loss(2, "host1", "was stopped for 30.0 s")) for agent in (0, 1)]
     assert coordinator.handle(RankChanged(1, stopped(2)), now=31.1) == []
     stopping = coordinator.handle(RankEnded(1, 0, 2, failure(2, code=-9)), now=32.0)
-    reasons = {command.reason for command in stopping if isinstance(command, Stop)}
+    reasons = {command.reason for command in stopping if isinstance(command, StopRanks)}
     assert reasons == {"rank 2 on h was stopped for 30.0 s, so the launcher killed it"}
-    assert {command.loss.rank for command in stopping if isinstance(command, Stop) and command.loss} == {2}
+    assert {command.loss.rank for command in stopping if isinstance(command, StopRanks) and command.loss} == {2}
 
 
 def test_a_rank_that_runs_again_in_time_is_kept_and_an_agent_speaks_for_its_own_only() -> None:

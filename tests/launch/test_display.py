@@ -8,8 +8,8 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from asyncpar.launch.display import PlainDisplay, TerminalDisplay
+from asyncpar.launch.failure import ProgressRecord
 from asyncpar.launch.output import OutputStream
-from asyncpar.launch.report_lines import ProgressRecord
 
 T = TypeVar("T")
 

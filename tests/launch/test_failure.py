@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from asyncpar.launch.failure import Failure, FailureReport, choose_first, describe, describe_ending, exit_code_of
+from asyncpar.launch.failure import FailureReport, RankFailure, choose_first, describe, describe_ending, exit_code_of
 
 
-def failure(rank: int, at: float, *, peer: int | None = None, tail: str = "", code: int = 1) -> Failure:
+def failure(rank: int, at: float, *, peer: int | None = None, tail: str = "", code: int = 1) -> RankFailure:
     report = None
     if peer is not None:
         report = FailureReport(
             type_name="PeerLost", message=f"rank {peer} is gone\nmore", traceback="tb", is_peer_error=True, blames=peer
         )
-    return Failure(rank=rank, local_rank=0, host="left", pid=9, returncode=code, at=at, report=report, stderr_tail=tail)
+    return RankFailure(
+        rank=rank, local_rank=0, host="left", pid=9, returncode=code, at=at, report=report, stderr_tail=tail
+    )
 
 
 def test_the_earliest_failure_counts_not_the_lowest_rank() -> None:

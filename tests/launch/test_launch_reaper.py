@@ -10,7 +10,7 @@ from typing import Any
 import psutil
 import pytest
 
-from asyncpar.launch.guard import Guard
+from asyncpar.launch.reaper_client import ReaperClient
 
 pytestmark = pytest.mark.process
 Launcher = Any  # the class lives in conftest.py
@@ -47,29 +47,29 @@ def test_a_killed_reaper_is_replaced_and_the_next_one_cleans_up(launcher: Launch
 
 
 def test_what_was_registered_before_and_after_the_kill_is_cleaned_up(tmp_path: Path) -> None:
-    guard = Guard()
+    reaper = ReaperClient()
     before, after = tmp_path / "before", tmp_path / "after"
     for path in (before, after):
         path.touch()
     sleeper = subprocess.Popen(["sleep", "1000"], start_new_session=True)
-    guard.add_path(before)
-    guard.add_group(sleeper.pid)
-    killed = guard.pid
-    guard._process.kill()
-    guard._process.wait()
-    guard.add_path(after)
-    assert guard.pid != killed
-    guard.close()
+    reaper.add_path(before)
+    reaper.add_group(sleeper.pid)
+    killed = reaper.pid
+    reaper._process.kill()
+    reaper._process.wait()
+    reaper.add_path(after)
+    assert reaper.pid != killed
+    reaper.close()
     assert sleeper.wait(10) == -9
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_reaper_that_was_killed_last_of_all_is_replaced_for_the_cleaning(tmp_path: Path) -> None:
-    guard = Guard()
+    reaper = ReaperClient()
     path = tmp_path / "left"
     path.touch()
-    guard.add_path(path)
-    guard._process.kill()
-    guard._process.wait()
-    guard.close()
+    reaper.add_path(path)
+    reaper._process.kill()
+    reaper._process.wait()
+    reaper.close()
     assert list(tmp_path.iterdir()) == []

@@ -6,8 +6,8 @@ import pytest
 from rich.cells import cell_len
 from rich.text import Text
 
-from asyncpar.launch.progress_line import drawn_line, plain_line
-from asyncpar.launch.report_lines import ProgressRecord
+from asyncpar.launch.display import drawn_line, plain_line
+from asyncpar.launch.failure import ProgressRecord
 
 RECORD = ProgressRecord(description="train", completed=12.0, total=300.0, fields={"loss": "2.31", "speed": "1.2 MB/s"})
 

@@ -11,26 +11,26 @@ from pathlib import Path
 
 import pytest
 
-from asyncpar.launch.guard import Guard
 from asyncpar.launch.rank_process import ChildStreams, RankProcess
+from asyncpar.launch.reaper_client import ReaperClient
 
 pytestmark = pytest.mark.process
 
 
 @pytest.fixture
-def guard() -> Iterator[Guard]:
-    instance = Guard()
+def reaper() -> Iterator[ReaperClient]:
+    instance = ReaperClient()
     yield instance
     instance.close()
 
 
-def start(guard: Guard, program: str) -> tuple[RankProcess, int]:
+def start(reaper: ReaperClient, program: str) -> tuple[RankProcess, int]:
     """Start the trampoline for a Python program; returns the read end of its output, too."""
     read_end, write_end = os.pipe()
     streams = ChildStreams(
         stdin=subprocess.DEVNULL, stdout=write_end, stderr=write_end, report=write_end, notices=write_end
     )
-    process = RankProcess.start((sys.executable, "-c", program), os.environ, streams, guard)
+    process = RankProcess.start((sys.executable, "-c", program), os.environ, streams, reaper)
     os.close(write_end)
     return process, read_end
 
@@ -50,11 +50,11 @@ def is_caught_as_python_starts(pid: int) -> bool:
     return False
 
 
-async def test_ctrl_c_while_the_trampoline_starts_is_silent(guard: Guard) -> None:
+async def test_ctrl_c_while_the_trampoline_starts_is_silent(reaper: ReaperClient) -> None:
     """It is a Python program that takes milliseconds to start; its traceback would tell nobody anything."""
     in_time = 0
     for _ in range(50):
-        process, output = start(guard, "print('ran')")
+        process, output = start(reaper, "print('ran')")
         in_time += is_caught_as_python_starts(process.pid)
         process.signal(signal.SIGINT)
         process.go()
@@ -67,8 +67,8 @@ async def test_ctrl_c_while_the_trampoline_starts_is_silent(guard: Guard) -> Non
     assert in_time
 
 
-async def test_the_program_gets_its_signals(guard: Guard) -> None:
-    process, output = start(guard, "import signal; print(signal.pthread_sigmask(signal.SIG_BLOCK, ()))")
+async def test_the_program_gets_its_signals(reaper: ReaperClient) -> None:
+    process, output = start(reaper, "import signal; print(signal.pthread_sigmask(signal.SIG_BLOCK, ()))")
     process.go()
     assert await process.wait() == 0
     assert os.read(output, 1000) == b"set()\n"

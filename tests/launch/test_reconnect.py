@@ -17,25 +17,25 @@ import pytest
 
 from asyncpar._proto.asyncpar.v1 import membership_pb2 as pb
 from asyncpar._proto.asyncpar.v1 import membership_pb2_grpc
-from asyncpar.launch import agent_events, coordinator_events
-from asyncpar.launch.attendance import Attendance
-from asyncpar.launch.coordinator_machine import JobSettings, Phase
+from asyncpar.launch import agent_machine, coordinator_events
+from asyncpar.launch.coordinator_client import CoordinatorClient
+from asyncpar.launch.coordinator_machine import JobPhase, JobSettings
 from asyncpar.launch.coordinator_service import CoordinatorService
-from asyncpar.launch.plan import Hello, Outcome
-from asyncpar.launch.session import Session
+from asyncpar.launch.messages import ResumableStream
+from asyncpar.launch.plan import AgentHello, JobOutcome
 from asyncpar.net.membership.service import RendezvousService
 from asyncpar.net.transport.rpc import Credentials, RpcServer, split_address
 from tests.launch.proxies import ResettingProxy
 
 SECRET = Credentials(b"s" * 32)
-HELLO = Hello(job="j", nnodes=1, nproc=1, node_rank=0, host="h")
+HELLO = AgentHello(job="j", nnodes=1, nproc=1, node_rank=0, host="h")
 Launcher = Any  # the class lives in conftest.py
 
 
 class Recorder:
     """Stands for the machine: keeps what comes, answers each stopped generation with a Stop of the same number."""
 
-    phase = Phase.RUNNING
+    phase = JobPhase.RUNNING
     next_deadline = None
 
     def __init__(self) -> None:
@@ -44,9 +44,9 @@ class Recorder:
     def handle(self, event: coordinator_events.Event, *, now: float) -> list[coordinator_events.Command]:
         self.events.append(event)
         if isinstance(event, coordinator_events.AgentStopped):
-            return [coordinator_events.Stop(event.agent, event.generation, signal.SIGTERM, "")]
-        if isinstance(event, coordinator_events.Interrupted):
-            return [coordinator_events.Finish(event.agent, Outcome(7, "the end"))]
+            return [coordinator_events.StopRanks(event.agent, event.generation, signal.SIGTERM, "")]
+        if isinstance(event, coordinator_events.JobInterrupted):
+            return [coordinator_events.FinishJob(event.agent, JobOutcome(7, "the end"))]
         return []
 
     def numbers(self) -> list[int]:
@@ -84,9 +84,9 @@ async def until(is_so: Callable[[], bool]) -> None:
 
 
 async def test_a_connection_that_breaks_before_the_welcome_is_made_again() -> None:
-    taken: list[agent_events.Event] = []
+    taken: list[agent_machine.Event] = []
     async with coordinator() as (recorder, _, proxy):
-        agent = Attendance(proxy.address, SECRET, timeout=10.0, take=taken.append)
+        agent = CoordinatorClient(proxy.address, SECRET, timeout=10.0, take=taken.append)
         attending = asyncio.ensure_future(agent.run(HELLO))
         for _ in range(3):
             await until(lambda: bool(proxy._writers))
@@ -101,9 +101,9 @@ async def test_a_connection_that_breaks_before_the_welcome_is_made_again() -> No
 @pytest.mark.parametrize("seed", range(3))
 async def test_what_both_sides_say_comes_once_and_in_order_however_often_the_connection_breaks(seed: int) -> None:
     chance = random.Random(seed)
-    taken: list[agent_events.Event] = []
+    taken: list[agent_machine.Event] = []
     async with coordinator() as (recorder, service, proxy):
-        agent = Attendance(proxy.address, SECRET, timeout=10.0, take=taken.append)
+        agent = CoordinatorClient(proxy.address, SECRET, timeout=10.0, take=taken.append)
         attending = asyncio.ensure_future(agent.run(HELLO))
         seen = 0
         for number in range(60):
@@ -123,8 +123,8 @@ async def test_what_both_sides_say_comes_once_and_in_order_however_often_the_con
             await service.wait_empty()
     assert proxy.resets >= 4
     assert recorder.numbers() == list(range(60))
-    assert [event.generation for event in taken[:60] if isinstance(event, agent_events.StopOrdered)] == list(range(60))
-    assert taken[60:] == [agent_events.Finished(Outcome(7, "the end"))]
+    assert [event.generation for event in taken[:60] if isinstance(event, agent_machine.StopOrdered)] == list(range(60))
+    assert taken[60:] == [agent_machine.Finished(JobOutcome(7, "the end"))]
     arrivals = [event for event in recorder.events if isinstance(event, coordinator_events.AgentArrived)]
     assert len(arrivals) == 1
     assert len(recorder.lost()) == 1  # when it had left
@@ -134,9 +134,9 @@ async def test_what_both_sides_say_comes_once_and_in_order_however_often_the_con
 async def test_a_coordinator_that_does_not_come_back_is_lost_within_the_grace_and_named(
     is_welcomed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    taken: list[agent_events.Event] = []
+    taken: list[agent_machine.Event] = []
     async with coordinator(reconnect=0.5) as (recorder, service, proxy):
-        agent = Attendance(proxy.address, SECRET, timeout=10.0, take=taken.append, reconnect=0.5)
+        agent = CoordinatorClient(proxy.address, SECRET, timeout=10.0, take=taken.append, reconnect=0.5)
 
         def cut() -> None:
             proxy.refuses = True
@@ -156,7 +156,7 @@ async def test_a_coordinator_that_does_not_come_back_is_lost_within_the_grace_an
         await attending
         assert (0.4 if is_welcomed else 0.0) < time.monotonic() - began < 3.0
         (event,) = taken
-        assert isinstance(event, agent_events.CoordinatorLost)
+        assert isinstance(event, agent_machine.CoordinatorLost)
         assert f"lost the coordinator at {proxy.address}" in event.cause
         assert "it did not come back within 0.5 s (--reconnect-within)" in event.cause
         await until(lambda: bool(recorder.lost()))
@@ -164,17 +164,17 @@ async def test_a_coordinator_that_does_not_come_back_is_lost_within_the_grace_an
 
 
 async def test_another_coordinator_at_the_same_place_is_not_taken_for_the_one_before() -> None:
-    taken: list[agent_events.Event] = []
+    taken: list[agent_machine.Event] = []
     async with coordinator() as (recorder, service, proxy):
-        agent = Attendance(proxy.address, SECRET, timeout=10.0, take=taken.append)
+        agent = CoordinatorClient(proxy.address, SECRET, timeout=10.0, take=taken.append)
         attending = asyncio.ensure_future(agent.run(HELLO))
         agent.tell(stopped(1))
         await until(lambda: len(taken) == 1 and bool(recorder.events))
-        service._attendants.clear()
+        service._connected.clear()
         proxy.reset()
         async with asyncio.timeout(5.0):
             await attending
-    assert isinstance(taken[-1], agent_events.CoordinatorLost)
+    assert isinstance(taken[-1], agent_machine.CoordinatorLost)
     assert "another one than before" in taken[-1].cause
 
 
@@ -194,7 +194,7 @@ async def test_the_proxy_may_reset_connections_at_any_moment_of_their_end(turns:
 
 
 def test_messages_are_kept_until_they_are_acknowledged_and_taken_once() -> None:
-    session: Session[pb.AgentEvent] = Session()
+    session: ResumableStream[pb.AgentEvent] = ResumableStream()
     first, second = session.send(stopped(1)), session.send(stopped(2))
     assert [first.number, second.number] == [1, 2]
     assert session.take(pb.AgentCommand(number=1, received=1))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from asyncpar.launch.report_lines import FailureRecord, ProgressRecord, parse_record
+from asyncpar.launch.failure import FailureRecord, ProgressRecord, parse_record
 
 
 def test_records_are_recognized() -> None:

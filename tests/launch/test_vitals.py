@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 from asyncpar.core.observe.reporting import Phase
-from asyncpar.launch.silence import FORMING_SECONDS, SilentRanks
-from asyncpar.launch.vitals import HUNG_SECONDS, LOOK_SECONDS, Condition, RankState, Vitals
+from asyncpar.launch.vitals import (
+    FORMING_SECONDS,
+    HUNG_SECONDS,
+    LOOK_SECONDS,
+    Condition,
+    RankState,
+    SilentRanks,
+    Vitals,
+)
 
 
 def look(vitals: Vitals, seconds: float, *, start: float = 0.0, is_stopped: bool = False, beats: bool = False) -> float:

@@ -17,10 +17,9 @@ from asyncpar.collectives.causes import reason_of
 from asyncpar.core.observe.loop_watch import Blocked, LoopWatch, Sleeper, format_frames
 from asyncpar.core.observe.reporting import Phase, Reporter, find_peer_error, record_failures
 from asyncpar.errors import PeerLost
-from asyncpar.launch.failure import Failure, FailureReport, describe
-from asyncpar.launch.lines import LineSplitter
-from asyncpar.launch.progress_line import drawn_line, plain_line
-from asyncpar.launch.report_lines import FailureRecord, ProgressRecord, parse_record
+from asyncpar.launch.display import drawn_line, plain_line
+from asyncpar.launch.failure import FailureRecord, FailureReport, ProgressRecord, RankFailure, describe, parse_record
+from asyncpar.launch.output import LineSplitter
 
 HUGE = 10**6
 
@@ -151,7 +150,7 @@ def test_any_exception_is_reported(kind: str, pipe: Pipe) -> None:
     line = b"\n".join(read())
     record = parse_record(line)
     assert isinstance(record, FailureRecord)
-    failure = Failure(
+    failure = RankFailure(
         rank=0, local_rank=0, host="\udcff", pid=1, returncode=-99, at=0.0, report=record.report(), stderr_tail="\x00"
     )
     assert "rank 0 failed first" in describe([failure] * 20)

@@ -132,8 +132,8 @@ def test_any_performance_is_reported() -> None:
 
 
 def test_any_measurements_are_shown_in_a_table() -> None:
-    for name, filler in fillers(bench_report.Report).items():
-        report = filler.of(bench_report.Report)
+    for name, filler in fillers(bench_report.BenchReport).items():
+        report = filler.of(bench_report.BenchReport)
         for width in (None, *WIDTHS):
             columns = choose_columns(width)
             lines = [

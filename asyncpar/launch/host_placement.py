@@ -18,10 +18,10 @@ _DEFAULT_PORT = 29400
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Site:
+class HostPlacement:
     """This host in the job.
 
-    ``serve_at``: where to serve the coordinator (host, port), None if another host does; ``may_attend``: if somebody
+    ``serve_at``: where to serve the coordinator (host, port), None if another host does; ``may_connect``: if somebody
     serves there already, attend instead.  ``coordinator``: ``host:port`` to attend at, "" for wherever we serve.
     ``bind`` is for the servers of ranks.
     """
@@ -30,7 +30,7 @@ class Site:
     host_id: str
     nproc: int
     serve_at: tuple[str, int] | None
-    may_attend: bool
+    may_connect: bool
     coordinator: str
     bind: str
     master_addr: str
@@ -42,7 +42,7 @@ class Site:
         return is_loopback(self.bind)
 
 
-def survey(options: LaunchOptions) -> Site:
+def find_placement(options: LaunchOptions) -> HostPlacement:
     """Find our place.  Raises ``UsageError`` when the options do not fit this machine."""
     nproc = options.nproc or len(os.sched_getaffinity(0))
     host = host_name()
@@ -54,10 +54,10 @@ def survey(options: LaunchOptions) -> Site:
         name, port = _endpoint(options.endpoint) if options.endpoint else (_LOOPBACK, 0)
         address = _resolve("--rdzv-endpoint", name)
         check_bindable(address, port)
-        return Site(
+        return HostPlacement(
             nproc=nproc,
             serve_at=(address, port),
-            may_attend=False,
+            may_connect=False,
             coordinator="",
             bind=_LOOPBACK,
             master_addr=_LOOPBACK,
@@ -67,7 +67,7 @@ def survey(options: LaunchOptions) -> Site:
     return _among_several(options, options.endpoint, nproc, common)
 
 
-def _among_several(options: LaunchOptions, endpoint: str, nproc: int, common: dict[str, str]) -> Site:
+def _among_several(options: LaunchOptions, endpoint: str, nproc: int, common: dict[str, str]) -> HostPlacement:
     name, port = _endpoint(endpoint)
     if port == 0:
         raise UsageError("--rdzv-endpoint: expected a port other than 0, since other hosts have to know it")
@@ -78,10 +78,10 @@ def _among_several(options: LaunchOptions, endpoint: str, nproc: int, common: di
     serve_at = (address if is_here else bind, port) if serves else None
     if serve_at is not None and options.node_rank == 0:
         check_bindable(*serve_at)
-    return Site(
+    return HostPlacement(
         nproc=nproc,
         serve_at=serve_at,
-        may_attend=options.node_rank is None,
+        may_connect=options.node_rank is None,
         coordinator=join_address(address, port),
         bind=_resolve("--local-addr", bind),
         master_addr=name,

@@ -13,10 +13,9 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from asyncpar._proto.asyncpar.v1 import membership_pb2 as pb
 from asyncpar._proto.asyncpar.v1 import membership_pb2_grpc
 from asyncpar.errors import AuthenticationError
-from asyncpar.launch import agent_events
-from asyncpar.launch.messages import decode_command, encode_hello
-from asyncpar.launch.plan import Hello
-from asyncpar.launch.session import Session
+from asyncpar.launch import agent_machine
+from asyncpar.launch.messages import ResumableStream, decode_command, encode_hello
+from asyncpar.launch.plan import AgentHello
 from asyncpar.net.security.identity import COORDINATOR
 from asyncpar.net.transport.rpc import Credentials, open_channel
 from asyncpar.net.transport.tls_probe import check_tls
@@ -24,10 +23,10 @@ from asyncpar.net.transport.tls_probe import check_tls
 _RETRY_SECONDS = 0.1
 _NAME_BYTES = 16
 _FINAL = frozenset({grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNIMPLEMENTED})
-EventTaker = Callable[[agent_events.Event], None]
+EventTaker = Callable[[agent_machine.Event], None]
 
 
-class Attendance:
+class CoordinatorClient:
     """Attends at the coordinator at ``address``; what it says becomes events for ``take``.
 
     A connection that breaks is made again, for ``reconnect`` seconds; nothing that was told is lost or comes twice.
@@ -42,7 +41,7 @@ class Attendance:
         self._reconnect = reconnect
         self._take = take
         self._name = os.urandom(_NAME_BYTES)
-        self._session: Session[pb.AgentEvent] = Session()
+        self._session: ResumableStream[pb.AgentEvent] = ResumableStream()
         self._outbox: asyncio.Queue[pb.AgentEvent | None] = asyncio.Queue()
         self._is_connected = False
         self.has_finished = False
@@ -52,7 +51,7 @@ class Attendance:
         """Send ``message``, in order, after the greeting."""
         self._outbox.put_nowait(self._session.send(message))
 
-    async def run(self, hello: Hello) -> None:
+    async def run(self, hello: AgentHello) -> None:
         """Attend until the coordinator goes away, which becomes ``CoordinatorLost``; also if it never was there."""
         loop = asyncio.get_running_loop()
         broken_at, cause = loop.time(), ""
@@ -66,11 +65,11 @@ class Attendance:
                 broken_at, cause = loop.time(), trouble
             if not may_help or loop.time() >= broken_at + self._reconnect:
                 again = f"; it did not come back within {self._reconnect:g} s (--reconnect-within)" if was_there else ""
-                self._take(agent_events.CoordinatorLost((cause if may_help else trouble) + again))
+                self._take(agent_machine.CoordinatorLost((cause if may_help else trouble) + again))
                 return
             await asyncio.sleep(_RETRY_SECONDS)
 
-    async def _try(self, hello: Hello, seconds: float, *, may_come_back: bool) -> tuple[str, bool]:
+    async def _try(self, hello: AgentHello, seconds: float, *, may_come_back: bool) -> tuple[str, bool]:
         """Attend over one connection; return what ended it, and whether another one may help.
 
         ``may_come_back`` says whether it does if nobody answers within ``seconds``.
@@ -89,7 +88,7 @@ class Attendance:
             )
         return f"the coordinator at {self._address} ended without a word", True
 
-    async def _attend(self, hello: Hello, seconds: float) -> None:
+    async def _attend(self, hello: AgentHello, seconds: float) -> None:
         async with open_channel(self._address, self._credentials, peer=COORDINATOR) as channel:
             stub = membership_pb2_grpc.CoordinatorStub(channel)  # type: ignore[no-untyped-call]  # generated
             async with asyncio.timeout(seconds):
@@ -104,7 +103,7 @@ class Attendance:
                 if not self._session.take(command):
                     continue
                 event = decode_command(command)
-                if isinstance(event, agent_events.Finished):
+                if isinstance(event, agent_machine.Finished):
                     self.has_finished = True
                     self._outbox.put_nowait(pb.AgentEvent())  # acknowledges it
                     self._outbox.put_nowait(None)
@@ -129,7 +128,7 @@ class Attendance:
                 return
             await asyncio.sleep(_RETRY_SECONDS)
 
-    async def _messages(self, hello: Hello) -> AsyncIterator[pb.AgentEvent]:
+    async def _messages(self, hello: AgentHello) -> AsyncIterator[pb.AgentEvent]:
         """Yield the greeting, what the coordinator may not have received, and what comes, until the outcome is told."""
         outbox: asyncio.Queue[pb.AgentEvent | None] = asyncio.Queue()
         for waiting in self._session.unacknowledged:

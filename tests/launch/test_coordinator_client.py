@@ -10,26 +10,26 @@ from pathlib import Path
 import pytest
 
 from asyncpar._proto.asyncpar.v1 import membership_pb2_grpc
-from asyncpar.launch import agent_events
-from asyncpar.launch.attendance import Attendance
+from asyncpar.launch import agent_machine
+from asyncpar.launch.coordinator_client import CoordinatorClient
 from asyncpar.launch.coordinator_machine import JobSettings
 from asyncpar.launch.coordinator_service import CoordinatorService
-from asyncpar.launch.plan import Hello
+from asyncpar.launch.plan import AgentHello
 from asyncpar.net.membership.credentials import load_certificates
 from asyncpar.net.membership.service import RendezvousService
 from asyncpar.net.security.identity import COORDINATOR, Role, agent_role, rank_role
 from asyncpar.net.transport.rpc import Credentials, RpcServer
 from tests.net.security.parties import JOB, authority_now, certify
 
-HELLO = Hello(job="j", nnodes=1, nproc=1, node_rank=0, host="h")
+HELLO = AgentHello(job="j", nnodes=1, nproc=1, node_rank=0, host="h")
 SECRET = b"s" * 32
 
 
-async def attend(address: str, credentials: Credentials, hello: Hello) -> list[agent_events.Event]:
+async def attend(address: str, credentials: Credentials, hello: AgentHello) -> list[agent_machine.Event]:
     """Attend until the coordinator has nothing more to say; return what it said."""
-    taken: list[agent_events.Event] = []
+    taken: list[agent_machine.Event] = []
     async with asyncio.timeout(10):
-        await Attendance(address, credentials, timeout=8.0, take=taken.append).run(hello)
+        await CoordinatorClient(address, credentials, timeout=8.0, take=taken.append).run(hello)
     return taken
 
 
@@ -62,10 +62,10 @@ async def test_an_agent_has_to_show_the_certificate_of_its_host(
     authority = authority_now()
     for role in (COORDINATOR, shown):
         certify(authority, role, tmp_path)
-    hello = Hello(job=JOB, nnodes=2, nproc=1, node_rank=node_rank, host="h")
+    hello = AgentHello(job=JOB, nnodes=2, nproc=1, node_rank=node_rank, host="h")
     async with coordinator(tmp_path) as address:
         taken = await attend(address, Credentials(SECRET, load_certificates(tmp_path, shown)), hello)
-    assert isinstance(taken[0], agent_events.Finished)
+    assert isinstance(taken[0], agent_machine.Finished)
     assert taken[0].outcome.message == (
         f"the coordinator refused this agent: it calls as {claimed} of job 'demo', but its certificate is for {shown} "
         "of job 'demo'"
@@ -78,7 +78,7 @@ async def test_trouble_with_certificates_is_told_at_once(tmp_path: Path) -> None
     async with coordinator(tmp_path / "one") as address:
         for credentials in (Credentials(SECRET, other), Credentials(SECRET)):
             (event,) = await attend(address, credentials, HELLO)
-            assert isinstance(event, agent_events.CoordinatorLost)
+            assert isinstance(event, agent_machine.CoordinatorLost)
             assert "certificates" in event.cause
 
 
@@ -88,20 +88,20 @@ async def test_a_coordinator_with_another_secret_is_told_apart_from_a_lost_one()
         membership_pb2_grpc.CoordinatorServicer(), server.server
     )
     await server.start()
-    taken: list[agent_events.Event] = []
+    taken: list[agent_machine.Event] = []
     for _ in range(20):
-        stranger = Attendance(server.address, Credentials(b"x" * 32), timeout=10.0, take=taken.append)
+        stranger = CoordinatorClient(server.address, Credentials(b"x" * 32), timeout=10.0, take=taken.append)
         await stranger.run(HELLO)
     await server.stop(grace=0)
     assert len(taken) == 20
     for event in taken:
-        assert isinstance(event, agent_events.CoordinatorLost)
+        assert isinstance(event, agent_machine.CoordinatorLost)
         assert "did not accept our secret" in event.cause
 
 
 async def test_a_coordinator_that_never_comes_is_waited_for_and_no_longer() -> None:
-    taken: list[agent_events.Event] = []
-    await Attendance("127.0.0.1:9", Credentials(b"s" * 32), timeout=0.2, take=taken.append).run(HELLO)
+    taken: list[agent_machine.Event] = []
+    await CoordinatorClient("127.0.0.1:9", Credentials(b"s" * 32), timeout=0.2, take=taken.append).run(HELLO)
     (event,) = taken
-    assert isinstance(event, agent_events.CoordinatorLost)
+    assert isinstance(event, agent_machine.CoordinatorLost)
     assert "no coordinator answered at 127.0.0.1:9 for 0.2 s" in event.cause

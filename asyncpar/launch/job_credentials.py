@@ -1,16 +1,110 @@
-"""Which certificates a host uses, and what else they settle: the job's name, the host's place, the secret."""
+"""The job's secret and certificates on one host."""
 
 from __future__ import annotations
 
+import hashlib
+import os
+import stat
+import tempfile
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from pathlib import Path
 
-from asyncpar.errors import UsageError
+from asyncpar.core.config.secret import Secret
+from asyncpar.errors import LaunchError, UsageError
+from asyncpar.launch.host_placement import HostPlacement
 from asyncpar.launch.options import LaunchOptions
-from asyncpar.net.membership.credentials import load_certificates
+from asyncpar.launch.reaper_client import ReaperClient
+from asyncpar.net.membership.credentials import create_secret, load_certificates, read_secret, write_secret
 from asyncpar.net.security.certificates import AUTHORITY_FILE, SECRET_FILE, Certificates, host_directory, list_roles
 from asyncpar.net.security.identity import COORDINATOR, RoleKind, agent_role
+
+
+@dataclass(frozen=True, slots=True)
+class JobSecret:
+    """The secret of a job, and the file from which the ranks of this host read it.
+
+    ``rendezvous_path`` is the file from which other agents on this machine read the secret until all have arrived.  An
+    agent that timed out leaves it: others may still be waiting with the same secret.
+    """
+
+    secret: Secret
+    path: Path
+    rendezvous_path: Path | None = None
+
+    def clear_rendezvous_path(self) -> None:
+        """Remove the shared file: all agents have read it, and the next job of that name makes another secret."""
+        if self.rendezvous_path is not None:
+            self.rendezvous_path.unlink(missing_ok=True)
+
+    def __repr__(self) -> str:
+        return f"JobSecret(<secret>, {self.path})"
+
+
+def check_secret_options(options: LaunchOptions, placement: HostPlacement) -> None:
+    """Raise ``UsageError`` if this job needs a secret file and has none, or one that will not do."""
+    if options.secret_file is not None:
+        read_secret(options.secret_file)
+    elif options.nnodes > 1 and not placement.is_private:
+        raise UsageError(
+            "--secret-file: needed when agents meet over a network; make one with "
+            "(umask 077; head -c 32 /dev/urandom > secret) and copy it to every host, or use `asyncpar certs init` "
+            "and --certs, which encrypts, too"
+        )
+
+
+def obtain_secret(
+    options: LaunchOptions, placement: HostPlacement, reaper: ReaperClient, stack: ExitStack
+) -> JobSecret:
+    """Return the secret of this job; the private file for the ranks is removed when ``stack`` closes, or by ``reaper``.
+
+    The secret is the content of the secret file, if there is one.  A job on this machine alone gets a new one; agents
+    that meet on loopback share one through a directory that only this user can enter.
+    """
+    if options.secret_file is not None:
+        return JobSecret(read_secret(options.secret_file), Path(options.secret_file).absolute())
+    try:
+        return _make_files(options, placement, reaper, stack)
+    except OSError as error:
+        raise LaunchError(f"the file with the job's secret cannot be made: {error}") from error
+
+
+def _make_files(options: LaunchOptions, placement: HostPlacement, reaper: ReaperClient, stack: ExitStack) -> JobSecret:
+    directory = Path(tempfile.mkdtemp(prefix="asyncpar-"))  # mode 0700
+    reaper.add_path(directory)
+    stack.callback(directory.rmdir)
+    path = directory / "secret"
+    if options.nnodes == 1:
+        secret, rendezvous_path = create_secret(path), None
+    else:
+        rendezvous_path = _shared_directory() / _shared_name(placement)
+        secret = _share(rendezvous_path)
+        write_secret(path, secret)
+    stack.callback(path.unlink, missing_ok=True)
+    return JobSecret(secret, path, rendezvous_path)
+
+
+def _shared_name(placement: HostPlacement) -> str:
+    return hashlib.sha256(f"{placement.coordinator} {placement.job}".encode()).hexdigest()[:32]
+
+
+def _share(path: Path) -> Secret:
+    """Read the secret at ``path``, or make it if we are the first."""
+    try:
+        return create_secret(path)
+    except FileExistsError:
+        return read_secret(path)
+
+
+def _shared_directory() -> Path:
+    path = Path(tempfile.gettempdir()) / f"asyncpar-{os.geteuid()}"
+    path.mkdir(mode=0o700, exist_ok=True)
+    status = path.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) & 0o077:
+        raise UsageError(f"--secret-file: {path} is not a private directory of this user; give a secret file instead")
+    return path
+
 
 _SOON = timedelta(days=1)
 

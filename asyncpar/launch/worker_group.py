@@ -17,11 +17,10 @@ from asyncpar.core.observe.agent_line import Loss, encode_loss
 from asyncpar.errors import LaunchError
 from asyncpar.launch.display import Display
 from asyncpar.launch.failure import FailureReport
-from asyncpar.launch.guard import Guard
 from asyncpar.launch.options import Streams
-from asyncpar.launch.rank_logs import RankLogs
-from asyncpar.launch.rank_output import RankOutput
+from asyncpar.launch.rank_output import RankLogs, RankOutput
 from asyncpar.launch.rank_process import ChildStreams, RankProcess
+from asyncpar.launch.reaper_client import ReaperClient
 from asyncpar.launch.vitals import LOOK_SECONDS, RankState
 
 _CANNOT_START = 126
@@ -51,13 +50,13 @@ class RankEnd:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CrewTools:
-    """What crews of all generations share.
+class WorkerGroupTools:
+    """What worker groups of all generations share.
 
     ``on_broken_output`` gets the reason, "" for a reader that left; ``on_state`` how a rank is when that has changed.
     """
 
-    guard: Guard
+    reaper: ReaperClient
     display: Display
     logs: RankLogs
     grace: float
@@ -66,10 +65,10 @@ class CrewTools:
     on_broken_output: Callable[[str], None]
 
 
-class Crew:
+class WorkerGroup:
     """Runs once.  ``signal`` and ``kill`` may come at any time, before the ranks are started too."""
 
-    def __init__(self, plans: Sequence[RankPlan], tools: CrewTools) -> None:
+    def __init__(self, plans: Sequence[RankPlan], tools: WorkerGroupTools) -> None:
         self._plans = plans
         self._tools = tools
         self._processes: dict[int, RankProcess] = {}
@@ -153,7 +152,7 @@ class Crew:
             "ASYNCPAR_NOTICE_FD": str(streams.notices),
         }
         try:
-            process = RankProcess.start(plan.command, environment, streams, self._tools.guard)
+            process = RankProcess.start(plan.command, environment, streams, self._tools.reaper)
         except BaseException:
             for descriptor in (*read_ends, notify):
                 os.close(descriptor)

@@ -17,7 +17,7 @@ _PATIENCE = 5.0
 _LOOK_SECONDS = 0.25
 
 
-class Guard:
+class ReaperClient:
     """A reaper process.  Registration is in the kernel's hands when a call returns; nothing is awaited.
 
     A reaper that is killed is replaced by another one, which gets all that is registered: at once while ``watch`` runs,

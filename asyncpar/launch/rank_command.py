@@ -1,4 +1,4 @@
-"""The command that each rank executes, checked before anything starts."""
+"""The command line and the environment of a rank."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import importlib.machinery
 import os
 import shutil
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
+from asyncpar.core.config.environment import LaunchEnvironment
 from asyncpar.errors import UsageError
 from asyncpar.launch.options import ProgramKind
 
@@ -43,3 +45,35 @@ def _check_module(module: str) -> None:
     is_there = top in sys.builtin_module_names or top in sys.stdlib_module_names
     if not is_there and importlib.machinery.PathFinder.find_spec(top, [os.getcwd(), *sys.path]) is None:
         raise UsageError(f"module: {module} cannot be found; the search begins in {os.getcwd()}")
+
+
+_OURS = "ASYNCPAR_"
+_SETTINGS = frozenset(
+    {
+        "ASYNCPAR_ALGORITHM",
+        "ASYNCPAR_ARENA_BYTES",
+        "ASYNCPAR_ARENA_WAIT",
+        "ASYNCPAR_CHECKSUMS",
+        "ASYNCPAR_CONNECTIONS",
+        "ASYNCPAR_LINK_TIMEOUT",
+    }
+)
+"""Variables of ours that people set for the ranks."""
+
+_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+_DEFAULTS = {"PYTHONUNBUFFERED": "1", "GRPC_VERBOSITY": "ERROR"}
+
+
+def rank_environment(base: Mapping[str, str], place: LaunchEnvironment) -> dict[str, str]:
+    """Return ``base`` with the variables of ``place``.
+
+    Nothing of an outer launch shines through.  Output is unbuffered, and with several ranks on the host numeric
+    libraries get one thread each, unless ``base`` says something else about that.
+    """
+    environment = {name: value for name, value in base.items() if name in _SETTINGS or not name.startswith(_OURS)}
+    defaults = dict(_DEFAULTS)
+    if place.local_world_size > 1:
+        defaults |= dict.fromkeys(_THREADS, "1")
+    for name, value in defaults.items():
+        environment.setdefault(name, value)
+    return environment | place.to_mapping()
