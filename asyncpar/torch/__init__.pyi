@@ -4,9 +4,9 @@ from .hook.gradient_hook import GradientHook as GradientHook
 from .hook.gradient_hook import gradient_hook as gradient_hook
 from .process_group import ProcessGroup as ProcessGroup
 from .registration import register as register
-from .stage.loss import torch_loss as torch_loss
 from .stage.stage import ModuleStage as ModuleStage
 from .stage.stage import module_stages as module_stages
+from .stage.stage import torch_loss as torch_loss
 from .threads.run import ThreadRanks as ThreadRanks
 from .threads.run import run_threads as run_threads
 from .work import Work as Work

@@ -1,4 +1,4 @@
-"""Tensors as numpy arrays over the same memory."""
+"""Tensors as numpy arrays over the same memory, and arrays as tensors."""
 
 from __future__ import annotations
 
@@ -166,3 +166,30 @@ class Landing:
         """The result is there: put it where it belongs."""
         if self._target is not None:
             self._target[...] = self.array.reshape(self._target.shape)
+
+
+_BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+
+
+def tensor_of(array: Any, name: str = "array") -> torch.Tensor:
+    """Return a tensor over the memory of ``array``; a tensor is returned as it is, cut off from autograd.
+
+    What torch cannot share is copied: read-only memory, steps backwards or between elements, foreign byte order.
+    Raises ``UsageError`` for dtypes that torch does not have.
+    """
+    if isinstance(array, torch.Tensor):
+        return array.detach()
+    shared = np.asarray(array)
+    if not _can_share(shared):
+        shared = shared.astype(shared.dtype.newbyteorder("="), order="C", copy=True)
+    if shared.dtype == _BFLOAT16:
+        return torch.from_numpy(shared.view(np.uint16)).view(torch.bfloat16)
+    try:
+        return torch.from_numpy(shared)
+    except TypeError as error:
+        raise UsageError(f"{name}: expected a dtype that torch has, got {shared.dtype}") from error
+
+
+def _can_share(array: np.ndarray[Any, Any]) -> bool:
+    steps = (stride >= 0 and stride % max(1, array.itemsize) == 0 for stride in array.strides)
+    return array.flags.writeable and array.dtype.isnative and all(steps)

@@ -1,3 +1,3 @@
-"""What torch calls the backend."""
+"""The name of the backend, which ``registration`` needs before torch may be imported."""
 
 NAME = "asyncpar"

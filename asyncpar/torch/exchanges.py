@@ -30,7 +30,7 @@ def _refuse_recv_any(communicator: Communicator, error: BaseException, _: Any, t
     communicator.refuse_recv(error, tag=tag)
 
 
-class Exchanges(GroupBase):
+class ExchangeOperations(GroupBase):
     """The operations between pairs of ranks."""
 
     @operation(

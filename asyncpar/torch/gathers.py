@@ -14,12 +14,12 @@ from asyncpar.collectives.arrays import Array
 from asyncpar.errors import UsageError
 from asyncpar.torch.arrays import array_of, check_same_dtype, flat, only, pairs
 from asyncpar.torch.group_base import GroupBase, check_root_tensor
-from asyncpar.torch.several import gather_several
+from asyncpar.torch.packed import gather_several
 from asyncpar.torch.signatures import operation
 from asyncpar.torch.work import Work
 
 
-class Gathers(GroupBase):
+class GatherOperations(GroupBase):
     """The operations that move whole tensors."""
 
     @operation("broadcast", "tensors|tensor", options=c10d.BroadcastOptions, extras=("root", "timeout"))

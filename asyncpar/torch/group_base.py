@@ -21,11 +21,10 @@ from asyncpar.collectives.communicator import Communicator
 from asyncpar.errors import AsyncparError, PeerTimeout, UsageError
 from asyncpar.net.transport.links import LEFT
 from asyncpar.node import Node
-from asyncpar.torch import inflight
 from asyncpar.torch.backend_name import NAME
 from asyncpar.torch.errors import as_torch
-from asyncpar.torch.profile_event import is_profiled, recorded
-from asyncpar.torch.work import Work
+from asyncpar.torch.instrumentation import is_profiled, recorded
+from asyncpar.torch.work import Work, is_inflight_on
 
 T = TypeVar("T")
 E = TypeVar("E", bound=Exception)
@@ -175,7 +174,7 @@ class GroupBase(dist.ProcessGroup):
             check_may_wait=self.thread.check_may_wait,
             describe_waits=self._describe_waits,
         )
-        if inflight.is_on():
+        if is_inflight_on():
             work.enter()
         return work
 

@@ -1,24 +1,98 @@
-"""The process group of ``torch.distributed`` over asyncpar."""
+"""The process group of ``torch.distributed`` over asyncpar, and what torch calls to make one."""
 
 from __future__ import annotations
 
+import asyncio
+import gc
+from collections.abc import Coroutine, Sequence
 from datetime import timedelta
 from typing import Any
 
+import numpy as np
 import torch
+import torch.distributed as dist
 
-from asyncpar.errors import UsageError
-from asyncpar.torch.compiling import uncompiled
-from asyncpar.torch.devices import path_of
+from asyncpar.blocking.thread import LoopThread, background
+from asyncpar.collectives.communicator import Communicator
+from asyncpar.collectives.keys import LARGEST_TAG
+from asyncpar.errors import AsyncparError, PeerTimeout, UsageError
+from asyncpar.node import Node, start_node
 from asyncpar.torch.errors import as_torch
-from asyncpar.torch.exchanges import Exchanges
-from asyncpar.torch.gathers import Gathers
-from asyncpar.torch.monitored_barrier import monitored_barrier
-from asyncpar.torch.reductions import Reductions
+from asyncpar.torch.exchanges import ExchangeOperations
+from asyncpar.torch.gathers import GatherOperations
+from asyncpar.torch.group_base import remains
+from asyncpar.torch.instrumentation import uncompiled
+from asyncpar.torch.reductions import ReductionOperations
+from asyncpar.torch.rendezvous.attach import attach_store
+from asyncpar.torch.signatures import path_of
+from asyncpar.torch.threads.worlds import InProcess
+
+_TAG = LARGEST_TAG
+_ANSWER_SECONDS = 2.0
+"""How much longer than rank 0 the others wait, so that its answer, which names the missing, arrives."""
+
+
+async def _collect(communicator: Communicator, number: int, seconds: float, *, wait_all_ranks: bool) -> None:
+    """Run the barrier on rank 0: receive from all ranks, then tell them who is missing."""
+    waiting = {rank: asyncio.ensure_future(_hear(communicator, rank, number)) for rank in range(1, communicator.size)}
+    when = asyncio.ALL_COMPLETED if wait_all_ranks else asyncio.FIRST_EXCEPTION
+    try:
+        if waiting:
+            await asyncio.wait(waiting.values(), timeout=seconds, return_when=when)
+        missing = [rank for rank, heard in waiting.items() if not heard.done()]
+        failed = [rank for rank, heard in waiting.items() if heard.done() and heard.exception() is not None]
+        errors = [waiting[rank].exception() for rank in failed]
+    finally:
+        for heard in waiting.values():
+            heard.cancel()
+    absent = sorted(missing + failed)
+    if not wait_all_ranks:
+        absent = absent[:1]
+    present = [rank for rank in waiting if rank not in missing and rank not in failed]
+    await _answer(communicator, present, [number, *absent])
+    for error in errors:
+        if error is not None:
+            raise error
+    if absent:
+        raise PeerTimeout(_told(absent, seconds), rank=communicator.ranks[absent[0]], operation="monitored_barrier")
+
+
+async def _hear(communicator: Communicator, rank: int, number: int) -> list[int]:
+    """Return the rest of the message of ``rank`` in barrier ``number``; messages of earlier barriers are dropped."""
+    while True:
+        said, *words = (await communicator.recv(rank, tag=_TAG)).tolist()
+        if said == number:
+            return words
+
+
+async def _answer(communicator: Communicator, ranks: Sequence[int], numbers: Sequence[int]) -> None:
+    words = np.array(numbers, np.int64)
+    await asyncio.gather(*(communicator.send(words, rank, tag=_TAG) for rank in ranks), return_exceptions=True)
+
+
+async def _report(communicator: Communicator, number: int, seconds: float) -> None:
+    """Run the barrier on a rank other than 0: send to rank 0 and wait for its answer."""
+    try:
+        async with asyncio.timeout(seconds + _ANSWER_SECONDS):
+            await communicator.send(np.array([number], np.int64), 0, tag=_TAG)
+            absent = await _hear(communicator, 0, number)
+    except TimeoutError as error:
+        if isinstance(error, PeerTimeout):
+            raise
+        message = f"monitored_barrier: rank 0 has not come, or not answered, within {seconds} s"
+        raise PeerTimeout(message, rank=communicator.ranks[0], operation="monitored_barrier") from None
+    if absent:
+        raise PeerTimeout(_told(absent, seconds), operation="monitored_barrier")
+
+
+def _told(absent: Sequence[int], seconds: float) -> str:
+    """Name those who are ``absent``, in words that programs look for in the messages of torch's other backends."""
+    ranks = f"{'Rank' if len(absent) == 1 else 'Ranks'} {', '.join(map(str, absent))}"
+    return f"Rank 0 timed out in monitoredBarrier after {seconds} s: {ranks} failed to pass monitoredBarrier in time"
 
 
 @uncompiled
-class ProcessGroup(Reductions, Gathers, Exchanges):
+class ProcessGroup(ReductionOperations, GatherOperations, ExchangeOperations):
     """A group of ranks whose collectives are asyncpar's: what torch has after ``init_process_group("asyncpar")``.
 
     All of torch's operations on tensors in the CPU's memory, of any dtype, from any thread.  Calls take their place in
@@ -27,11 +101,25 @@ class ProcessGroup(Reductions, Gathers, Exchanges):
     """
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
-        """Wait until all ranks have come here, and raise ``PeerTimeout`` naming those that have not in time.
+        """Block until all ranks have called this; raise ``PeerTimeout`` naming those that have not within ``timeout``.
 
-        With ``wait_all_ranks`` all that are missing are named, else the first found.
+        With ``wait_all_ranks`` all missing ranks are named, else the first one found.  Rank 0 receives a message from
+        each rank, then answers each.  Messages carry the number of the barrier, so that one of a rank that was late
+        to an earlier barrier does not count for this one.
         """
-        monitored_barrier(self, timeout, wait_all_ranks=wait_all_ranks)
+        communicator = self.communicator
+        seconds = timeout.total_seconds() if timeout is not None else self.seconds
+
+        def make() -> Coroutine[Any, Any, None]:
+            self.barriers += 1
+            if communicator.rank == 0:
+                return _collect(communicator, self.barriers, seconds, wait_all_ranks=wait_all_ranks)
+            return _report(communicator, self.barriers, seconds)
+
+        try:
+            self.call(make, "monitored_barrier")
+        except AsyncparError as error:
+            raise as_torch(error) from None
 
     def split_group(self, *_: Any, **__: Any) -> None:
         """Refuse: torch itself splits only groups of accelerators, and would look for one here without asking."""
@@ -62,3 +150,59 @@ class ProcessGroup(Reductions, Gathers, Exchanges):
     @property
     def supports_time_estimate(self) -> bool:
         return False
+
+
+def create_group(options: Any, backend_options: Any = None) -> ProcessGroup:
+    """Make the group that torch describes: a world of its own, or part of the one of the default group.
+
+    Raises what forming a world raises: ``PeerTimeout`` naming ranks that do not come, ``UsageError``.
+    """
+    if backend_options is not None and not isinstance(backend_options, InProcess):
+        raise as_torch(UsageError(f"pg_options: expected None, as asyncpar has none, got {backend_options!r}"))
+    try:
+        parent = _default_group() if options.global_ranks_in_group else None
+        if parent is None:
+            return _own_world(options, backend_options)
+        return _part(parent, options)
+    except AsyncparError as error:
+        raise as_torch(error) from None
+
+
+def _default_group() -> ProcessGroup | None:
+    """Return the default group if it is one of ours."""
+    group = dist.distributed_c10d._get_default_group() if dist.is_initialized() else None
+    return group if isinstance(group, ProcessGroup) and not group.is_ended else None
+
+
+def _own_world(options: Any, in_process: InProcess | None) -> ProcessGroup:
+    if remains and in_process is None:
+        gc.collect()  # frees the shared memory of earlier worlds, which Python's collector might do late
+    thread = background()
+    rank, size, seconds = options.group_rank, options.group_size, options.timeout.total_seconds()
+    if in_process is None:
+        attach = attach_store(options.store, rank=rank, size=size, timeout=seconds)
+    else:
+        attach = in_process.attach
+    node = thread.call(lambda: start_node(attach))
+    group = _group(node, node.world, thread, options, owns_node=True)
+    thread.at_close(group, group.leave_at_exit)
+    return group
+
+
+def _part(parent: ProcessGroup, options: Any) -> ProcessGroup:
+    """Return a group of ranks of the default group; nothing is exchanged."""
+    thread, node = parent.thread, parent.node
+    ranks, name = list(options.global_ranks_in_group), options.group_id
+
+    async def divide() -> Any:
+        return parent.communicator.subgroup(ranks, name=name, key=f"torch {name}", has_own_timeout=True)
+
+    communicator = thread.call(divide)
+    if communicator is None:
+        raise UsageError(f"ranks: expected this rank, {parent.rank()}, among those of group {name}, got {ranks}")
+    return _group(node, communicator, thread, options, owns_node=False)
+
+
+def _group(node: Node, communicator: Any, thread: LoopThread, options: Any, *, owns_node: bool) -> ProcessGroup:
+    communicator.timeout = options.timeout.total_seconds()
+    return ProcessGroup(communicator, thread, node, store=options.store, owns_node=owns_node)

@@ -1,13 +1,15 @@
-"""Combining tensors of all ranks: all_reduce, reduce, reduce_scatter, in torch's forms."""
+"""all_reduce, reduce and reduce_scatter in torch's forms, and torch's reduce operations as asyncpar's."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
 
 from asyncpar.blocking.coroutines import After
@@ -15,14 +17,100 @@ from asyncpar.collectives.arrays import Array
 from asyncpar.errors import UsageError
 from asyncpar.torch.arrays import array_of, as_list, check_same_dtype, flat, only, pairs
 from asyncpar.torch.group_base import GroupBase, Make, check_root_tensor
-from asyncpar.torch.reduce_ops import Reduction, reduction_of
-from asyncpar.torch.several import reduce_several
+from asyncpar.torch.packed import reduce_several, sparse_all_reduce
 from asyncpar.torch.signatures import operation
-from asyncpar.torch.sparse import sparse_all_reduce
 from asyncpar.torch.work import Work
 
+_Kind = dist.ReduceOp.RedOpType
 
-class Reductions(GroupBase):
+
+@dataclass(frozen=True, slots=True)
+class TorchReduction:
+    """How tensors are combined: inputs times ``factor``, by the communicator's ``op``, divided by the group's size.
+
+    ``factor`` is None for none.  Only the mean of integers is divided here (``divides``), as the communicator knows
+    none of them.
+    """
+
+    op: str
+    factor: Any = None
+    divides: bool = False
+
+    @property
+    def is_plain(self) -> bool:
+        """Is it all done by the communicator?"""
+        return self.factor is None and not self.divides
+
+    def scaled(self, array: Array) -> Array:
+        """Return the inputs times the factor: ``array`` itself if there is none."""
+        if self.factor is None:
+            return array
+        return (array * self._factor(array)).astype(array.dtype, copy=False)
+
+    def scale(self, array: Array) -> None:
+        """Multiply the inputs by the factor, in place."""
+        if self.factor is not None:
+            array *= self._factor(array)
+
+    def divide(self, array: Array, size: int) -> Array:
+        """Make of the sum over ``size`` ranks what is asked for, in place.
+
+        Quotients of integers lose what is behind the point, as NCCL's do: -7 / 2 is -3.
+        """
+        if self.divides:
+            if size > np.iinfo(array.dtype).max:
+                array[...] = 0
+            else:
+                is_rounded_down = (array < 0) & (array % size != 0)
+                array //= size
+                array += is_rounded_down
+        return array
+
+    def _factor(self, array: Array) -> Any:
+        if array.dtype.kind in "biu":
+            raise UsageError(f"op: PREMUL_SUM needs a floating dtype, as {array.dtype} cannot hold the products")
+        factor = self.factor
+        return (array_of(factor, "op") if isinstance(factor, torch.Tensor) else np.asarray(factor)).astype(array.dtype)
+
+
+_PLAIN = {
+    int(kind): TorchReduction(name)
+    for kind, name in (
+        (dist.ReduceOp.SUM, "sum"),
+        (dist.ReduceOp.AVG, "mean"),
+        (dist.ReduceOp.PRODUCT, "prod"),
+        (dist.ReduceOp.MIN, "min"),
+        (dist.ReduceOp.MAX, "max"),
+        (dist.ReduceOp.BAND, "band"),
+        (dist.ReduceOp.BOR, "bor"),
+        (dist.ReduceOp.BXOR, "bxor"),
+    )
+}
+"""By number: torch's enumeration is slow to hash and to compare."""
+
+_MEAN = _PLAIN[int(dist.ReduceOp.AVG)]
+_INTEGER_MEAN = TorchReduction("sum", divides=True)
+
+
+def reduction_of(options: Any, dtype: torch.dtype) -> TorchReduction:
+    """Return how ``options`` ask that tensors of ``dtype`` be combined.
+
+    Integers are averaged as NCCL does it: the sum, which wraps around in their dtype, is divided, towards zero.
+    """
+    operation = options.reduceOp
+    kind = getattr(operation, "op", operation)
+    if isinstance(kind, _Kind):
+        found = _PLAIN.get(kind.value)
+        if found is not None:
+            if found is _MEAN and not (dtype.is_floating_point or dtype.is_complex or dtype is torch.bool):
+                return _INTEGER_MEAN
+            return found
+    if kind == dist.ReduceOp.PREMUL_SUM:
+        return TorchReduction("sum", operation.__getstate__()[1])
+    raise UsageError(f"op: expected a torch.distributed.ReduceOp, got {operation!r}")
+
+
+class ReductionOperations(GroupBase):
     """The operations that combine."""
 
     @operation("all_reduce", "tensors|tensor", options=c10d.AllreduceOptions, extras=("op", "timeout"))
@@ -120,7 +208,7 @@ class Reductions(GroupBase):
         def put(results: Sequence[Array]) -> None:
             out[...] = results[communicator.rank]
 
-        return start(lambda: reduce_several(communicator, arrays, reduction, put))
+        return start(lambda: reduce_several(communicator, arrays, reduction.op, reduction.divide, put))
 
     @operation("reduce_scatter_tensor", "output|outputTensor", "input|inputTensor", options=c10d.ReduceScatterOptions)
     def reduce_scatter_single(self, output: Any, input: Any, opts: Any) -> Work:  # noqa: A002
@@ -142,9 +230,9 @@ class Reductions(GroupBase):
             for (out, _, _), result in zip(parts, results, strict=True):
                 out[...] = result.reshape(communicator.size, *out.shape)[communicator.rank]
 
-        reduction = parts[0][2] if parts else Reduction("sum")
+        reduction = parts[0][2] if parts else TorchReduction("sum")
         return self.start(
-            lambda: reduce_several(communicator, [whole for _, whole, _ in parts], reduction, put),
+            lambda: reduce_several(communicator, [whole for _, whole, _ in parts], reduction.op, reduction.divide, put),
             list(outputs),
             operation="reduce_scatter_tensor_coalesced",
             options=opts,
@@ -155,7 +243,7 @@ class Reductions(GroupBase):
 
     # -- inside ------------------------------------------------------------------------------------------------------
 
-    def _make_all_reduce(self, array: Array, reduction: Reduction) -> Make:
+    def _make_all_reduce(self, array: Array, reduction: TorchReduction) -> Make:
         """Return the all-reduce of ``array`` with what is before and after it."""
         communicator = self.communicator
         reduction.scale(array)
@@ -164,7 +252,7 @@ class Reductions(GroupBase):
         )
 
     def _reduce_scatter_flat(
-        self, out: Array, whole: Array, reduction: Reduction, start: Callable[[Make], Work]
+        self, out: Array, whole: Array, reduction: TorchReduction, start: Callable[[Make], Work]
     ) -> Work:
         communicator = self.communicator
         if out.flags.c_contiguous and not np.may_share_memory(out, whole) and reduction.is_plain:
@@ -176,7 +264,7 @@ class Reductions(GroupBase):
 
         return start(lambda: After(communicator.reduce_scatter(whole, reduction.op), put))
 
-    def _scattering(self, output: torch.Tensor, source: torch.Tensor, opts: Any) -> tuple[Array, Array, Reduction]:
+    def _scattering(self, output: torch.Tensor, source: torch.Tensor, opts: Any) -> tuple[Array, Array, TorchReduction]:
         out = array_of(output, "output")
         reduction = reduction_of(opts, output.dtype)
         whole = flat(source, "input", as_bits=False)

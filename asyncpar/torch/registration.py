@@ -1,4 +1,4 @@
-"""Make torch know the backend.
+"""Register the backend with torch.
 
 torch runs ``register`` itself when it is imported, also while this package waits for that import: so nothing here
 imports torch before it is needed, and registering is quick and cannot fail.
@@ -32,7 +32,7 @@ def _create(options: Any, backend_options: Any) -> Any:
 
     with _without_collection():
         from asyncpar.errors import UsageError
-        from asyncpar.torch.groups import create_group
+        from asyncpar.torch.process_group import create_group
 
     version = tuple(int(part) for part in torch.__version__.split(".")[:2])
     if version < LEAST_TORCH:
@@ -60,6 +60,6 @@ def _without_collection() -> Iterator[None]:
 
 def _open_store(url: str, **settings: Any) -> Any:
     with _without_collection():
-        from asyncpar.torch.meeting.url import open_store
+        from asyncpar.torch.rendezvous.url import open_store
 
     return open_store(url, **settings)

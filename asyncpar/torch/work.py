@@ -1,4 +1,10 @@
-"""What the operations of the backend return."""
+"""The works that operations of the backend return, and how torch's functional collectives wait for them.
+
+torch keeps, for each thread, which works belong to which storage.  Functional collectives enter theirs themselves,
+and take them out by ``wait_tensor``.  Under ``allow_inflight_collective_as_graph_input_ctx()`` all other operations are
+entered, too, and taken out by ``Work.wait``.  For a work of Python torch offers no way to take out one, only to wait
+for all of a storage; so ``forget_inflight`` does that, while works other than its own only enter themselves again.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +16,57 @@ from typing import Any, cast
 
 import torch
 import torch.distributed as dist
+from torch._C import _distributed_c10d as c10d
 from torch.futures import Future
 
 from asyncpar.blocking.pending import Pending
 from asyncpar.errors import AsyncparError, PeerTimeout
-from asyncpar.torch import backward, inflight
-from asyncpar.torch.compiling import uncompiled
-from asyncpar.torch.completion import Completions
 from asyncpar.torch.errors import as_torch
+from asyncpar.torch.futures import Completions, completed, is_taken_by_reducer, raise_at_end_of_pass
+from asyncpar.torch.instrumentation import uncompiled
+
+is_inflight_on = c10d._allow_inflight_collective_as_graph_input
+"""Are operations to be waited for by their tensors?"""
+
+
+class _Removal(threading.local):
+    """The work that this thread is taking out, and the others that it has met meanwhile."""
+
+    work: object = None
+    met: list[Any]
+
+
+_removal = _Removal()
+
+
+def enter_inflight(work: Any, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Let ``wait_tensor`` wait for ``work`` where it is given one of ``tensors``; return those that have storages."""
+    known = [tensor for tensor in tensors if tensor.layout is torch.strided]
+    for tensor in known:
+        c10d._register_work(tensor, work)
+    return known
+
+
+def forget_inflight(work: Any, tensors: Sequence[torch.Tensor]) -> None:
+    """Undo ``enter_inflight``, in the same thread, for a work that is over."""
+    for tensor in tensors:
+        _removal.work, _removal.met = work, []
+        try:
+            torch.ops._c10d_functional.wait_tensor(tensor)
+        finally:
+            _removal.work, met = None, _removal.met
+            for other in met:
+                c10d._register_work(tensor, other)
+
+
+def is_passed_over(work: Any) -> bool:
+    """Is ``work`` being waited for only because ``forget_inflight`` takes out another, or itself?"""
+    if _removal.work is None:
+        return False
+    if _removal.work is not work:
+        _removal.met.append(work)
+    return True
+
 
 _NONE = timedelta(0)
 _completions = Completions()
@@ -52,7 +101,7 @@ class Work(dist.Work):
 
     def enter(self) -> None:
         """Let ``wait_tensor`` of this thread wait for it, until somebody has waited for it here."""
-        self._entered = inflight.enter(self, self._tensors)
+        self._entered = enter_inflight(self, self._tensors)
         self._entered_by = threading.get_ident()
 
     def wait(self, timeout: timedelta = _NONE) -> bool:
@@ -61,7 +110,7 @@ class Work(dist.Work):
         Raises ``PeerTimeout`` after ``timeout`` (0: the group's alone counts), saying for whom the group waits; the
         operation goes on then.
         """
-        if inflight.is_passed_over(self):
+        if is_passed_over(self):
             return True
         pending = self._pending
         if not pending.is_done:
@@ -78,7 +127,7 @@ class Work(dist.Work):
         finally:
             if self._entered and pending.is_done and self._entered_by == threading.get_ident():
                 entered, self._entered = self._entered, []
-                inflight.forget(self, entered)
+                forget_inflight(self, entered)
         return True
 
     def synchronize(self) -> None:
@@ -117,7 +166,7 @@ class Work(dist.Work):
         DistributedDataParallel takes the future, backward raises it instead, as it is.
         """
         if self._future is None:
-            self._future = self._make_reducer_future() if backward.is_taken_by_reducer() else self._make_future()
+            self._future = self._make_reducer_future() if is_taken_by_reducer() else self._make_future()
         return self._future
 
     def _make_reducer_future(self) -> Future[Any]:
@@ -126,12 +175,12 @@ class Work(dist.Work):
         torch's own hook ``FP16_COMPRESS`` wants lists of C++, which no future can be given later: so what it begins is
         waited for here, and with it all in float16.
         """
-        backward.raise_at_end_of_pass(self)
+        raise_at_end_of_pass(self)
         pending, tensors = self._pending, self._tensors
         if any(tensor.dtype is torch.float16 for tensor in tensors):
             with suppress(Exception):  # raised at the end of the pass
                 self.wait()
-            return backward.completed(tensors)
+            return completed(tensors)
         future: Future[Any] = Future()
         if pending.is_done:
             future.set_result(tensors)

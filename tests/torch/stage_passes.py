@@ -9,8 +9,7 @@ import numpy as np
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from asyncpar.torch.stage.loss import torch_loss
-from asyncpar.torch.stage.stage import ModuleStage
+from asyncpar.torch.stage.stage import ModuleStage, torch_loss
 from tests.pipeline.real_stages import pass_through
 from tests.torch.torch_models import FEATURES, Block, cross_entropy, gradients_of
 

@@ -74,7 +74,7 @@ class FakePath:
 
 @on_ranks(2)
 def test_a_path_for_a_device_takes_its_operations() -> None:
-    from asyncpar.torch.devices import device_paths
+    from asyncpar.torch.signatures import device_paths
 
     made: list[FakePath] = []
 

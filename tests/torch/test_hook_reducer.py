@@ -18,11 +18,9 @@ from asyncpar.gradsync.layout import SchemeMaker
 from asyncpar.gradsync.schemes import Scheme
 from asyncpar.node import Node
 from asyncpar.testing.world import local_world
-from asyncpar.torch.hook.bucket import GivenBucket
-from asyncpar.torch.hook.memory import HookMemory
-from asyncpar.torch.hook.names import ParameterNames
-from asyncpar.torch.hook.reducer import HookReducer
-from asyncpar.torch.hook.settings import HookSettings, Hosts
+from asyncpar.torch.hook.bucket import HookBucket
+from asyncpar.torch.hook.memory import HookMemory, ParameterNames
+from asyncpar.torch.hook.reducer import HookReducer, HookSettings, Hosts
 from asyncpar.torch.hook.statistics import HookTally
 
 SHAPES = ((10, 5), (7,), (20, 15), (41,))
@@ -55,7 +53,7 @@ class Replica:
         buffers = [torch.cat([make_gradient(self.node.rank, number, i) for i in bucket]) for bucket in buckets]
         async with asyncio.TaskGroup() as tasks:
             for index, (bucket, buffer) in enumerate(zip(buckets, buffers, strict=True)):
-                given = GivenBucket(
+                given = HookBucket(
                     index=index,
                     is_last=index + 1 == len(buckets),
                     buffer=buffer,
@@ -148,8 +146,8 @@ async def test_large_buckets_go_through_threads_and_lend_their_memory() -> None:
             reducer = HookReducer(node.world, settings("int8"), memory, HookTally(codec="int8", ranks=2))
             buffer = torch.randn(count, generator=torch.Generator().manual_seed(node.rank))
             buffers.append(buffer)
-            await reducer.begin(GivenBucket(index=0, is_last=True, buffer=buffer, parameters=(parameter,)))
-            schemes.append(memory.seats[0].lossy)
+            await reducer.begin(HookBucket(index=0, is_last=True, buffer=buffer, parameters=(parameter,)))
+            schemes.append(memory.buckets[0].lossy)
 
         await asyncio.gather(*map(main, nodes))
     assert torch.equal(buffers[0], buffers[1])
@@ -184,9 +182,9 @@ async def test_a_rank_that_cannot_make_its_buffers_tells_the_others(monkeypatch:
 
 async def test_a_rank_that_fails_while_it_encodes_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     """And the next step is a good one."""
-    read = GivenBucket.read_into
+    read = HookBucket.read_into
 
-    def fail(given: GivenBucket, out: Values) -> None:
+    def fail(given: HookBucket, out: Values) -> None:
         if given.parameters[0] is replicas[1].parameters[3]:
             raise MemoryError("no room to encode")
         read(given, out)
@@ -196,7 +194,7 @@ async def test_a_rank_that_fails_while_it_encodes_keeps_nobody_waiting(monkeypat
         await asyncio.gather(*(replica.step(0, LATER_BUCKETS) for replica in replicas))
         kept = [replica.residual() for replica in replicas]
         with monkeypatch.context() as patch:
-            patch.setattr(GivenBucket, "read_into", fail)
+            patch.setattr(HookBucket, "read_into", fail)
             first, failed, last = await failures(replicas)
         assert isinstance(failed, MemoryError)
         assert isinstance(first, PeerCancelled)

@@ -48,7 +48,7 @@ open(sys.argv[1] + f"/{rank}", "w").write("\\n".join(lines))
 LOSS = """
 import os, signal, sys
 import torch, torch.distributed as dist
-from asyncpar.torch.meeting.meeting import StoreMeeting
+from asyncpar.torch.rendezvous.rendezvous import StoreRendezvous
 
 rank, where = int(os.environ["RANK"]), sys.argv[2]
 
@@ -56,8 +56,8 @@ def end_here(*_):
     if rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
 
-if rank == 1 and where == "meeting":  # where all have come to
-    StoreMeeting.exchange = end_here
+if rank == 1 and where == "rendezvous":  # where all have come to
+    StoreRendezvous.exchange = end_here
 try:
     dist.init_process_group("asyncpar", init_method="asyncpar://")
     dist.barrier()
@@ -123,7 +123,7 @@ def test_worlds_form_again_and_again_and_missing_ranks_are_named(launcher: list[
         assert lines[3].startswith(expected(rank)[3])
 
 
-@pytest.mark.parametrize("where", ["meeting", "recv"])
+@pytest.mark.parametrize("where", ["rendezvous", "recv"])
 def test_survivors_of_a_killed_rank_get_peer_lost_before_the_launcher_ends_them(where: str, tmp_path: Path) -> None:
     """They wait for a rank that lives: only the agent tells them in time."""
     status, output = start(["asyncpar", "launch", "--nproc-per-node", "3"], tmp_path, LOSS, where)

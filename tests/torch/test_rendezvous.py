@@ -14,11 +14,11 @@ import torch.distributed as dist
 from asyncpar.blocking.thread import LoopThread
 from asyncpar.errors import LaunchError, PeerLost, PeerTimeout, UsageError
 from asyncpar.node import start_node
-from asyncpar.torch.meeting.board import Board
-from asyncpar.torch.meeting.meeting import StoreMeeting
-from asyncpar.torch.meeting.rendezvous import attach_store
-from asyncpar.torch.meeting.roll_call import Charter, Hello, Place, encode
-from tests.torch.meetings import LONG, SOON, no_threads_left, outcomes, seen, start, total, world
+from asyncpar.torch.rendezvous.attach import attach_store
+from asyncpar.torch.rendezvous.messages import RankClaim, RankHello, WorldIdentity, encode
+from asyncpar.torch.rendezvous.rendezvous import StoreRendezvous
+from asyncpar.torch.rendezvous.store import RendezvousStore
+from tests.torch.rendezvous_ranks import LONG, SOON, no_threads_left, outcomes, seen, start, total, world
 
 
 @pytest.fixture(params=["HashStore", "FileStore", "TCPStore"])
@@ -100,12 +100,12 @@ async def test_who_comes_too_late_joins_those_who_try_again() -> None:
     await asyncio.gather(*(node.stop() for node in nodes))
 
 
-async def test_a_rank_that_waits_in_a_later_meeting_than_the_rest_says_so() -> None:
+async def test_a_rank_that_waits_in_a_later_rendezvous_than_the_rest_says_so() -> None:
     store = dist.HashStore()
     async with world(store, 2):
         pass
     (error,) = await outcomes(start(store, 0, 2, timeout=0.1))
-    assert str(error) == "rank 0: rank 1 of 2 has not come within 0.1 s (it came to meeting 2 of this store)"
+    assert str(error) == "rank 0: rank 1 of 2 has not come within 0.1 s (in rendezvous 2 of this store)"
 
 
 async def test_different_settings_name_both_ranks_at_once_on_all() -> None:
@@ -146,21 +146,21 @@ async def test_a_rank_that_is_there_twice_is_refused_on_all() -> None:
 
 
 async def test_a_rank_that_died_while_it_waited_may_come_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("asyncpar.torch.meeting.meeting.ANSWER_SECONDS", 0.05)
+    monkeypatch.setattr("asyncpar.torch.rendezvous.rendezvous.ANSWER_SECONDS", 0.05)
     store = dist.HashStore()
-    dead = Board(dist.PrefixStore("default_pg", store), 1)
-    dead.claim(0, Place(token="dead", name="process 1 on a", attempt=0))
-    dead.put("hello", 0, encode(Hello(rank=0, host="a", host_id="a", terms={})))
+    dead = RendezvousStore(dist.PrefixStore("default_pg", store), 1)
+    dead.claim(0, RankClaim(token="dead", name="process 1 on a", attempt=0))
+    dead.put("hello", 0, encode(RankHello(rank=0, host="a", host_id="a", terms={})))
     async with world(store, 3) as nodes:
         assert await total(nodes) == 6.0
         assert nodes[0].membership.generation == 2
 
 
 async def test_ranks_that_wait_where_another_died_go_on_with_its_successor(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("asyncpar.torch.meeting.meeting.ANSWER_SECONDS", 0.05)
+    monkeypatch.setattr("asyncpar.torch.rendezvous.rendezvous.ANSWER_SECONDS", 0.05)
     store = dist.HashStore()
-    dead = Board(dist.PrefixStore("default_pg", store), 1)
-    dead.claim(0, Place(token="dead", name="process 1 on a", attempt=0))
+    dead = RendezvousStore(dist.PrefixStore("default_pg", store), 1)
+    dead.claim(0, RankClaim(token="dead", name="process 1 on a", attempt=0))
     waiting = start(store, 1, 2)
     await seen(store, "asyncpar/1/hello/1")
     async with asyncio.timeout(SOON):
@@ -198,16 +198,18 @@ async def test_a_rank_whose_server_cannot_be_bound_tells_the_others_why() -> Non
 
 
 def test_a_rank_that_dies_after_it_was_seen_is_named_long_before_the_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("asyncpar.torch.meeting.meeting.EXCHANGE_SECONDS", 0.1)
+    monkeypatch.setattr("asyncpar.torch.rendezvous.rendezvous.EXCHANGE_SECONDS", 0.1)
     store = dist.HashStore()
-    second = Board(store, 1)
-    second.claim(1, Place(token="dead", name="process 1 on a", attempt=0))
-    second.put("hello", 1, encode(Hello(rank=1, host="a", host_id="a", terms={})))
-    first = StoreMeeting(store, rank=0, size=2, timeout=LONG)
+    second = RendezvousStore(store, 1)
+    second.claim(1, RankClaim(token="dead", name="process 1 on a", attempt=0))
+    second.put("hello", 1, encode(RankHello(rank=1, host="a", host_id="a", terms={})))
+    first = StoreRendezvous(store, rank=0, size=2, timeout=LONG)
     first.enter("process 2 on b")
-    roster = first.call_roll(Hello(rank=0, host="b", host_id="b", terms={}), Charter(job="job", generation=0))
+    participants = first.wait_for_ranks(
+        RankHello(rank=0, host="b", host_id="b", terms={}), WorldIdentity(job="job", generation=0)
+    )
     with pytest.raises(PeerTimeout, match=r"rank 0: rank 1 of 2 has not said where to find it within 0\.1 s"):
-        first.exchange(roster, "127.0.0.1:1")
+        first.exchange(participants, "127.0.0.1:1")
 
 
 async def test_a_rank_that_is_cancelled_ends_at_once_and_so_do_the_others() -> None:
@@ -246,7 +248,7 @@ async def test_a_store_that_hangs_keeps_nobody_from_cancelling() -> None:
 
 
 async def test_a_store_that_hangs_is_given_up_shortly_after_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("asyncpar.torch.meeting.rendezvous._STORE_MARGIN", 0.05)
+    monkeypatch.setattr("asyncpar.torch.rendezvous.attach._STORE_MARGIN", 0.05)
     store = HungStore()
     try:
         with pytest.raises(LaunchError, match=r"rank 1: the store has not answered for 0\.1 s"):

@@ -1,4 +1,4 @@
-"""Ranks that are started anew while some of them were in a meeting: one that died there holds nobody up."""
+"""Ranks that are started anew while some of them were in a rendezvous: one that died there holds nobody up."""
 
 from __future__ import annotations
 
@@ -6,27 +6,27 @@ import pytest
 import torch.distributed as dist
 
 from asyncpar.errors import PeerTimeout
-from asyncpar.torch.meeting.board import Board
-from asyncpar.torch.meeting.meeting import Abandoned, StoreMeeting
-from asyncpar.torch.meeting.roll_call import Charter, End, Hello, Place, abandoned, encode
-from tests.torch.meetings import total, world
+from asyncpar.torch.rendezvous.messages import RankClaim, RankHello, RendezvousResult, WorldIdentity, abandoned, encode
+from asyncpar.torch.rendezvous.rendezvous import RendezvousAbandoned, StoreRendezvous
+from asyncpar.torch.rendezvous.store import RendezvousStore
+from tests.torch.rendezvous_ranks import total, world
 
 HOUR = 3600.0
-CHARTER = Charter(job="job", generation=0)
+CHARTER = WorldIdentity(job="job", generation=0)
 
 
-def hello(rank: int, *, attempt: int = 0) -> Hello:
-    return Hello(rank=rank, host="a", host_id="a", terms={}, attempt=attempt)
+def hello(rank: int, *, attempt: int = 0) -> RankHello:
+    return RankHello(rank=rank, host="a", host_id="a", terms={}, attempt=attempt)
 
 
-def there_was(board: Board, rank: int, *, attempt: int = 0) -> None:
+def there_was(board: RendezvousStore, rank: int, *, attempt: int = 0) -> None:
     """Leave on ``board`` what a rank does that is killed while it waits."""
-    board.claim(rank, Place(token="dead", name="process 1 on a", attempt=attempt))
+    board.claim(rank, RankClaim(token="dead", name="process 1 on a", attempt=attempt))
     board.put("hello", rank, encode(hello(rank, attempt=attempt)))
 
 
 class QuickClock:
-    """A second passes whenever somebody looks at it, a minute in each pause of a meeting."""
+    """A second passes whenever somebody looks at it, a minute in each pause of a rendezvous."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -40,18 +40,20 @@ class QuickClock:
 def _quick_hour(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = QuickClock()
 
-    def pause(_: StoreMeeting, __: float) -> None:
+    def pause(_: StoreRendezvous, __: float) -> None:
         clock.now += 60.0
 
-    monkeypatch.setattr("asyncpar.torch.meeting.meeting.time", clock)
-    monkeypatch.setattr(StoreMeeting, "_pause", pause)
+    monkeypatch.setattr("asyncpar.torch.rendezvous.rendezvous.time", clock)
+    monkeypatch.setattr(StoreRendezvous, "_pause", pause)
 
 
-async def test_a_rank_that_was_started_anew_does_not_knock_where_it_died(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("asyncpar.torch.meeting.meeting.ANSWER_SECONDS", HOUR)
+async def test_a_restarted_rank_writes_no_duplicate_notice_where_it_died(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("asyncpar.torch.rendezvous.rendezvous.ANSWER_SECONDS", HOUR)
     store = dist.HashStore()
     for rank in range(2):
-        there_was(Board(dist.PrefixStore("default_pg", store), 1), rank)
+        there_was(RendezvousStore(dist.PrefixStore("default_pg", store), 1), rank)
     async with world(store, 2, [{"TORCHELASTIC_RESTART_COUNT": "1"}] * 2) as nodes:
         assert await total(nodes) == 3.0
         assert nodes[0].membership.generation == 2
@@ -59,7 +61,7 @@ async def test_a_rank_that_was_started_anew_does_not_knock_where_it_died(monkeyp
 
 async def test_agents_that_count_restarts_differently_do_not_keep_ranks_apart() -> None:
     store = dist.HashStore()
-    there_was(Board(dist.PrefixStore("default_pg", store), 1), 1)
+    there_was(RendezvousStore(dist.PrefixStore("default_pg", store), 1), 1)
     async with world(store, 2, [{}, {"TORCHELASTIC_RESTART_COUNT": "1"}]) as nodes:
         assert await total(nodes) == 3.0
 
@@ -67,25 +69,25 @@ async def test_agents_that_count_restarts_differently_do_not_keep_ranks_apart() 
 @pytest.mark.usefixtures("_quick_hour")
 def test_who_has_waited_for_a_dead_rank_has_all_the_time_for_its_successor() -> None:
     store = dist.HashStore()
-    board = Board(store, 1)
+    board = RendezvousStore(store, 1)
     there_was(board, 1)
-    first = StoreMeeting(store, rank=0, size=2, timeout=HOUR)
+    first = StoreRendezvous(store, rank=0, size=2, timeout=HOUR)
     first.enter("process 2 on a")
-    roster = first.call_roll(hello(0), CHARTER)
-    board.write_end(End(refusal=abandoned(1)))
-    with pytest.raises(Abandoned):
-        first.exchange(roster, "127.0.0.1:1")
+    participants = first.wait_for_ranks(hello(0), CHARTER)
+    board.write_end(RendezvousResult(failure=abandoned(1)))
+    with pytest.raises(RendezvousAbandoned):
+        first.exchange(participants, "127.0.0.1:1")
     first.enter("process 2 on a")
     with pytest.raises(PeerTimeout, match=r"rank 1 of 2 has not come within 3600\.0 s"):
-        first.call_roll(hello(0), CHARTER)
+        first.wait_for_ranks(hello(0), CHARTER)
 
 
 @pytest.mark.usefixtures("_quick_hour")
 def test_who_was_started_anew_gives_others_all_the_time_to_come_anew_too() -> None:
     store = dist.HashStore()
-    there_was(Board(store, 1), 1)
-    first = StoreMeeting(store, rank=0, size=2, timeout=HOUR, attempt=1)
+    there_was(RendezvousStore(store, 1), 1)
+    first = StoreRendezvous(store, rank=0, size=2, timeout=HOUR, attempt=1)
     first.enter("process 2 on a")
-    roster = first.call_roll(hello(0), CHARTER)
+    participants = first.wait_for_ranks(hello(0), CHARTER)
     with pytest.raises(PeerTimeout, match=r"rank 1 of 2 has not said where to find it within 3600\.0 s"):
-        first.exchange(roster, "127.0.0.1:1")
+        first.exchange(participants, "127.0.0.1:1")

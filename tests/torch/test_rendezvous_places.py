@@ -10,9 +10,9 @@ import torch.distributed as dist
 from asyncpar.core.config.environment import LaunchEnvironment
 from asyncpar.errors import UsageError
 from asyncpar.net.membership.credentials import create_secret
-from asyncpar.torch.meeting.rendezvous import choose_bind
-from asyncpar.torch.meeting.roll_call import Charter, Hello, Roster
-from tests.torch.meetings import SOON, outcomes, start, total, world
+from asyncpar.torch.rendezvous.attach import choose_bind
+from asyncpar.torch.rendezvous.messages import Participants, RankHello, WorldIdentity
+from tests.torch.rendezvous_ranks import SOON, outcomes, start, total, world
 
 # -- credentials ---------------------------------------------------------------------------------------------------
 
@@ -21,7 +21,7 @@ async def test_without_a_secret_rank_0_makes_one_that_goes_through_the_store() -
     store = dist.HashStore()
     async with world(store, 2) as nodes:
         assert len({node.credentials.secret for node in nodes}) == 1
-        assert nodes[0].credentials.secret.hex() in store.get("default_pg/asyncpar/1/roster").decode()
+        assert nodes[0].credentials.secret.hex() in store.get("default_pg/asyncpar/1/participants").decode()
 
 
 async def test_a_secret_file_is_used_and_never_seen_in_the_store(tmp_path: Path) -> None:
@@ -30,7 +30,9 @@ async def test_a_secret_file_is_used_and_never_seen_in_the_store(tmp_path: Path)
     async with world(store, 2, [{"ASYNCPAR_SECRET_FILE": str(tmp_path / "secret")}] * 2) as nodes:
         assert {node.credentials.secret for node in nodes} == {secret}
         assert await total(nodes) == 3.0
-        written = b"".join(store.get(f"default_pg/asyncpar/1/{key}") for key in ("hello/0", "hello/1", "roster", "end"))
+        written = b"".join(
+            store.get(f"default_pg/asyncpar/1/{key}") for key in ("hello/0", "hello/1", "participants", "end")
+        )
         assert secret.hex().encode() not in written
 
 
@@ -100,9 +102,9 @@ async def test_a_pinned_transport_holds() -> None:
 # -- where servers are bound ---------------------------------------------------------------------------------------
 
 
-def met(*hosts: str) -> Roster:
-    guests = tuple(Hello(rank=rank, host=host, host_id=host, terms={}) for rank, host in enumerate(hosts))
-    return Roster(guests=guests, charter=Charter(job="job", generation=0))
+def met(*hosts: str) -> Participants:
+    hellos = tuple(RankHello(rank=rank, host=host, host_id=host, terms={}) for rank, host in enumerate(hosts))
+    return Participants(hellos=hellos, identity=WorldIdentity(job="job", generation=0))
 
 
 def test_ranks_of_one_host_are_bound_to_loopback() -> None:

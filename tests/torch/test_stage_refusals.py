@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from asyncpar.errors import UsageError
-from asyncpar.torch.stage.loss import torch_loss
-from asyncpar.torch.stage.stage import ModuleStage
+from asyncpar.torch.stage.stage import ModuleStage, torch_loss
 from tests.torch.stage_passes import X
 from tests.torch.torch_models import FEATURES
 

@@ -20,8 +20,7 @@ from asyncpar.nn import Stage
 from asyncpar.nn.parameter import Array
 from asyncpar.pipeline import MemoryManager, PipelineSchedule, Recomputed
 from asyncpar.pipeline.result import PipelineResult
-from asyncpar.torch.stage.loss import torch_loss
-from asyncpar.torch.stage.stage import ModuleStage
+from asyncpar.torch.stage.stage import ModuleStage, torch_loss
 from asyncpar.zero import ZeROStage
 from tests.pipeline.real_stages import make_executors, make_worker, run_all
 from tests.pipeline.worlds import Ranks, in_virtual_time

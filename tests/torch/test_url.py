@@ -14,8 +14,8 @@ import torch.distributed as dist
 
 import asyncpar.torch  # noqa: F401  # registers the scheme
 from asyncpar.errors import LaunchError, PeerTimeout, UsageError
-from asyncpar.torch.meeting.keeper import StoreKeeper, become_tenant
-from asyncpar.torch.meeting.url import Endpoint
+from asyncpar.torch.rendezvous.store import StoreLease, share_server
+from asyncpar.torch.rendezvous.url import StoreEndpoint
 
 PLACE = {"MASTER_ADDR": "192.0.2.1", "MASTER_PORT": "29500", "RANK": "1", "WORLD_SIZE": "4"}
 
@@ -40,17 +40,17 @@ def open_store(port: int, rank: int, size: int, seconds: float = 10.0) -> Any:
 
 
 def test_an_address_alone_takes_the_rest_from_the_environment() -> None:
-    endpoint = Endpoint.parse("asyncpar://10.0.0.1:4000", PLACE)
-    assert endpoint == Endpoint(host="10.0.0.1", port=4000, rank=1, size=4, is_ours=True)
+    endpoint = StoreEndpoint.parse("asyncpar://10.0.0.1:4000", PLACE)
+    assert endpoint == StoreEndpoint(host="10.0.0.1", port=4000, rank=1, size=4, is_ours=True)
 
 
 def test_no_address_takes_everything_from_the_environment() -> None:
-    endpoint = Endpoint.parse("asyncpar://", PLACE | {"TORCHELASTIC_USE_AGENT_STORE": "True"})
-    assert endpoint == Endpoint(host="192.0.2.1", port=29500, rank=1, size=4, is_ours=False)
+    endpoint = StoreEndpoint.parse("asyncpar://", PLACE | {"TORCHELASTIC_USE_AGENT_STORE": "True"})
+    assert endpoint == StoreEndpoint(host="192.0.2.1", port=29500, rank=1, size=4, is_ours=False)
 
 
 def test_arguments_win_over_the_environment() -> None:
-    endpoint = Endpoint.parse("asyncpar://?rank=0&world_size=2", PLACE)
+    endpoint = StoreEndpoint.parse("asyncpar://?rank=0&world_size=2", PLACE)
     assert (endpoint.rank, endpoint.size) == (0, 2)
 
 
@@ -70,7 +70,7 @@ def test_arguments_win_over_the_environment() -> None:
 )
 def test_what_is_missing_or_wrong_is_named(url: str, environment: Mapping[str, str], message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        Endpoint.parse(url, environment)
+        StoreEndpoint.parse(url, environment)
 
 
 def test_rank_0_has_its_store_at_once_and_the_others_find_it() -> None:
@@ -104,43 +104,43 @@ def test_torch_gets_its_own_kind_of_error() -> None:
 def test_a_tenant_keeps_the_server_that_may_be_shared() -> None:
     port = free_port()
     store = open_store(port, 0, 1)
-    tenant = become_tenant(store, {})
+    client = share_server(store, {})
     store.set("key", "value")
     del store
     assert open_store(port, 0, 1).get("key") == b"value"
-    del tenant
+    del client
 
 
 def test_nobody_becomes_tenant_of_what_cannot_be_shared() -> None:
     alone = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    assert become_tenant(alone, {}) is None
-    assert become_tenant(dist.HashStore(), {}) is None
+    assert share_server(alone, {}) is None
+    assert share_server(dist.HashStore(), {}) is None
 
 
 def test_the_store_of_an_agent_needs_no_tenants() -> None:
     store = open_store(free_port(), 0, 1)
-    assert become_tenant(store, {"TORCHELASTIC_USE_AGENT_STORE": "True"}) is None
+    assert share_server(store, {"TORCHELASTIC_USE_AGENT_STORE": "True"}) is None
 
 
 async def test_a_released_store_goes_after_its_time() -> None:
-    keeper, port = StoreKeeper(), free_port()
+    lease, port = StoreLease(), free_port()
     store = open_store(port, 0, 1)
-    tenant = become_tenant(store, {})
-    keeper.keep(tenant)
-    keeper.release(tenant, after=0.01)
+    client = share_server(store, {})
+    lease.keep(client)
+    lease.release(client, after=0.01)
     assert listens(port)
-    del store, tenant
+    del store, client
     async with asyncio.timeout(10.0):
         while listens(port):  # noqa: ASYNC110  # a server that goes tells nobody
             await asyncio.sleep(0.01)
 
 
 async def test_a_store_that_is_kept_again_stays() -> None:
-    keeper, port = StoreKeeper(), free_port()
-    first = become_tenant(open_store(port, 0, 1), {})
-    keeper.keep(first)
-    keeper.release(first, after=0.0)
-    keeper.keep(become_tenant(first, {}))
+    lease, port = StoreLease(), free_port()
+    first = share_server(open_store(port, 0, 1), {})
+    lease.keep(first)
+    lease.release(first, after=0.0)
+    lease.keep(share_server(first, {}))
     del first
     await asyncio.sleep(0)
     await asyncio.sleep(0)

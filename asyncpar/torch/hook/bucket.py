@@ -1,21 +1,28 @@
-"""A bucket of gradients as DistributedDataParallel hands it to its hook."""
+"""A bucket of gradients: what DistributedDataParallel hands over, and how it gets into a scheme and out of it."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 
 from asyncpar.codecs import Values
+from asyncpar.collectives.communicator import Communicator
 from asyncpar.errors import UsageError
+from asyncpar.gradsync.keys import Name
+from asyncpar.gradsync.plan import Bucket, Slot
+from asyncpar.gradsync.schemes import Place, ReductionStep, Scheme
+from asyncpar.gradsync.schemes.scheme import all_finite
 from asyncpar.torch.arrays import array_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GivenBucket:
+class HookBucket:
     """``buffer`` holds the gradients of ``parameters`` one after another, and is to hold their mean over ranks.
 
     ``index`` counts the buckets of a backward pass from 0 up to the one that ``is_last``.
@@ -27,7 +34,7 @@ class GivenBucket:
     parameters: tuple[torch.Tensor, ...]
 
     @classmethod
-    def of(cls, bucket: dist.GradBucket) -> GivenBucket:
+    def of(cls, bucket: dist.GradBucket) -> HookBucket:
         """Return what there is to know of ``bucket``, which must not be kept itself."""
         if not isinstance(bucket, dist.GradBucket):
             raise UsageError(
@@ -82,3 +89,62 @@ class GivenBucket:
 
     def fill(self, value: float) -> None:
         self.buffer.fill_(value)
+
+
+@dataclass(frozen=True, slots=True)
+class BucketTransfer:
+    """What is done before and after ``scheme``, in threads.  It ``is_lent`` the gradients' memory, or has its own."""
+
+    scheme: Scheme
+    given: HookBucket
+    is_lent: bool
+    ranks: int
+
+    def divide(self, owed: Sequence[tuple[Slot, Values]]) -> None:
+        """Add ``owed``, residuals of earlier steps, and divide by the number of ranks as torch does it."""
+        for slot, values in owed:
+            self.given.add(slice(slot.start, slot.stop), values)
+        self.given.scale(1.0 / self.ranks)
+
+    def read(self) -> None:
+        """Copy the gradients, unless they are where they are needed."""
+        if not self.is_lent:
+            self.given.read_into(self.scheme.payload)
+
+    def write(self) -> None:
+        """Make the gradients the mean; all of them NaN if some are not finite on some rank."""
+        if not self.scheme.is_finite:
+            self.given.fill(float("nan"))
+            return
+        factor = self.scheme.factor(self.ranks)
+        if factor != 1.0:
+            reduced = self.scheme.reduced
+            np.multiply(reduced, np.float32(factor), out=reduced)
+        if not self.is_lent:
+            self.given.write(self.scheme.reduced)
+
+
+class UncompressedSum(Scheme):
+    """The sum, in the memory that is lent, of what was divided by the number of ranks before.
+
+    It ``looks`` for values that are not finite where somebody wants to know.
+    """
+
+    is_mean = True
+
+    def __init__(self, bucket: Bucket, communicator: Communicator, *, looks: bool) -> None:
+        super().__init__(bucket, size=communicator.size)
+        self._communicator = communicator
+        self._looks = looks
+
+    def lend(self, values: NDArray[Any]) -> bool:
+        self.flat = self.result = values
+        return True
+
+    def reduction_steps(self, key: Name, place: Place) -> Sequence[ReductionStep]:  # noqa: ARG002
+        if self.size == 1:
+            return []
+        return [ReductionStep(None, lambda: self._communicator.all_reduce(self.flat, key=f"{key}/exact"))]
+
+    def settle(self) -> None:
+        self.is_finite = not self._looks or all_finite(self.flat)

@@ -20,11 +20,9 @@ from torch.futures import Future
 from asyncpar.codecs import AnyCodec
 from asyncpar.errors import PeerCancelled, UsageError
 from asyncpar.gradsync import GradientCompressionConfig
-from asyncpar.torch.hook.bucket import GivenBucket
-from asyncpar.torch.hook.memory import HookMemory
-from asyncpar.torch.hook.names import ParameterNames
-from asyncpar.torch.hook.reducer import HookReducer
-from asyncpar.torch.hook.settings import MINIMUM_BYTES, HookSettings, Hosts
+from asyncpar.torch.hook.bucket import HookBucket
+from asyncpar.torch.hook.memory import HookMemory, ParameterNames
+from asyncpar.torch.hook.reducer import MINIMUM_BYTES, HookReducer, HookSettings, Hosts
 from asyncpar.torch.hook.statistics import HookStatistics, HookTally
 from asyncpar.torch.process_group import ProcessGroup
 from asyncpar.torch.work import Work
@@ -102,7 +100,7 @@ class GradientHook:
 
     def reduce(self, bucket: dist.GradBucket) -> Future[torch.Tensor]:
         """Begin to reduce ``bucket`` and return a future of its mean over ranks.  See ``gradient_hook``."""
-        given, backward = GivenBucket.of(bucket), torch._C._current_graph_task_id()
+        given, backward = HookBucket.of(bucket), torch._C._current_graph_task_id()
         if given.index == 0:
             if backward != _OUTSIDE and backward == self._backward:
                 raise UsageError(
@@ -119,7 +117,7 @@ class GradientHook:
 
     # -- inside ------------------------------------------------------------------------------------------------------
 
-    def _begin(self, given: GivenBucket) -> Coroutine[Any, Any, None]:
+    def _begin(self, given: HookBucket) -> Coroutine[Any, Any, None]:
         """On the loop."""
         if self._reducer is None:
             self._reducer = HookReducer(self._group.communicator, self._settings, self._memory, self._tally)

@@ -7,7 +7,7 @@ a program that goes on from a checkpoint begins with the first ones again.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,20 +19,54 @@ from asyncpar.codecs import Values
 from asyncpar.errors import UsageError
 from asyncpar.gradsync.plan import Bucket, GradientSpec, Slot
 from asyncpar.gradsync.schemes import Scheme
-from asyncpar.torch.hook.bucket import GivenBucket
-from asyncpar.torch.hook.names import ParameterNames
+from asyncpar.torch.hook.bucket import HookBucket
+
+_WRAPPED = "module."
+"""What all names begin with in a model that DistributedDataParallel has wrapped."""
+
+
+class ParameterNames:
+    """The names that are ``given``, or else numbers in the order in which parameters are first asked for."""
+
+    def __init__(self, given: Iterable[tuple[str, torch.Tensor]] | None) -> None:
+        pairs = [(str(name), tensor) for name, tensor in given or ()]
+        if all(name.startswith(_WRAPPED) for name, _ in pairs):
+            pairs = [(name.removeprefix(_WRAPPED), tensor) for name, tensor in pairs]
+        self._are_given = given is not None
+        self._known = {id(tensor): (name, tensor) for name, tensor in pairs}  # a tensor that lives keeps its id
+
+    def of(self, parameter: torch.Tensor) -> str:
+        """Return the name of ``parameter``.  Raises ``UsageError`` for one that is not among those given."""
+        found = self._known.get(id(parameter))
+        if found is not None:
+            return found[0]
+        if self._are_given:
+            raise UsageError(
+                "parameters: expected all of the model's, as model.named_parameters() gives them, but there is none "
+                f"for a tensor of shape {list(parameter.shape)}"
+            )
+        name = str(len(self._known))
+        self._known[id(parameter)] = name, parameter
+        return name
+
+    def check(self, names: Iterable[str]) -> None:
+        """Raise ``UsageError`` for a name that no parameter has, if they were given."""
+        known = {name for name, _ in self._known.values()}
+        unknown = sorted(set(names) - known)
+        if self._are_given and unknown:
+            raise UsageError(f"state: expected names of parameters, such as {min(known)!r}, got {unknown[0]!r}")
 
 
 @dataclass(slots=True, kw_only=True)
-class Seat:
-    """A bucket that comes in every step, and ``lossy``, which compresses it, once that is known."""
+class BucketState:
+    """The state of one bucket between steps; ``lossy`` is the scheme that compresses it, None until it is known."""
 
     bucket: Bucket
     parameters: tuple[torch.Tensor, ...]
     dtype: torch.dtype
     lossy: Scheme | None = None
 
-    def fits(self, given: GivenBucket) -> bool:
+    def fits(self, given: HookBucket) -> bool:
         """Is it the bucket that is ``given``?"""
         if self.dtype != given.buffer.dtype or len(self.parameters) != len(given.parameters):
             return False
@@ -46,25 +80,25 @@ class Seat:
 
 @dataclass(slots=True, kw_only=True)
 class HookMemory:
-    """``residuals`` and ``codec_state``, by parameter's name, wait for the seats that their parameters will be in."""
+    """``residuals`` and ``codec_state``, by parameter's name, are kept until buckets with these parameters come."""
 
     names: ParameterNames
-    seats: dict[int, Seat] = field(default_factory=dict)
+    buckets: dict[int, BucketState] = field(default_factory=dict)
     residuals: dict[str, Values] = field(default_factory=dict)
     codec_state: dict[str, Values] = field(default_factory=dict)
     steps: int = 0
     """How many have begun, in earlier runs too."""
 
-    def find(self, given: GivenBucket) -> Seat | None:
-        """Return the seat of a bucket that was there before; None for a new one."""
-        seat = self.seats.get(given.index)
-        return seat if seat is not None and seat.fits(given) else None
+    def find(self, given: HookBucket) -> BucketState | None:
+        """Return the state of a bucket that earlier steps had; None for a new one."""
+        bucket_state = self.buckets.get(given.index)
+        return bucket_state if bucket_state is not None and bucket_state.fits(given) else None
 
-    def add(self, given: GivenBucket) -> Seat:
-        """Return the seat of a new bucket.
+    def add(self, given: HookBucket) -> BucketState:
+        """Return the state of a new bucket.
 
-        The old ones from its index on are cleared, as their parameters are elsewhere now.  Raises ``UsageError`` for a
-        bucket that cannot be reduced.
+        Buckets from its index on are cleared, since their parameters are in other buckets now.  Raises ``UsageError``
+        for a bucket that cannot be reduced.
         """
         given.check()
         slots: list[Slot] = []
@@ -74,41 +108,41 @@ class HookMemory:
             slots.append(Slot(name=self.names.of(parameter), start=start, stop=start + parameter.numel(), shape=shape))
         self.clear(given.index)
         bucket = Bucket(index=given.index, dtype=given.array.dtype, slots=tuple(slots))
-        seat = Seat(bucket=bucket, parameters=given.parameters, dtype=given.buffer.dtype)
-        self.seats[given.index] = seat
-        return seat
+        bucket_state = BucketState(bucket=bucket, parameters=given.parameters, dtype=given.buffer.dtype)
+        self.buckets[given.index] = bucket_state
+        return bucket_state
 
     def clear(self, first: int = 0) -> None:
-        """Forget the seats from index ``first`` on, but not what belongs to their parameters."""
-        for index in [index for index in self.seats if index >= first]:
-            scheme = self.seats.pop(index).lossy
+        """Forget the buckets from index ``first`` on, but not what belongs to their parameters."""
+        for index in [index for index in self.buckets if index >= first]:
+            scheme = self.buckets.pop(index).lossy
             if scheme is not None:
                 self.residuals.update((name, values.copy()) for name, values in scheme.residuals())
                 self.codec_state.update(scheme.state())
 
-    def settle(self, seat: Seat, scheme: Scheme) -> None:
-        """Let ``scheme`` compress the bucket of ``seat`` from now on, and give it what waits for its parameters."""
+    def settle(self, bucket_state: BucketState, scheme: Scheme) -> None:
+        """Compress the bucket by ``scheme`` from now on, which takes over what is kept for its parameters."""
         for name, residual in scheme.residuals():
             kept = self.residuals.get(name)
             if kept is not None:
                 self._check_size(name, kept, residual.size)
                 residual[:] = kept
         scheme.restore(self.codec_state)
-        for slot in seat.bucket.slots:
+        for slot in bucket_state.bucket.slots:
             self.residuals.pop(slot.name, None)
             self.codec_state.pop(slot.name, None)
-        seat.lossy = scheme
+        bucket_state.lossy = scheme
 
-    def waiting(self, seat: Seat) -> list[tuple[Slot, Values]]:
-        """Return the residuals that wait for parameters of ``seat``."""
-        found = [(slot, self.residuals[slot.name]) for slot in seat.bucket.slots if slot.name in self.residuals]
+    def waiting(self, bucket_state: BucketState) -> list[tuple[Slot, Values]]:
+        """Return the residuals that are kept for parameters of the bucket."""
+        found = [(slot, self.residuals[slot.name]) for slot in bucket_state.bucket.slots if slot.name in self.residuals]
         for slot, values in found:
             self._check_size(slot.name, values, slot.stop - slot.start)
         return found
 
-    def forget_residuals(self, seat: Seat) -> None:
-        """What waited for parameters of ``seat`` has been sent."""
-        for slot in seat.bucket.slots:
+    def forget_residuals(self, bucket_state: BucketState) -> None:
+        """Drop the residuals of the bucket's parameters, which have been sent."""
+        for slot in bucket_state.bucket.slots:
             self.residuals.pop(slot.name, None)
 
     # -- for the program ---------------------------------------------------------------------------------------------
@@ -116,16 +150,16 @@ class HookMemory:
     def all_residuals(self) -> Iterator[tuple[str, Values]]:
         """Yield each parameter's residual by name; views."""
         yield from self.residuals.items()
-        for seat in self.seats.values():
-            if seat.lossy is not None:
-                yield from seat.lossy.residuals()
+        for bucket_state in self.buckets.values():
+            if bucket_state.lossy is not None:
+                yield from bucket_state.lossy.residuals()
 
     def residual_norm(self) -> float:
         return math.sqrt(sum(float(np.vdot(values, values)) for _, values in self.all_residuals()))
 
     def state(self) -> dict[str, Any]:
         """Return a copy of everything as tensors, by parameter's name."""
-        schemes = [seat.lossy for seat in self.seats.values() if seat.lossy is not None]
+        schemes = [bucket_state.lossy for bucket_state in self.buckets.values() if bucket_state.lossy is not None]
         learnt = self.codec_state | {name: values for scheme in schemes for name, values in scheme.state()}
         return {
             "steps": self.steps,

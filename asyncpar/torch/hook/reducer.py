@@ -12,35 +12,78 @@ import os
 import secrets
 import time
 import zlib
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 from asyncpar.agreement.comparison import Lines, find_difference
 from asyncpar.agreement.errors import SettingsDiffer
 from asyncpar.codecs import Identity
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.errors import PeerCancelled, UsageError
+from asyncpar.gradsync import GradientCompressionConfig, HostGroups
 from asyncpar.gradsync.bucket_run import BucketRun, RunTimes, ThreadTurns
-from asyncpar.gradsync.choice import Resolved
+from asyncpar.gradsync.choice import Resolved, resolve
 from asyncpar.gradsync.groups import REPLICAS, SyncGroups
 from asyncpar.gradsync.keys import Keys
 from asyncpar.gradsync.layout import SchemeMaker, least_bytes
 from asyncpar.gradsync.schemes import Scheme
 from asyncpar.gradsync.statistics import SyncTraffic
-from asyncpar.torch.hook.bucket import GivenBucket
-from asyncpar.torch.hook.exact import Prescaled
-from asyncpar.torch.hook.memory import HookMemory, Seat
-from asyncpar.torch.hook.passage import HookPassage
-from asyncpar.torch.hook.settings import HookSettings
+from asyncpar.torch.hook.bucket import BucketTransfer, HookBucket, UncompressedSum
+from asyncpar.torch.hook.memory import BucketState, HookMemory
 from asyncpar.torch.hook.statistics import HookTally, StepTally
+
+Hosts: TypeAlias = Sequence[Sequence[int]] | bool
+"""Ranks of the group by host; True: as they are; False: as if no two shared one."""
+
+MINIMUM_BYTES = 1 << 14
+"""A message of less takes as long as it does because there is one, not because of its size."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HookSettings:
+    """Which buckets are compressed, and how; the same on all ranks."""
+
+    compression: GradientCompressionConfig
+    minimum_bytes: int = MINIMUM_BYTES
+    warm_up_steps: int = 0
+    hosts: Hosts = True
+
+    def __post_init__(self) -> None:
+        for name in ("minimum_bytes", "warm_up_steps"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+                raise UsageError(f"{name}: expected a number of 0 or more, got {value!r}")
+
+    @property
+    def is_lossless(self) -> bool:
+        """Is there no codec at all?"""
+        return not self.compression.is_automatic and self.compression.make_codec() == Identity()
+
+    def is_exact(self, *, nbytes: int, step: int) -> bool:
+        """Is a bucket of ``nbytes`` left as it is in ``step``, of which the first is 1?"""
+        return self.is_lossless or step <= self.warm_up_steps or nbytes < self.minimum_bytes
+
+    async def resolve(self, groups: SyncGroups, key: str) -> Resolved:
+        """Return what the codec comes to: takes an exchange between all ranks for ``"auto"``, else none."""
+        given = None if isinstance(self.hosts, bool) else HostGroups.of(groups.replicas, self.hosts)
+        is_hierarchical = self.hosts is not False
+        return await resolve(self.compression, groups, is_hierarchical=is_hierarchical, key=key, given=given)
+
+    def __str__(self) -> str:
+        hosts = "by host" if self.hosts is True else "regardless of hosts"
+        return (
+            f"{self.compression}, in buckets of {self.minimum_bytes} bytes or more after {self.warm_up_steps} steps, "
+            f"{hosts if isinstance(self.hosts, bool) else f'hosts {[list(host) for host in self.hosts]}'}"
+        )
+
 
 _NUMBER = "number"
 
 
 @dataclass(slots=True, kw_only=True)
 class _Step:
-    """One backward pass; ``number`` is the same on all ranks, and so is ``hook``, empty before they know each other."""
+    """One backward pass; ``number`` and ``hook`` are equal on all ranks, ``hook`` is empty until they agree on it."""
 
     number: int
     hook: str
@@ -49,26 +92,26 @@ class _Step:
     """Has its last bucket begun?"""
     is_good: bool = True
     is_forgotten: bool = False
-    """Must its buckets be introduced again?"""
-    schemes: list[tuple[Seat, Scheme]] = field(default_factory=list)
+    """Must the ranks agree on its buckets again?"""
+    schemes: list[tuple[BucketState, Scheme]] = field(default_factory=list)
     tally: StepTally = field(default_factory=StepTally)
 
 
 @dataclass(slots=True, kw_only=True)
-class _Circle:
-    """The ranks of a hook among themselves, and ``communicators``, all by which they reduce gradients."""
+class _HookGroups:
+    """The groups of one hook; ``communicators`` are all those that reduce its gradients."""
 
     own: Communicator
-    groups: SyncGroups
+    sync_groups: SyncGroups
     communicators: tuple[Communicator, ...]
 
     @classmethod
-    def of(cls, over: Communicator, hook: str) -> _Circle:
-        """Return the circle of the ranks that call it by one name.  Nothing is sent."""
+    def of(cls, over: Communicator, hook: str) -> _HookGroups:
+        """Return the groups of the ranks that call it by one name.  Nothing is sent."""
         own = over.subgroup(range(over.size), key=f"gradient hook {hook}", name=f"the gradient hook of {over.name}")
         assert own is not None, "this rank is one of them"
         groups = SyncGroups(everyone=own, replicas=own, partitions={REPLICAS: (range(own.size),)})
-        return cls(own=own, groups=groups, communicators=(own,))
+        return cls(own=own, sync_groups=groups, communicators=(own,))
 
 
 class HookReducer:
@@ -76,7 +119,7 @@ class HookReducer:
 
     def __init__(self, over: Communicator, settings: HookSettings, memory: HookMemory, tally: HookTally) -> None:
         self._over = over
-        self._circle: _Circle | None = None
+        self._groups: _HookGroups | None = None
         self._number = secrets.token_hex(8)
         self._settings = settings
         self._memory = memory
@@ -96,28 +139,28 @@ class HookReducer:
     @property
     def traffic(self) -> SyncTraffic:
         """All that was sent for gradients."""
-        return SyncTraffic.read(() if self._circle is None else self._circle.communicators)
+        return SyncTraffic.read(() if self._groups is None else self._groups.communicators)
 
-    def begin(self, given: GivenBucket) -> Coroutine[Any, Any, None]:
+    def begin(self, given: HookBucket) -> Coroutine[Any, Any, None]:
         """Give the bucket its place in the order of operations; awaited, it replaces the gradients by their mean."""
         step = self._step_of(given)
-        seat = self._memory.find(given)
-        if seat is not None:
-            return self._carry(step, seat, given)
+        state = self._memory.find(given)
+        if state is not None:
+            return self._reduce_agreed(step, state, given)
         refusal: UsageError | None = None
         try:
-            seat = self._memory.add(given)
+            state = self._memory.add(given)
             hook = f"hook {step.hook}" if step.hook else "a new hook"
-            lines = [str(self._settings), f"step {step.number} of {hook}", *seat.lines()]
+            lines = [str(self._settings), f"step {step.number} of {hook}", *state.lines()]
         except UsageError as error:
             refusal, lines = error, [f"an error: {error}"]
         told = {REPLICAS: lines, _NUMBER: [self._number]}
         exchange = self._over.all_gather_object(told, wanted=dict[str, list[str]])
-        return self._introduce(step, given, exchange, seat if seat is not None else refusal)
+        return self._agree(step, given, exchange, state if state is not None else refusal)
 
     # -- inside ------------------------------------------------------------------------------------------------------
 
-    def _step_of(self, given: GivenBucket) -> _Step:
+    def _step_of(self, given: HookBucket) -> _Step:
         """Return the step of a bucket that begins."""
         step = self._step
         if given.index == 0:
@@ -129,83 +172,83 @@ class HookReducer:
             if step.is_forgotten:
                 self._memory.clear()
             self._memory.steps += 1
-            hook = "" if self._circle is None else self._number
+            hook = "" if self._groups is None else self._number
             step = self._step = _Step(number=self._memory.steps, hook=hook)
         step.under_way += 1
         step.is_closed = given.is_last
         return step
 
-    async def _introduce(
+    async def _agree(
         self,
         step: _Step,
-        given: GivenBucket,
+        given: HookBucket,
         exchange: Coroutine[Any, Any, list[Lines]],
-        seat: Seat | UsageError | None,
+        state: BucketState | UsageError | None,
     ) -> None:
-        """Go on when all ranks are of one mind about a new bucket."""
+        """Reduce a new bucket once all ranks have described it equally."""
         try:
             everything = await exchange
-            if isinstance(seat, UsageError):
-                raise seat
+            if isinstance(state, UsageError):
+                raise state
             difference = find_difference(everything, {REPLICAS: (range(self._over.size),)}, self._over.ranks)
             if difference is not None:
                 raise SettingsDiffer(str(difference))
-            if self._circle is None:
+            if self._groups is None:
                 (self._number,) = everything[0][_NUMBER]
-                self._circle = _Circle.of(self._over, self._number)
+                self._groups = _HookGroups.of(self._over, self._number)
         except BaseException:
             step.under_way -= 1
             step.is_good = False
             step.is_forgotten = True
             raise
-        assert isinstance(seat, Seat), "ranks agree about it"
-        await self._carry(step, seat, given)
+        assert isinstance(state, BucketState), "ranks agree about it"
+        await self._reduce_agreed(step, state, given)
 
-    async def _carry(self, step: _Step, seat: Seat, given: GivenBucket) -> None:
-        """Reduce a bucket that all ranks know."""
-        assert self._circle is not None, "it was introduced"
-        circle, begun = self._circle, time.perf_counter()
+    async def _reduce_agreed(self, step: _Step, state: BucketState, given: HookBucket) -> None:
+        """Reduce a bucket on which all ranks have agreed."""
+        assert self._groups is not None, "the ranks have agreed on it"
+        groups, begun = self._groups, time.perf_counter()
         try:
-            scheme = await self._scheme(circle, step, seat, given)
-            times = await self._reduce(circle, step, seat, scheme, given)
+            scheme = await self._scheme(groups, step, state, given)
+            times = await self._run_scheme(groups, step, state, scheme, given)
         except BaseException:
             step.is_good = False
             raise
         finally:
             step.under_way -= 1
-        step.schemes.append((seat, scheme))
+        step.schemes.append((state, scheme))
         step.tally.add((begun, time.perf_counter()), times)
-        step.tally.compressed += not isinstance(scheme, Prescaled)
+        step.tally.compressed += not isinstance(scheme, UncompressedSum)
         step.tally.not_finite += not scheme.is_finite
-        step.tally.bytes_uncompressed += least_bytes(given.nbytes, circle.own)
+        step.tally.bytes_uncompressed += least_bytes(given.nbytes, groups.own)
         if step.is_closed and step.is_good and not step.under_way:
             self._end(step)
 
     def _end(self, step: _Step) -> None:
-        """All buckets are through.  Nobody uses a step that is not finite, so error feedback stays as it was."""
+        """Complete a step whose buckets are all reduced.  One that is not finite leaves error feedback as it was."""
         if all(scheme.is_finite for _, scheme in step.schemes):
-            for seat, scheme in step.schemes:
+            for state, scheme in step.schemes:
                 scheme.commit()
-                if isinstance(scheme, Prescaled):
-                    self._memory.forget_residuals(seat)
+                if isinstance(scheme, UncompressedSum):
+                    self._memory.forget_residuals(state)
         self._tally.add_step(step.tally, self.traffic)
 
-    async def _scheme(self, circle: _Circle, step: _Step, seat: Seat, given: GivenBucket) -> Scheme:
+    async def _scheme(self, groups: _HookGroups, step: _Step, state: BucketState, given: HookBucket) -> Scheme:
         """Return what reduces the bucket in this step; the same on all ranks."""
         settings = self._settings
-        if circle.own.size > 1 and not settings.is_exact(nbytes=given.nbytes, step=step.number):
-            if seat.lossy is None:
-                resolved = (await self._resolve(circle)).settled(seat.bucket.count)
+        if groups.own.size > 1 and not settings.is_exact(nbytes=given.nbytes, step=step.number):
+            if state.lossy is None:
+                resolved = (await self._resolve(groups)).settled(state.bucket.count)
                 if resolved.codec != Identity():
-                    await self._make(circle, step, seat, resolved)
-            if seat.lossy is not None:
-                return seat.lossy
-        return Prescaled(seat.bucket, circle.own, looks=not settings.is_lossless)
+                    await self._make_scheme(groups, step, state, resolved)
+            if state.lossy is not None:
+                return state.lossy
+        return UncompressedSum(state.bucket, groups.own, looks=not settings.is_lossless)
 
-    async def _make(self, circle: _Circle, step: _Step, seat: Seat, resolved: Resolved) -> None:
-        """Make the scheme of ``seat``.  A rank that cannot tells the others, who would wait for it."""
+    async def _make_scheme(self, groups: _HookGroups, step: _Step, state: BucketState, resolved: Resolved) -> None:
+        """Make the scheme of ``state``.  A rank that fails tells the others, which would otherwise wait for it."""
         maker = SchemeMaker(
-            groups=circle.groups,
+            groups=groups.sync_groups,
             hosts=resolved.hosts,
             codec=resolved.codec,
             has_feedback=self._settings.compression.error_feedback,
@@ -214,45 +257,47 @@ class HookReducer:
         )
         failure: Exception | None = None
         try:
-            self._memory.settle(seat, maker.make(seat.bucket))
+            self._memory.settle(state, maker.make(state.bucket))
         except Exception as error:  # noqa: BLE001  # raised below, when the others know
             failure = error
         text = "" if failure is None else f"{type(failure).__name__}: {failure}"
-        key = f"{self._keys.bucket(seat.bucket).replicas}/made"
-        texts: list[str] = await circle.own.all_gather_object(text, key=key, wanted=str)
+        key = f"{self._keys.bucket(state.bucket).replicas}/made"
+        texts: list[str] = await groups.own.all_gather_object(text, key=key, wanted=str)
         step.is_forgotten |= any(texts)
         if failure is not None:
             raise failure
-        for rank, other in zip(circle.own.ranks, texts, strict=True):
+        for rank, other in zip(groups.own.ranks, texts, strict=True):
             if other:
-                raise PeerCancelled(f"rank {rank} cannot compress {seat.bucket}: {other}", rank=rank)
+                raise PeerCancelled(f"rank {rank} cannot compress {state.bucket}: {other}", rank=rank)
 
-    async def _resolve(self, circle: _Circle) -> Resolved:
-        """Return what the codec comes to, which the first bucket that needs it finds out."""
+    async def _resolve(self, groups: _HookGroups) -> Resolved:
+        """Return the resolved codec; the first bucket that needs it starts the resolution."""
         if self._resolved is not None:
             return await asyncio.shield(self._resolved)
         self._resolved = found = asyncio.get_running_loop().create_future()
         try:
-            resolved = await self._settings.resolve(circle.groups, f"{self._keys.prefix}/auto")
+            resolved = await self._settings.resolve(groups.sync_groups, f"{self._keys.prefix}/auto")
         except BaseException:
             self._resolved = None
             found.cancel()
             raise
-        circle.communicators = (circle.own, *(() if resolved.hosts is None else resolved.hosts.all))
+        groups.communicators = (groups.own, *(() if resolved.hosts is None else resolved.hosts.all))
         found.set_result(resolved)
         return resolved
 
-    async def _reduce(self, circle: _Circle, step: _Step, seat: Seat, scheme: Scheme, given: GivenBucket) -> RunTimes:
-        """Take the bucket through ``scheme``; no rank waits for this one if it fails."""
-        key = self._keys.bucket(seat.bucket).replicas
-        steps = scheme.reduction_steps(key, (step.number, zlib.crc32(seat.bucket.shared_name.encode())))
-        passage = HookPassage(scheme, given, is_lent=scheme.lend(given.array), ranks=circle.own.size)
+    async def _run_scheme(
+        self, groups: _HookGroups, step: _Step, state: BucketState, scheme: Scheme, given: HookBucket
+    ) -> RunTimes:
+        """Reduce the bucket by ``scheme``; if that fails here, its collectives are cancelled on the other ranks too."""
+        key = self._keys.bucket(state.bucket).replicas
+        steps = scheme.reduction_steps(key, (step.number, zlib.crc32(state.bucket.shared_name.encode())))
+        transfer = BucketTransfer(scheme, given, is_lent=scheme.lend(given.array), ranks=groups.own.size)
         run = BucketRun(scheme=scheme, turns=self._turns, agreed=self._agreed)
         try:
-            if isinstance(scheme, Prescaled):
-                await run.take(steps, before=lambda: passage.divide(self._memory, seat))
+            if isinstance(scheme, UncompressedSum):
+                await run.take(steps, before=lambda: transfer.divide(self._memory.waiting(state)))
             else:
-                await run.take(steps, before=passage.read, after=passage.write)
+                await run.take(steps, before=transfer.read, after=transfer.write)
         except BaseException:
             for reduction in steps:
                 reduction.close()

@@ -9,7 +9,7 @@ The two halves of a split backward pass run disjoint parts of the graph (see ``w
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -22,14 +22,36 @@ from torch.autograd.graph import get_gradient_edge
 from asyncpar.errors import UsageError
 from asyncpar.nn.parameter import Array, OnGradient, Parameter
 from asyncpar.nn.stage import Deferred, Stage, report
-from asyncpar.torch.arrays import array_of
-from asyncpar.torch.stage.entry_node import Entry
-from asyncpar.torch.stage.module_state import ModuleState
-from asyncpar.torch.stage.parameters import BoundParameter
+from asyncpar.torch.arrays import array_of, tensor_of
+from asyncpar.torch.stage.graph import Branch, StageInput, split_graph
+from asyncpar.torch.stage.parameters import BoundParameter, ModuleState
 from asyncpar.torch.stage.randomness import alone, drawing
 from asyncpar.torch.stage.saved_tensors import Blocks, SavedTensors
-from asyncpar.torch.stage.tensors import tensor_of
-from asyncpar.torch.stage.weight_split import Branch, split_graph
+
+
+def torch_loss(function: Callable[[Any, Any], Any], *, scale: float = 1.0) -> Callable[[Any, Any], tuple[float, Array]]:
+    """Return ``function(output, target)`` of tensors as the ``loss`` of a ``PipelineExecutor``.
+
+    ``scale`` multiplies the gradient, not the loss: one over the number of micro-batches makes gradients of equal
+    micro-batches add up to those of the mean loss.  A target may be a tuple of arrays.
+    """
+    if isinstance(function, torch.nn.Module) and any(one.requires_grad for one in function.parameters()):
+        raise UsageError("function: expected a loss without parameters, got one that has some; put it into the module")
+
+    def loss(output: Any, target: Any) -> tuple[float, Array]:
+        with torch.inference_mode(False), torch.enable_grad():
+            y = tensor_of(output, "output").requires_grad_()
+            wanted = tuple(map(tensor_of, target)) if isinstance(target, tuple) else tensor_of(target, "target")
+            value = function(y, wanted)
+            if not isinstance(value, torch.Tensor) or value.numel() != 1:
+                got = f"shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
+                raise UsageError(f"function: expected one number as loss, got {got}")
+            (gradient,) = torch.autograd.grad(value, [y], torch.full_like(value, scale), allow_unused=True)
+        if gradient is None:
+            gradient = torch.zeros_like(y)
+        return float(value.detach()), array_of(gradient, "gradient of the loss")
+
+    return loss
 
 
 class Graph:
@@ -37,7 +59,7 @@ class Graph:
 
     __slots__ = ("dtype", "entry", "root", "shape", "tensors")
 
-    def __init__(self, tensors: SavedTensors, entry: Entry, y: torch.Tensor) -> None:
+    def __init__(self, tensors: SavedTensors, entry: StageInput, y: torch.Tensor) -> None:
         self.tensors = tensors
         self.entry = entry
         self.root = get_gradient_edge(y) if y.requires_grad else None
@@ -123,7 +145,7 @@ class ModuleStage(Stage[ModuleSaved]):
         with ExitStack() as stack:
             stack.enter_context(torch.inference_mode(False))
             stack.enter_context(torch.enable_grad())
-            entry = Entry(self.name, x)
+            entry = StageInput(self.name, x)
             if seed is not None:
                 stack.enter_context(alone(self.name))
                 stack.enter_context(drawing(seed))

@@ -27,8 +27,7 @@ from asyncpar.blocking.thread import background
 from asyncpar.core.observe.loop_watch import format_frames
 from asyncpar.errors import PeerTimeout, UsageError
 from asyncpar.torch.backend_name import NAME
-from asyncpar.torch.threads.in_process import InProcess, in_process_world
-from asyncpar.torch.threads.worlds import ThreadWorlds, thread_worlds
+from asyncpar.torch.threads.worlds import InProcess, ThreadWorlds, in_process_world, thread_worlds
 
 T = TypeVar("T")
 Arguments = ParamSpec("Arguments")

@@ -1,4 +1,4 @@
-"""From a store of torch to a world: bring a node into the world of the ranks that meet there."""
+"""Attach a node to the world of the ranks that rendezvous through a store of torch."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ from asyncpar.core.observe.loop_watch import BLOCKED_AFTER
 from asyncpar.errors import LaunchError, PeerLost, PeerTimeout, UsageError
 from asyncpar.net.membership.host import host_id, host_name, resolve, route_to
 from asyncpar.net.transport.lane_kinds import parse_transport
-from asyncpar.torch.meeting.credentials import read_pass
-from asyncpar.torch.meeting.keeper import become_tenant, store_keeper
-from asyncpar.torch.meeting.meeting import Abandoned, StoreMeeting
-from asyncpar.torch.meeting.roll_call import Hello, Roster, found_world
+from asyncpar.torch.rendezvous.credentials import read_rank_credentials
+from asyncpar.torch.rendezvous.messages import Participants, RankHello, found_world
+from asyncpar.torch.rendezvous.rendezvous import RendezvousAbandoned, StoreRendezvous
+from asyncpar.torch.rendezvous.store import share_server, store_lease
 
 T = TypeVar("T")
 
@@ -52,7 +52,7 @@ _ANY_PORT = 9
 """A port to ask for a route to; nothing is sent there."""
 
 _STORE_MARGIN = 10.0
-"""How much longer than a meeting lasts a store may take to answer."""
+"""Seconds that a store may take to answer beyond the time of the rendezvous."""
 
 _TELL_SECONDS = 2.0
 """How long a rank that failed tries to tell the others."""
@@ -96,77 +96,77 @@ def attach_store(
 
     async def attach(stack: AsyncExitStack) -> WorldBootstrap:
         attempt = _read_attempt(environment)
-        meeting = StoreMeeting(store, rank=rank, size=size, timeout=timeout, attempt=attempt)
-        guest = _Guest(meeting=meeting, store=store, environment=environment, rank=rank, size=size)
+        rendezvous = StoreRendezvous(store, rank=rank, size=size, timeout=timeout, attempt=attempt)
+        member = _RendezvousRank(rendezvous=rendezvous, store=store, environment=environment, rank=rank, size=size)
         if rank == 0:
-            await _keep_store(stack, store, environment, timeout)
+            await _lease_store(stack, store, environment, timeout)
         try:
             async with asyncio.timeout(timeout + _STORE_MARGIN):
-                return await guest.attach(stack)
+                return await member.attach(stack)
         except asyncio.CancelledError as error:
-            meeting.stop()
-            _refuse_in_thread(meeting, rank, error)
+            rendezvous.stop()
+            _refuse_in_thread(rendezvous, rank, error)
             raise
         except TimeoutError as error:
-            meeting.stop()
+            rendezvous.stop()
             if isinstance(error, PeerTimeout):
                 raise
             raise LaunchError(f"rank {rank}: the store has not answered for {timeout:.1f} s") from error
-        except PeerLost:  # the agents tell the other ranks, or the meeting has told them
-            meeting.stop()
+        except PeerLost:  # the agents tell the other ranks, or the rendezvous has told them
+            rendezvous.stop()
             raise
         except Exception as error:
-            await _tell(meeting, rank, error)
+            await _tell(rendezvous, rank, error)
             raise
 
     return attach
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Guest:
-    """One rank at a meeting."""
+class _RendezvousRank:
+    """The part of one rank."""
 
-    meeting: StoreMeeting
+    rendezvous: StoreRendezvous
     store: Any
     environment: Mapping[str, str]
     rank: int
     size: int
 
     async def attach(self, stack: AsyncExitStack) -> WorldBootstrap:
-        """Meet the others, with servers that ``stack`` stops."""
+        """Return the bootstrap to the world; ``stack`` stops its servers."""
         while True:
             async with AsyncExitStack() as servers:
-                with suppress(Abandoned):
+                with suppress(RendezvousAbandoned):
                     bootstrap = await self._meet(servers)
                     stack.push_async_callback(servers.pop_all().aclose)
                     return bootstrap
 
     async def _meet(self, stack: AsyncExitStack) -> WorldBootstrap:
         environment = self.environment
-        await self._ask(partial(self.meeting.enter, f"process {os.getpid()} on {host_name()}"))
+        await self._ask(partial(self.rendezvous.enter, f"process {os.getpid()} on {host_name()}"))
         launched = LaunchEnvironment.from_mapping(environment) if LaunchEnvironment.is_in(environment) else None
         line = _open_line(stack, launched, self.rank, self.size)
         joining = self._join(stack, launched, line)
-        return await (joining if line is None else line.unless_lost(joining, "meeting the other ranks"))
+        return await (joining if line is None else line.unless_lost(joining, "the rendezvous"))
 
     async def _join(
         self, stack: AsyncExitStack, launched: LaunchEnvironment | None, line: AgentLine | None
     ) -> WorldBootstrap:
-        """Become part of the world of those who come to the meeting, which this rank has entered."""
-        meeting, environment = self.meeting, self.environment
+        """Join the world of the ranks of the rendezvous, which this rank has entered."""
+        rendezvous, environment = self.rendezvous, self.environment
         transport = parse_transport(environment.get(_TRANSPORT))
         arena = arena_settings(environment, transport)
-        own = read_pass(environment, launched, self.rank)
+        own = read_rank_credentials(environment, launched, self.rank)
         hello = self._hello(launched, {"settings": describe_settings(transport, arena), **own.terms})
-        roster = await self._ask(partial(meeting.call_roll, hello, own.charter()))
-        credentials, gateway = own.credentials_for(roster), ActorGateway()
+        participants = await self._ask(partial(rendezvous.wait_for_ranks, hello, own.identity()))
+        credentials, gateway = own.credentials_for(participants), ActorGateway()
         bind = await call_in_daemon_thread(
-            partial(choose_bind, roster, environment, self.store, self.rank), _STORE_THREAD
+            partial(choose_bind, participants, environment, self.store, self.rank), _STORE_THREAD
         )
         server, connector = await serve_links(stack, credentials, bind=bind, transport=transport, gateway=gateway)
-        addresses = await self._ask(partial(meeting.exchange, roster, server.address))
+        addresses = await self._ask(partial(rendezvous.exchange, participants, server.address))
         return WorldBootstrap(
-            world=found_world(roster, addresses),
+            world=found_world(participants, addresses),
             rank=self.rank,
             connector=connector,
             join=connector.join,
@@ -177,21 +177,21 @@ class _Guest:
             arena=arena,
             gateway=gateway,
             blocked_after=BLOCKED_AFTER,
-            line=line if roster.has_ranks_of_job else None,
+            line=line if participants.has_ranks_of_job else None,
         )
 
     async def _ask(self, step: Callable[[], T]) -> T:
-        """Take a step of the meeting.  Raises ``LaunchError`` when the store fails."""
+        """Take a step of the rendezvous.  Raises ``LaunchError`` when the store fails."""
         try:
             return await call_in_daemon_thread(step, _STORE_THREAD)
         except RuntimeError as error:
-            self.meeting.is_over = True
+            self.rendezvous.is_over = True
             raise LaunchError(
                 f"rank {self.rank}: the store that the {self.size} ranks meet through failed: {error} "
                 '(if rank 0 held it and gave up waiting, init_method="asyncpar://" tells for whom)'
             ) from error
 
-    def _hello(self, launched: LaunchEnvironment | None, settings: Mapping[str, str]) -> Hello:
+    def _hello(self, launched: LaunchEnvironment | None, settings: Mapping[str, str]) -> RankHello:
         name = host_name()
         terms = {
             "world_size": str(self.size),
@@ -199,7 +199,7 @@ class _Guest:
             "algorithms (ASYNCPAR_ALGORITHM)": self.environment.get(PIN) or "none",
             **settings,
         }
-        return Hello(
+        return RankHello(
             rank=self.rank,
             host=name if launched is None else launched.host,
             host_id=host_id(name) if launched is None else launched.host_id,
@@ -226,13 +226,13 @@ def _open_line(stack: AsyncExitStack, launched: LaunchEnvironment | None, rank: 
     return line
 
 
-async def _keep_store(stack: AsyncExitStack, store: Any, environment: Mapping[str, str], seconds: float) -> None:
-    """Keep the server of ``store``, if it is in this process, until nobody waits for the next world any more."""
-    keeper = store_keeper()
-    tenant = await call_in_daemon_thread(partial(become_tenant, _innermost(store), environment), _STORE_THREAD)
-    if tenant is not None:
-        keeper.keep(tenant)
-        stack.callback(partial(keeper.release, tenant, after=seconds))
+async def _lease_store(stack: AsyncExitStack, store: Any, environment: Mapping[str, str], seconds: float) -> None:
+    """Keep the server of ``store``, if this process serves it, until no rank waits for the next world any more."""
+    lease = store_lease()
+    client = await call_in_daemon_thread(partial(share_server, _innermost(store), environment), _STORE_THREAD)
+    if client is not None:
+        lease.keep(client)
+        stack.callback(partial(lease.release, client, after=seconds))
 
 
 def _read_attempt(environment: Mapping[str, str]) -> int:
@@ -244,7 +244,7 @@ def _read_attempt(environment: Mapping[str, str]) -> int:
     return 0
 
 
-def choose_bind(roster: Roster, environment: Mapping[str, str], store: dist.Store, rank: int) -> str:
+def choose_bind(participants: Participants, environment: Mapping[str, str], store: dist.Store, rank: int) -> str:
     """Return the address for servers of ``rank``.  Blocks while a host name is looked up.
 
     Raises ``UsageError`` when nothing says how other hosts reach this one.
@@ -252,12 +252,12 @@ def choose_bind(roster: Roster, environment: Mapping[str, str], store: dist.Stor
     chosen = environment.get(_BIND)
     if chosen:
         return chosen
-    if roster.is_one_host:
+    if participants.is_one_host:
         return _LOOPBACK
     known = _store_host(store) or environment.get("MASTER_ADDR")
-    own = roster.guests[rank]
+    own = participants.hellos[rank]
     if not known:
-        other = next(guest for guest in roster.guests if guest.host_id != own.host_id)
+        other = next(hello for hello in participants.hellos if hello.host_id != own.host_id)
         raise UsageError(
             f"{_BIND}: expected the address by which other hosts reach {own.host}, since rank {rank} is there and "
             f"rank {other.rank} on {other.host}, and neither the store nor MASTER_ADDR tells"
@@ -283,21 +283,21 @@ def _innermost(store: Any) -> Any:
     return store
 
 
-async def _tell(meeting: StoreMeeting, rank: int, error: Exception) -> None:
+async def _tell(rendezvous: StoreRendezvous, rank: int, error: Exception) -> None:
     """Tell the others of ``error``, if the store answers."""
     try:
         async with asyncio.timeout(_TELL_SECONDS):
-            await call_in_daemon_thread(partial(meeting.refuse, error), _STORE_THREAD)
+            await call_in_daemon_thread(partial(rendezvous.refuse, error), _STORE_THREAD)
     except (RuntimeError, TimeoutError) as silence:
         _log_silence(rank, silence)
 
 
-def _refuse_in_thread(meeting: StoreMeeting, rank: int, error: BaseException) -> None:
+def _refuse_in_thread(rendezvous: StoreRendezvous, rank: int, error: BaseException) -> None:
     """Tell the others of ``error`` in a daemon thread, without waiting for the store."""
 
     def refuse() -> None:
         try:
-            meeting.refuse(error)
+            rendezvous.refuse(error)
         except Exception as silence:  # noqa: BLE001  # logged: nothing waits for the answer
             _log_silence(rank, silence)
 

@@ -1,7 +1,7 @@
 """``init_method="asyncpar://"``: a store at once, so that ranks that do not come are named.
 
 ``env://`` and ``tcp://`` wait in torch until all ranks have connected to the store of rank 0, and say how many did not.
-Here the store is there as soon as rank 0 is, and the ranks meet in it (see ``attach_store``).
+Here the store exists as soon as rank 0 does, and the ranks rendezvous in it (see ``attach_store``).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Endpoint:
+class StoreEndpoint:
     """Where the store is, and who we are there; ``is_ours``: rank 0 holds it, not an agent."""
 
     host: str
@@ -38,7 +38,7 @@ class Endpoint:
     is_ours: bool
 
     @classmethod
-    def parse(cls, url: str, environment: Mapping[str, str]) -> Endpoint:
+    def parse(cls, url: str, environment: Mapping[str, str]) -> StoreEndpoint:
         """Read ``asyncpar://host:port?rank=0&world_size=2``; what is missing is in ``environment``, as for ``env://``.
 
         Raises ``UsageError`` that names what is missing or wrong.
@@ -73,14 +73,14 @@ def open_store(
     cannot make the store.
     """
     try:
-        endpoint = Endpoint.parse(url, os.environ)
+        endpoint = StoreEndpoint.parse(url, os.environ)
         store = _open(endpoint, timeout)
     except (PeerTimeout, LaunchError, UsageError) as error:
         raise as_torch(error) from None
     yield store, endpoint.rank, endpoint.size
 
 
-def _open(endpoint: Endpoint, timeout: timedelta) -> dist.Store:
+def _open(endpoint: StoreEndpoint, timeout: timedelta) -> dist.Store:
     """Return the store: on rank 0 a new one, elsewhere as soon as rank 0 has made it."""
     serves = endpoint.is_ours and endpoint.rank == 0
     if not serves:
@@ -102,7 +102,7 @@ def _open(endpoint: Endpoint, timeout: timedelta) -> dist.Store:
         raise LaunchError(f"rank {endpoint.rank}: torch could not make a store at {where}{wanted}: {reason}") from error
 
 
-def _wait_for_server(endpoint: Endpoint, seconds: float) -> None:
+def _wait_for_server(endpoint: StoreEndpoint, seconds: float) -> None:
     """Return once somebody listens there.  Raises ``PeerTimeout`` after ``seconds``.
 
     A server that is yet to come can tell nobody, so this asks again and again.  torch's own client does that, too, but
@@ -122,7 +122,7 @@ def _wait_for_server(endpoint: Endpoint, seconds: float) -> None:
             return
 
 
-def _nobody_there(endpoint: Endpoint, seconds: float, error: OSError) -> PeerTimeout:
+def _nobody_there(endpoint: StoreEndpoint, seconds: float, error: OSError) -> PeerTimeout:
     where = join_address(endpoint.host, endpoint.port)
     reason = error.strerror or str(error)
     who = f"rank 0 of {endpoint.size}" if endpoint.is_ours else "the agent that holds the store"

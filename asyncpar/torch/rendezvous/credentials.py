@@ -1,4 +1,4 @@
-"""What the ranks of a world that meets through a store prove themselves with."""
+"""The credentials of ranks that rendezvous through a store."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from asyncpar.errors import UsageError
 from asyncpar.net.membership.credentials import load_certificates, read_credentials, read_secret
 from asyncpar.net.security.identity import rank_role
 from asyncpar.net.transport.rpc import Credentials
-from asyncpar.torch.meeting.roll_call import Charter, Roster
+from asyncpar.torch.rendezvous.messages import Participants, WorldIdentity
 
 _SECRET_FILE = "ASYNCPAR_SECRET_FILE"
 _CERTS = "ASYNCPAR_CERTS"
@@ -22,8 +22,8 @@ _FINGERPRINT_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pass:
-    """What one rank brings to a meeting: ``credentials``, or None if the secret is to come through the store.
+class RankCredentials:
+    """What one rank brings to a rendezvous: ``credentials``, or None if the secret is to come through the store.
 
     ``job`` is the name that the world must have because of the credentials, "" if any will do.
     """
@@ -42,30 +42,32 @@ class Pass:
             certificates = "none" if self.credentials.certificates is None else "some"
         return {f"secret of the job ({_SECRET_FILE})": secret, f"certificates ({_CERTS})": certificates}
 
-    def charter(self) -> Charter:
-        """Return what rank 0 founds the world on: a name of its own, and a secret if there is none."""
-        return Charter(
+    def identity(self) -> WorldIdentity:
+        """Return the identity that rank 0 gives the world: a name, and a new secret if ranks have none."""
+        return WorldIdentity(
             job=self.job or f"torch-{secrets.token_hex(8)}",
             generation=self.generation,
             secret="" if self.credentials is not None else secrets.token_hex(SECRET_BYTES),
         )
 
-    def credentials_for(self, roster: Roster) -> Credentials:
-        """Return what to use in the world of ``roster``."""
-        return self.credentials or Credentials(bytes.fromhex(roster.charter.secret))
+    def credentials_for(self, participants: Participants) -> Credentials:
+        """Return the credentials for the world of ``participants``."""
+        return self.credentials or Credentials(bytes.fromhex(participants.identity.secret))
 
 
-def read_pass(environment: Mapping[str, str], launched: LaunchEnvironment | None, rank: int) -> Pass:
+def read_rank_credentials(
+    environment: Mapping[str, str], launched: LaunchEnvironment | None, rank: int
+) -> RankCredentials:
     """Return what ``environment`` gives ``rank``.  Raises ``UsageError`` for files that will not do."""
     if launched is not None:
         if launched.certs is not None and rank != launched.rank:
             raise UsageError(f"rank: expected {launched.rank}, for which there are certificates, got {rank}")
-        return Pass(credentials=read_credentials(launched), job=launched.job, generation=launched.generation)
+        return RankCredentials(credentials=read_credentials(launched), job=launched.job, generation=launched.generation)
     path, certs = environment.get(_SECRET_FILE), environment.get(_CERTS)
     if not path:
         if certs:
             raise UsageError(f"{_CERTS}: expected {_SECRET_FILE} beside it, which is not set")
-        return Pass(credentials=None, job="", generation=0)
+        return RankCredentials(credentials=None, job="", generation=0)
     certificates = load_certificates(certs, rank_role(rank)) if certs else None
     job = "" if certificates is None else certificates.identity.job
-    return Pass(credentials=Credentials(read_secret(path), certificates), job=job, generation=0)
+    return RankCredentials(credentials=Credentials(read_secret(path), certificates), job=job, generation=0)

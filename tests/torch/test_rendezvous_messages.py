@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 from asyncpar.errors import PeerLost, PeerTimeout, ProtocolError, UsageError
-from asyncpar.torch.meeting.roll_call import (
-    Charter,
-    End,
-    Hello,
-    Refusal,
-    RefusalKind,
-    Roster,
+from asyncpar.torch.rendezvous.messages import (
+    Participants,
+    RankHello,
+    RendezvousFailure,
+    RendezvousFailureKind,
+    RendezvousResult,
+    WorldIdentity,
     absent,
     decode,
     encode,
@@ -26,17 +26,17 @@ from asyncpar.torch.meeting.roll_call import (
 )
 
 
-def hello(rank: int, host: str = "a", **terms: str) -> Hello:
-    return Hello(rank=rank, host=host, host_id=f"{host}-id", terms=terms)
+def hello(rank: int, host: str = "a", **terms: str) -> RankHello:
+    return RankHello(rank=rank, host=host, host_id=f"{host}-id", terms=terms)
 
 
-def roster(*hosts: str) -> Roster:
-    guests = tuple(hello(rank, host) for rank, host in enumerate(hosts))
-    return Roster(guests=guests, charter=Charter(job="job", generation=3, secret="00"))
+def participants(*hosts: str) -> Participants:
+    hellos = tuple(hello(rank, host) for rank, host in enumerate(hosts))
+    return Participants(hellos=hellos, identity=WorldIdentity(job="job", generation=3, secret="00"))
 
 
-def raised(refusal: Refusal, rank: int = 0) -> Any:
-    return error_of(refusal, rank=rank, hosts={1: "a"})
+def raised(failure: RendezvousFailure, rank: int = 0) -> Any:
+    return error_of(failure, rank=rank, hosts={1: "a"})
 
 
 def test_ranks_with_equal_terms_agree() -> None:
@@ -45,22 +45,22 @@ def test_ranks_with_equal_terms_agree() -> None:
 
 
 def test_a_difference_names_the_term_both_ranks_and_both_values() -> None:
-    refusal = find_disagreement([hello(2, version="2"), hello(1, version="1"), hello(3, version="1")])
-    assert refusal is not None
-    assert refusal.ranks == (1, 2)
-    assert str(raised(refusal)) == "version: rank 1 has 1, rank 2 has 2; it must be equal on all ranks"
-    assert isinstance(raised(refusal), UsageError)
+    failure = find_disagreement([hello(2, version="2"), hello(1, version="1"), hello(3, version="1")])
+    assert failure is not None
+    assert failure.ranks == (1, 2)
+    assert str(raised(failure)) == "version: rank 1 has 1, rank 2 has 2; it must be equal on all ranks"
+    assert isinstance(raised(failure), UsageError)
 
 
 def test_a_term_that_one_rank_lacks_is_a_difference() -> None:
-    refusal = find_disagreement([hello(0), hello(1, secret="some")])
-    assert refusal is not None
-    assert "rank 0 has none, rank 1 has some" in refusal.message
+    failure = find_disagreement([hello(0), hello(1, secret="some")])
+    assert failure is not None
+    assert "rank 0 has none, rank 1 has some" in failure.message
 
 
 def test_missing_ranks_are_named_with_the_time_they_had() -> None:
-    refusal = absent([2, 3], size=4, timeout=5.0, deed="come")
-    error = raised(refusal)
+    failure = absent([2, 3], size=4, timeout=5.0, deed="come")
+    error = raised(failure)
     assert isinstance(error, PeerTimeout)
     assert str(error) == "rank 0: ranks 2 and 3 of 4 have not come within 5.0 s"
     assert error.rank == 2
@@ -83,7 +83,7 @@ def test_a_rank_that_failed_is_quoted_with_its_host() -> None:
 
 
 def test_local_ranks_follow_the_order_on_each_host() -> None:
-    world = found_world(roster("a", "b", "a", "b"), ["a:1", "b:1", "a:2", "b:2"])
+    world = found_world(participants("a", "b", "a", "b"), ["a:1", "b:1", "a:2", "b:2"])
     assert [member.local_rank for member in world.members] == [0, 0, 1, 1]
     assert [member.address for member in world.members] == ["a:1", "b:1", "a:2", "b:2"]
     assert (world.generation, world.job) == (3, "job")
@@ -91,33 +91,33 @@ def test_local_ranks_follow_the_order_on_each_host() -> None:
 
 
 def test_a_rank_on_loopback_is_out_of_reach_of_other_hosts_that_are_not() -> None:
-    refusal = find_unreachable(roster("a", "b"), [True, False])
-    assert refusal is not None
-    assert refusal.message.startswith("ASYNCPAR_BIND: rank 0 on a listens on its loopback, where rank 1 on b")
+    failure = find_unreachable(participants("a", "b"), [True, False])
+    assert failure is not None
+    assert failure.message.startswith("ASYNCPAR_BIND: rank 0 on a listens on its loopback, where rank 1 on b")
 
 
 @pytest.mark.parametrize("are_loopback", [[True, True], [False, False]])
 def test_hosts_that_all_use_loopback_or_none_reach_each_other(are_loopback: list[bool]) -> None:
-    assert find_unreachable(roster("a", "b"), are_loopback) is None
+    assert find_unreachable(participants("a", "b"), are_loopback) is None
 
 
 def test_on_one_host_any_address_will_do() -> None:
-    assert find_unreachable(roster("a", "a"), [True, False]) is None
+    assert find_unreachable(participants("a", "a"), [True, False]) is None
 
 
 def test_messages_survive_the_store() -> None:
-    end = End(refusal=Refusal(kind=RefusalKind.ABSENT, message="näh", ranks=(1, 2)))
-    assert decode(encode(end).encode(), End) == end
-    assert decode(encode(roster("a", "b")).encode(), Roster) == roster("a", "b")
+    end = RendezvousResult(failure=RendezvousFailure(kind=RendezvousFailureKind.ABSENT, message="näh", ranks=(1, 2)))
+    assert decode(encode(end).encode(), RendezvousResult) == end
+    assert decode(encode(participants("a", "b")).encode(), Participants) == participants("a", "b")
 
 
-def test_the_secret_is_not_in_the_text_of_a_roster() -> None:
-    assert "secret" not in repr(roster("a"))
+def test_the_secret_is_not_in_the_text_of_a_participants() -> None:
+    assert "secret" not in repr(participants("a"))
 
 
 def test_something_else_in_the_store_is_a_protocol_error() -> None:
     with pytest.raises(ProtocolError, match="no Roster"):
-        decode(b'{"guests": 3}', Roster)
+        decode(b'{"hellos": 3}', Participants)
 
 
 def test_long_lists_of_ranks_are_cut() -> None:

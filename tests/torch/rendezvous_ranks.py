@@ -12,10 +12,10 @@ import numpy as np
 import torch.distributed as dist
 
 from asyncpar.node import Node, start_node
-from asyncpar.torch.meeting.rendezvous import attach_store
+from asyncpar.torch.rendezvous.attach import attach_store
 
 LONG = 60.0
-"""Seconds that a meeting may take which is to end much sooner."""
+"""Seconds that a rendezvous may take which is to end much sooner."""
 
 SOON = 10.0
 

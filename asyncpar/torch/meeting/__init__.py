@@ -1,1 +1,0 @@
-"""How ranks meet through a store of torch and become a world."""

@@ -1,0 +1,1 @@
+"""The rendezvous of ranks through a store of torch."""

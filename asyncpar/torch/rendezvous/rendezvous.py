@@ -1,0 +1,305 @@
+"""The rendezvous of ranks through a store of torch: each says who it is and where it listens, and learns that of all.
+
+Theory of operation.  Each rank writes its hello.  Rank 0 reads and compares all of them, and writes the participants.
+Then each rank, which now knows whether all are on one host, starts its servers and writes their address, and rank 0
+writes the result: all addresses.  Any rank may write a failure as the result at any time: when the time is up, or when
+the rank itself has failed.  The result is written once, so all ranks read the same one; ranks that wait poll for it.
+Rank 0, whose process often holds the store, leaves last: it waits a moment until the others have read the result.
+
+A store outlives a rendezvous (the agent of torchrun keeps one for all worlds of its ranks, also when it restarts them),
+so they are numbered, and a rank enters the first one in which it has not been.  If that one has ended without it, the
+rank raises its failure, unless that is from before a restart of the ranks, or others are in the next one already.
+
+A rank that finds its own claim in a rendezvous that has not ended is there twice, or has died there.  If the claim is
+from before a restart, the process has died.  Else the rank writes a duplicate notice.  A process that is alive and
+waits reads the notice, and ends the rendezvous with a failure that names both.  If none answers, the rendezvous is
+abandoned: all ranks enter the next one.
+
+The number of restarts is compared for one rank only: the agents of torchrun count each for themselves.
+
+Everything here blocks.  The store is called in short calls only, since several ranks may share one, and since a call
+that waits cannot be stopped.
+"""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from typing import TypeVar
+
+from asyncpar.errors import AsyncparError, UsageError
+from asyncpar.net.transport.rpc import is_loopback, split_address
+from asyncpar.torch.rendezvous.messages import (
+    Participants,
+    RankClaim,
+    RankHello,
+    RendezvousFailure,
+    RendezvousFailureKind,
+    RendezvousResult,
+    WorldIdentity,
+    abandoned,
+    absent,
+    came_twice,
+    encode,
+    error_of,
+    failed,
+    find_disagreement,
+    find_unreachable,
+)
+from asyncpar.torch.rendezvous.store import LastRendezvous, RendezvousStore, Store
+
+T = TypeVar("T")
+
+_FIRST_PAUSE = 0.001
+_LONGEST_PAUSE = 0.05
+_PAUSE_PER_RANK = 0.0001
+
+EXCHANGE_SECONDS = 60.0
+"""Seconds that ranks have to write their addresses once all have written their hello."""
+
+ANSWER_SECONDS = 5.0
+"""Seconds that a process has to answer a duplicate notice."""
+
+_LEAVE_SECONDS = 1.0
+"""Seconds that rank 0 waits for the others to read the result."""
+
+
+class RendezvousStopped(Exception):  # noqa: N818
+    """``stop`` was called."""
+
+
+class RendezvousAbandoned(Exception):  # noqa: N818
+    """A rank of this rendezvous has died in it: enter again, to come to the next one."""
+
+
+class StoreRendezvous:
+    """One rank's part in a rendezvous of ``size`` ranks, which must end within ``timeout`` seconds from now.
+
+    Call ``enter``, ``wait_for_ranks`` and ``exchange``, in this order; and ``refuse`` if this rank fails meanwhile.
+    Each raises the failure of the rendezvous: ``PeerTimeout``, ``PeerLost`` or ``UsageError``, the same on all ranks;
+    or ``RendezvousAbandoned``.  A store that fails raises its ``RuntimeError``.  Use it from one thread at a time,
+    except ``stop``.  ``attempt`` is how often the ranks have been restarted.
+    """
+
+    def __init__(self, store: Store, *, rank: int, size: int, timeout: float, attempt: int = 0) -> None:
+        self.is_over = True
+        """Has the rendezvous ended, as far as this rank knows, or not begun?"""
+        self._store = store
+        self._keys = RendezvousStore(store, 0)
+        self._rank = rank
+        self._size = size
+        self._attempt = attempt
+        self._timeout = self._patience = timeout
+        self._over_at = self._deadline = time.monotonic() + timeout
+        self._longest_pause = _LONGEST_PAUSE + size * _PAUSE_PER_RANK
+        self._is_stopped = threading.Event()
+        self._process = ""
+        self._hellos: dict[int, RankHello] = {}
+
+    def stop(self) -> None:
+        """Make a call that waits in another thread raise ``RendezvousStopped``."""
+        self._is_stopped.set()
+
+    # -- the steps ---------------------------------------------------------------------------------------------------
+
+    def enter(self, process: str) -> None:
+        """Enter the next rendezvous as ``process``.  Raises ``UsageError`` if another process is this rank there."""
+        self._process, self._hellos = process, {}
+        self._patience, self._deadline = self._timeout, self._over_at
+        mine = RankClaim(token=secrets.token_hex(8), name=process, attempt=self._attempt)
+        last = LastRendezvous(self._store, self._rank)
+        for number in itertools.count(last.read()):
+            self._keys = RendezvousStore(self._store, number)
+            there = self._keys.claim(self._rank, mine)
+            if there != mine:
+                self._end_claimed(there)
+            elif not self._is_old(self._keys.read_end()):
+                last.write(number)
+                self.is_over = False
+                return
+
+    def wait_for_ranks(self, hello: RankHello, identity: WorldIdentity) -> Participants:
+        """Return all ranks once they have come.  Rank 0 gives the identity; its generation counts rendezvous, too."""
+        self._keys.put("hello", self._rank, encode(replace(hello, attempt=self._attempt)))
+        if self._rank != 0:
+            return self._check_belongs(self._wait_for(self._find_participants, "hello", deed="come"))
+        hellos = self._wait_for(self._find_hellos, "hello", deed="come")
+        participants = Participants(
+            hellos=hellos, identity=replace(identity, generation=identity.generation + self._keys.number)
+        )
+        self._keys.write_participants(participants)
+        return participants
+
+    def exchange(self, participants: Participants, address: str) -> tuple[str, ...]:
+        """Return the addresses of all ranks; ``address`` is this one's."""
+        self._hellos = {hello.rank: hello for hello in participants.hellos}
+        if len({hello.attempt for hello in participants.hellos}) == 1:  # else one may come back after a restart
+            self._patience = min(EXCHANGE_SECONDS, max(0.0, self._deadline - time.monotonic()))
+            self._deadline = time.monotonic() + self._patience
+        self._keys.put("address", self._rank, address)
+        if self._rank == 0:
+            addresses = self._wait_for(self._find_addresses, "address", deed="said where to find it")
+            failure = find_unreachable(participants, [is_loopback(split_address(where)[0]) for where in addresses])
+            self._keys.write_end(RendezvousResult(addresses=addresses, failure=failure))
+        return self._wait_for(self._find_end, "address", deed="said where to find it")
+
+    def refuse(self, error: BaseException) -> None:
+        """Tell the others that this rank has failed with ``error``, unless the rendezvous is over."""
+        if not self.is_over:
+            self._refuse(failed(self._rank, error))
+            self._leave()
+
+    # -- waiting -----------------------------------------------------------------------------------------------------
+
+    def _wait_for(self, look: Callable[[], T | None], needed: str, *, deed: str) -> T:
+        """Return what ``look`` finds, looking again and again.
+
+        When the time is up the rendezvous fails, naming the ranks that have not written what is ``needed``.
+        """
+        pause = _FIRST_PAUSE
+        while (found := look()) is None:
+            left = self._deadline - time.monotonic()
+            if left <= 0.0:
+                self._refuse(self._lateness(needed, deed))
+            else:
+                self._pause(min(pause, left))
+                self._answer_duplicate()
+            pause = min(2 * pause, self._longest_pause)
+        return found
+
+    def _pause(self, seconds: float) -> None:
+        if self._is_stopped.wait(seconds):
+            raise RendezvousStopped
+
+    def _lateness(self, needed: str, deed: str) -> RendezvousFailure:
+        ranks = range(self._size)
+        missing = sorted(set(ranks) - set(self._keys.find(needed, ranks)))
+        if not missing:
+            missing, deed = [0], "answered"
+        return absent(missing, size=self._size, timeout=self._patience, deed=deed)
+
+    # -- looking -----------------------------------------------------------------------------------------------------
+
+    def _find_end(self) -> tuple[str, ...] | None:
+        """Return all addresses if the rendezvous has ended; raise its failure if it failed."""
+        end = self._keys.read_end()
+        return None if end is None else self._obey(end)
+
+    def _find_participants(self) -> Participants | None:
+        participants = self._keys.read_participants()
+        if participants is None:
+            self._find_end()
+        return participants
+
+    def _find_hellos(self) -> tuple[RankHello, ...] | None:
+        """Return all hellos; a difference between them ends the rendezvous."""
+        self._find_end()
+        for rank in self._keys.find("hello", set(range(self._size)) - set(self._hellos)):
+            self._hellos[rank] = self._keys.message("hello", rank, RankHello)
+            failure = find_disagreement(list(self._hellos.values()))
+            if failure is not None:
+                self._refuse(failure)
+                self._find_end()
+        if len(self._hellos) < self._size:
+            return None
+        return tuple(self._hellos[rank] for rank in range(self._size))
+
+    def _find_addresses(self) -> tuple[str, ...] | None:
+        self._find_end()
+        ranks = range(self._size)
+        if not self._keys.have_all("address", ranks):
+            return None
+        return tuple(self._keys.get("address", rank) or "" for rank in ranks)
+
+    def _check_belongs(self, participants: Participants) -> Participants:
+        """Raise ``UsageError`` if rank 0, which reads as many hellos as it expects ranks, has not counted this one."""
+        if len(participants.hellos) != self._size:
+            self.is_over = True
+            raise UsageError(
+                f"world_size: the others are {len(participants.hellos)}, rank {self._rank} came as one of {self._size}"
+            )
+        return participants
+
+    # -- duplicate and dead ranks ------------------------------------------------------------------------------------
+
+    def _is_old(self, end: RendezvousResult | None) -> bool:
+        """Does the result ``end`` not concern this rank, which has just come?"""
+        if end is None or end.failure is None:
+            return False
+        if end.failure.kind is RendezvousFailureKind.ABANDONED or end.failure.attempt < self._attempt:
+            return True
+        return bool(RendezvousStore(self._store, self._keys.number + 1).find("claim", range(self._size)))
+
+    def _end_claimed(self, there: RankClaim) -> None:
+        """See that the rendezvous, where this rank is already, ends.  Raises ``UsageError`` if it is there twice."""
+        if self._keys.read_end() is None:
+            if there.attempt < self._attempt:
+                self._refuse(abandoned(self._rank))
+            else:
+                self._probe_duplicate()
+
+    def _probe_duplicate(self) -> None:
+        """Write a duplicate notice and wait for the end.  Raises ``UsageError`` if another process answers it."""
+        self._keys.put("duplicate", self._rank, self._process)
+        give_up = time.monotonic() + ANSWER_SECONDS
+        pause = _FIRST_PAUSE
+        while (end := self._keys.read_end()) is None:
+            if time.monotonic() > give_up:
+                self._refuse(abandoned(self._rank))
+            self._pause(pause)
+            pause = min(2 * pause, self._longest_pause)
+        if (
+            end.failure is not None
+            and end.failure.kind is RendezvousFailureKind.TWICE
+            and self._rank in end.failure.ranks
+        ):
+            raise self._error(end.failure)
+
+    def _answer_duplicate(self) -> None:
+        other = self._keys.get("duplicate", self._rank)
+        if other is not None:
+            self._refuse(came_twice(self._rank, [self._process, other]))
+
+    # -- ending ------------------------------------------------------------------------------------------------------
+
+    def _refuse(self, failure: RendezvousFailure) -> None:
+        """End the rendezvous, unless it has ended."""
+        self._keys.write_end(RendezvousResult(failure=replace(failure, attempt=self._attempt)))
+
+    def _obey(self, end: RendezvousResult) -> tuple[str, ...]:
+        """Return all addresses, or raise the failure."""
+        self.is_over = True
+        self._leave()
+        if end.failure is None:
+            return end.addresses
+        if end.failure.kind is RendezvousFailureKind.ABANDONED:
+            raise RendezvousAbandoned
+        raise self._error(end.failure)
+
+    def _leave(self) -> None:
+        """Write that this rank needs the store no more; it may be gone already, with the process that held it."""
+        with suppress(RuntimeError):
+            self._keys.put("left", self._rank, "yes")
+            if self._rank == 0:
+                self._wait_for_others()
+
+    def _wait_for_others(self) -> None:
+        """Wait a moment until all ranks have read the result: the store may go away with this process."""
+        give_up = time.monotonic() + _LEAVE_SECONDS
+        came = self._keys.find("hello", range(self._size))
+        pause = _FIRST_PAUSE
+        while not self._keys.have_all("left", came) and time.monotonic() < give_up:
+            if self._is_stopped.wait(pause):
+                return
+            pause = min(2 * pause, self._longest_pause)
+
+    def _error(self, failure: RendezvousFailure) -> AsyncparError:
+        number = self._keys.number
+        note = "" if number == 1 else f" (it in rendezvous {number} of this store)"
+        hosts = {rank: hello.host for rank, hello in self._hellos.items()}
+        return error_of(failure, rank=self._rank, hosts=hosts, note=note)
