@@ -1,4 +1,4 @@
-"""The arrays of one operation on one size, what goes into them, and what must come out.  Pure.
+"""The arrays of one operation on one size, their input values, and their expected results.  Pure.
 
 Theory of operation.  Element ``i`` of the array that rank ``r`` gives is ``(i + 7 r) mod period``: small whole numbers,
 so that results are exact in every dtype whatever the order of summation, and a period that is a prime, so that no chunk

@@ -1,4 +1,4 @@
-"""What came out of a run: frozen records, and the JSON document of them.  Pure."""
+"""The results of a run: frozen records, and their JSON document.  Pure."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Measurement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchEnvironment:
-    """Where a run took place.  ``lane`` is the kind of lane between ranks 0 and 1, ``transport`` the one asked for."""
+    """The environment of a run.  ``lane`` is the kind between ranks 0 and 1, ``transport`` the requested one."""
 
     ranks: int
     hosts: int
@@ -51,7 +51,7 @@ class BenchEnvironment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchReport:
-    """A whole run."""
+    """The results of a run."""
 
     surroundings: BenchEnvironment
     measurements: tuple[Measurement, ...]

@@ -1,4 +1,4 @@
-"""What to measure: frozen, validated, the same for the command line and for every rank.  Pure."""
+"""Settings of a run: frozen, validated, the same for the command line and for every rank.  Pure."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ ROOT = 0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchSettings:
-    """One run of `asyncpar bench`.
+    """Settings of one run of `asyncpar bench`.
 
     ``sizes`` are bytes of the whole buffer, ``algorithm`` None leaves the choice to the cost model, ``budget`` is about
     how many seconds the iterations of one size take, ``calibrates`` says to measure lanes for the cost model first,

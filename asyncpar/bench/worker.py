@@ -1,4 +1,4 @@
-"""What every rank of `asyncpar bench` runs; rank 0 shows rows as they come, and writes the report into a file."""
+"""The program of every rank of `asyncpar bench`; rank 0 prints rows as they come, and writes the report into a file."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Show = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchAssignment:
-    """What the command tells its ranks.
+    """The arguments that the command passes to its ranks.
 
     ``report`` is the file to write, ``width`` the room for rows (None: any); ``shows_rows`` and ``shows_progress`` say
     whether rank 0 prints rows on stdout, and tells the launcher how far it is.
@@ -84,7 +84,7 @@ class Narrator:
 
 
 async def work(assignment: BenchAssignment, *, reporter: Reporter, show: Show) -> None:
-    """Be one rank: measure everything that is asked for."""
+    """Run one rank: measure all requested operations and sizes."""
     settings = assignment.settings
     async with ap.init() as node:
         if settings.calibrates:
@@ -136,7 +136,7 @@ def describe_environment(node: Node, transport: str | None) -> BenchEnvironment:
 
 
 def main() -> None:
-    """Be a rank; the assignment is the process's only argument.  Signals are expected in their default dispositions."""
+    """Run a rank; the assignment is the process's only argument.  Signals must have their default dispositions."""
     assignment = BenchAssignment.decode(sys.argv[1])
     reporter = Reporter.from_environment(os.environ)
 

@@ -1,4 +1,4 @@
-"""The agent of one host: obeys its machine.  The first host's agent also serves the coordinator and the rendezvous."""
+"""The agent of one host: executes the commands of its machine.  The first host's agent also serves the coordinator."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ async def run_agent(job: LaunchJob, display: Display) -> JobOutcome:
 
 
 class _Agent:
-    """One run.  Tasks belong to the task group in ``run``."""
+    """The agent during one job.  Its tasks belong to the task group in ``run``."""
 
     def __init__(
         self,
@@ -88,7 +88,7 @@ class _Agent:
         self._groups: list[asyncio.Task[None]] = []
         self._talking: set[asyncio.Task[None]] = set()
         self._conditions: dict[int, Condition] = {}
-        """By rank: what people were told of it last."""
+        """By rank: the condition that was printed last."""
         self._tasks = asyncio.TaskGroup()
         self._reaper = reaper
         self._tools = WorkerGroupTools(
@@ -106,7 +106,7 @@ class _Agent:
         )
 
     async def run(self) -> JobOutcome:
-        """Attend, obey, and return the outcome."""
+        """Connect to the coordinator, execute commands, and return the outcome."""
         options, placement = self._job.options, self._job.placement
         node_rank = 0 if self._is_first else options.node_rank
         hello = AgentHello(
@@ -120,9 +120,9 @@ class _Agent:
                 attending = tasks.create_task(self._client.run(hello))
                 own = [attending, *map(tasks.create_task, (self._display.run(), self._watch_reaper()))]
                 outcome = await self._outcome
-                if self._client.has_finished:  # it lets the coordinator know
+                if self._client.has_finished:  # it acknowledges the outcome
                     await asyncio.wait({attending}, timeout=_FAREWELL_PATIENCE / 3)
-                if self._talking:  # unless nobody listens
+                if self._talking:  # the coordinator may be gone
                     await asyncio.wait(self._talking, timeout=_FAREWELL_PATIENCE / 3)
                 for task in (*own, *self._talking, *self._groups):
                     task.cancel()
@@ -190,7 +190,7 @@ class _Agent:
         self._client.tell(encode_rank_end(end, now=time.time()))
 
     def _tell_state(self, state: RankState) -> None:
-        """Tell the coordinator how a rank is, and people if it does not run."""
+        """Report the state of a rank to the coordinator, and print it if its condition has changed."""
         self._client.tell(encode_state(state))
         if state.condition is not self._conditions.get(state.rank, Condition.WELL):
             self._obey(Say(_describe(state, self._job.options.silent_after)))
@@ -228,7 +228,7 @@ class _Agent:
 
 
 def _describe(state: RankState, limit: float | None) -> str:
-    """Return what people are told of a rank whose condition has changed."""
+    """Return the line that is printed when the condition of a rank has changed."""
     if state.condition is Condition.WELL:
         return f"rank {state.rank} runs again"
     what = "is stopped" if state.condition is Condition.STOPPED else "runs no Python code: something holds its GIL"

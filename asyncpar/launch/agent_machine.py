@@ -1,7 +1,7 @@
-"""Decide for one host: when to start, signal and kill its ranks, what to tell the coordinator, when to go.
+"""Decide for one host when ranks start, get signals and are killed, what is reported, and when the agent ends.
 
-Sans-I/O: feed events, obey commands.  One generation is one start of the ranks.  Whatever happens, its processes are
-asked to end, killed after the grace period, and given up on a while after that: an agent always ends.
+Sans-I/O: ``handle`` takes events and returns commands.  A generation is one start of the ranks.  To stop it, its
+processes get a signal, and SIGKILL after the grace period; the agent waits for them for a bounded time only.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from asyncpar.launch.plan import AgentAssignment, JobOutcome
 
 @dataclass(frozen=True, slots=True)
 class Assigned:
-    """The coordinator wants this host's ranks to start."""
+    """The coordinator asks this host to start its ranks."""
 
     assignment: AgentAssignment
 
@@ -30,18 +30,18 @@ class WorkersGone:
 
 @dataclass(frozen=True, slots=True)
 class StopOrdered:
-    """The coordinator wants the ranks of ``generation`` to end."""
+    """The coordinator asks this host to stop the ranks of ``generation``."""
 
     generation: int
     signal_number: int
     reason: str
     loss: Loss | None = None
-    """The rank that is the reason, of which the others are told first."""
+    """The lost rank that is the reason; the ranks are notified of it before they get the signal."""
 
 
 @dataclass(frozen=True, slots=True)
 class RankGivenUp:
-    """A rank of ``generation`` is given up."""
+    """The coordinator has given up a rank of ``generation``."""
 
     generation: int
     loss: Loss
@@ -63,7 +63,7 @@ class Signalled:
 
 @dataclass(frozen=True, slots=True)
 class OutputBroken:
-    """Our output cannot be written: ``cause``, "" when whoever read it has left."""
+    """The launcher's output cannot be written because of ``cause``; "" for a reader that closed its end."""
 
     cause: str
 
@@ -121,7 +121,7 @@ class KillRank:
 
 @dataclass(frozen=True, slots=True)
 class TellRanks:
-    """Tell the ranks of this host that another one is lost."""
+    """Notify the ranks of this host that another one is lost."""
 
     loss: Loss
 
@@ -135,21 +135,21 @@ class TellStopped:
 
 @dataclass(frozen=True, slots=True)
 class TellInterrupted:
-    """Report that somebody asked for the end of the job."""
+    """Report that a signal asked this agent to end the job."""
 
     signal_number: int
 
 
 @dataclass(frozen=True, slots=True)
 class Say:
-    """Tell people."""
+    """Print ``text``."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Exit:
-    """Go, with this outcome."""
+    """End the agent with this outcome."""
 
     outcome: JobOutcome
 
@@ -158,11 +158,11 @@ Command = StartWorkers | SignalWorkers | KillWorkers | KillRank | TellRanks | Te
 
 
 _ANSWER_PATIENCE = 3.0
-"""How long an interrupted agent without ranks waits for the coordinator's word."""
+"""Seconds that an interrupted agent without ranks waits for the coordinator's outcome."""
 _KILL_PATIENCE = 5.0
-"""How long the kernel may take to end killed processes."""
+"""Seconds that killed processes have to disappear."""
 _REASON_PATIENCE = 0.3
-"""How long ranks have, from hearing that another one is lost, until they are asked to end: so they know the reason."""
+"""Seconds between the notice that a rank is lost and the signal, so that ranks can raise the reason."""
 
 
 class AgentMachine:
@@ -244,7 +244,7 @@ class AgentMachine:
         return [SignalWorkers(signal_number)]
 
     def _conclude(self, outcome: JobOutcome, now: float) -> list[Command]:
-        """Leave as soon as nothing runs here; see to that if the job went wrong."""
+        """End once no rank runs here; stop the ranks if the job has failed."""
         if self._interrupted is not None:
             outcome = self._interrupted_outcome(self._interrupted)
         if self._generation is None:
@@ -269,12 +269,12 @@ class AgentMachine:
         return [*said, *self._stop(passed_on, now), TellInterrupted(signal_number)]
 
     def _output_broken(self, cause: str, now: float) -> list[Command]:
-        """End the job as a shell's pipeline would: quietly, unless there is something to be said."""
+        """End the job as a shell's pipeline does: without a message, unless there is a ``cause``."""
         commands = self._signalled(signal.SIGPIPE, now)
         return [Say(cause), *commands] if cause else commands
 
     def _leave_alone(self, signal_number: int, now: float, *, is_first: bool) -> list[Command]:
-        """Interrupted while nothing runs here: tell the others, and wait for a while for the answer."""
+        """Handle a signal while no rank runs here: report it, and wait a while for the outcome."""
         if not is_first:
             return self._exit(self._interrupted_outcome(signal_number))
         self._leave_at = now + _ANSWER_PATIENCE

@@ -32,7 +32,7 @@ _DEFAULTS = {"min": "4", "max": "128M", "factor": "4"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchOptions:
-    """What the user asked for; ``nproc`` None stands for one rank per core."""
+    """Options of `asyncpar bench`; ``nproc`` None stands for one rank per core."""
 
     settings: BenchSettings
     nproc: int | None

@@ -1,4 +1,4 @@
-"""The command line: ``asyncpar launch ...`` and room for more commands."""
+"""The command line ``asyncpar``: `launch`, and the commands of other modules, imported when they are used."""
 
 from __future__ import annotations
 

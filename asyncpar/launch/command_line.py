@@ -1,4 +1,4 @@
-"""What our commands have in common: options in both spellings, and mistakes told in one line."""
+"""Shared by all commands: options in both spellings, and errors in one line."""
 
 from __future__ import annotations
 

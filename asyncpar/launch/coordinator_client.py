@@ -1,4 +1,4 @@
-"""The agent's side of its stream to the coordinator."""
+"""The agent's end of its stream to the coordinator."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class CoordinatorClient:
         self._outbox.put_nowait(self._session.send(message))
 
     async def run(self, hello: AgentHello) -> None:
-        """Attend until the coordinator goes away, which becomes ``CoordinatorLost``; also if it never was there."""
+        """Stay connected until the job is over or the coordinator is lost or never found: then ``CoordinatorLost``."""
         loop = asyncio.get_running_loop()
         broken_at, cause = loop.time(), ""
         while True:
@@ -70,9 +70,9 @@ class CoordinatorClient:
             await asyncio.sleep(_RETRY_SECONDS)
 
     async def _try(self, hello: AgentHello, seconds: float, *, may_come_back: bool) -> tuple[str, bool]:
-        """Attend over one connection; return what ended it, and whether another one may help.
+        """Serve one connection; return why it ended, and whether to try another one.
 
-        ``may_come_back`` says whether it does if nobody answers within ``seconds``.
+        ``may_come_back`` is the second value if no coordinator answers within ``seconds``.
         """
         try:
             await self._attend(hello, seconds)
@@ -92,7 +92,7 @@ class CoordinatorClient:
         async with open_channel(self._address, self._credentials, peer=COORDINATOR) as channel:
             stub = membership_pb2_grpc.CoordinatorStub(channel)  # type: ignore[no-untyped-call]  # generated
             async with asyncio.timeout(seconds):
-                await self._knock(channel)
+                await self._check_access(channel)
                 commands = aiter(stub.Attend(self._messages(hello), wait_for_ready=True))
                 welcome = await anext(commands)
             if self._session.received and not welcome.welcome.resumed:
@@ -110,8 +110,8 @@ class CoordinatorClient:
                 if event is not None:
                     self._take(event)
 
-    async def _knock(self, channel: grpc.aio.Channel) -> None:
-        """Make one plain call, as often as it takes, which raises what a refused stream may hide.
+    async def _check_access(self, channel: grpc.aio.Channel) -> None:
+        """Make one unary call, repeated until the server answers; it raises errors that a refused stream may hide.
 
         When a server refuses a stream while the client is still opening it, grpc.aio may report INTERNAL instead of the
         status that was sent.  Waiting inside gRPC for the server would hide a TLS handshake that can only fail.
@@ -129,7 +129,7 @@ class CoordinatorClient:
             await asyncio.sleep(_RETRY_SECONDS)
 
     async def _messages(self, hello: AgentHello) -> AsyncIterator[pb.AgentEvent]:
-        """Yield the greeting, what the coordinator may not have received, and what comes, until the outcome is told."""
+        """Yield the greeting, unacknowledged messages, and new ones until the outcome is acknowledged."""
         outbox: asyncio.Queue[pb.AgentEvent | None] = asyncio.Queue()
         for waiting in self._session.unacknowledged:
             outbox.put_nowait(waiting)

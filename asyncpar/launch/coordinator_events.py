@@ -1,4 +1,4 @@
-"""What the coordinator's machine is told (events) and what it wants done (commands)."""
+"""Events and commands of the coordinator's machine."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from asyncpar.launch.vitals import RankState
 
 @dataclass(frozen=True, slots=True)
 class AgentArrived:
-    """The agent ``agent`` (a number of our own) introduced itself."""
+    """An agent has connected; the coordinator numbers it ``agent``."""
 
     agent: int
     hello: AgentHello
@@ -20,7 +20,7 @@ class AgentArrived:
 
 @dataclass(frozen=True, slots=True)
 class AgentLost:
-    """The connection to ``agent`` ended."""
+    """The connection to ``agent`` has ended."""
 
     agent: int
     cause: str
@@ -28,7 +28,7 @@ class AgentLost:
 
 @dataclass(frozen=True, slots=True)
 class RankEnded:
-    """A rank's process is gone; ``failure`` None: it ended with code 0."""
+    """The process of a rank has ended; ``failure`` is None for code 0."""
 
     agent: int
     generation: int
@@ -46,7 +46,7 @@ class AgentStopped:
 
 @dataclass(frozen=True, slots=True)
 class JobInterrupted:
-    """Somebody asked ``agent`` to end the job, with a signal."""
+    """``agent`` got a signal that ends the job."""
 
     agent: int
     signal_number: int
@@ -54,7 +54,7 @@ class JobInterrupted:
 
 @dataclass(frozen=True, slots=True)
 class RankChanged:
-    """An agent tells how one of its ranks is."""
+    """An agent reports the state of one of its ranks."""
 
     agent: int
     state: RankState
@@ -85,7 +85,7 @@ class StopRanks:
     signal_number: int
     reason: str
     loss: Loss | None = None
-    """The rank that has failed: the others are told of it first."""
+    """The failed rank; the others are notified of it before they get the signal."""
 
 
 @dataclass(frozen=True, slots=True)

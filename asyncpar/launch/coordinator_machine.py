@@ -1,8 +1,9 @@
-"""Decide for the whole job: when agents start ranks, when all stop, restart or end, and with which exit code.
+"""Decide for the whole job when ranks start, stop and restart, when the job ends, and its exit code.
 
-Sans-I/O: feed what agents tell, obey commands.  Phases: *forming* (agents arrive), *running* (ranks of one generation
-run), *stopping* (every agent ends its ranks), *finished*.  A failure anywhere stops everything; when nothing is left
-running, the job starts again with the next generation, or ends with the exit code of the rank that failed first.
+Sans-I/O: ``handle`` takes events and returns commands.  Phases: *forming* (agents arrive), *running* (ranks of one
+generation run), *stopping* (every agent ends its ranks), *finished*.  A failure anywhere stops everything; when nothing
+is left running, the job starts again with the next generation, or ends with the exit code of the rank that failed
+first.
 """
 
 from __future__ import annotations
@@ -34,13 +35,13 @@ from asyncpar.launch.plan import AgentAssignment, AgentHello, JobOutcome
 from asyncpar.launch.vitals import RankState, SilentRanks
 
 _BLAME_PATIENCE = 1.0
-"""How long to wait for the rank that is to blame, once a rank that blames another one has failed."""
+"""Seconds to wait for the failure of the rank that a failed rank blames."""
 _STOP_MARGIN = 15.0
-"""How much longer than the grace period agents may take to report that their ranks are gone."""
+"""Seconds beyond the grace period that agents have to report that their ranks are gone."""
 
 
 class JobPhase(StrEnum):
-    """Where the job stands."""
+    """The phase of the job."""
 
     FORMING = "forming"
     RUNNING = "running"
@@ -50,7 +51,7 @@ class JobPhase(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSettings:
-    """What the coordinator was started with; times in seconds."""
+    """Settings of the coordinator; times in seconds."""
 
     job: str
     nnodes: int
@@ -62,7 +63,7 @@ class JobSettings:
 
 
 class CoordinatorMachine:
-    """The mind of the job.  ``outcome`` is there once it is finished."""
+    """The decisions for one job.  ``outcome`` is None until it is finished."""
 
     def __init__(self, settings: JobSettings, *, now: float) -> None:
         self._settings = settings
@@ -202,7 +203,7 @@ class CoordinatorMachine:
         return [GiveUpRank(agent, self._generation, loss) for agent in sorted(self._agents)]
 
     def _runs(self, agent: int, rank: int) -> bool:
-        """Is ``rank`` one of this agent's?  It speaks for no others."""
+        """Does ``rank`` run under ``agent``?  Reports about other ranks are ignored."""
         hello, offset = self._agents.get(agent), self._offsets.get(agent)
         return hello is not None and offset is not None and 0 <= rank - offset < hello.nproc
 
@@ -276,7 +277,7 @@ class CoordinatorMachine:
         return self._all_stopped() if self._phase == JobPhase.STOPPING and not self._unstopped else []
 
     def _all_stopped(self) -> list[Command]:
-        """Nothing runs any more: start again or end."""
+        """Restart the job or end it, when no rank runs any more."""
         if self._forced is not None:
             return self._end(self._forced)
         is_whole = len(self._agents) == self._settings.nnodes

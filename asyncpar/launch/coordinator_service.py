@@ -57,7 +57,7 @@ Beginning = Callable[[], tuple[str, int]]
 
 
 class CoordinatorService(membership_pb2_grpc.CoordinatorServicer):
-    """The `Coordinator` servicer; it also tells the rendezvous of the same job what it has to know.
+    """The `Coordinator` servicer; it also opens the generations of the job's rendezvous and reports ended ranks there.
 
     ``begin_generation`` is called when all agents are there; it returns the MASTER_ADDR and the free MASTER_PORT.
     """
@@ -81,7 +81,7 @@ class CoordinatorService(membership_pb2_grpc.CoordinatorServicer):
         self._arm()
 
     async def wait_empty(self) -> None:
-        """Return when no agent attends."""
+        """Return when no agent is connected."""
         await self._is_empty.wait()
 
     def close(self) -> None:
@@ -147,7 +147,7 @@ class CoordinatorService(membership_pb2_grpc.CoordinatorServicer):
         return connected, True
 
     def _away(self, connected: _ConnectedAgent, cause: str) -> None:
-        """The connection of an agent has ended: it is gone if all is said, or does not come back in time."""
+        """Handle the end of a connection: the agent is lost if it has the outcome, or does not reconnect in time."""
         connected.outbox = None
         is_through = connected.is_told and not connected.session.unacknowledged
         if is_through or self._reconnect <= 0.0 or self._machine.phase == JobPhase.FORMING:
@@ -233,7 +233,7 @@ class CoordinatorService(membership_pb2_grpc.CoordinatorServicer):
 
 
 class _ConnectedAgent:
-    """One agent, over all its connections; ``is_told`` says that it was sent the outcome."""
+    """One agent over all its connections; ``is_told``: the outcome was sent to it."""
 
     def __init__(self, agent: int, name: bytes, node_rank: int) -> None:
         self.agent = agent
@@ -245,7 +245,7 @@ class _ConnectedAgent:
         self.is_told = False
 
     def connect(self, greeting: pb.AgentEvent) -> asyncio.Queue[pb.AgentCommand | None]:
-        """A connection begins, in place of any other; return what is to be sent over it."""
+        """Replace the connection, if any, by a new one; return the queue of messages to be sent over it."""
         if self.timer is not None:
             self.timer.cancel()
             self.timer = None
@@ -258,7 +258,7 @@ class _ConnectedAgent:
         return self.outbox
 
     def send(self, message: pb.AgentCommand) -> None:
-        """Send ``message`` now, or when the agent is back."""
+        """Send ``message`` now, or when the agent has reconnected."""
         self.session.send(message)
         if self.outbox is not None:
             self.outbox.put_nowait(message)
@@ -268,9 +268,9 @@ _FAREWELL_PATIENCE = 3.0
 
 
 class CoordinatorServer:
-    """Serves inside ``async with`` if this is the first host.
+    """Serves coordinator and rendezvous inside ``async with``, if this is the first host.
 
-    ``address`` is where to attend, ``is_here`` tells if that is us.  Entering raises ``UsageError`` when the port
+    ``address`` is the coordinator's; ``is_here``: this process serves it.  Entering raises ``UsageError`` when the port
     cannot be bound, except where another agent of the job may have been faster.
     """
 
@@ -311,7 +311,7 @@ class CoordinatorServer:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Let the other agents hear the outcome before the server goes."""
+        """Wait a while until the other agents have the outcome, then stop the server."""
         if self._server is None:
             return
         try:
@@ -336,7 +336,7 @@ class CoordinatorServer:
         )
 
     def _begin_generation(self) -> tuple[str, int]:
-        """All agents are here; return MASTER_ADDR and MASTER_PORT."""
+        """Begin a generation, when all agents have come; return MASTER_ADDR and MASTER_PORT."""
         self._secret.clear_rendezvous_path()
         address = self._job.placement.master_addr
         return address, free_port(address)

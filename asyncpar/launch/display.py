@@ -1,4 +1,4 @@
-"""What people see: output of ranks, and the progress of the lowest rank that reports any.
+"""The display: output of ranks, and the progress of the lowest rank that reports any.
 
 Two displays with one interface: plain lines, for pipes and files, and a bar at the bottom of a terminal.  A display
 coalesces: of progress that comes faster than it shows, the latest counts, and the last one is always shown.
@@ -83,7 +83,7 @@ _ERASE_LINE = b"\r\x1b[2K"
 
 
 class Display(ABC):
-    """The base of both; owns the latest progress, not the streams."""
+    """The base of both displays; owns the latest progress, not the streams."""
 
     def __init__(self, *, every: float) -> None:
         self._every = every
@@ -92,7 +92,7 @@ class Display(ABC):
         self._news = asyncio.Event()
 
     def progress(self, rank: int, prefix: str, record: ProgressRecord) -> None:
-        """Have ``record`` shown soon; ignored when a lower rank reports too."""
+        """Show ``record`` soon; it is ignored when a lower rank reports, too."""
         if self._rank is None or rank <= self._rank:
             self._rank, self._latest = rank, (prefix, record)
             self._news.set()
@@ -105,7 +105,7 @@ class Display(ABC):
             await asyncio.sleep(self._every)
 
     async def finish(self) -> None:
-        """Show what is still to be shown, and begin anew."""
+        """Show the last progress, and forget it."""
         await self._show_news()
         self._rank = self._latest = None
 

@@ -15,7 +15,7 @@ _MOST_OTHERS = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailureReport:
-    """What a rank told about the exception that ended it.  ``blames``: the rank that a ``PeerError`` points at."""
+    """The exception that ended a rank, as it reported it.  ``blames`` is the rank that a ``PeerError`` names."""
 
     type_name: str
     message: str
@@ -44,20 +44,20 @@ class RankFailure:
 
     @property
     def exit_code(self) -> int:
-        """What the launcher exits with because of this: as a shell would.
+        """The exit code of the launcher for this failure, as a shell's.
 
-        A program that had told of its exception was on its way to code 1, whatever signal overtook it.
+        A program that has reported an exception would have ended with code 1, whichever signal came before that.
         """
         return 1 if self._was_overtaken else exit_code_of(self.returncode)
 
     @property
     def is_peer_error(self) -> bool:
-        """Does the rank say that another rank is the cause?"""
+        """Does the rank name another rank as the cause?"""
         return self.report is not None and self.report.is_peer_error
 
     @property
     def blames(self) -> int | None:
-        """The rank that this one says is the cause, None if it does not say that."""
+        """The rank that this one names as the cause, None if it names none."""
         return None if self.report is None else self.report.blames
 
     @property
@@ -133,7 +133,7 @@ def _evidence(failure: RankFailure) -> list[str]:
 
 
 class ProgressRecord(msgspec.Struct, frozen=True, tag="progress", tag_field="kind"):
-    """How far a rank says that it is."""
+    """The progress that a rank reports."""
 
     description: str
     completed: float
@@ -142,7 +142,7 @@ class ProgressRecord(msgspec.Struct, frozen=True, tag="progress", tag_field="kin
 
 
 class FailureRecord(msgspec.Struct, frozen=True, tag="failure", tag_field="kind"):
-    """The exception that a rank says will end it; ``time`` is by the host's clock."""
+    """The exception that will end a rank; ``time`` is of the host's clock."""
 
     time: float
     type: str
@@ -162,13 +162,13 @@ class FailureRecord(msgspec.Struct, frozen=True, tag="failure", tag_field="kind"
 
 
 class PhaseRecord(msgspec.Struct, frozen=True, tag="phase", tag_field="kind"):
-    """How far a rank says that it is on its way into its world."""
+    """The phase of a rank in joining its world."""
 
     phase: Phase
 
 
 class BeatRecord(msgspec.Struct, frozen=True, tag="beat", tag_field="kind"):
-    """A sign of life."""
+    """A heartbeat."""
 
 
 Record = ProgressRecord | FailureRecord | PhaseRecord | BeatRecord

@@ -1,4 +1,4 @@
-"""What this machine says to the options: addresses, who serves the coordinator, where logs go."""
+"""The place of this host in the job: its addresses, whether it serves the coordinator, where logs go."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _DEFAULT_PORT = 29400
 class HostPlacement:
     """This host in the job.
 
-    ``serve_at``: where to serve the coordinator (host, port), None if another host does; ``may_connect``: if somebody
-    serves there already, attend instead.  ``coordinator``: ``host:port`` to attend at, "" for wherever we serve.
+    ``serve_at``: where to serve the coordinator (host, port), None if another host does; ``may_connect``: if another
+    agent serves there already, connect to it.  ``coordinator``: its ``host:port``, "" for the address served here.
     ``bind`` is for the servers of ranks.
     """
 
@@ -43,7 +43,7 @@ class HostPlacement:
 
 
 def find_placement(options: LaunchOptions) -> HostPlacement:
-    """Find our place.  Raises ``UsageError`` when the options do not fit this machine."""
+    """Return the place of this host.  Raises ``UsageError`` when the options do not fit this machine."""
     nproc = options.nproc or len(os.sched_getaffinity(0))
     host = host_name()
     job = options.job or ("default" if options.nnodes > 1 else f"job-{os.getpid()}")
@@ -107,7 +107,7 @@ def make_log_directory(options: LaunchOptions) -> Path | None:
 
 
 def free_port(address: str) -> int:
-    """Return a port that nobody uses at ``address``, or anywhere on this host when that is not ours."""
+    """Return a free port of ``address``, or of any address if that is not this host's."""
     try:
         return _bind_any(address)
     except OSError:

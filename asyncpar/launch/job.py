@@ -1,4 +1,4 @@
-"""One launch, as far as one host is concerned."""
+"""One launch on one host."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from asyncpar.launch.options import LaunchOptions
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchJob:
-    """All that an agent needs to know; ``environment`` is what its ranks inherit.
+    """Settings of an agent; ``environment`` is inherited by its ranks.
 
-    ``certificates`` None: what hosts tell each other is authenticated by the secret, but not encrypted.
+    ``certificates`` None: traffic between hosts is authenticated by the secret, but not encrypted.
     """
 
     options: LaunchOptions

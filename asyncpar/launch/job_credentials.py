@@ -111,7 +111,7 @@ _SOON = timedelta(days=1)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobCertificates:
-    """The certificates of the agent, and of the coordinator if it is served here; ranks read theirs in ``directory``.
+    """The certificates of the agent, and of the coordinator if it is served here; ranks read theirs from ``directory``.
 
     ``ranks`` are those that have one.
     """

@@ -44,7 +44,7 @@ COLUMNS = (
 
 
 def show_findings(job: Job, search: Search, findings: Findings, top: int, *, is_terminal: bool) -> str:
-    """Return what is printed: what was asked, the ``top`` best layouts, and what became of the others."""
+    """Return the text to print: the question, the ``top`` best layouts, and why others were left out."""
     layouts = findings.layouts[:top]
     lines = [*_title(job, search), ""]
     end = ["", *_summary(findings, len(layouts))]

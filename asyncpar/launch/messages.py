@@ -197,7 +197,11 @@ Outgoing = TypeVar("Outgoing", bound=Numbered)
 
 
 class ResumableStream(Generic[Outgoing]):
-    """One end, over all connections."""
+    """One end of an agent's stream, over all its connections.
+
+    Each end numbers its messages and keeps them until the other end acknowledges them, which every message carries.
+    After a connection has broken, unacknowledged messages are sent again, and duplicates are dropped by their number:
+    every message is taken once, in order."""
 
     def __init__(self) -> None:
         self.received = 0
@@ -212,7 +216,7 @@ class ResumableStream(Generic[Outgoing]):
         return message
 
     def take(self, message: Numbered) -> bool:
-        """A message came: forget what it acknowledges.  True if it is new."""
+        """Drop what ``message`` acknowledges; return whether it is new."""
         while self.unacknowledged and self.unacknowledged[0].number <= message.received:
             self.unacknowledged.popleft()
         if message.number <= self.received:  # it has none, or comes again

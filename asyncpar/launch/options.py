@@ -1,4 +1,4 @@
-"""What the user asked `asyncpar launch` for: frozen, validated, still without a look at this machine."""
+"""Options of `asyncpar launch`: frozen and validated, independent of this machine."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _CONF_IGNORED = ("last_call_timeout", "close_timeout", "read_timeout", "rank", "
 
 
 class ProgramKind(StrEnum):
-    """How the thing to run is named."""
+    """The kind of program to run."""
 
     SCRIPT = "script"
     MODULE = "module"

@@ -1,7 +1,7 @@
 """Write to our own stdout and stderr without ever blocking the event loop.
 
-A thread per stream does the writing, one job at a time, in order.  Whoever submits a job awaits its end, so a slow
-reader holds back those who produce, and memory stays bounded.  The threads are daemons: a reader that stopped reading
+A thread per stream does the writing, one job at a time, in order.  The caller awaits the end of its job, so a slow
+reader holds the producers back, and memory stays bounded.  The threads are daemons: a reader that stopped reading
 cannot keep the launcher from ending.
 """
 
@@ -14,7 +14,7 @@ from asyncpar.core.concurrency.worker import DaemonThread
 
 
 class OutputStream(DaemonThread):
-    """One descriptor and the thread that writes to it."""
+    """A descriptor with a thread that writes to it."""
 
     def __init__(self, descriptor: int, *, name: str) -> None:
         super().__init__(f"asyncpar-{name}")
@@ -26,7 +26,7 @@ class OutputStream(DaemonThread):
 
 
 def write_all(descriptor: int, chunk: bytes) -> None:
-    """Write all of ``chunk``, waiting for room; also where somebody made the descriptor non-blocking."""
+    """Write all of ``chunk``, waiting for room; also if the descriptor is non-blocking."""
     rest = memoryview(chunk)
     while rest:
         try:

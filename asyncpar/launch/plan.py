@@ -1,4 +1,4 @@
-"""What agents and the coordinator tell each other: frozen, transport-free."""
+"""Values that agents and the coordinator exchange: frozen, without a transport."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentHello:
-    """An agent introduces itself.  ``node_rank`` None: any place that is free."""
+    """The introduction of an agent.  ``node_rank`` None: any free place."""
 
     job: str
     nnodes: int
@@ -36,7 +36,7 @@ class AgentAssignment:
 
 @dataclass(frozen=True, slots=True)
 class JobOutcome:
-    """How the launcher ends: its exit code, and what to tell people (nothing when all went well)."""
+    """The exit code of the launcher and the message that it prints (none after success)."""
 
     exit_code: int
     message: str = ""

@@ -67,7 +67,7 @@ _DEFAULTS = {"PYTHONUNBUFFERED": "1", "GRPC_VERBOSITY": "ERROR"}
 def rank_environment(base: Mapping[str, str], place: LaunchEnvironment) -> dict[str, str]:
     """Return ``base`` with the variables of ``place``.
 
-    Nothing of an outer launch shines through.  Output is unbuffered, and with several ranks on the host numeric
+    Variables of an outer launch are removed.  Output is unbuffered, and with several ranks on the host numeric
     libraries get one thread each, unless ``base`` says something else about that.
     """
     environment = {name: value for name, value in base.items() if name in _SETTINGS or not name.startswith(_OURS)}

@@ -112,7 +112,7 @@ _DRAIN_PATIENCE = 0.5
 
 
 class RankOutput:
-    """Three relays.  ``failure`` and ``stderr_tail`` are what is known of the rank's end, ``vitals`` of its life."""
+    """Relays a rank's three streams.  ``failure`` and ``stderr_tail`` describe its end, ``vitals`` its condition."""
 
     def __init__(
         self,
@@ -149,7 +149,7 @@ class RankOutput:
 
     @property
     def stderr_tail(self) -> str:
-        """The end of what the rank wrote to stderr, by whole lines as far as possible."""
+        """The end of the rank's stderr, in whole lines as far as possible."""
         lines = self._tail.decode(errors="replace").splitlines()
         return "\n".join(lines[-_TAIL_LINES:])
 
@@ -169,7 +169,7 @@ class RankOutput:
             async with asyncio.timeout(_SETTLE_PATIENCE):
                 for over in self._is_over.values():
                     await over.wait()
-        except TimeoutError:  # somebody else holds the pipe, or our own stderr is read slowly
+        except TimeoutError:  # another process holds the pipe, or our own stderr is read slowly
             return
 
     async def drain(self, relaying: asyncio.Task[None]) -> None:
@@ -184,7 +184,7 @@ class RankOutput:
                 await asyncio.wait({relaying})
 
     def abandon(self) -> None:
-        """Pass on nothing more."""
+        """Stop passing on output."""
         self._is_abandoned = True
 
     async def _take(self, stream: Streams, chunk: bytes) -> None:

@@ -1,4 +1,4 @@
-"""One rank's process: start it through the trampoline, signal its group, know when all of the group is gone."""
+"""The process of one rank: start it through the trampoline, signal its group, wait until the group is empty."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ class RankProcess:
         self._reaper.forget_group(self.pid)
 
     async def _is_gone(self, *, within: float) -> bool:
-        """Nobody tells when a group that is not ours to wait for becomes empty, so look again and again."""
+        """Poll until the group is empty: the kernel gives no notice of that for processes that are not our children."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + within
         while is_group_alive(self.pid):

@@ -1,4 +1,4 @@
-"""The agent's side of the reaper: whatever is registered here ends with the agent, even if it is killed."""
+"""The agent's client of the reaper: registered processes and files end with the agent, even if it is killed."""
 
 from __future__ import annotations
 
@@ -52,9 +52,9 @@ class ReaperClient:
         self._tell(_group_line(group))
 
     def forget_group(self, group: int) -> None:
-        """The group is empty; its number may be used by others from now on."""
+        """Unregister a group that is empty: its number may be used again."""
         self._groups.discard(group)
-        with contextlib.suppress(LaunchError):  # a reaper that is gone kills nobody
+        with contextlib.suppress(LaunchError):  # a reaper that is gone kills nothing
             self._tell(b"-%d\n" % group)
 
     def add_path(self, path: Path) -> None:
@@ -63,10 +63,10 @@ class ReaperClient:
         self._tell(_path_line(path))
 
     def close(self) -> None:
-        """Have everything that is still registered ended and removed, and wait for it."""
+        """End and remove everything that is still registered, and wait for that."""
         self._is_closed = True
         if self._process.poll() is not None:
-            with contextlib.suppress(LaunchError):  # then there is nobody to remove what is left
+            with contextlib.suppress(LaunchError):  # then nothing can remove what is left
                 self._replace()
         assert self._process.stdin is not None
         self._process.stdin.close()
@@ -79,7 +79,7 @@ class ReaperClient:
     def _tell(self, line: bytes) -> None:
         try:
             self._write(line)
-        except OSError:  # it is gone
+        except OSError:  # the reaper is gone
             self._replace()
 
     def _replace(self) -> None:

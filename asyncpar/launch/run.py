@@ -1,4 +1,4 @@
-"""From validated options to an exit code: look at this machine, run the agent, say how it went."""
+"""Run a job from validated options to its exit code: place this host, run the agent, print the outcome."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ async def _run(job: LaunchJob, stdout: OutputStream, stderr: OutputStream) -> Jo
         try:
             async with asyncio.timeout(_LAST_WORD_PATIENCE):
                 await display.lines(text.encode(errors="replace"))
-        except OSError:  # nobody reads it (TimeoutError is one)
+        except OSError:  # it is not read (TimeoutError is an OSError)
             return outcome
     return outcome
 

@@ -1,4 +1,4 @@
-"""Decide in which condition a rank's process is, from what the agent sees of it and hears from it.  Pure."""
+"""Decide the condition of ranks from what agents observe, and when ranks that do not run are given up.  Pure."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Final
 from asyncpar.core.observe.reporting import Phase
 
 LOOK_SECONDS: Final = 0.5
-"""How often an agent looks at its ranks."""
+"""Seconds between two looks of an agent at its ranks."""
 
 HUNG_SECONDS: Final = 5.0
-"""A rank that gives no beat for so long is reported as hung; it gives one every second."""
+"""Seconds without a heartbeat after which a rank is reported as hung; it sends one every second."""
 
 
 class Condition(StrEnum):
-    """Does a rank's process run?"""
+    """The condition of a rank's process."""
 
     WELL = "well"
     STOPPED = "stopped"
@@ -25,9 +25,9 @@ class Condition(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankState:
-    """What an agent knows of one of its ranks; it has been in ``condition`` for ``seconds``.
+    """The state of a rank as its agent sees it; it has been in ``condition`` for ``seconds``.
 
-    ``phase`` None: it has not told of one, as programs that do not use asyncpar never do.
+    ``phase`` None: none was reported; programs that do not use asyncpar report none.
     """
 
     generation: int
@@ -48,16 +48,16 @@ class Vitals:
         self._looked: float | None = None
 
     def beat(self) -> None:
-        """A sign of life came."""
+        """Take a heartbeat."""
         self._quiet = 0.0
 
     def enter(self, phase: Phase) -> None:
-        """The rank told of its phase."""
+        """Take the phase that the rank reports."""
         self.phase = phase
         self._quiet = 0.0
 
     def look(self, *, is_stopped: bool, now: float) -> bool:
-        """Take in whether the process is stopped; True if its condition has changed."""
+        """Update the condition; return whether it has changed."""
         passed = 0.0 if self._looked is None else min(now - self._looked, 2 * LOOK_SECONDS)
         self._looked = now
         self._stopped = self._stopped + passed if is_stopped else 0.0
@@ -73,7 +73,7 @@ class Vitals:
 
 
 FORMING_SECONDS: Final = 3.0
-"""How long a rank may be stopped on its way into the world while others wait for it there."""
+"""Seconds that a rank may be stopped while it joins the world and others wait for it."""
 
 _WORDS: Final = {
     Condition.STOPPED: "was stopped",
@@ -82,7 +82,7 @@ _WORDS: Final = {
 
 
 class SilentRanks:
-    """Follows the ranks of one generation; ``limit`` is for how many seconds one may be silent, None for ever."""
+    """Follows the ranks of one generation; a rank may be silent for ``limit`` seconds, None for ever."""
 
     def __init__(self, limit: float | None) -> None:
         self._limit = limit
@@ -90,7 +90,7 @@ class SilentRanks:
         self._silent_since: dict[int, float] = {}
 
     def take(self, state: RankState, *, now: float) -> None:
-        """An agent tells of a rank."""
+        """Take the state of a rank."""
         self._states[state.rank] = state
         if state.condition is Condition.WELL:
             self._silent_since.pop(state.rank, None)
@@ -98,12 +98,12 @@ class SilentRanks:
             self._silent_since[state.rank] = now - max(0.0, state.seconds)
 
     def forget(self, rank: int) -> None:
-        """The process of ``rank`` is gone, or is to be killed."""
+        """Forget a rank whose process has ended or is to be killed."""
         self._silent_since.pop(rank, None)
         self._states.pop(rank, None)
 
     def clear(self) -> None:
-        """A new generation begins."""
+        """Forget all ranks, before a new generation."""
         self._states.clear()
         self._silent_since.clear()
 

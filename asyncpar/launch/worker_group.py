@@ -1,4 +1,4 @@
-"""The ranks of one generation on one host: start them, pass on what they write, tell when and how each ends."""
+"""The ranks of one generation on one host: start them, relay their output, report how each ends."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _CANNOT_START = 126
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankPlan:
-    """What one rank runs: its command and its environment; ``place`` is the part of that we made."""
+    """The command and environment of one rank; ``place`` is the part of the environment that the launcher sets."""
 
     command: tuple[str, ...]
     environment: dict[str, str]
@@ -51,9 +51,9 @@ class RankEnd:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerGroupTools:
-    """What worker groups of all generations share.
+    """Shared by the worker groups of all generations.
 
-    ``on_broken_output`` gets the reason, "" for a reader that left; ``on_state`` how a rank is when that has changed.
+    ``on_broken_output`` gets the reason, "" for a reader that closed its end; ``on_state`` a state that has changed.
     """
 
     reaper: ReaperClient
@@ -66,7 +66,7 @@ class WorkerGroupTools:
 
 
 class WorkerGroup:
-    """Runs once.  ``signal`` and ``kill`` may come at any time, before the ranks are started too."""
+    """The processes of one generation; runs once.  ``signal`` and ``kill`` may be called at any time, also before."""
 
     def __init__(self, plans: Sequence[RankPlan], tools: WorkerGroupTools) -> None:
         self._plans = plans
@@ -74,7 +74,7 @@ class WorkerGroup:
         self._processes: dict[int, RankProcess] = {}
         self._outputs: dict[int, RankOutput] = {}
         self._notices: dict[int, int] = {}
-        """By local rank: the pipe that tells it of losses."""
+        """By local rank: the pipe that notifies it of lost ranks."""
         self._watches: list[asyncio.Task[None]] = []
         self._killed: set[int] = set()
         self._pending_signal: int | None = None
@@ -101,20 +101,20 @@ class WorkerGroup:
             process.signal(number)
 
     def kill(self) -> None:
-        """End every process group, and wait no longer for whoever reads our output."""
+        """Kill every process group, and stop waiting for readers of our output."""
         self.signal(signal.SIGKILL)
         for output in self._outputs.values():
             output.abandon()
 
     def kill_rank(self, rank: int) -> None:
-        """End the process group of ``rank``, if it is one of ours."""
+        """Kill the process group of ``rank``, if it runs here."""
         for plan in self._plans:
             if plan.place.rank == rank and plan.place.local_rank in self._processes:
                 self._killed.add(plan.place.local_rank)
                 self._processes[plan.place.local_rank].signal(signal.SIGKILL)
 
     def tell_loss(self, loss: Loss) -> None:
-        """Tell every rank, except the one that it is about, what became of another one."""
+        """Notify every rank, except the lost one, of a loss."""
         line = encode_loss(loss)
         for plan in self._plans:
             descriptor = self._notices.get(plan.place.local_rank)
@@ -202,7 +202,7 @@ class WorkerGroup:
         await output.drain(relaying)
 
     async def _look_after(self) -> None:
-        """Look again and again whether all ranks that have not ended run."""
+        """Look regularly whether the ranks that have not ended run."""
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(LOOK_SECONDS)
@@ -250,7 +250,7 @@ class WorkerGroup:
 
 
 def _standard_input(rank: int) -> int:
-    """Rank 0 reads what the launcher is fed; a terminal is not for background processes, so nobody reads that."""
+    """Return the descriptor of stdin: rank 0 inherits the launcher's, unless it is a terminal; others get none."""
     try:
         return 0 if rank == 0 and not os.isatty(0) and os.fstat(0) else subprocess.DEVNULL
     except OSError:  # closed

@@ -1,4 +1,4 @@
-"""Conformance of codecs, second half: decoding, adding and summing, and bytes that nobody encoded."""
+"""Conformance of codecs, second half: decoding, adding and summing, and bytes that no codec has encoded."""
 
 from __future__ import annotations
 

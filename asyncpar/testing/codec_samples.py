@@ -1,4 +1,4 @@
-"""Conformance of codecs: what a suite is told of its codec, and the values that it tries."""
+"""Conformance of codecs: the description of the codec under test, and the sample values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The conformance suite of codecs.  Subclass it in a test module and say which codec to test::
+"""The conformance suite of codecs.  Subclass it in a test module and name the codec to test::
 
 class TestMyCodec(CodecConformance):
     def make(self) -> Codec:
@@ -18,4 +18,4 @@ __all__ = ["CodecConformance", "CodecSuite"]
 
 
 class CodecConformance(CodecEncoding, CodecDecoding):
-    """What every codec promises.  All values are drawn from fixed seeds."""
+    """The promises of every codec.  All values are drawn from fixed seeds."""

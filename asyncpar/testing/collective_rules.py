@@ -13,7 +13,7 @@ from asyncpar.testing.collective_worlds import CommunicatorSuite, errors_on_all,
 
 
 class OrderingSuite(CommunicatorSuite):
-    """What holds for all operations alike."""
+    """Promises of all operations."""
 
     async def test_operations_keep_the_order_in_which_they_are_called(self) -> None:
         async with self.connect(3) as communicators:
@@ -150,7 +150,7 @@ class OrderingSuite(CommunicatorSuite):
         async with self.connect(3) as communicators:
 
             async def run(communicator: Communicator) -> str:
-                x = np.ones(200_000)  # so long that nobody is through with it before rank 0 has done more than begin
+                x = np.ones(200_000)  # so long that no rank completes it before rank 0 has done more than begin
                 if communicator.rank == 0:
                     try:
                         async with asyncio.timeout(0):

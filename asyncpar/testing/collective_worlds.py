@@ -1,4 +1,4 @@
-"""What the parts of the communicator conformance suite share: worlds, operations on all ranks, and arrays to move."""
+"""Shared by the parts of the communicator suite: worlds, operations on all ranks, and arrays to move."""
 
 from __future__ import annotations
 

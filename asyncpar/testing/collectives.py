@@ -1,4 +1,4 @@
-"""The conformance suite of communicators: what every ``Communicator`` must do, whatever carries it.
+"""The conformance suite of communicators: the promises of every ``Communicator`` over any transport.
 
 Subclass ``CommunicatorConformance`` in a test module, say how to make a world, and pytest runs the suite against it::
 

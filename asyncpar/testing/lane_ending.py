@@ -19,7 +19,7 @@ from asyncpar.testing.lane_pairs import (
 
 
 class LaneEnding(LaneSuite):
-    """Every end is told exactly once, to whoever did not cause it, and nothing is left pending."""
+    """The end is reported exactly once, to the side that did not cause it, and nothing is left pending."""
 
     @on_loop
     async def test_a_cut_is_told_once_on_each_side_and_ends_pending_sends(self) -> None:

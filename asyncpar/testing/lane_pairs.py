@@ -1,4 +1,4 @@
-"""A pair of connected lanes under test, and an owner of a lane that writes down what it is told."""
+"""A pair of connected lanes under test, and an owner of a lane that records its events."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class LanePair:
 
 @dataclass
 class RecordingEvents:
-    """An owner of a lane that writes down what it is told.
+    """An owner of a lane that records its events.
 
     ``lend_for`` decides where payloads land; by default each gets fresh memory.
     """
@@ -76,7 +76,7 @@ class RecordingEvents:
         await self.until(lambda: tag in self.tags)
 
     async def until_lost(self) -> None:
-        """Wait until the loss of the lane is told."""
+        """Wait until the loss of the lane is reported."""
         await self.until(lambda: bool(self.losses))
 
 
@@ -113,7 +113,7 @@ class LaneSuite(ABC):
     """Tests of a lane: where the lanes come from, and on which loop they run."""
 
     has_back_pressure: ClassVar[bool] = True
-    """Does a sender notice that nobody reads?  (Inside a process, delivery is immediate instead.)"""
+    """Is a sender held back while its receiver does not read?  (Inside a process, delivery is immediate instead.)"""
 
     def new_event_loop(self) -> asyncio.AbstractEventLoop:
         """Return the loop to run on; override it to test on uvloop."""

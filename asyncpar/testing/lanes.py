@@ -1,4 +1,4 @@
-"""The conformance suite of lanes: what every ``Lane`` must do, whatever carries its bytes.
+"""The conformance suite of lanes: the promises of every ``Lane`` over any transport.
 
 Subclass ``LaneConformance`` in a test module, say how to make a connected pair, and pytest runs the suite against it::
 

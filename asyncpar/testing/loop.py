@@ -51,7 +51,7 @@ class _JumpingSelector(selectors.BaseSelector):
 
 
 class VirtualTimeLoop(asyncio.SelectorEventLoop):
-    """A selector loop whose ``time()`` starts at 0 and moves only when everybody waits."""
+    """A selector loop whose ``time()`` starts at 0 and advances only when all tasks wait."""
 
     def __init__(self) -> None:
         self._now = 0.0

@@ -1,4 +1,4 @@
-"""The conformance suite of codecs in rounds.  Subclass it in a test module and say which codec to test::
+"""The conformance suite of codecs in rounds.  Subclass it in a test module and name the codec to test::
 
 class TestMyRoundCodec(RoundCodecConformance):
     def make(self) -> RoundCodec:
@@ -29,7 +29,7 @@ _STEPS = 100
 
 
 class Ranks:
-    """Some ranks that take their steps together."""
+    """Ranks that take their steps together."""
 
     def __init__(self, codec: RoundCodec, shapes: Sequence[tuple[int, ...]] = SHAPES, count: int = _RANKS) -> None:
         self.encoders: list[RoundEncoder] = [codec.encoder(shapes) for _ in range(count)]
@@ -58,7 +58,7 @@ class Ranks:
 
 
 class RoundCodecConformance(ABC):
-    """What every codec in rounds promises.  All values are drawn from fixed seeds."""
+    """The promises of every codec in rounds.  All values are drawn from fixed seeds."""
 
     @abstractmethod
     def make(self) -> RoundCodec:

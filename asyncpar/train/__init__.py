@@ -1,4 +1,4 @@
-"""What training programs share: text, batches, training loops, progress, and plots."""
+"""Parts of training programs: text, batches, training loops, progress, and plots."""
 
 from asyncpar.train.batches import Batches, split_rows
 from asyncpar.train.hybrid import Checkpoints, HybridTrainer

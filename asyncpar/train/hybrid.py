@@ -23,7 +23,7 @@ from asyncpar.train.texts import EVALUATION_BATCHES
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoints:
-    """Where checkpoints go, and after how many steps each; the last step makes one, too.  ``keep`` are left."""
+    """The folder of checkpoints, and the steps between them; one follows the last step.  ``keep`` are kept."""
 
     folder: Path
     every: int = 50

@@ -1,4 +1,4 @@
-"""How a training run is spread over ranks, as people say it on a command line."""
+"""The parallel layout of a training run as options of a command line."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ class Progress(ABC):
 
 
 class _Silent(Progress):
-    """For ranks that nobody watches."""
+    """Shows nothing."""
 
     def show(self, completed: int, fields: Mapping[str, str]) -> None:
         pass

@@ -1,4 +1,4 @@
-"""What one rank computes: its rows of every batch, in one worker thread, so that the loop moves data meanwhile."""
+"""The computation of one rank: its rows of every batch, in a worker thread, so that the loop moves data meanwhile."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from asyncpar.train.language_model import LanguageModel
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepReport:
-    """What a step came to.  ``loss`` is the mean over the whole batch, equal on all ranks."""
+    """The result of a step.  ``loss`` is the mean over the whole batch, equal on all ranks."""
 
     step: int
     loss: float

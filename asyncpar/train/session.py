@@ -1,4 +1,4 @@
-"""One training run, whichever trainer does it."""
+"""A training run with any trainer."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from asyncpar.train.texts import evaluate
 
 
 class Session(ABC):
-    """What a training program asks of a run.  All ranks call the coroutines together."""
+    """The interface of a training run.  All ranks call the coroutines together."""
 
     layout: str = ""
     """How the run is spread over ranks, where that is not data parallelism alone."""
@@ -44,7 +44,7 @@ class Session(ABC):
     @property
     @abstractmethod
     def least_bytes(self) -> int | None:
-        """What uncompressed gradients alone would make a rank send in a step; None where more is sent than these."""
+        """Bytes that a rank would send per step for uncompressed gradients; None if steps send more than gradients."""
 
     def residual_norm(self) -> float | None:
         """Return the norm of what error feedback has not sent yet; None without it."""

@@ -31,8 +31,8 @@ FORMS = "sync, local:H, diloco:H[:RATE[:MOMENTUM]], hierarchical:H[:RATE[:MOMENT
 
 class ModeKind(StrEnum):
     """SYNC: gradients in every step.  LOCAL: means of parameters every H steps.  DILOCO: the same with an outer
-    optimizer.  HIERARCHICAL: gradients inside hosts in every step, rounds between hosts every H.  ASYNC: nobody waits.
-    STALE: nobody runs more than so many steps ahead.
+    optimizer.  HIERARCHICAL: gradients inside hosts in every step, rounds between hosts every H.  ASYNC: no rank waits.
+    STALE: no rank runs more than so many steps ahead.
     """
 
     SYNC = "sync"

@@ -1,4 +1,4 @@
-"""The figures of a training run, what a checked run has to come to, and loss curves as pictures."""
+"""The figures of a training run, the limits of a checked run, and plots of loss curves."""
 
 from __future__ import annotations
 

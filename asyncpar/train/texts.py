@@ -60,12 +60,12 @@ def _files(paths: Iterable[Path]) -> Iterable[Path]:
 
 EVALUATION_BATCHES = 32
 EVALUATION_ROWS = 64
-"""Enough that two models which differ by 0.1 % are told apart."""
+"""Enough to distinguish two models that differ by 0.1 %."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Texts:
-    """What is trained on, and, where text is held out, what the model is evaluated on afterwards."""
+    """The training text and, if some is held out, the evaluation text."""
 
     training: Batches
     held_out: Batches | None

@@ -1,4 +1,4 @@
-"""The training loops of one rank: data parallel, local steps between meetings, and free running."""
+"""The training loops of one rank: data parallel, local steps between synchronizations, and asynchronous."""
 
 from __future__ import annotations
 

@@ -93,7 +93,7 @@ async def test_who_comes_too_late_joins_those_who_try_again() -> None:
     store = dist.HashStore()
     await outcomes(start(store, 0, 2, timeout=0.1))
     again = start(store, 0, 2)
-    await seen(store, "asyncpar/2/place/0")
+    await seen(store, "asyncpar/2/claim/0")
     async with asyncio.timeout(SOON):
         nodes = await asyncio.gather(again, start(store, 1, 2))
     assert await total(nodes) == 3.0

@@ -116,7 +116,7 @@ def test_the_secret_is_not_in_the_text_of_a_participants() -> None:
 
 
 def test_something_else_in_the_store_is_a_protocol_error() -> None:
-    with pytest.raises(ProtocolError, match="no Roster"):
+    with pytest.raises(ProtocolError, match="no Participants"):
         decode(b'{"hellos": 3}', Participants)
 
 

@@ -236,7 +236,7 @@ class StoreRendezvous:
         return bool(RendezvousStore(self._store, self._keys.number + 1).find("claim", range(self._size)))
 
     def _end_claimed(self, there: RankClaim) -> None:
-        """See that the rendezvous, where this rank is already, ends.  Raises ``UsageError`` if it is there twice."""
+        """End a rendezvous that another process has entered as this rank.  Raises ``UsageError`` if that one is alive."""
         if self._keys.read_end() is None:
             if there.attempt < self._attempt:
                 self._refuse(abandoned(self._rank))
@@ -300,6 +300,6 @@ class StoreRendezvous:
 
     def _error(self, failure: RendezvousFailure) -> AsyncparError:
         number = self._keys.number
-        note = "" if number == 1 else f" (it in rendezvous {number} of this store)"
+        note = "" if number == 1 else f" (in rendezvous {number} of this store)"
         hosts = {rank: hello.host for rank, hello in self._hellos.items()}
         return error_of(failure, rank=self._rank, hosts=hosts, note=note)
