@@ -236,7 +236,7 @@ class StoreRendezvous:
         return bool(RendezvousStore(self._store, self._keys.number + 1).find("claim", range(self._size)))
 
     def _end_claimed(self, there: RankClaim) -> None:
-        """End a rendezvous that another process has entered as this rank.  Raises ``UsageError`` if that one is alive."""
+        """End a rendezvous that another process entered as this rank.  Raises ``UsageError`` if that one is alive."""
         if self._keys.read_end() is None:
             if there.attempt < self._attempt:
                 self._refuse(abandoned(self._rank))
