@@ -38,6 +38,7 @@ def test_a_killed_reaper_is_replaced_and_the_next_one_cleans_up(launcher: Launch
     first.kill()
     assert process.stderr is not None
     assert "the reaper was killed; there is another one now" in process.stderr.readline()
+    eventually(lambda: reaper_of(process) is not None)  # a process has no command line for a moment while it starts
     second = reaper_of(process)
     assert second is not None
     assert second.pid != first.pid
