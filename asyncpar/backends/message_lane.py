@@ -138,17 +138,8 @@ class MessageLane(Lane):
         self._is_closing = False
         self._has_peer_ended = False
         self._through: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._bytes_sent = self._bytes_received = 0
 
     # -- Lane --------------------------------------------------------------------------------------------------------
-
-    @property
-    def bytes_sent(self) -> int:
-        return self._bytes_sent
-
-    @property
-    def bytes_received(self) -> int:
-        return self._bytes_received
 
     def start(self, events: LaneEvents) -> None:
         self._events = events

@@ -150,7 +150,7 @@ class ArrayOperations:
     ) -> Coroutine[Any, Any, Array]:
         """Overwrite ``x`` with that of ``root``, and return it."""
         return self._engine.checked(
-            "broadcast", key, lambda: gathers.broadcast(self._engine, x, root=root, algorithm=algorithm, key=key)
+            "broadcast", key, lambda: rooted.broadcast(self._engine, x, root=root, algorithm=algorithm, key=key)
         )
 
     def barrier(self, *, algorithm: str | None = None, key: str | None = None) -> Coroutine[Any, Any, None]:

@@ -11,11 +11,10 @@ import numpy as np
 from asyncpar.collectives.algorithms.steps import Recv, Round, Send, one, schedule
 from asyncpar.collectives.engine import Engine
 from asyncpar.collectives.execute import InPlace, execute
-from asyncpar.collectives.gathers import prepare_broadcast
-from asyncpar.collectives.one_way import from_root
 from asyncpar.collectives.operation import Operation
 from asyncpar.collectives.plan import AlongBuffer
 from asyncpar.collectives.protocol import describe
+from asyncpar.collectives.rooted import from_root, prepare_broadcast
 from asyncpar.core.config.transport import LaneCosts
 
 _SMALL_BYTES = 8

@@ -18,8 +18,8 @@ from asyncpar.collectives.arrays import Array, check_array, check_key, check_ran
 from asyncpar.collectives.cost import CostModel
 from asyncpar.collectives.engine import Engine
 from asyncpar.collectives.keys import hash64
-from asyncpar.collectives.mailbox import Delivery, Mailbox
 from asyncpar.collectives.operation import Limits
+from asyncpar.collectives.point_to_point import Delivery, PointToPoint
 from asyncpar.collectives.policy import Policy, parse_pin
 from asyncpar.collectives.shared_memory.group import ArenaHost
 from asyncpar.collectives.statistics import Traffic
@@ -60,7 +60,7 @@ class Communicator(ArrayOperations):
 
     def __init__(self, engine: Engine) -> None:
         super().__init__(engine)
-        self._mailbox = Mailbox(engine)
+        self._messages = PointToPoint(engine)
         self._keyed: dict[tuple[tuple[int, ...], str], Communicator] = {}
         """Groups that were made of this one with a key, and are not closed."""
         self._forget: Callable[[], object] | None = None
@@ -279,8 +279,8 @@ class Communicator(ArrayOperations):
         """
         group = self._engine.group
         group.given_up = rank, text
-        self._mailbox.give_up()
-        for operation in [*group.pending(), *self._mailbox.pending()]:
+        self._messages.give_up()
+        for operation in [*group.pending(), *self._messages.pending()]:
             if operation.failure is None:
                 message = f"rank {self._engine.table.links.rank}: {operation.label}: given up, because {text}"
                 operation.tell_failure("timeout", text, lost=rank)
@@ -301,11 +301,11 @@ class Communicator(ArrayOperations):
             return
         group.is_closed = True
         group.given_up = self._engine.table.links.rank, "it was closed here"
-        for operation in [*group.pending(), *self._mailbox.pending()]:
+        for operation in [*group.pending(), *self._messages.pending()]:
             if operation.failure is None:
                 operation.tell_failure("failed", CLOSED)
                 operation.fail(UsageError(f"{operation.label}: group {group.name} was closed on this rank"))
-        group.channels[:] = self._mailbox.close()
+        group.channels[:] = self._messages.close()
         self._engine.close()
         if self._forget is not None:
             self._forget()
@@ -325,7 +325,7 @@ class Communicator(ArrayOperations):
         The receive that would have got it ends.  Nothing is told of wrong ``dest`` and ``tag``.
         """
         with suppress(UsageError):
-            self._mailbox.refuse_send(self._other(dest, "dest"), check_tag(tag), error)
+            self._messages.refuse_send(self._other(dest, "dest"), check_tag(tag), error)
 
     def refuse_recv(self, error: BaseException, source: int | None = None, *, tag: int = 0) -> None:
         """Let a receive that is refused with ``error`` before it gets here take its message; see ``refuse``.
@@ -334,12 +334,12 @@ class Communicator(ArrayOperations):
         """
         if source is not None:
             with suppress(UsageError):
-                self._mailbox.refuse_receive(self._other(source, "source"), check_tag(tag), error)
+                self._messages.refuse_receive(self._other(source, "source"), check_tag(tag), error)
 
     def describe_waits(self) -> list[str]:
         """Say of each operation of this rank that runs how long it has waited, for whom, and what is known of that."""
         now = self._engine.table.now()
-        pending = [*self._engine.group.pending(), *self._mailbox.pending()]
+        pending = [*self._engine.group.pending(), *self._messages.pending()]
         return [operation.describe_wait(now) for operation in pending if operation.has_started]
 
     # -- messages between two ranks --------------------------------------------------------------------------------
@@ -434,9 +434,9 @@ class Communicator(ArrayOperations):
         """Send what ``content`` returns; if that is refused, the message takes its place all the same."""
         to, tag = self._other(dest, "dest"), check_tag(tag)
         try:
-            return self._mailbox.send(content(), to, tag)
+            return self._messages.send(content(), to, tag)
         except Exception as error:
-            self._mailbox.refuse_send(to, tag, error)
+            self._messages.refuse_send(to, tag, error)
             raise
 
     def _receive(
@@ -454,9 +454,9 @@ class Communicator(ArrayOperations):
         of, tag = None if source is None else self._other(source, "source"), check_tag(tag)
         try:
             into = None if out is None else check_writable(check_array(out, "out"), "out")
-            return self._mailbox.receive(of, tag, into, convert=convert, is_object=is_object)
+            return self._messages.receive(of, tag, into, convert=convert, is_object=is_object)
         except Exception as error:
-            self._mailbox.refuse_receive(of, tag, error)
+            self._messages.refuse_receive(of, tag, error)
             raise
 
 

@@ -1,4 +1,4 @@
-"""Operations that leave the same everywhere: all_gather, broadcast, barrier."""
+"""Operations that leave the same on all ranks, without a root: all_gather, all_gather_v, barrier."""
 
 from __future__ import annotations
 
@@ -13,20 +13,15 @@ from asyncpar.collectives.arrays import (
     Array,
     check_array,
     check_out,
-    check_rank,
     check_rows,
-    check_writable,
     contiguous,
 )
 from asyncpar.collectives.engine import Engine, OperationPlan, describe_array
 from asyncpar.collectives.execute import InPlace, execute
-from asyncpar.collectives.one_way import confirmed, from_root
 from asyncpar.collectives.operation import Operation
-from asyncpar.collectives.plan import AlongBuffer, AlongChunks, Slice
+from asyncpar.collectives.plan import AlongChunks, Slice
 from asyncpar.collectives.protocol import describe
-from asyncpar.collectives.quick_call import QuickCall
 from asyncpar.collectives.shared_memory import operations
-from asyncpar.collectives.shared_memory.fast_path import QuickBroadcast
 from asyncpar.errors import ProtocolError
 
 _LARGEST_LENGTH = 1 << 40
@@ -137,70 +132,6 @@ def _prepare_numbers(engine: Engine, count: int) -> OperationPlan:
     return OperationPlan(
         description=describe("numbers", (), "bruck"),
         messages=engine.bind(engine.schedule("all_gather", "bruck"), layout),
-    )
-
-
-def broadcast(
-    engine: Engine, x: object, *, root: int, algorithm: str | None, key: str | None
-) -> Coroutine[Any, Any, Array]:
-    if key is None and algorithm is None and type(x) is np.ndarray and type(root) is int:
-        quick = engine.quick.get(("broadcast", root, x.dtype, x.shape))
-        if quick is not None and (engine.rank == root or x.flags.writeable):
-            return QuickCall(engine, quick, x)
-    root = check_rank(root, engine.size)
-    array = check_array(x)
-    if engine.rank != root:
-        check_writable(array, "x")
-    plan = engine.prepared(
-        ("broadcast", array.dtype, array.shape, root, algorithm),
-        lambda: prepare_broadcast(engine, array, root, algorithm, arena=True),
-    )
-
-    async def body(operation: Operation) -> Array:
-        work = contiguous(array)
-        messages = plan.messages
-        await from_root(engine, operation, root, messages, lambda: execute(operation, messages, InPlace(work)))
-        if work is not array and engine.rank != root:
-            array[...] = work
-        return array
-
-    if plan.is_in_arena:
-        make = operations.broadcast(array, root)
-        sends = array.nbytes if engine.rank == root else 0
-        shows = array if array.nbytes > operations.QUICK_BROADCAST_BYTES else None
-        if key is None and algorithm is None and array is x:
-            engine.plan_quickly(
-                ("broadcast", root, array.dtype, array.shape),
-                lambda group, channel: (
-                    QuickBroadcast(group, channel, plan.description, array, root=root)
-                    if operations.is_quick_broadcast(array.nbytes, channel)
-                    else None
-                ),
-            )
-        return engine.start_in_arena("broadcast", plan, make, body, key=key, result=array, shows=shows, sends=sends)
-    return engine.start("broadcast", plan.description, key, body)
-
-
-def prepare_broadcast(
-    engine: Engine,
-    x: Array,
-    root: int,
-    wanted: str | None,
-    *,
-    phase: int = 0,
-    arena: bool = False,
-    confirms: bool = True,
-) -> OperationPlan:
-    """Prepare a broadcast of arrays like ``x``; ``confirms`` says that it is what makes all ranks known."""
-    algorithm = engine.algorithm("broadcast", x.nbytes, wanted, arena=arena)
-    layout = AlongBuffer(count=x.size, chunks=1, itemsize=x.itemsize)
-    schedule = engine.schedule("broadcast", engine.carrier("broadcast", x.nbytes, algorithm), root)
-    if confirms:
-        schedule = confirmed(engine, schedule, layout, root, "from root")
-    return OperationPlan(
-        description=describe_array("broadcast", x.dtype, x.shape, (f"root={root}",), algorithm),
-        messages=engine.bind(schedule, layout, phase=phase),
-        is_in_arena=algorithm == ARENA,
     )
 
 

@@ -12,11 +12,11 @@ import numpy as np
 from asyncpar.collectives.arrays import Array, check_rank
 from asyncpar.collectives.engine import Engine
 from asyncpar.collectives.execute import InPlace, execute
-from asyncpar.collectives.gathers import check_lengths, exchange_numbers, prepare_broadcast
-from asyncpar.collectives.one_way import from_root
+from asyncpar.collectives.gathers import check_lengths, exchange_numbers
 from asyncpar.collectives.operation import Operation
 from asyncpar.collectives.plan import NOWHERE, AlongChunks, Plan, Slice
 from asyncpar.collectives.protocol import describe
+from asyncpar.collectives.rooted import from_root, prepare_broadcast
 from asyncpar.core.concurrency.offload import INLINE_COPY_BYTES, off_loop
 from asyncpar.errors import ProtocolError, UsageError
 from asyncpar.net.wire.payload import UnwrittenPayload, decode_payload, prepare_payload

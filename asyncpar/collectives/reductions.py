@@ -25,10 +25,10 @@ from asyncpar.collectives.arrays import (
 )
 from asyncpar.collectives.engine import Engine, OperationPlan, describe_array
 from asyncpar.collectives.execute import InPlace, Scratch, Workspace, execute
-from asyncpar.collectives.one_way import confirmed, to_root
 from asyncpar.collectives.operation import Operation
 from asyncpar.collectives.plan import AlongBuffer, AlongChunks, PackedChunks, Slice, packed_segment
 from asyncpar.collectives.quick_call import QuickCall
+from asyncpar.collectives.rooted import confirmed, to_root
 from asyncpar.collectives.shared_memory import operations
 from asyncpar.collectives.shared_memory.all_reduce import all_reduce_program, is_at_once
 from asyncpar.collectives.shared_memory.call import HostedOperation

@@ -1,12 +1,26 @@
-"""Operations between one rank and all others, with a chunk for each: gather, scatter."""
+"""Operations between one rank and all others: broadcast, gather, scatter.
+
+Theory of operation.  Where data goes one way, a rank that only sends would be done before the others have come, and
+would never learn that one of them calls another operation: with two roots, each would take its own data for the result.
+So messages without payload, which carry the fingerprint of the operation as all do, go the other way: *up* a binomial
+tree to the root before data comes down, or *down* again when data has come up.  A message comes from a rank only when
+all ranks behind it have come, so its receiver knows of all of them; and a rank that calls another operation is found by
+a neighbour, which tells all others.  Two ranks have only each other to know of: there no rank waits before data moves.
+
+Data of one piece, as all small data is, and these messages are one plan (``confirmed``).  Otherwise they are a plan of
+their own, run before or after that of the data.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Coroutine
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass, replace
+from typing import Any, Final, Literal
+
+import numpy as np
 
 from asyncpar.collectives.algorithms.catalog import ARENA
+from asyncpar.collectives.algorithms.steps import Schedule, emptied
 from asyncpar.collectives.arrays import (
     Array,
     check_array,
@@ -20,10 +34,22 @@ from asyncpar.collectives.arrays import (
 from asyncpar.collectives.engine import Engine, OperationPlan, describe_array
 from asyncpar.collectives.execute import InPlace, Scratch, execute
 from asyncpar.collectives.gathers import equal_chunks
-from asyncpar.collectives.one_way import Way, confirmed, from_root, to_root
 from asyncpar.collectives.operation import Operation
-from asyncpar.collectives.plan import NOWHERE, SEGMENT_BYTES, AlongChunks, PackedChunks, Slice, packed_segment
+from asyncpar.collectives.plan import (
+    NOWHERE,
+    SEGMENT_BYTES,
+    AlongBuffer,
+    AlongChunks,
+    Layout,
+    PackedChunks,
+    Plan,
+    Slice,
+    packed_segment,
+)
+from asyncpar.collectives.protocol import describe
+from asyncpar.collectives.quick_call import QuickCall
 from asyncpar.collectives.shared_memory import operations
+from asyncpar.collectives.shared_memory.fast_path import QuickBroadcast
 from asyncpar.errors import UsageError
 
 
@@ -163,4 +189,141 @@ def _scratch(
         fill=pair if source is not None else lambda piece: [],  # noqa: ARG005
         target=target,
         drain=pair if target is not None else None,
+    )
+
+
+def broadcast(
+    engine: Engine, x: object, *, root: int, algorithm: str | None, key: str | None
+) -> Coroutine[Any, Any, Array]:
+    if key is None and algorithm is None and type(x) is np.ndarray and type(root) is int:
+        quick = engine.quick.get(("broadcast", root, x.dtype, x.shape))
+        if quick is not None and (engine.rank == root or x.flags.writeable):
+            return QuickCall(engine, quick, x)
+    root = check_rank(root, engine.size)
+    array = check_array(x)
+    if engine.rank != root:
+        check_writable(array, "x")
+    plan = engine.prepared(
+        ("broadcast", array.dtype, array.shape, root, algorithm),
+        lambda: prepare_broadcast(engine, array, root, algorithm, arena=True),
+    )
+
+    async def body(operation: Operation) -> Array:
+        work = contiguous(array)
+        messages = plan.messages
+        await from_root(engine, operation, root, messages, lambda: execute(operation, messages, InPlace(work)))
+        if work is not array and engine.rank != root:
+            array[...] = work
+        return array
+
+    if plan.is_in_arena:
+        make = operations.broadcast(array, root)
+        sends = array.nbytes if engine.rank == root else 0
+        shows = array if array.nbytes > operations.QUICK_BROADCAST_BYTES else None
+        if key is None and algorithm is None and array is x:
+            engine.plan_quickly(
+                ("broadcast", root, array.dtype, array.shape),
+                lambda group, channel: (
+                    QuickBroadcast(group, channel, plan.description, array, root=root)
+                    if operations.is_quick_broadcast(array.nbytes, channel)
+                    else None
+                ),
+            )
+        return engine.start_in_arena("broadcast", plan, make, body, key=key, result=array, shows=shows, sends=sends)
+    return engine.start("broadcast", plan.description, key, body)
+
+
+def prepare_broadcast(
+    engine: Engine,
+    x: Array,
+    root: int,
+    wanted: str | None,
+    *,
+    phase: int = 0,
+    arena: bool = False,
+    confirms: bool = True,
+) -> OperationPlan:
+    """Prepare a broadcast of arrays like ``x``; ``confirms`` says that it is what makes all ranks known."""
+    algorithm = engine.algorithm("broadcast", x.nbytes, wanted, arena=arena)
+    layout = AlongBuffer(count=x.size, chunks=1, itemsize=x.itemsize)
+    schedule = engine.schedule("broadcast", engine.carrier("broadcast", x.nbytes, algorithm), root)
+    if confirms:
+        schedule = confirmed(engine, schedule, layout, root, "from root")
+    return OperationPlan(
+        description=describe_array("broadcast", x.dtype, x.shape, (f"root={root}",), algorithm),
+        messages=engine.bind(schedule, layout, phase=phase),
+        is_in_arena=algorithm == ARENA,
+    )
+
+
+_PHASE: Final = 7
+"""After those of the data: calibration has most."""
+
+Transfer = Callable[[], Awaitable[None]]
+Way = Literal["from root", "to root"]
+
+_AGAINST: Final[dict[Way, str]] = {"from root": "reduce", "to root": "broadcast"}
+"""The operation that sends in the other direction."""
+
+
+def confirmed(engine: Engine, schedule: Schedule, layout: Layout, root: int, way: Way) -> Schedule:
+    """Return ``schedule``, in which data goes ``way``, together with the messages without payload if it is one piece.
+
+    ``from_root`` and ``to_root`` run a plan of the result, whose number of pieces is the same on all ranks.
+    """
+    if layout.pieces > 1 or engine.size == 1:
+        return schedule
+    data, nothing = schedule.rounds, emptied(engine.schedule(_AGAINST[way], "tree", root).rounds)
+    if engine.size == 2:
+        rounds = tuple(here + there for here, there in zip(nothing, data, strict=True))
+    else:
+        rounds = (*nothing, *data) if way == "from root" else (*data, *nothing)
+    return replace(schedule, rounds=rounds)
+
+
+async def from_root(engine: Engine, operation: Operation, root: int, plan: Plan, transfer: Transfer) -> None:
+    """Run ``transfer``, in which data goes from ``root`` to the others; all ranks are in ``operation`` then.
+
+    ``plan`` is the first one that it runs, of a schedule that was ``confirmed``.
+    """
+    if plan.pieces == 1:
+        await transfer()
+        return
+    if engine.size == 2 and engine.rank == root:
+        await transfer()
+        await _pass_nothing(engine, operation, root, "reduce")
+        return
+    await _pass_nothing(engine, operation, root, "reduce")
+    await transfer()
+
+
+async def to_root(engine: Engine, operation: Operation, root: int, plan: Plan, transfer: Transfer) -> None:
+    """Run ``transfer``, in which data goes from the others to ``root``; all ranks are in ``operation`` then.
+
+    ``plan`` is the one that it runs, of a schedule that was ``confirmed``.
+    """
+    if plan.pieces == 1:
+        await transfer()
+        return
+    if engine.size == 2 and engine.rank == root:
+        await _pass_nothing(engine, operation, root, "broadcast")
+        await transfer()
+        return
+    await transfer()
+    await _pass_nothing(engine, operation, root, "broadcast")
+
+
+async def _pass_nothing(engine: Engine, operation: Operation, root: int, way: str) -> None:
+    """Send and receive what ``way`` does in a tree, without payload."""
+    if engine.size > 1:
+        prepared = engine.prepared(("nothing", way, root), lambda: _prepare(engine, root, way))
+        await execute(operation, prepared.messages, InPlace())
+
+
+def _prepare(engine: Engine, root: int, way: str) -> OperationPlan:
+    nothing = AlongBuffer(count=0, chunks=1, itemsize=1)
+    schedule = engine.schedule(way, "tree", root)
+    return OperationPlan(
+        description=describe("nothing", (), "tree"),
+        messages=engine.bind(schedule, nothing, phase=_PHASE),
     )

@@ -262,7 +262,7 @@ class Inbox:
 
 
 def _fail(waiter: Waiter, error: BaseException) -> None:
-    """End ``waiter`` unless it has ended; nobody is scolded if nobody awaits it."""
+    """End ``waiter`` unless it has ended; asyncio does not warn if it is never awaited."""
     if not waiter.done():
         waiter.set_exception(error)
         waiter.exception()

@@ -86,19 +86,11 @@ class GrpcLane(Connection):
         self._was_held = False
         """Has the reader been held since the last second: then a chunk may take any time."""
         self._chunks_sent = self._chunks_received = 0
-        self._bytes_sent = self._bytes_received = self._bytes_written = self._bytes_consumed = 0
+        self._bytes_written = self._bytes_consumed = 0
         self._positions = Positions(patience=link_timeout, piece_bytes=CHUNK_BYTES, piece_seconds=_CHUNK_SECONDS)
         self._timer: asyncio.TimerHandle | None = None
 
     # -- Lane, Connection --------------------------------------------------------------------------------------------
-
-    @property
-    def bytes_sent(self) -> int:
-        return self._bytes_sent
-
-    @property
-    def bytes_received(self) -> int:
-        return self._bytes_received
 
     @property
     def missing_bytes(self) -> int:

@@ -1,14 +1,16 @@
 """The inproc lane: ranks of one process hand frames to each other without a byte on any wire.
 
-Ranks on loops of several threads.  Each end belongs to the loop of its rank.  A frame that is sent is copied once and
-put in the queue of the other end, whose loop is woken unless it has been already; it delivers what is there in one
-callback.  The end of a channel travels in the same queue, behind what was sent before.
+Two ranks on one loop deliver inside ``send`` (``InprocLane``).  Two ranks on loops of different threads use a
+``ThreadLane``: each end belongs to the loop of its rank; a frame that is sent is copied once and put in the queue of
+the other end, whose loop is woken unless it has been already; it delivers all waiting frames in one callback.  The end
+of the channel travels in the same queue, behind what was sent before.
 """
 
 from __future__ import annotations
 
 import asyncio
 import threading
+from abc import abstractmethod
 from collections import deque
 from dataclasses import dataclass
 
@@ -21,21 +23,60 @@ _CLOSED = "the peer closed its end"
 _NO_LOOP = "the event loop of its thread is closed"
 
 
-class ThreadLane(Lane):
-    """One end of a channel between two loops.  All but ``_put`` is called on the loop of this end."""
+class _LocalLane(Lane):
+    """One end of a channel inside this process."""
 
     kind = "inproc"
 
+    def __init__(self) -> None:
+        self._events: LaneEvents | None = None
+
+    def start(self, events: LaneEvents) -> None:
+        self._events = events
+        self._drain()
+
+    def divert(self) -> None:
+        """Do nothing: frames are delivered as a whole."""
+
+    def abort(self, error: PeerLost) -> None:  # noqa: ARG002
+        self._part(_CLOSED)
+
+    async def close(self) -> None:
+        self._part(_CLOSED)
+
+    @abstractmethod
+    def cut(self, cause: str) -> None:
+        """End the channel as a failing network would: both sides learn ``cause``."""
+
+    @abstractmethod
+    def _part(self, cause: str) -> None:
+        """End the channel from this side: no event follows here; the other side gets what was sent, then ``cause``."""
+
+    @abstractmethod
+    def _drain(self) -> None:
+        """Deliver what has come, then the end of the channel if it came."""
+
+    def _land(self, events: LaneEvents, header: FrameHeader, payload: Payload) -> None:
+        """Deliver one frame.  Raises ``ProtocolError`` if it is refused."""
+        self._bytes_received += HEADER_BYTES + len(payload)
+        landing = events.lend(header)
+        if landing is not None and self._events is events:
+            write_payload(payload, landing)
+            events.landed(header)
+
+
+class ThreadLane(_LocalLane):
+    """One end of a channel between two loops.  All but ``_put`` is called on the loop of this end."""
+
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__()
         self._loop = loop
         self._peer: ThreadLane = self
-        self._events: LaneEvents | None = None
         self._queue: deque[tuple[FrameHeader, bytes] | str] = deque()
         """Frames, and in the end the cause for which there are no more."""
         self._lock = threading.Lock()
         self._is_woken = False
         self._is_over = False
-        self._bytes_sent = self._bytes_received = 0
 
     @staticmethod
     def pair(loop: asyncio.AbstractEventLoop, other_loop: asyncio.AbstractEventLoop) -> tuple[ThreadLane, ThreadLane]:
@@ -44,18 +85,6 @@ class ThreadLane(Lane):
         one._peer, other._peer = other, one
         return one, other
 
-    @property
-    def bytes_sent(self) -> int:
-        return self._bytes_sent
-
-    @property
-    def bytes_received(self) -> int:
-        return self._bytes_received
-
-    def start(self, events: LaneEvents) -> None:
-        self._events = events
-        self._drain()
-
     def send(self, header: FrameHeader, payload: Payload) -> Sending | None:
         if not self._is_over:
             self._bytes_sent += HEADER_BYTES + len(payload)
@@ -63,22 +92,11 @@ class ThreadLane(Lane):
                 self._put(_NO_LOOP)
         return None
 
-    def divert(self) -> None:
-        """Nothing is ever half delivered here."""
-
-    def abort(self, error: PeerLost) -> None:  # noqa: ARG002
-        self._part(_CLOSED)
-
-    async def close(self) -> None:
-        self._part(_CLOSED)
-
     def cut(self, cause: str) -> None:
-        """End the channel as a failing network would: both sides learn ``cause``."""
         self._peer._put(cause)
         self._put(cause)
 
     def _part(self, cause: str) -> None:
-        """End the channel from this side: no event follows here; the other side gets what was sent, then ``cause``."""
         if not self._is_over:
             self._is_over, self._events = True, None
             self._queue.clear()
@@ -98,7 +116,6 @@ class ThreadLane(Lane):
         return True
 
     def _drain(self) -> None:
-        """Deliver what has come, then the end if it came."""
         with self._lock:
             self._is_woken = False
         while self._queue and (events := self._events) is not None:
@@ -110,12 +127,8 @@ class ThreadLane(Lane):
                 self._deliver(events, *item)
 
     def _deliver(self, events: LaneEvents, header: FrameHeader, payload: bytes) -> None:
-        self._bytes_received += HEADER_BYTES + len(payload)
         try:
-            landing = events.lend(header)
-            if landing is not None and self._events is events:
-                write_payload(memoryview(payload), landing)
-                events.landed(header)
+            self._land(events, header, memoryview(payload))
         except ProtocolError as error:
             cause = f"protocol error: {error}"
             self._part(cause)
@@ -126,17 +139,14 @@ _MAX_DEPTH = 8
 """How deep deliveries may nest (a frame that is answered inside its delivery) before the rest goes through the loop."""
 
 
-class InprocLane(Lane):
-    """One end of an in-process channel.  Delivery happens inside ``send``, so payloads are copied exactly once."""
-
-    kind = "inproc"
+class InprocLane(_LocalLane):
+    """One end of a channel on one loop.  Delivery happens inside ``send``, so payloads are copied exactly once."""
 
     def __init__(self) -> None:
+        super().__init__()
         self._peer: InprocLane | None = None
-        self._events: LaneEvents | None = None
         self._waiting: deque[tuple[FrameHeader, bytes]] = deque()
         self._depth = 0
-        self._bytes_sent = self._bytes_received = 0
         self._end: str | None = None
         self._is_closed = False
 
@@ -147,18 +157,6 @@ class InprocLane(Lane):
         one._peer, other._peer = other, one
         return one, other
 
-    @property
-    def bytes_sent(self) -> int:
-        return self._bytes_sent
-
-    @property
-    def bytes_received(self) -> int:
-        return self._bytes_received
-
-    def start(self, events: LaneEvents) -> None:
-        self._events = events
-        self._drain()
-
     def send(self, header: FrameHeader, payload: Payload) -> Sending | None:
         peer = self._peer
         if peer is not None:
@@ -166,24 +164,13 @@ class InprocLane(Lane):
             peer._arrive(header, payload)
         return None
 
-    def divert(self) -> None:
-        """Nothing is ever half delivered here."""
-
-    def abort(self, error: PeerLost) -> None:  # noqa: ARG002
-        self._part("the peer closed its end")
-
-    async def close(self) -> None:
-        self._part("the peer closed its end")
-
     def cut(self, cause: str) -> None:
-        """End the channel as a failing network would: both sides learn ``cause``."""
         peer = self._peer
         self._lose(cause)
         if peer is not None:
             peer._lose(cause)
 
     def _part(self, cause: str) -> None:
-        """End the channel from this side: no event follows here; the other side gets what was sent, then ``cause``."""
         self._is_closed = True
         self._waiting.clear()
         peer, self._peer, self._events = self._peer, None, None
@@ -210,7 +197,6 @@ class InprocLane(Lane):
             self._deliver(self._events, header, payload)
 
     def _drain(self) -> None:
-        """Deliver what had to wait, then the end if it came."""
         while self._waiting and self._events is not None and self._depth == 0:
             header, payload = self._waiting.popleft()
             self._deliver(self._events, header, memoryview(payload))
@@ -220,13 +206,9 @@ class InprocLane(Lane):
             events.lost(self._end)
 
     def _deliver(self, events: LaneEvents, header: FrameHeader, payload: Payload) -> None:
-        self._bytes_received += HEADER_BYTES + len(payload)
         self._depth += 1
         try:
-            landing = events.lend(header)
-            if landing is not None and self._events is events:
-                write_payload(payload, landing)
-                events.landed(header)
+            self._land(events, header, payload)
         except ProtocolError as error:
             self._lose(f"protocol error: {error}")
         finally:

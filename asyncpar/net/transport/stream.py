@@ -73,7 +73,6 @@ class StreamLane(Connection, asyncio.BufferedProtocol):
         self.kind = kind
         self._protection = protection
         self._sealer = protection.sealer
-        self._bytes_sent = self._bytes_received = 0
         self._loop = asyncio.get_running_loop()
         self._transport = transport
         self._socket = duplicate
@@ -98,14 +97,6 @@ class StreamLane(Connection, asyncio.BufferedProtocol):
         transport.set_protocol(self)
 
     # -- Lane, Connection --------------------------------------------------------------------------------------------
-
-    @property
-    def bytes_sent(self) -> int:
-        return self._bytes_sent
-
-    @property
-    def bytes_received(self) -> int:
-        return self._bytes_received
 
     @property
     def missing_bytes(self) -> int:

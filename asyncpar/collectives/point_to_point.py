@@ -1,7 +1,7 @@
 """Messages between two ranks of a group.
 
 Theory of operation.  A message is an envelope of fixed size (tag 0) and a body (tag 1).  Messages from one rank to
-another with one tag are numbered, and are received in that order.  As soon as somebody wants a message of a source, an
+another with one tag are numbered, and are received in that order.  As soon as a receive wants a message of a source, an
 envelope is posted for it: a *slot*.  A receive from any source posts one for every rank, and takes the first that
 fills; the other slots stay for receives to come, so nothing is lost and no memory is promised twice.
 """
@@ -70,7 +70,7 @@ class _Request:
         return tag == self.tag and self.source in (None, source)
 
 
-class Mailbox:
+class PointToPoint:
     """Sends and receives of one rank in the group of ``engine``."""
 
     def __init__(self, engine: Engine) -> None:
