@@ -15,11 +15,12 @@ from asyncpar.actors.runtime.failure import error_of, lost_during
 from asyncpar.actors.runtime.outbound import Outbound
 from asyncpar.actors.runtime.ref import ActorRef, Told
 from asyncpar.actors.runtime.window import OutboundMessage, SendWindow
+from asyncpar.core.concurrency.offload import INLINE_COPY_BYTES, off_loop
 from asyncpar.errors import PeerLost, ProtocolError, UsageError
 from asyncpar.net.transport.lane import Sending
 from asyncpar.net.transport.links import MAX_MESSAGE_BYTES
 from asyncpar.net.wire.frame import Payload
-from asyncpar.net.wire.payload import Extension, PayloadDecoder, PayloadEncoder
+from asyncpar.net.wire.payload import Extension, PayloadDecoder, PayloadEncoder, UnwrittenPayload
 
 
 class _Told(Told):
@@ -77,6 +78,8 @@ class Caller:
         """Send a call and return its result, decoded by ``result``.  See ``ref.Endpoint`` for the errors."""
         pending = self.begin(ref, endpoint, arguments, keywords, result)
         try:
+            if pending.outgoing is not None and not pending.outgoing.is_written:
+                await self.write(pending)
             return await pending.future
         finally:
             self.end(pending)
@@ -91,17 +94,17 @@ class Caller:
         *,
         wants_stream: bool = False,
     ) -> Pending:
-        """Send a call, or queue it.  ``end`` must be called with what this returns."""
+        """Send a call, or queue it.  ``end`` must be called with the result, and ``write`` if it is not written."""
         self._check_open(ref, endpoint)
         call = self.new_call()
         encoder = PayloadEncoder(extension=self._extension, limit=MAX_MESSAGE_BYTES)
-        finish = encoder.finish if wants_stream or ref.rank == self._rank else encoder.finish_lent
+        finish = self._copy if wants_stream or ref.rank == self._rank else PayloadEncoder.finish_lent
         what = f"the call of {endpoint}"
         try:
             encoded: list[msgspec.Raw] = [encoder.typed(argument, what=what) for argument in arguments]
             named = keywords and {name: encoder.typed(argument, what=what) for name, argument in keywords.items()}
             envelope = message.Call(call, ref.name, endpoint, encoded, named, time_left(), wants_stream)
-            outgoing = OutboundMessage(finish(envelope, what=what))
+            outgoing = OutboundMessage(finish(encoder, envelope, what=what))
         except UsageError as error:
             raise (self._refusal(endpoint, arguments, keywords) or error) from None
         origin, loop = CURRENT.get(), asyncio.get_running_loop()
@@ -118,8 +121,24 @@ class Caller:
             self.deadlines.begin(pending)
         return pending
 
+    async def write(self, pending: Pending) -> None:
+        """Copy the large arguments of a call in a thread, then send it; later messages to the actor wait behind it."""
+        ref, outgoing = pending.ref, pending.outgoing
+        if outgoing is None or not isinstance(content := outgoing.payload, UnwrittenPayload):
+            return
+        outgoing.payload = await off_loop(content.write, nbytes=content.nbytes)
+        window = self._windows.get((ref.rank, ref.name))
+        if window is not None and not window.is_sending:
+            self._send_queued(ref.rank, window)
+
+    @staticmethod
+    def _copy(encoder: PayloadEncoder, envelope: object, *, what: str) -> Payload | UnwrittenPayload:
+        """Return the payload with copies of its arrays; unwritten if copying them would block the loop."""
+        content = encoder.prepare(envelope, what=what)
+        return content.write() if content.nbytes <= INLINE_COPY_BYTES else content
+
     def end(self, pending: Pending) -> None:
-        """Whoever waited has its answer, or does not want it any more: then nothing must come of the call."""
+        """Forget a call; one without an answer is withdrawn or cancelled at its actor."""
         self._forget(pending)
         if pending.future.done() and not pending.future.cancelled():
             pending.future.exception()  # seen: a cancellation may have come at the same time
@@ -154,11 +173,13 @@ class Caller:
         """Ask something about ``ref`` of the system it belongs to: what ``envelope`` makes of the call's number."""
         self._check_open(ref, verb)
         call = self.new_call()
-        payload = encoder.finish(envelope(call), what=verb)
+        content = encoder.prepare(envelope(call), what=verb)
         pending = Pending(call, ref, verb, result, asyncio.get_running_loop().create_future())
         self._pending[call] = pending  # now: this rank itself may answer at once
         try:
-            self._send(ref, verb, payload)
+            payload = await off_loop(content.write, nbytes=content.nbytes, inline=INLINE_COPY_BYTES)
+            if not pending.future.done():  # otherwise the rank was lost, or this node closed, meanwhile
+                self._send(ref, verb, payload)
             return await pending.future
         except asyncio.CancelledError:
             if pending.future.done() and not pending.future.cancelled():  # nobody takes the answer, which is here
@@ -205,6 +226,7 @@ class Caller:
             window = self._windows[place] = SendWindow()
         if not window.put(outgoing):
             return False
+        assert not isinstance(outgoing.payload, UnwrittenPayload), "the window lets only written messages pass"
         try:
             outgoing.sending = self._send(ref, endpoint, outgoing.payload)
         except PeerLost:
@@ -228,6 +250,8 @@ class Caller:
         ref, outgoing = pending.ref, pending.outgoing
         window = None if outgoing is None else self._windows.get((ref.rank, ref.name))
         if window is not None and outgoing is not None and window.drop(outgoing):
+            if not window.is_sending:  # messages behind one that was not written yet
+                self._send_queued(ref.rank, window)
             return
         if (outgoing is not None and not outgoing.is_sent) or self._is_closed:
             return
@@ -283,6 +307,7 @@ class Caller:
         window.is_sending = True
         try:
             while (outgoing := window.next()) is not None:
+                assert not isinstance(outgoing.payload, UnwrittenPayload), "the window lets only written messages pass"
                 outgoing.sending = self._outbound.send_quietly(rank, outgoing.payload)
                 self.deadlines.sent(outgoing)
                 told = self._told.pop(outgoing, None)

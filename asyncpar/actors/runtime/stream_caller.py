@@ -49,6 +49,7 @@ class StreamCaller:
         failure: AsyncparError | None = None
         value = None
         try:
+            await self._caller.write(pending)
             value = await pending.future
         except AsyncparError as error:
             failure = error
@@ -89,6 +90,7 @@ class StreamCaller:
         feeds = self._attach(pending, sources)
         failure: AsyncparError | None = None
         try:
+            await self._caller.write(pending)
             async for received in inlet:
                 yield received
         except AsyncparError as error:

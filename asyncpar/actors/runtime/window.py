@@ -26,6 +26,7 @@ from typing import Final
 from asyncpar.errors import ProtocolError, UsageError
 from asyncpar.net.transport.lane import Sending
 from asyncpar.net.wire.frame import Payload
+from asyncpar.net.wire.payload import UnwrittenPayload
 
 WINDOW: Final = 16 << 20
 """Part of the protocol: equal on all ranks."""
@@ -38,17 +39,23 @@ MAX_QUEUED_BYTES: Final = 256 << 20
 class OutboundMessage:
     """An encoded call or tell, queued or sent."""
 
-    payload: Payload
+    payload: Payload | UnwrittenPayload
+    """An ``UnwrittenPayload`` keeps its place in the queue until a thread has written it."""
     is_sent: bool = False
     sending: Sending | None = None
     """The sending in progress, until the link has ended it."""
+
+    @property
+    def is_written(self) -> bool:
+        """Whether the payload can be sent."""
+        return type(self.payload) is not UnwrittenPayload
 
     @property
     def cost(self) -> int:
         return message_cost(self.payload)
 
 
-def message_cost(payload: Payload) -> int:
+def message_cost(payload: Payload | UnwrittenPayload) -> int:
     """Return the cost of a message in its window."""
     return len(payload) + OVERHEAD
 
@@ -75,7 +82,7 @@ class SendWindow:
 
     def put(self, outgoing: OutboundMessage) -> bool:
         """Return True if ``outgoing`` may be sent now; otherwise queue it."""
-        if not self._queue and self._travelling < WINDOW:
+        if not self._queue and self._travelling < WINDOW and outgoing.is_written:
             self._release(outgoing)
             return True
         self._queue[outgoing] = None
@@ -97,8 +104,8 @@ class SendWindow:
         self._travelling -= amount
 
     def next(self) -> OutboundMessage | None:
-        """Remove and return the first message of the queue if it may be sent now, else None."""
-        if not self._queue or self._travelling >= WINDOW:
+        """Remove and return the first message of the queue if it may be sent now and is written, else None."""
+        if not self._queue or self._travelling >= WINDOW or not next(iter(self._queue)).is_written:
             return None
         outgoing, _ = self._queue.popitem(last=False)
         self._queued_bytes -= len(outgoing.payload)

@@ -102,6 +102,9 @@ class UnwrittenPayload:
         self._arrays = arrays
         self.nbytes = nbytes
 
+    def __len__(self) -> int:
+        return self.nbytes
+
     def write(self) -> memoryview:
         """Return the payload: contiguous bytes that nobody else holds, arrays copied exactly once.  In any thread."""
         if not self._arrays:

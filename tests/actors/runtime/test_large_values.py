@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 import asyncpar as ap
@@ -21,6 +22,7 @@ COUNT = 1 << 17
 class Store(ap.Actor):
     def __init__(self) -> None:
         self.array = np.zeros(COUNT)
+        self.order: list[str] = []
 
     @ap.endpoint
     async def get(self) -> Any:
@@ -40,6 +42,37 @@ class Store(ap.Actor):
             yield self.array
             self.array += 1
 
+    @ap.endpoint
+    async def put(self, array: npt.NDArray[np.float64]) -> int:
+        self.order.append("put")
+        return int(array.sum())
+
+    @ap.endpoint
+    async def note(self) -> None:
+        self.order.append("note")
+
+    @ap.endpoint
+    async def seen(self) -> list[str]:
+        return self.order
+
+    @ap.endpoint
+    async def put_all(self, array: npt.NDArray[np.float64], more: AsyncIterator[int]) -> int:
+        return int(array.sum()) + len([item async for item in more])
+
+    @ap.endpoint
+    async def halves(self, array: npt.NDArray[np.float64]) -> AsyncIterator[int]:
+        for half in np.split(array, 2):
+            yield int(half.sum())
+
+
+class Holder(ap.Actor):
+    def __init__(self, array: npt.NDArray[np.float64]) -> None:
+        self.total = int(array.sum())
+
+    @ap.endpoint
+    async def get(self) -> int:
+        return self.total
+
 
 Use = Callable[[ap.Node, Any], Coroutine[Any, Any, Any]]
 
@@ -52,8 +85,36 @@ def _large() -> AnyArray:
     return np.ones(COUNT)
 
 
+async def _ask_with_argument(node: ap.Node, _: Any) -> None:
+    assert await node.ref("store", rank=1).put(_large()) == COUNT
+
+
+async def _ask_with_stream(node: ap.Node, _: Any) -> None:
+    async def more() -> AsyncIterator[int]:
+        for number in range(3):
+            yield number
+
+    store = node.ref("store", rank=1, actor_class=Store)
+    assert await store.put_all(_large(), more()) == COUNT + 3
+
+
+async def _stream_with_argument(node: ap.Node, _: Any) -> None:
+    store: Any = node.ref("store", rank=1)
+    assert [item async for item in store.halves.stream(_large())] == [COUNT // 2] * 2
+
+
+async def _spawn(node: ap.Node, _: Any) -> None:
+    if node.rank == 0:
+        holders: Any = await node.nodes.spawn(Holder, _large(), name="holders")
+        assert list((await holders.get()).values()) == [COUNT] * 2
+
+
 USES: dict[str, Use] = {
     "result": lambda _, store: store.get(),
+    "argument": _ask_with_argument,
+    "argument beside a stream": _ask_with_stream,
+    "argument of a stream": _stream_with_argument,
+    "argument of a constructor": _spawn,
     "result of a thread": lambda _, store: store.get_in_thread(),
     "stream": lambda _, store: _read_all(store),
     "broadcast_object": lambda node, _: node.world.broadcast_object(_large() if node.rank == 0 else None),
@@ -75,6 +136,7 @@ def threads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     for module in (
         "actors.runtime.callee",
+        "actors.runtime.caller",
         "actors.runtime.stream_ends",
         "collectives.objects",
         "collectives.mailbox",
@@ -114,3 +176,29 @@ async def test_a_caller_that_goes_while_its_result_is_copied_disturbs_nobody(thr
         call.cancel()
         await asyncio.wait({call})
         assert (await store.get()).shape == (COUNT,)
+
+
+@pytest.mark.parametrize("is_cancelled", [False, True])
+async def test_messages_keep_their_order_behind_one_that_is_copied_in_a_thread(
+    is_cancelled: bool, threads: list[int]
+) -> None:
+    async with ap.testing.local_world(1) as (node,):
+        store = await node.spawn(Store)
+        put = asyncio.ensure_future(store.put(_large()))
+        await asyncio.sleep(0)
+        told = store.note.tell()
+        if is_cancelled:
+            put.cancel()
+        await asyncio.wait({put})
+        await told
+        assert await store.seen() == (["note"] if is_cancelled else ["put", "note"])
+    assert threads
+
+
+async def test_a_node_that_closes_while_an_argument_is_copied_ends_the_ask(threads: list[int]) -> None:
+    async with ap.testing.local_world(1) as (node,):
+        store = await node.spawn(Store)
+        put = asyncio.ensure_future(store.put(_large()))
+        await asyncio.sleep(0)
+    with pytest.raises(ap.PeerError):
+        await put
