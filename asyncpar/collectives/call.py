@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import warnings
 from abc import abstractmethod
-from asyncio import _get_running_loop
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -15,7 +14,6 @@ from typing import Any, TypeVar
 from asyncpar.collectives.causes import reason_of
 from asyncpar.collectives.operation import Operation
 from asyncpar.collectives.protocol import Reason
-from asyncpar.core.concurrency.home_loop import check_home_loop
 from asyncpar.core.observe.reporting import text_of
 from asyncpar.errors import OperationMismatch, PeerError, PeerLost, UsageError
 
@@ -148,12 +146,11 @@ class MessageCall(Call[T_co]):
     async def _run(self) -> T_co:
         operation = self._operation
         context = operation.context
-        if _get_running_loop() is not context.loop:
-            try:
-                check_home_loop(context.loop, operation.label)
-            except UsageError as error:
-                give_up(operation, error)
-                raise
+        try:
+            context.check_home_loop(operation.label)
+        except UsageError as error:
+            give_up(operation, error)
+            raise
         try:
             operation.begin(context.lost_member(operation.home) if self._gone is None else self._gone())
             context.watch(operation)

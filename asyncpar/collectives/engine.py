@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import weakref
-from asyncio import _get_running_loop
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Coroutine, Hashable, Sequence
 from dataclasses import dataclass, replace
@@ -32,9 +31,9 @@ from asyncpar.collectives.shared_memory.call import ArenaCall, ArenaOperation, A
 from asyncpar.collectives.shared_memory.fast_path import QuickPlan
 from asyncpar.collectives.shared_memory.group import ArenaGroup
 from asyncpar.collectives.shared_memory.hierarchical import Route
-from asyncpar.collectives.statistics import LARGE_BYTES, CollectiveStatistics, Tally, Traffic
+from asyncpar.collectives.statistics import LARGE_CALL_BYTES, CollectiveStatistics, Tally, Traffic
 from asyncpar.collectives.table import OperationTable
-from asyncpar.core.concurrency.home_loop import check_home_loop, is_home_loop
+from asyncpar.core.concurrency.home_loop import is_home_loop
 from asyncpar.core.observe.reporting import text_of
 from asyncpar.errors import UsageError
 from asyncpar.net.arena.channel import Channel
@@ -209,11 +208,18 @@ class Engine:
             audience=self.others,
         )
 
+    def _enter(self, operation: Operation) -> None:
+        """``operation`` is complete; if a peer has already given it up, it fails."""
+        self.group.active[operation.sequence] = operation
+        if self.table.aborted:
+            self.table.enter(operation)
+
     def _allot(self, name: str, key: str | None) -> tuple[int, str | None]:
         """Return the sequence number of a call, and its label if that is not made of the number."""
         self.group.check_open()
         if key is None:
-            return self.ledger.allot(), None
+            self.ledger.last += 1
+            return self.ledger.last, None
         check_key(key)
         sequence, use = self.ledger.allot_keyed(key, self.group.active)
         return sequence, f'{name} #{use} "{key}"'
@@ -233,7 +239,7 @@ class Engine:
         reason = f"refused: {text_of(error)}"
         sequence, label = self._allot(name, key)
         operation = self.operation(name, describe(name, (reason,), "none"), sequence, label, Operation)
-        self.table.enter(operation)
+        self._enter(operation)
         refuse(operation, error)
 
     def checked(self, name: str, key: str | None, make: Callable[[], Coroutine[Any, Any, T]]) -> Coroutine[Any, Any, T]:
@@ -257,11 +263,10 @@ class Engine:
 
         ``kind`` makes its operation.
         """
-        if _get_running_loop() is not self.table.loop:
-            check_home_loop(self.table.loop, name)
+        self.table.context.check_home_loop(name)
         sequence, label = self._allot(name, key)
         operation = self.operation(name, description, sequence, label, kind)
-        self.table.enter(operation)
+        self._enter(operation)
         return MessageCall(operation, body, self.count, is_alone=self.size == 1)
 
     def start_in_arena(
@@ -285,7 +290,7 @@ class Engine:
         assert group is not None
         if group.is_refused:
             return self.start(name, plan.description, key, by_messages)
-        check_home_loop(self.table.loop, name)
+        self.table.context.check_home_loop(name)
         if key is None:
             self.admit_early()
         sequence, label = self._allot(name, key)
@@ -310,7 +315,7 @@ class Engine:
         operation.payload_sent = sends
         task = operation.task = ArenaTask(operation, group, make, shows)
         group.run_queue.called(task)
-        self.table.enter(operation)
+        self._enter(operation)
         return task
 
     def admit_early(self) -> None:
@@ -336,30 +341,22 @@ class Engine:
 
     def count(self, operation: Operation) -> None:
         """Take a finished operation into the statistics."""
-        tally = self._tally(operation.name, operation.description.algorithm)
-        sent, seconds = operation.payload_sent, self.table.now() - operation.started_at
-        tally.calls += 1
-        tally.payload_bytes += sent
+        seconds = self.table.now() - operation.started_at
+        tally = self.count_call(operation.name, operation.description.algorithm, operation.payload_sent, seconds)
         tally.messages += operation.messages_sent
         tally.steps += operation.steps
-        tally.seconds += seconds
-        if sent >= LARGE_BYTES and seconds > 0.0:
-            tally.fastest = max(tally.fastest, sent / seconds)
 
-    def count_quick(self, name: str, algorithm: str, payload: int, seconds: float) -> None:
-        """Take a quick call into the statistics."""
-        tally = self._tally(name, algorithm)
+    def count_call(self, name: str, algorithm: str, payload: int, seconds: float) -> Tally:
+        """Count a finished call that has sent ``payload`` bytes, and return the sums that it belongs to."""
+        tally = self._tallies.get((name, algorithm))
+        if tally is None:
+            tally = self._tallies[name, algorithm] = Tally()
         tally.calls += 1
         tally.payload_bytes += payload
-        assert self.arena is not None
-        self.arena.host.bytes_shown += payload
         tally.seconds += seconds
-
-    def _tally(self, name: str, algorithm: str) -> Tally:
-        found = self._tallies.get((name, algorithm))
-        if found is None:
-            found = self._tallies[name, algorithm] = Tally()
-        return found
+        if payload >= LARGE_CALL_BYTES and seconds > 0.0:
+            tally.fastest = max(tally.fastest, payload / seconds)
+        return tally
 
     @property
     def bandwidth(self) -> float:

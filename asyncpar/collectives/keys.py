@@ -101,13 +101,9 @@ class GroupLedger:
 
     def __init__(self) -> None:
         self.last = 0
+        """The number of the last call without a key.  A new call adds 1 and has the result as its number."""
         self._uses = UseCounts()
         self._keyed: OrderedDict[int, None] = OrderedDict()
-
-    def allot(self) -> int:
-        """Return the next number."""
-        self.last += 1
-        return self.last
 
     def allot_keyed(self, key: str, active: Container[int]) -> tuple[int, int]:
         """Return the number of the next use of ``key``, and which use it is.

@@ -13,6 +13,7 @@ from asyncpar.collectives.causes import Cancellable
 from asyncpar.collectives.inquiry import Answer, Culprit, Inquiry
 from asyncpar.collectives.keys import Ledger
 from asyncpar.collectives.protocol import Abort, Description, Reason, encode_control, shortened
+from asyncpar.core.concurrency.home_loop import check_home_loop
 from asyncpar.errors import PeerCancelled, PeerLost, UsageError
 from asyncpar.net.transport.lane import Sending
 from asyncpar.net.transport.links import LEFT, Links
@@ -41,6 +42,11 @@ class OperationContext:
         self.loop = asyncio.get_running_loop()
         self.now = self.loop.time
         self.pool = StagingPool()
+
+    def check_home_loop(self, what: str) -> None:
+        """Raise ``UsageError`` about ``what`` unless it happens on the loop of the node."""
+        if asyncio._get_running_loop() is not self.loop:  # asked here first: this is called twice per operation
+            check_home_loop(self.loop, what)
 
     def lost_member(self, group: Group) -> PeerLost | None:
         """Return the error of the rank of ``group`` that was lost first, this one included; None if all are there.

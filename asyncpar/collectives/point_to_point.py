@@ -20,7 +20,7 @@ from asyncpar.collectives.engine import Engine
 from asyncpar.collectives.keys import TAG_SHIFT, ChannelLedger, hash64
 from asyncpar.collectives.operation import Group, Operation
 from asyncpar.collectives.protocol import ENVELOPE_BYTES, Envelope, decode_envelope, describe, encode_envelope
-from asyncpar.core.concurrency.home_loop import check_home_loop, is_home_loop
+from asyncpar.core.concurrency.home_loop import is_home_loop
 from asyncpar.core.concurrency.offload import INLINE_COPY_BYTES, off_loop
 from asyncpar.errors import OperationMismatch, PeerLost, ProtocolError
 from asyncpar.net.transport.lane import fail_future
@@ -99,7 +99,7 @@ class PointToPoint:
 
     def send(self, x: Array | UnwrittenPayload, dest: int, tag: int) -> Call[None]:
         """Send ``x``, an array or an object as bytes, to the receive that ``dest`` posts for it."""
-        check_home_loop(self._table.loop, "send")
+        self._table.context.check_home_loop("send")
         self._engine.group.check_open()
         if isinstance(x, UnwrittenPayload):
             envelope = encode_envelope(np.broadcast_to(np.uint8(0), x.nbytes), is_object=True)
@@ -167,7 +167,7 @@ class PointToPoint:
 
         ``is_object`` says what it must be.
         """
-        check_home_loop(self._table.loop, "recv")
+        self._table.context.check_home_loop("recv")
         self._engine.group.check_open()
         home = self._engine.group if source is None else self._channel(source, self._engine.rank)
         place = "from any rank" if source is None else f"from rank {self._engine.ranks[source]}"

@@ -12,7 +12,6 @@ from asyncpar.collectives.engine import Engine
 from asyncpar.collectives.operation import Operation
 from asyncpar.collectives.shared_memory.call import ArenaCall, ArenaOperation
 from asyncpar.collectives.shared_memory.fast_path import QuickPlan
-from asyncpar.core.concurrency.home_loop import check_home_loop
 
 
 class QuickCall(Call[Array]):
@@ -21,14 +20,14 @@ class QuickCall(Call[Array]):
     __slots__ = ("_engine", "_plan", "_sequence", "_x")
 
     def __init__(self, engine: Engine, plan: QuickPlan, x: Array) -> None:
-        check_home_loop(engine.table.loop, plan.name)
+        engine.table.context.check_home_loop(plan.name)
         if engine.group.given_up is not None:
             engine.group.check_open()
         self._engine = engine
         self._plan = plan
         self._x = x
         self._steps = None
-        self._sequence = sequence = engine.ledger.allot()
+        engine.ledger.last = self._sequence = sequence = engine.ledger.last + 1
         engine.group.early[sequence] = plan, x
 
     @property
@@ -43,7 +42,7 @@ class QuickCall(Call[Array]):
         engine, sequence = self._engine, self._sequence
         table, early = engine.table, engine.group.early
         try:
-            check_home_loop(table.loop, self._plan.name)
+            table.context.check_home_loop(self._plan.name)
         except BaseException as error:
             self._give_up(error)
             raise
@@ -68,7 +67,8 @@ class QuickCall(Call[Array]):
         if plan.poll(turn):
             plan.finish(turn, x)
             engine.group.retire(sequence, description)
-            engine.count_quick(plan.name, description.algorithm, plan.sends, perf_counter() - started)
+            plan.host.bytes_shown += plan.sends
+            engine.count_call(plan.name, description.algorithm, plan.sends, perf_counter() - started)
             return True
         task = engine.admit_quick(plan, sequence, x)
         task.resume(turn, plan.rest(turn, x), (plan.others, 1))

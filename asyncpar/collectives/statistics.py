@@ -22,8 +22,8 @@ class CollectiveStatistics:
     seconds: float = 0.0
 
 
-LARGE_BYTES = 64 << 10
-"""Of calls that send less, latency says more than bandwidth: their rate is that of all together."""
+LARGE_CALL_BYTES = 64 << 10
+"""The time of calls that send less depends on latency more than on bandwidth: their rate is that of all together."""
 
 
 @dataclass(slots=True)

@@ -55,7 +55,8 @@ class OperationTable:
         self.context = OperationContext(links, self.watch)
         self.claims = NameClaims()
         self._groups: dict[int, Group] = {}
-        self._aborted: OrderedDict[tuple[int, int], tuple[int, Abort]] = OrderedDict()
+        self.aborted: OrderedDict[tuple[int, int], tuple[int, Abort]] = OrderedDict()
+        """What peers have told of operations that were not called here yet: the rank, and its message."""
         self._closed: OrderedDict[int, None] = OrderedDict()
         self._askers: dict[tuple[int, Key], tuple[float, Status]] = {}
         """Who has asked about which operation: when, and what it was told."""
@@ -87,14 +88,14 @@ class OperationTable:
         """``operation`` has got its number; if a peer has already given it up, it fails."""
         assert operation.route is not None
         operation.route.active[operation.sequence] = operation
-        if self._aborted:
-            told = self._aborted.pop((operation.route.number, operation.sequence), None)
+        if self.aborted:
+            told = self.aborted.pop((operation.route.number, operation.sequence), None)
             if told is not None:
                 operation.fail(_error_of(operation, *told))
 
     def is_calm(self, run_queue: RunQueue) -> bool:
         """Is nothing lined up, nobody lost, and nothing aborted that was not called yet?"""
-        return not (run_queue.tasks or self._aborted or self.links.lost or self.links.closed is not None)
+        return not (run_queue.tasks or self.aborted or self.links.lost or self.links.closed is not None)
 
     # -- what links tell (OperationEvents) -------------------------------------------------------------------------
 
@@ -156,9 +157,9 @@ class OperationTable:
             if abort.operation is not None and not abort.is_answer:
                 self._answer_for_past(rank, key, group, abort.operation)
         elif abort.operation is None and key.group not in self._closed:
-            self._aborted[key.group, key.sequence] = (rank, abort)
-            if len(self._aborted) > _REMEMBERED_ABORTS:
-                self._aborted.popitem(last=False)
+            self.aborted[key.group, key.sequence] = (rank, abort)
+            if len(self.aborted) > _REMEMBERED_ABORTS:
+                self.aborted.popitem(last=False)
 
     def _mismatch(self, rank: int, operation: Operation, other: Description, *, is_answered: bool = False) -> None:
         """``rank`` calls ``other`` where this rank calls ``operation``: tell it, fail, and tell everyone else."""

@@ -72,7 +72,7 @@ async def test_a_mismatch_with_an_operation_long_past_is_found(open_ranks: OpenR
             begun.cancel()
             await asyncio.wait({begun})
         await asyncio.sleep(0.1)
-        one._engine.table._aborted.clear()  # as after thousands of others
+        one._engine.table.aborted.clear()  # as after thousands of others
         async with asyncio.timeout(5):
             with pytest.raises(
                 OperationMismatch,

@@ -51,7 +51,7 @@ async def test_a_call_that_all_ranks_refuse_leaves_nothing_behind(open_ranks: Op
             await asyncio.sleep(0)
         sums = await asyncio.gather(*(c.all_reduce(np.ones(1)) for c in ranks.communicators))
         assert [float(x[0]) for x in sums] == [3.0] * 3
-        assert not ranks.communicators[0]._engine.table._aborted
+        assert not ranks.communicators[0]._engine.table.aborted
 
 
 async def test_a_call_from_another_thread_is_refused_and_takes_its_place(open_ranks: OpenRanks) -> None:

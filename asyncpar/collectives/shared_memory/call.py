@@ -13,7 +13,6 @@ from asyncpar.collectives.causes import reason_of
 from asyncpar.collectives.keys import hash64
 from asyncpar.collectives.operation import Operation
 from asyncpar.collectives.shared_memory.group import ArenaGroup
-from asyncpar.core.concurrency.home_loop import check_home_loop
 from asyncpar.errors import PeerLost
 from asyncpar.net.arena.channel import Turn
 from asyncpar.net.arena.run_queue import Program, Task, Wait
@@ -71,7 +70,9 @@ class ArenaTask(Task):
 
     def begin(self, turn: Turn) -> Program:
         assert self._make is not None
-        where = None if self._shows is None else self.group.host.arena.locate(self._shows)
+        x, where = self._shows, None
+        if x is not None and x.base is not None:  # an array that owns its memory is not in the heap
+            where = self.group.host.arena.locate(x)
         turn.enter(self.operation.description.fingerprint, where)
         return self._make(turn)
 
@@ -161,7 +162,7 @@ class ArenaCall(Call[Any]):
         task = self._task
         operation = task.operation
         try:
-            check_home_loop(operation.context.loop, operation.name)
+            operation.context.check_home_loop(operation.name)
         except BaseException as error:
             give_up(operation, error)
             raise

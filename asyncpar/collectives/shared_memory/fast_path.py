@@ -36,6 +36,7 @@ class QuickPlan(ABC):
         self.description = description
         self.run_queue = group.run_queue
         self.others = channel.others
+        self.host = group.host
         self.driver = group.host.driver
         self._channel = channel
         self._views = [[view.reshape(x.shape) for view in channel.views(parity, x.dtype, x.size)] for parity in (0, 1)]

@@ -129,7 +129,8 @@ class Links:
         self._leaving: list[asyncio.TimerHandle] = []
         """Ranks that were seen to leave, and have not said why yet."""
         self._listeners: list[Callable[[int, PeerLost], None]] = []
-        self._closed: PeerLost | None = None
+        self.closed: PeerLost | None = None
+        """What every operation gets once this rank has begun to leave; None until then."""
         self._reasons: dict[int, tuple[int, str]] = {}
         """Ranks that left because of another rank: that rank, and what was wrong with it."""
         self._job_end: PeerLost | None = None
@@ -167,7 +168,7 @@ class Links:
         link = self._links.get(rank)
         if link is None:
             link = self._make(rank)
-            error = self._closed or self.lost.get(rank)
+            error = self.closed or self.lost.get(rank)
             if error is not None:
                 link.fail(error)
             else:
@@ -202,12 +203,7 @@ class Links:
     @property
     def is_closing(self) -> bool:
         """Has this rank begun to leave?"""
-        return self._closed is not None
-
-    @property
-    def closed(self) -> PeerLost | None:
-        """What every operation gets once this rank has begun to leave; None until then."""
-        return self._closed
+        return self.closed is not None
 
     def is_up(self, rank: int) -> bool:
         """Is the link to ``rank`` in service?"""
@@ -216,7 +212,7 @@ class Links:
 
     def adopt(self, rank: int, lane: Lane) -> None:
         """Put ``lane`` into service as the link to ``rank``; if that is lost, or this rank is leaving, close it."""
-        error = self._closed or self.lost.get(rank)
+        error = self.closed or self.lost.get(rank)
         if error is not None:
             lane.abort(error)
             return
@@ -236,7 +232,7 @@ class Links:
             return error
         error = self._lost_error(rank, cause)
         error.__cause__ = because
-        if self._closed is not None:
+        if self.closed is not None:
             return error
         self.lost[rank] = error
         for link in list(self._links.values()):
@@ -251,19 +247,19 @@ class Links:
 
     def end_job(self, rank: int, cause: str) -> None:
         """The launcher ends the job because ``rank`` is lost."""
-        if self._closed is None:
+        if self.closed is None:
             error = self.report_lost(rank, cause)
             self._job_end = self._job_end or error
             self.operations.job_ends(error)
 
     def hear_left(self, rank: int) -> None:
         """``rank`` was seen to leave in good order: hear first what it says on its lane, and why it left."""
-        if self._closed is None:
+        if self.closed is None:
             self._leaving.append(asyncio.get_running_loop().call_later(_REASON_SECONDS, self.report_left, rank))
 
     def report_left(self, rank: int) -> None:
         """``rank`` has left in good order."""
-        if rank not in self.lost and self._closed is None:
+        if rank not in self.lost and self.closed is None:
             self._mark_lost(rank, self._lost_error(rank, LEFT))
 
     def explain(self, error: PeerLost) -> PeerLost:
@@ -293,9 +289,9 @@ class Links:
 
     async def close(self) -> None:
         """Say goodbye on every link and close the lanes; what pends ends with ``PeerLost``.  Idempotent."""
-        if self._closed is not None:
+        if self.closed is not None:
             return
-        self._closed = PeerLost("this node is closed", rank=self.rank, cause="closed")
+        self.closed = PeerLost("this node is closed", rank=self.rank, cause="closed")
         for opening in list(self._opening.values()):
             opening.cancel()
         for timer in self._leaving:  # they would keep everything of this node alive until they fire
@@ -306,8 +302,8 @@ class Links:
             if link.lane is not None:
                 link.control(FrameKind.GOODBYE, *self._goodbye)
         for link in links:
-            link.fail(self._closed)
-        self.operations.closed(self._closed)
+            link.fail(self.closed)
+        self.operations.closed(self.closed)
         await asyncio.gather(*(link.close() for link in links))
         self._memory.close()
 
@@ -359,7 +355,7 @@ class Links:
             self.operations.control(rank, header, payload)
 
     def _hear_notice(self, rank: int, lost: int, cause: str) -> None:
-        if self._closed is not None or rank in self.lost:
+        if self.closed is not None or rank in self.lost:
             return
         if lost == self.rank:
             self._give_up(rank, self._lost_error(rank, f"it holds this rank, {lost}, for lost: {cause}"))
