@@ -23,7 +23,7 @@ from asyncpar.collectives.protocol import (
     encode_envelope,
 )
 from asyncpar.errors import ProtocolError
-from asyncpar.net.arena.formation_messages import (
+from asyncpar.net.arena.formation_machine import (
     Message,
     Offer,
     Ready,

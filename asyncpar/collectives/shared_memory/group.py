@@ -14,10 +14,9 @@ import numpy.typing as npt
 from asyncpar.collectives.keys import hash64
 from asyncpar.collectives.operation import Operation
 from asyncpar.errors import PeerLost
-from asyncpar.net.arena.arena import Arena
+from asyncpar.net.arena.arena import Arena, Message
 from asyncpar.net.arena.channel import Channel, Offer
 from asyncpar.net.arena.directory import Directory
-from asyncpar.net.arena.doorbell import Message
 from asyncpar.net.arena.driver import Driver
 from asyncpar.net.arena.order_log import Counts, OrderLog, behind_order_log
 from asyncpar.net.arena.run_queue import KeyedRunQueue, RunQueue

@@ -29,9 +29,8 @@ from dataclasses import dataclass
 
 from asyncpar.core.config.world import World
 from asyncpar.errors import AsyncparError, PeerLost, UsageError
-from asyncpar.net.arena.arena import Arena, Peer
-from asyncpar.net.arena.doorbell import Doorbell
-from asyncpar.net.arena.formation_messages import (
+from asyncpar.net.arena.arena import Arena, Doorbell, Peer
+from asyncpar.net.arena.formation_machine import (
     DESCRIPTORS_PER_RANK,
     Offer,
     Rendezvous,

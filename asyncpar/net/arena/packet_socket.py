@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from asyncpar.errors import AuthenticationError, ProtocolError
-from asyncpar.net.arena.formation_messages import MAX_MESSAGE_BYTES, Message, decode_message, encode_message
+from asyncpar.net.arena.formation_machine import MAX_MESSAGE_BYTES, Message, decode_message, encode_message
 from asyncpar.net.wire.handshake import Handshake
 
 MAX_DESCRIPTORS = 253

@@ -7,35 +7,33 @@ import logging
 import os
 import socket
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any
+from typing import Any, Final
 
 from asyncpar.errors import AsyncparError, AuthenticationError, ProtocolError
 from asyncpar.net.arena.formation_machine import (
+    DESCRIPTORS_PER_RANK,
+    OFFERS_PER_MESSAGE,
     Came,
     Event,
     Expired,
     Finish,
     Formation,
     Gone,
-    Said,
-    Share,
-    Tell,
-    check_roster,
-)
-from asyncpar.net.arena.formation_messages import (
-    DESCRIPTORS_PER_RANK,
-    OFFERS_PER_MESSAGE,
     Message,
     Offer,
     Ready,
     Rendezvous,
     Roster,
+    Said,
+    Share,
+    Tell,
     Unable,
     Verdict,
+    check_roster,
     describe,
 )
 from asyncpar.net.arena.packet_socket import PacketSocket, check_user, close_all, open_socket, wait_readable
-from asyncpar.net.arena.reachability import LOOK_SECONDS, Lookout
+from asyncpar.net.transport.rpc import split_address
 from asyncpar.net.wire.handshake import NONCE_BYTES, Handshake
 
 _log = logging.getLogger(__name__)
@@ -136,7 +134,7 @@ class RendezvousLeader:
 
     async def _miss(self, rank: int) -> None:
         """Notice that ``rank`` ended before it came; the connection of one that came tells of its end."""
-        lookout = Lookout(self._rendezvous.servers.get(rank, ""))
+        lookout = ReachabilityProbe(self._rendezvous.servers.get(rank, ""))
         while rank not in self._sockets:
             if await lookout.is_gone():
                 self._feed(Gone(rank, "nobody listens at its address any more"))
@@ -252,7 +250,7 @@ class RendezvousMember:
 
     async def _connect(self) -> PacketSocket:
         """Connect to the leader as soon as it is there, and prove each other."""
-        lookout = Lookout(self._rendezvous.servers.get(self._rendezvous.leader, ""))
+        lookout = ReachabilityProbe(self._rendezvous.servers.get(self._rendezvous.leader, ""))
         while (sock := self._try_to_connect()) is None:
             if await lookout.is_gone():
                 raise ConnectionError("nobody listens at its address any more")
@@ -326,3 +324,43 @@ class RendezvousMember:
         problem = check_roster(self._offers, ranks=self._rendezvous.ranks, own=self._own)
         if problem:
             raise ProtocolError(f"arena: {problem}")
+
+
+LOOK_SECONDS: Final = 0.4
+"""Between two looks at a rank that has not come."""
+
+_ANSWER_SECONDS: Final = 1.0
+
+
+class ReachabilityProbe:
+    """Looks at ``address``, where the server of a rank was, every ``LOOK_SECONDS``; empty: there is nothing to see."""
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        self._due = asyncio.get_running_loop().time() + LOOK_SECONDS
+        self._failures = 0
+
+    async def is_gone(self) -> bool:
+        """Has nobody listened for two looks in a row?  Looks if that is due.
+
+        A rank that is stopped still listens, by its kernel.
+        """
+        loop = asyncio.get_running_loop()
+        if self._address and loop.time() >= self._due:
+            self._failures = 0 if await _is_listening(self._address) else self._failures + 1
+            self._due = loop.time() + LOOK_SECONDS
+        return self._failures >= 2
+
+
+async def _is_listening(address: str) -> bool:
+    """Return False if the connection is refused; whatever else goes wrong says nothing about the rank."""
+    host, port = split_address(address)
+    try:
+        async with asyncio.timeout(_ANSWER_SECONDS):
+            _, writer = await asyncio.open_connection(host, port)
+    except ConnectionRefusedError:
+        return False
+    except OSError:
+        return True
+    writer.close()
+    return True

@@ -14,8 +14,7 @@ import numpy as np
 import pytest
 
 from asyncpar.errors import UsageError
-from asyncpar.net.arena.arena import Arena, Peer
-from asyncpar.net.arena.doorbell import Message
+from asyncpar.net.arena.arena import Arena, Message, Peer
 from asyncpar.net.arena.formation import contribute
 from asyncpar.net.arena.segment import HEADER_BYTES, SLEEPING, Segment
 from asyncpar.net.arena.settings import ArenaSettings

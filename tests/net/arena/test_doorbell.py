@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from asyncpar.net.arena.doorbell import FULL_BATCH, LEAVING, Bell, Doorbell, Message
+from asyncpar.net.arena.arena import FULL_BATCH, LEAVING, Bell, Doorbell, Message
 
 ME = 3
 

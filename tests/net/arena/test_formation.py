@@ -17,10 +17,10 @@ import numpy as np
 import pytest
 
 from asyncpar.errors import ArenaFull, PeerLost, UsageError
-from asyncpar.net.arena import reachability, rendezvous
+from asyncpar.net.arena import rendezvous
 from asyncpar.net.arena.arena import Arena
 from asyncpar.net.arena.formation import LocalSegment, contribute
-from asyncpar.net.arena.formation_messages import Offer, Rendezvous
+from asyncpar.net.arena.formation_machine import Offer, Rendezvous
 from asyncpar.net.arena.packet_socket import open_socket
 from asyncpar.net.arena.segment import HEADER_BYTES
 from asyncpar.net.arena.settings import ArenaSettings
@@ -296,7 +296,7 @@ def test_a_rank_whose_server_is_gone_is_named_long_before_the_time_is_up(run: Ru
 
 
 def test_a_late_rank_whose_server_listens_is_waited_for(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reachability, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(rendezvous, "LOOK_SECONDS", 0.01)
 
     async def main() -> None:
         looks = Told[None]()

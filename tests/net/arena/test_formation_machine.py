@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from asyncpar.net.arena.formation_machine import (
+    MAX_PROBLEM_CHARACTERS,
     Came,
     Command,
     Event,
@@ -15,12 +16,15 @@ from asyncpar.net.arena.formation_machine import (
     Finish,
     Formation,
     Gone,
+    Offer,
+    Ready,
     Said,
     Share,
     Tell,
+    Unable,
+    Verdict,
     check_roster,
 )
-from asyncpar.net.arena.formation_messages import MAX_PROBLEM_CHARACTERS, Offer, Ready, Unable, Verdict
 
 RANKS = (2, 5, 7)
 GO = Verdict()

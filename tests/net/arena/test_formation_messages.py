@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncpar.errors import ProtocolError
-from asyncpar.net.arena.formation_messages import (
+from asyncpar.net.arena.formation_machine import (
     MAX_MESSAGE_BYTES,
     OFFERS_PER_MESSAGE,
     Message,

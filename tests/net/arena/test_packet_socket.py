@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from asyncpar.errors import AuthenticationError, ProtocolError
-from asyncpar.net.arena.formation_messages import Ready, Roster, Unable, Verdict, encode_message
+from asyncpar.net.arena.formation_machine import Ready, Roster, Unable, Verdict, encode_message
 from asyncpar.net.arena.packet_socket import MAX_DESCRIPTORS, PacketSocket, check_user, close_all
 from asyncpar.net.wire.handshake import Handshake, LinkTerms
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from asyncpar.core.config.world import Member, World
-from asyncpar.net.arena.formation_messages import Rendezvous
+from asyncpar.net.arena.formation_machine import Rendezvous
 
 SECRET = b"s" * 32
 
