@@ -25,7 +25,10 @@ from asyncpar.collectives.execute import InPlace, execute
 from asyncpar.collectives.gathers import check_lengths, exchange_numbers
 from asyncpar.collectives.operation import Operation
 from asyncpar.collectives.plan import AlongChunks, Plan, Slice
-from asyncpar.collectives.shared_memory import operations
+from asyncpar.collectives.shared_memory import programs
+from asyncpar.collectives.shared_memory.call import MakeProgram
+from asyncpar.net.arena.channel import Turn
+from asyncpar.net.arena.run_queue import Program
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,10 +59,26 @@ def all_to_all(
         return target
 
     if plan.is_in_arena:
-        make = operations.all_to_all(source, target)
+        make = _all_to_all_program(source, target)
         sends = source.nbytes - source[0].nbytes
         return engine.start_in_arena("all_to_all", plan, make, body, key=key, result=target, shows=source, sends=sends)
     return engine.start("all_to_all", plan.description, key, body)
+
+
+def _all_to_all_program(source: Array, target: Array) -> MakeProgram:
+    def make(turn: Turn) -> Program:
+        size = turn.channel.size
+        work = contiguous(target)
+        rows = work.reshape(size, -1)
+        width = rows.shape[1]
+        slices = [(place * width, (place + 1) * width) for place in range(size)]
+        flow = programs.flow(turn, slices, source.dtype, is_shared=False)
+        flat = contiguous(source).reshape(-1)
+        yield from programs.exchange(turn, flow, flat, lambda start, pieces: programs.lay_down(rows, start, pieces))
+        if work is not target:
+            target[...] = work
+
+    return make
 
 
 def _prepare_all_to_all(engine: Engine, x: Array, wanted: str | None) -> AllToAllPlan:

@@ -21,8 +21,11 @@ from asyncpar.collectives.execute import InPlace, execute
 from asyncpar.collectives.operation import Operation
 from asyncpar.collectives.plan import AlongChunks, Slice
 from asyncpar.collectives.protocol import describe
-from asyncpar.collectives.shared_memory import operations
+from asyncpar.collectives.shared_memory import programs
+from asyncpar.collectives.shared_memory.call import MakeProgram
 from asyncpar.errors import ProtocolError
+from asyncpar.net.arena.channel import Turn
+from asyncpar.net.arena.run_queue import Program
 
 _LARGEST_LENGTH = 1 << 40
 
@@ -46,11 +49,24 @@ def all_gather(
         return target
 
     if plan.is_in_arena:
-        make = operations.all_gather(source, target)
+        make = _all_gather_program(source, target)
         return engine.start_in_arena(
             "all_gather", plan, make, body, key=key, result=target, shows=source, sends=source.nbytes
         )
     return engine.start("all_gather", plan.description, key, body)
+
+
+def _all_gather_program(source: Array, target: Array) -> MakeProgram:
+    def make(turn: Turn) -> Program:
+        flat = contiguous(source).reshape(-1)
+        work = contiguous(target)
+        rows = work.reshape(turn.channel.size, -1)
+        flow = programs.flow(turn, [(0, flat.size)] * turn.channel.size, flat.dtype, is_shared=True)
+        yield from programs.exchange(turn, flow, flat, lambda start, pieces: programs.lay_down(rows, start, pieces))
+        if work is not target:
+            target[...] = work
+
+    return make
 
 
 def _prepare_all_gather(engine: Engine, x: Array, wanted: str | None) -> OperationPlan:
@@ -142,7 +158,7 @@ def barrier(engine: Engine, *, algorithm: str | None, key: str | None) -> Corout
         await execute(operation, plan.messages, InPlace())
 
     if plan.is_in_arena:
-        return engine.start_in_arena("barrier", plan, operations.barrier, body, key=key, result=None)
+        return engine.start_in_arena("barrier", plan, programs.barrier, body, key=key, result=None)
     return engine.start("barrier", plan.description, key, body)
 
 

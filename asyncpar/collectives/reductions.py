@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,12 +29,14 @@ from asyncpar.collectives.operation import Operation
 from asyncpar.collectives.plan import AlongBuffer, AlongChunks, PackedChunks, Slice, packed_segment
 from asyncpar.collectives.quick_call import QuickCall
 from asyncpar.collectives.rooted import confirmed, to_root
-from asyncpar.collectives.shared_memory import operations
+from asyncpar.collectives.shared_memory import programs
 from asyncpar.collectives.shared_memory.all_reduce import all_reduce_program, is_at_once
-from asyncpar.collectives.shared_memory.call import HostedOperation
+from asyncpar.collectives.shared_memory.call import HostedOperation, MakeProgram
 from asyncpar.collectives.shared_memory.fast_path import QuickAllReduce
 from asyncpar.collectives.shared_memory.hierarchical import Route, all_reduce_layout, run_all_reduce
 from asyncpar.core.config.slicing import ceil_chunks
+from asyncpar.net.arena.channel import Turn
+from asyncpar.net.arena.run_queue import Program
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,10 +169,35 @@ def reduce(
         return target
 
     if plan.is_in_arena:
-        make = operations.reduce(source, target, reduction, root)
+        make = _reduce_program(source, target, reduction, root)
         sends = source.nbytes if target is None else 0
         return engine.start_in_arena("reduce", plan, make, body, key=key, result=target, shows=source, sends=sends)
     return engine.start("reduce", plan.description, key, body)
+
+
+def _reduce_program(source: Array, target: Array | None, reduction: Reduction, root: int) -> MakeProgram:
+    """``target`` is the root's."""
+
+    def make(turn: Turn) -> Program:
+        flat = contiguous(source).reshape(-1)
+        flow = programs.flow(turn, [(0, flat.size)] * turn.channel.size, flat.dtype, is_shared=True, is_piped=True)
+        if target is None:
+            yield from programs.hand_out(turn, flow, flat, (root,))
+            return
+        work = contiguous(target)
+        result = work.reshape(-1)
+
+        def take(start: int, pieces: Sequence[Array]) -> None:
+            own = flat[start : start + len(pieces[0])]
+            ordered = [*pieces[:root], own, *pieces[root:]]
+            programs.combine_pieces(result[start : start + len(own)], ordered, reduction)
+
+        yield from programs.take_in(turn, flow, turn.channel.others, take)
+        reduction.finish(result, turn.channel.size)
+        if work is not target:
+            target[...] = work
+
+    return make
 
 
 def _partial(operation: Operation, flat: Array, layout: AlongBuffer) -> Workspace:
@@ -238,12 +265,32 @@ def reduce_scatter(
         return target
 
     if plan.is_in_arena:
-        make = operations.reduce_scatter(source, target, reduction)
+        make = _reduce_scatter_program(source, target, reduction)
         sends = source.nbytes - target.nbytes
         return engine.start_in_arena(
             "reduce_scatter", plan, make, body, key=key, result=target, shows=source, sends=sends
         )
     return engine.start("reduce_scatter", plan.description, key, body)
+
+
+def _reduce_scatter_program(source: Array, target: Array, reduction: Reduction) -> MakeProgram:
+    def make(turn: Turn) -> Program:
+        size = turn.channel.size
+        row = source[0].size if source.shape[0] else 0
+        slices = [(low * row, high * row) for low, high in ceil_chunks(source.shape[0], size)]
+        work = contiguous(target)
+        result = work.reshape(-1)
+
+        def take(start: int, pieces: Sequence[Array]) -> None:
+            programs.combine_pieces(result[start : start + len(pieces[0])], pieces, reduction)
+
+        flow = programs.flow(turn, slices, source.dtype, is_shared=False)
+        yield from programs.exchange(turn, flow, contiguous(source).reshape(-1), take)
+        reduction.finish(result, size)
+        if work is not target:
+            target[...] = work
+
+    return make
 
 
 def _copied(

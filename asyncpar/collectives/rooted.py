@@ -48,9 +48,12 @@ from asyncpar.collectives.plan import (
 )
 from asyncpar.collectives.protocol import describe
 from asyncpar.collectives.quick_call import QuickCall
-from asyncpar.collectives.shared_memory import operations
-from asyncpar.collectives.shared_memory.fast_path import QuickBroadcast
+from asyncpar.collectives.shared_memory import programs
+from asyncpar.collectives.shared_memory.call import MakeProgram
+from asyncpar.collectives.shared_memory.fast_path import QUICK_BROADCAST_BYTES, QuickBroadcast, is_quick_broadcast
 from asyncpar.errors import UsageError
+from asyncpar.net.arena.channel import Turn
+from asyncpar.net.arena.run_queue import Program
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,10 +91,32 @@ def gather(
         return target
 
     if plan.is_in_arena:
-        make = operations.gather(source, target, root)
+        make = _gather_program(source, target, root)
         sends = source.nbytes if target is None else 0
         return engine.start_in_arena("gather", plan, make, body, key=key, result=target, shows=source, sends=sends)
     return engine.start("gather", plan.description, key, body)
+
+
+def _gather_program(source: Array, target: Array | None, root: int) -> MakeProgram:
+    """``target`` is the root's."""
+
+    def make(turn: Turn) -> Program:
+        flat = contiguous(source).reshape(-1)
+        flow = programs.flow(turn, [(0, flat.size)] * turn.channel.size, flat.dtype, is_shared=True, is_piped=True)
+        if target is None:
+            yield from programs.hand_out(turn, flow, flat, (root,))
+            return
+        work = contiguous(target)
+        rows = work.reshape(turn.channel.size, -1)
+        rows[root] = flat
+        others = [rows[place] for place in turn.channel.others]
+        yield from programs.take_in(
+            turn, flow, turn.channel.others, lambda start, pieces: programs.lay_down(others, start, pieces)
+        )
+        if work is not target:
+            target[...] = work
+
+    return make
 
 
 def scatter(
@@ -128,10 +153,33 @@ def scatter(
         return target
 
     if plan.is_in_arena:
-        make = operations.scatter(source, target, root)
+        make = _scatter_program(source, target, root)
         sends = 0 if source is None else source.nbytes - target.nbytes
         return engine.start_in_arena("scatter", plan, make, body, key=key, result=target, shows=source, sends=sends)
     return engine.start("scatter", plan.description, key, body)
+
+
+def _scatter_program(source: Array | None, target: Array, root: int) -> MakeProgram:
+    """``source`` is the root's."""
+
+    def make(turn: Turn) -> Program:
+        channel = turn.channel
+        width = target.size
+        slices = [(place * width, (place + 1) * width) for place in range(channel.size)]
+        flow = programs.flow(turn, slices, target.dtype, is_shared=False, is_piped=True)
+        if source is not None:
+            yield from programs.hand_out(turn, flow, contiguous(source).reshape(-1), channel.others)
+            target[...] = source[root]
+            return
+        work = contiguous(target)
+        flat = work.reshape(-1)
+        yield from programs.take_in(
+            turn, flow, (root,), lambda start, pieces: programs.lay_down((flat,), start, pieces)
+        )
+        if work is not target:
+            target[...] = work
+
+    return make
 
 
 def _prepare_rooted(name: str, engine: Engine, x: Array, root: int, wanted: str | None) -> RootedPlan:
@@ -217,15 +265,15 @@ def broadcast(
         return array
 
     if plan.is_in_arena:
-        make = operations.broadcast(array, root)
+        make = programs.broadcast(array, root)
         sends = array.nbytes if engine.rank == root else 0
-        shows = array if array.nbytes > operations.QUICK_BROADCAST_BYTES else None
+        shows = array if array.nbytes > QUICK_BROADCAST_BYTES else None
         if key is None and algorithm is None and array is x:
             engine.plan_quickly(
                 ("broadcast", root, array.dtype, array.shape),
                 lambda group, channel: (
                     QuickBroadcast(group, channel, plan.description, array, root=root)
-                    if operations.is_quick_broadcast(array.nbytes, channel)
+                    if is_quick_broadcast(array.nbytes, channel)
                     else None
                 ),
             )

@@ -124,6 +124,15 @@ class QuickAllReduce(QuickPlan):
             self._reduction.finish(x, self._channel.size)
 
 
+QUICK_BROADCAST_BYTES: Final = 64 << 10
+"""Broadcasts of up to so much always go through the root's slot, in one chunk, also from the heap."""
+
+
+def is_quick_broadcast(payload: int, channel: Channel) -> bool:
+    """Is a broadcast of ``payload`` bytes one chunk in the root's slot?"""
+    return payload <= min(QUICK_BROADCAST_BYTES, channel.slot_bytes // 2)
+
+
 class QuickBroadcast(QuickPlan):
     """The root publishes its ``x``, the others copy it; a root, too, waits until all are known to do the same."""
 

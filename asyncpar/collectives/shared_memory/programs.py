@@ -29,7 +29,7 @@ from typing import Any
 
 import numpy as np
 
-from asyncpar.collectives.arrays import Array, Combine
+from asyncpar.collectives.arrays import Array, Combine, Reduction, contiguous
 from asyncpar.net.arena.channel import Turn
 from asyncpar.net.arena.run_queue import Program
 
@@ -195,3 +195,34 @@ def release_heaps(turn: Turn, round_: int) -> Program:
     turn.post(round_)
     if turn.place_in_heap(turn.channel.place) is not None:
         yield turn.channel.others, round_
+
+
+def combine_pieces(result: Array, pieces: Sequence[Array], reduction: Reduction) -> None:
+    """Combine ``pieces``, two or more, in order; ``result`` is none of them."""
+    reduction.combine(pieces[0], pieces[1], result)
+    for piece in pieces[2:]:
+        reduction.combine(result, piece, result)
+
+
+def lay_down(rows: Sequence[Array] | Array, start: int, pieces: Sequence[Array]) -> None:
+    """Copy ``pieces``, one per row, into ``rows`` from ``start`` on."""
+    for row, piece in zip(rows, pieces, strict=True):
+        row[start : start + len(piece)] = piece
+
+
+def broadcast(array: Array, root: int) -> Callable[[Turn], Program]:
+    """Return what makes the program of a broadcast of ``array`` from the rank at ``root``."""
+
+    def make(turn: Turn) -> Program:
+        channel = turn.channel
+        work = contiguous(array)
+        flat = work.reshape(-1)
+        flows = flow(turn, [(0, flat.size)] * channel.size, flat.dtype, is_shared=True, is_piped=True)
+        if channel.place == root:
+            yield from hand_out(turn, flows, flat, channel.others)
+            return
+        yield from take_in(turn, flows, (root,), lambda start, pieces: lay_down((flat,), start, pieces))
+        if work is not array:
+            array[...] = work
+
+    return make
