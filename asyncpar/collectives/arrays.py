@@ -37,7 +37,7 @@ _EXTENSION_DTYPES = frozenset({np.dtype(ml_dtypes.bfloat16)})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reduction:
-    """How two buffers become one.
+    """A reduce operation on two buffers.
 
     ``divides`` says that the result is divided by the number of ranks at the end, ``scales`` that each input is divided
     at the start: the sum of a mean of float16 may be more than the dtype holds although the mean is not.
@@ -244,7 +244,7 @@ class StagingPool:
         self._free: dict[int, list[npt.NDArray[np.uint8]]] = {}
 
     def take(self, count: int, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-        """Return an array of ``count`` elements, to be given back when nobody uses it any more."""
+        """Return an array of ``count`` elements, to be given back when it is not in use any more."""
         length = count * dtype.itemsize
         if length < _SMALLEST:
             return np.empty(count, dtype)

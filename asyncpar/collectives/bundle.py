@@ -114,7 +114,7 @@ def cut(memory: Array, lengths: Sequence[int]) -> list[Array]:
 
 
 class Form(NamedTuple):
-    """What the layout depends on: dtypes, and shapes, in the order of the call.
+    """Dtypes and shapes of a call's arrays, in its order: all that the layout depends on.
 
     ``dtypes`` is a single one if all arrays have it.  ``is_plain`` says that every array is C-contiguous.
     """

@@ -196,13 +196,13 @@ class WatchedCall(Call[T_co]):
 
 @dataclass(slots=True)
 class Why:
-    """Why the operations of a block are cancelled: ``text``, and the ``rank`` of the world whose fault it is."""
+    """The reason why operations of a block are cancelled: ``text``, and the ``rank`` of the world that caused it."""
 
     text: str = ""
     rank: int | None = None
 
     def take(self, error: BaseException) -> None:
-        """Operations that are cancelled from now on are because of ``error``."""
+        """Make ``error`` the reason of cancellations from now on."""
         if self.text or isinstance(error, asyncio.CancelledError | GeneratorExit | BaseExceptionGroup):
             return
         if isinstance(error, PeerError):
@@ -216,7 +216,7 @@ _WHY: ContextVar[Why | None] = ContextVar("why operations are cancelled", defaul
 
 @contextmanager
 def telling_why() -> Iterator[Why]:
-    """Tell other ranks what ``Why`` has taken, when operations of the block or of its tasks are cancelled."""
+    """Send the reason in ``Why`` to other ranks when operations of the block or of its tasks are cancelled."""
     why, before = Why(), _WHY.get()
     _WHY.set(why)
     try:
@@ -226,9 +226,9 @@ def telling_why() -> Iterator[Why]:
 
 
 def ended(operation: Operation, error: BaseException) -> BaseException:
-    """Clean up after ``error``, tell the others if they cannot know, and return what the caller gets."""
+    """Clean up after ``error``, tell the other ranks if they cannot know, and return the error that the caller gets."""
     if isinstance(error, GeneratorExit) and not operation.context.loop.is_running():
-        return error  # the loop has ended under the call; there is nobody left to tell
+        return error  # the loop has ended: no rank can be told
     if operation.failure is not None and not isinstance(error, asyncio.CancelledError):
         operation.discard()
         return operation.failure
@@ -238,7 +238,7 @@ def ended(operation: Operation, error: BaseException) -> BaseException:
         error.args = (message,)
         error.add_note(message)
         missing = operation.waits_for() if culprit is None else [culprit.rank]
-        error.missing_ranks = missing  # type: ignore[attr-defined]  # for who turns it into PeerTimeout
+        error.missing_ranks = missing  # type: ignore[attr-defined]  # for the code that turns it into PeerTimeout
         if operation.failure is None:
             told = _WHY.get()
             if told is not None and told.text:
@@ -260,14 +260,14 @@ def ended(operation: Operation, error: BaseException) -> BaseException:
 
 
 def give_up(operation: Operation, error: BaseException | None = None) -> None:
-    """Nobody will await the call, because of ``error`` perhaps.  From any thread."""
+    """End an operation whose call will not be awaited, because of ``error`` if it is given.  From any thread."""
     loop = operation.context.loop
     if not operation.has_started and not operation.is_over and not loop.is_closed():
         loop.call_soon_threadsafe(_give_up_now, operation, error)
 
 
 def _give_up_now(operation: Operation, error: BaseException | None) -> None:
-    """A call was never awaited: its peers must not wait for it."""
+    """Tell the other ranks that the call was never awaited: they must not wait for it."""
     if operation.has_started or operation.is_over:
         return
     told = _WHY.get()  # that of the code that gave up: the loop runs this in a copy of its context
@@ -282,6 +282,6 @@ def _give_up_now(operation: Operation, error: BaseException | None) -> None:
 
 
 def refuse(operation: Operation, error: BaseException) -> None:
-    """The caller of ``operation`` gets ``error`` instead of a call: it ends on the others, too."""
+    """End ``operation`` on the other ranks, because its caller got ``error`` instead of a call."""
     operation.tell_failure("refused", text_of(error) or type(error).__name__)
     operation.discard()

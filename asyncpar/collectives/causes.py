@@ -1,9 +1,9 @@
-"""Why an operation was cancelled or failed, in words for other ranks.
+"""Text for other ranks that says why an operation was cancelled or failed.
 
-Theory of operation.  A task that is cancelled does not learn by whom or why: a deadline, a task group whose other task
-has failed, or somebody who called ``cancel``.  But ``Task.cancel`` cancels what the task waits for at once, so that
-whoever cancels is on the stack at that moment.  ``Cancellable`` stands between a task and the future it waits for, and
-looks.  What it does not recognize it calls a ``CancelledError``, with the message that came with it.
+Theory of operation.  A task that is cancelled does not learn the cause: a deadline, a task group whose other task has
+failed, or a call of ``cancel``.  But ``Task.cancel`` cancels what the task waits for at once, so that the canceller is
+on the stack at that moment.  ``Cancellable`` stands between a task and the future that it waits for, and looks at the
+stack.  A canceller that it does not recognize is reported as a ``CancelledError``, with its message.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Cancellable:
 
 
 def _why_cancelled(message: object) -> str:
-    """Say who is cancelling the task right now."""
+    """Return the cause, from the stack of the code that cancels the task."""
     frame: FrameType | None = sys._getframe(2)
     for _ in range(_MAX_DEPTH):
         if frame is None:

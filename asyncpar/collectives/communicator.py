@@ -121,7 +121,7 @@ class Communicator(ArrayOperations):
 
     @property
     def local_rank(self) -> int:
-        """This process's number among the ranks of its host, as whoever started it says."""
+        """This process's number among the ranks of its host, as its launcher set it."""
         links = self._engine.table.links
         return links.world.members[links.rank].local_rank
 
@@ -154,7 +154,7 @@ class Communicator(ArrayOperations):
 
     @property
     def traffic(self) -> Traffic:
-        """What the finished operations of this rank have sent: a snapshot."""
+        """Statistics of the finished operations of this rank: a snapshot."""
         return self._engine.traffic()
 
     @property

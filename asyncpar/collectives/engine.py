@@ -47,7 +47,7 @@ KEPT_PLANS = 256
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperationPlan:
-    """What all calls of an operation with equal arguments share: its messages, and whether the arena carries it.
+    """The plan of all calls of an operation with equal arguments: its messages, and whether the arena carries it.
 
     Operations that need more than that have a class of their own.
     """
@@ -108,7 +108,7 @@ class Engine:
         return found
 
     def forget_prepared(self) -> None:
-        """Choose anew from now on."""
+        """Drop all plans, so that later calls choose their algorithms again."""
         self._prepared.clear()
         self.quick.clear()
 
@@ -177,12 +177,12 @@ class Engine:
         return hash64("group", self.group.number, ranks, key, self._subgroups.add((ranks, key)))
 
     def leave_arena(self) -> None:
-        """All operations have failed, and there will be no more: give back what the arena has for this group."""
+        """Free the group's memory in the arena; all its operations are over, and no more will come."""
         self.forget_prepared()
         _close_arenas((self.arena, self._keyed_arena))
 
     def close(self) -> None:
-        """All operations have failed, and there will be no more: give back everything."""
+        """Free everything of the group; all its operations are over, and no more will come."""
         self.leave_arena()
         self.table.drop(self.group)
 
@@ -225,9 +225,9 @@ class Engine:
         return sequence, f'{name} #{use} "{key}"'
 
     def refuse(self, name: str, error: BaseException, key: str | None = None) -> None:
-        """Give a call its place that raises ``error`` instead: it ends on the other ranks, with the reason.
+        """Take the place of a call that raises ``error`` instead, so that it ends on the other ranks, with the reason.
 
-        Nothing is told of a call whose ``key`` is none.  From any thread.
+        Does nothing for an invalid ``key``.  From any thread.
         """
         loop = self.table.loop
         if not is_home_loop(loop):
@@ -243,7 +243,7 @@ class Engine:
         refuse(operation, error)
 
     def checked(self, name: str, key: str | None, make: Callable[[], Coroutine[Any, Any, T]]) -> Coroutine[Any, Any, T]:
-        """Return the call that ``make`` makes; if that refuses its arguments, the call takes its place all the same."""
+        """Return ``make()``; if that raises, take the place of the call all the same (see ``refuse``)."""
         try:
             return make()
         except Exception as error:
@@ -388,7 +388,7 @@ def _weakly(engine: Engine) -> Callable[[], None]:
 
 
 def _let_go(table: OperationTable, group: Group, arenas: Sequence[ArenaGroup | None]) -> None:
-    """Nobody has the group any more, nor a call of it: close it, soon.  From any thread, in the middle of anything."""
+    """Close a group to which no reference is left, in a later turn of the loop.  From any thread, even a finalizer."""
     if not (group.is_closed or table.links.is_closing or table.loop.is_closed()):
         table.loop.call_soon_threadsafe(_let_go_now, table, group, arenas)
 

@@ -1,4 +1,4 @@
-"""Operations in which every rank sends something else to every rank: all_to_all."""
+"""Operations in which every rank sends different data to every rank: all_to_all, all_to_all_v."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from asyncpar.net.arena.run_queue import Program
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AllToAllPlan(OperationPlan):
-    """``scratch`` is the number of elements that chunks of others need on their way."""
+    """Plan of an all_to_all; ``scratch`` is the number of elements for chunks that this rank passes on."""
 
     scratch: int
 

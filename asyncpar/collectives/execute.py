@@ -48,7 +48,7 @@ class Workspace(Protocol):
         ...
 
     def close(self, piece: int, regions: Sequence[Region]) -> None:
-        """``piece`` is through: take the result out of the regions."""
+        """Take the result of ``piece``, which is complete, out of the regions."""
         ...
 
 

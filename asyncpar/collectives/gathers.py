@@ -1,4 +1,4 @@
-"""Operations that leave the same on all ranks, without a root: all_gather, all_gather_v, barrier."""
+"""Operations without a root that leave the same result on all ranks: all_gather, all_gather_v, barrier."""
 
 from __future__ import annotations
 

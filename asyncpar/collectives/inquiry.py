@@ -3,7 +3,7 @@
 Theory of operation.  A rank that waits for long asks the ranks that it waits for where they are.  One that does not
 answer is silent.  One that answers says whom it holds responsible itself: so the name of a silent rank travels back
 along the waits, from each rank to those that asked it, however long the chain is and whatever shape it has.  A rank
-that answers and waits for nobody is responsible itself, unless another one is silent.
+that answers and waits for no other rank is responsible itself, unless another one is silent.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Culprit(NamedTuple):
         return -1.0 if self.silent_for is None else self.silent_for
 
     def describe(self) -> str:
-        """Say what is known of the rank."""
+        """Return what is known of the rank, as text."""
         if self.silent_for is None:
             return "it did not do its part in time"
         return f"it did not do its part in time, and has not answered for {self.silent_for:.1f} s"
@@ -36,7 +36,7 @@ class Culprit(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a rank said, and when; ``culprit`` is whom it holds responsible."""
+    """The answer of a rank, and its time; ``culprit`` is the rank that it holds responsible."""
 
     at: float
     text: str
@@ -44,7 +44,7 @@ class Answer:
 
 
 class Inquiry:
-    """What the ranks said that an operation waits for; ``begun_at`` is when the operation came to a halt."""
+    """Answers of the ranks that an operation waits for; ``begun_at`` is the time of its last progress."""
 
     __slots__ = ("_unanswered", "answers", "asked_at", "begun_at")
 
@@ -55,18 +55,18 @@ class Inquiry:
         self._unanswered: dict[int, float] = {}
 
     def ask(self, ranks: Iterable[int], now: float) -> None:
-        """``ranks`` are asked now."""
+        """Note that ``ranks`` are asked now."""
         self.asked_at = now
         for rank in ranks:
             self._unanswered.setdefault(rank, now)
 
     def hear(self, rank: int, answer: Answer) -> None:
-        """``rank`` has answered."""
+        """Take in the answer of ``rank``."""
         self._unanswered.pop(rank, None)
         self.answers[rank] = answer
 
     def find_culprit(self, awaited: Iterable[int], *, me: int, now: float) -> Culprit | None:
-        """Return who keeps rank ``me`` waiting for the ranks ``awaited``; None if nothing is known yet."""
+        """Return the rank that makes rank ``me`` wait for the ranks ``awaited``; None if it is not known yet."""
         found = [culprit for rank in awaited if (culprit := self._judge(rank, now)) and culprit.rank != me]
         return max(found, key=lambda culprit: culprit.weight, default=None)
 

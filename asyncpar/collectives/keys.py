@@ -42,7 +42,7 @@ class Ledger(Protocol):
 
 
 class UseCounts:
-    """How often each of many names was used here; a name that was not used lately takes 12 bytes.
+    """Counts of the uses of many names; a name that was not used lately takes 12 bytes.
 
     Names are told apart by their 64-bit hashes: of a million names, two are mixed up with probability 3e-8.
     """

@@ -53,7 +53,7 @@ async def _decode_all(
 
 
 def decoded(content: Array, wanted: Any, what: str) -> Any:
-    """Return the value in ``content``, which nobody else uses: arrays in it are views."""
+    """Return the value in ``content``, which has no other user: arrays in it are views."""
     return decode_payload(content.data, wanted, what=what)
 
 

@@ -1,4 +1,4 @@
-"""One operation on one rank: what it has posted and sent, whom it waits for, and how it ends."""
+"""Operations on one rank, and their groups: receives and sends, waits, and ends."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from asyncpar.net.wire.frame import FrameKind, Key
 
 @dataclass(slots=True)
 class Limits:
-    """What the user may set while operations run."""
+    """Settings that may change while operations run.  ``timeout``: seconds without progress, None for no limit."""
 
     timeout: float | None
 
@@ -31,7 +31,7 @@ _REMEMBERED = 256
 
 
 class OperationContext:
-    """What all operations of one rank share: its links, its loop, and staging memory.
+    """Context of all operations of one rank: its links, its loop, and staging memory.
 
     ``watch`` ends an operation that waits for longer than its group allows.
     """
@@ -90,7 +90,7 @@ class Group:
         self.active: dict[int, Operation] = {}
         self.loose: set[Operation] = set()
         self.given_up: tuple[int, str] | None = None
-        """Which rank of the world is the cause, and why, if there are to be no more operations."""
+        """The rank of the world that is the cause, and the reason, once the group accepts no more operations."""
         self.is_closed = False
         """Was it given up by its own rank, with ``close``, or dropped?"""
         self.channels: list[int] = []
@@ -119,7 +119,7 @@ class Group:
         return self.active.get(sequence)
 
     def retire(self, sequence: int, description: Description) -> None:
-        """The operation with this number is over; remember for a while what it was."""
+        """Remove the operation with this number, which is over, and keep its description for a while."""
         self.active.pop(sequence, None)
         self.history[sequence] = description
         if len(self.history) > _REMEMBERED:
@@ -217,7 +217,7 @@ class Operation:
 
     @property
     def label(self) -> str:
-        """What messages call it: ``all_reduce #7``."""
+        """The name in messages: ``all_reduce #7``."""
         return self._label or f"{self.name} #{self.sequence}"
 
     @label.setter
@@ -225,7 +225,7 @@ class Operation:
         self._label = label
 
     def bind(self, route: Group, sequence: int, peer: int) -> None:
-        """A receive knows which message it gets: that of ``peer`` with this number."""
+        """Bind a receive to the message that it gets: that of ``peer`` with this number."""
         self.home.loose.discard(self)
         self.route, self.sequence, self.audience = route, sequence, (peer,)
         route.active[sequence] = self
@@ -233,7 +233,7 @@ class Operation:
     # -- moving payloads -----------------------------------------------------------------------------------------
 
     def begin(self, lost: PeerLost | None) -> None:
-        """The caller awaits.  Raises what has ended the operation before it began, ``lost`` for one."""
+        """Begin: the call is awaited.  Raises the error that ended the operation before it began, or ``lost``."""
         self.has_started = True
         self.started_at = self.progress_at = self.context.now()
         if self.failure is not None:
@@ -279,7 +279,7 @@ class Operation:
         del self.sendings[sending]
 
     async def wait(self, peer: int | None, future: asyncio.Future[None]) -> None:
-        """Wait for ``future``, which ``peer`` brings about (None: nobody in particular)."""
+        """Wait for ``future``, which ``peer`` completes (None: any rank)."""
         if self.failure is not None:
             raise self.failure
         self.waiter = future
@@ -302,7 +302,7 @@ class Operation:
             self.progress_at = now
 
     def suspect(self, rank: int) -> None:
-        """``rank`` calls something else: ask it what, once."""
+        """Ask ``rank``, which calls another operation, for its description, once."""
         if self.failure is None and rank not in self.suspects:
             self.suspects.add(rank)
             show(self.context.links, rank, self.key(), self.description)
@@ -310,13 +310,13 @@ class Operation:
     # -- ends ------------------------------------------------------------------------------------------------------
 
     def finish(self) -> None:
-        """It has ended well."""
+        """End the operation after success."""
         assert not self.posts, "an operation ended with posted receives"
         assert not self.sendings, "an operation ended with sends in flight"
         self._close()
 
     def fail(self, error: BaseException) -> None:
-        """End it with ``error``: memory is given back now, and the caller is woken."""
+        """End it with ``error``: give back memory now, and wake the caller."""
         if self.failure is not None or self.is_over:
             return
         self.failure = error
@@ -326,7 +326,7 @@ class Operation:
             waiter.set_exception(error)
 
     def discard(self) -> None:
-        """It has ended badly and the caller leaves: give back all memory, drop all traces."""
+        """End the operation after a failure that the caller has got: give back all memory, drop all traces."""
         self._release(keep=None)
         self.waiter = None
         self._close()
@@ -334,7 +334,7 @@ class Operation:
     def tell_failure(self, reason: Reason, text: str, *, lost: int | None = None, is_linked: bool = False) -> None:
         """Tell the audience that the operation has failed here, because rank ``lost`` is gone perhaps.
 
-        With ``is_linked`` only over links that are there: all ranks tell of a lost one, and most see it themselves.
+        With ``is_linked`` only over links that are up: every rank reports a lost one, and most detect it themselves.
         """
         if self.route is None or self.context.links.is_closing:
             return
@@ -349,7 +349,7 @@ class Operation:
         return Key(self.route.number, self.sequence, 0)
 
     def _release(self, *, keep: asyncio.Future[None] | None) -> None:
-        """Take back every receive and send; ``keep`` is not cancelled, for it is about to get an exception."""
+        """Take back every receive and send; ``keep`` is not cancelled, as it will get an exception."""
         links = self.context.links
         posts, self.posts = self.posts, {}
         for (peer, tag), future in posts.items():
@@ -380,12 +380,12 @@ class Operation:
 
     @property
     def answers(self) -> dict[int, Answer]:
-        """What other ranks have answered."""
+        """The answers of other ranks."""
         inquiry = self.asker.inquiry if self.asker is not None else None
         return {} if inquiry is None else inquiry.answers
 
     def find_culprit(self, now: float) -> Culprit | None:
-        """Return the rank that holds the operation up, as far as is known."""
+        """Return the rank that holds the operation up; None if it is not known."""
         asker = self.asker
         if asker is None or asker.inquiry is None:
             return None
@@ -401,7 +401,7 @@ class Operation:
         return list(dict.fromkeys(ranks))
 
     def describe_wait(self, now: float) -> str:
-        """Say how long the operation has waited, for whom, and what is known of that rank."""
+        """Return as text how long the operation has waited, for which rank, and what is known of that rank."""
         me = f"rank {self.context.links.rank}: {self.label}"
         waited = f"{now - self.progress_at:.1f} s"
         ranks = self.waits_for()
@@ -416,7 +416,7 @@ class Operation:
         return f"{me} waited {waited} for rank {ranks[0]} ({known}{self._describe_flow(now)}){behind}"
 
     def _describe_flow(self, now: float) -> str:
-        """Say how many bytes have moved, if any were to."""
+        """Return as text how many bytes have moved; empty if there are none to move."""
         if not self.posts and not self.sendings:
             return ""
         due, sent = self.payload_posted, self.payload_sent
@@ -443,7 +443,7 @@ class Operation:
     def lost(self, error: PeerLost) -> PeerLost:
         """Return ``error`` with this operation named.
 
-        Who leaves may have done so because of a rank that is silent: then that one is to blame.
+        A rank may have left because of another one that is silent: then the error names that one.
         """
         error = self.context.links.explain(error)
         culprit = self.find_culprit(self.context.now()) if error.cause == LEFT else None

@@ -28,7 +28,7 @@ _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PinnedRange:
-    """``algorithm`` is to be used for payloads of ``low`` to ``high`` bytes, without ``high``."""
+    """Pin of ``algorithm`` for payloads of ``low`` to ``high`` bytes, without ``high``."""
 
     low: float
     high: float

@@ -1,4 +1,4 @@
-"""What ranks tell each other about operations: descriptions, control frames, and envelopes of messages.  Pure.
+"""Contents of frames about operations: descriptions, control messages, and envelopes of messages.  Pure.
 
 A description travels as text, and as a fingerprint of 32 bits in every frame.  Control frames are msgpack of checked
 structs.  An envelope goes before every message between two ranks: dtype and shape, in a fixed number of bytes.
@@ -51,11 +51,11 @@ Reason = Literal["cancelled", "failed", "refused", "mismatch", "lost", "timeout"
 
 
 class Abort(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """An operation ended in failure at the sender.
+    """Report that an operation failed at the sender.
 
     ``text`` says why.  A mismatch that the sender has found comes with its own ``operation``, and the receiver answers
     with its own (``is_answer``, which is not answered again); third ranks get the whole ``text`` and no operation.
-    ``rank`` is the one that is lost, or that the sender has waited for in vain.
+    ``rank`` is the one that is lost, or that the sender has waited for without success.
     """
 
     reason: Reason
@@ -66,7 +66,7 @@ class Abort(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Probe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The sender waits for the receiver in ``operation``."""
+    """Ask the receiver where it is: the sender waits for it in ``operation``."""
 
     operation: Description
 

@@ -75,7 +75,7 @@ class QuickCall(Call[Array]):
         return False
 
     def _give_up(self, error: BaseException | None = None) -> None:
-        """Nobody will await the call, because of ``error`` perhaps.  From any thread."""
+        """See ``Call``.  From any thread."""
         loop = self._engine.table.loop
         if not loop.is_closed():
             loop.call_soon_threadsafe(_give_up_now, self._engine, self._sequence, error)

@@ -59,7 +59,7 @@ class ReducePlan(OperationPlan):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReduceScatterPlan(OperationPlan):
-    """Where the input lies, this rank's slice of the result, and, for algorithms that write to all, the scratch."""
+    """Layouts of the input, of this rank's slice of the result, and of the scratch, for algorithms that need one."""
 
     reduction: Reduction
     spread: AlongChunks

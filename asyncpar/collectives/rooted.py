@@ -58,7 +58,7 @@ from asyncpar.net.arena.run_queue import Program
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RootedPlan(OperationPlan):
-    """Where this rank's own chunk lies, and the scratch of a rank that passes on the chunks of others (None: none)."""
+    """Layouts of this rank's own chunk, and of the scratch of a rank that passes on other chunks (None: no scratch)."""
 
     packed: PackedChunks | None
     own: AlongChunks

@@ -1,4 +1,4 @@
-"""What operations sent and how long they took."""
+"""Statistics of finished operations: bytes, messages, and times."""
 
 from __future__ import annotations
 

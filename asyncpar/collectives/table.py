@@ -1,4 +1,4 @@
-"""All operations of one rank: frames and events of the links find their way to them here."""
+"""All operations of one rank: dispatch of frames and of link events to them, timeouts, and inquiries."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class OperationTable:
         """What peers have told of operations that were not called here yet: the rank, and its message."""
         self._closed: OrderedDict[int, None] = OrderedDict()
         self._askers: dict[tuple[int, Key], tuple[float, Status]] = {}
-        """Who has asked about which operation: when, and what it was told."""
+        """By asking rank and operation: when it asked, and the answer that it got."""
         self._timer: asyncio.TimerHandle | None = None
         self._telling: asyncio.TimerHandle | None = None
         links.operations = self
@@ -70,7 +70,7 @@ class OperationTable:
         self._groups[group.number] = group
 
     def drop(self, group: Group) -> None:
-        """Forget ``group``, which this rank has closed, and all that belongs to it; its number must not come again."""
+        """Drop ``group``, which this rank has closed, and all that belongs to it; its number must not be used again."""
         for number in (group.number, *group.channels):
             known = self._groups.pop(number, None)
             for operation in [] if known is None else [*known.active.values(), *known.loose]:
@@ -85,7 +85,7 @@ class OperationTable:
         return self._groups.get(number)
 
     def enter(self, operation: Operation) -> None:
-        """``operation`` has got its number; if a peer has already given it up, it fails."""
+        """Register ``operation``, which has its number; fail it if a peer has already given it up."""
         assert operation.route is not None
         operation.route.active[operation.sequence] = operation
         if self.aborted:
@@ -94,7 +94,7 @@ class OperationTable:
                 operation.fail(_error_of(operation, *told))
 
     def is_calm(self, run_queue: RunQueue) -> bool:
-        """Is nothing lined up, nobody lost, and nothing aborted that was not called yet?"""
+        """Is no task queued, no rank lost, and no operation aborted that was not called yet?"""
         return not (run_queue.tasks or self.aborted or self.links.lost or self.links.closed is not None)
 
     # -- what links tell (OperationEvents) -------------------------------------------------------------------------
@@ -162,7 +162,7 @@ class OperationTable:
                 self.aborted.popitem(last=False)
 
     def _mismatch(self, rank: int, operation: Operation, other: Description, *, is_answered: bool = False) -> None:
-        """``rank`` calls ``other`` where this rank calls ``operation``: tell it, fail, and tell everyone else."""
+        """Fail ``operation``, in whose place ``rank`` calls ``other``, and tell all ranks."""
         me = self.links.rank
         where = f"group {operation.home.name}, operation {_number(operation)}"
         text = difference(me, operation.description, rank, other, where=where)
@@ -178,7 +178,7 @@ class OperationTable:
         operation.fail(OperationMismatch(text))
 
     def _answer_for_past(self, rank: int, key: Key, group: Group, other: Description) -> None:
-        """``rank`` calls ``other`` where this rank has called something else, which may be forgotten by now."""
+        """Answer a ``rank`` that calls ``other`` where this rank has called another operation, perhaps long ago."""
         past = group.history.get(key.sequence)
         if past is not None:
             show(self.links, rank, key, past, is_answer=True)
@@ -193,7 +193,7 @@ class OperationTable:
     # -- long waits --------------------------------------------------------------------------------------------------
 
     def watch(self, operation: Operation) -> None:
-        """See to it that ``operation`` asks around when it waits for long, and ends when it waits for too long."""
+        """Make ``operation`` ask other ranks when it waits for long, and time out when it waits for too long."""
         timeout = operation.home.limits.timeout
         due = operation.started_at + _ask_after(timeout)
         if self._timer is None or due < self._timer.when():
@@ -279,7 +279,7 @@ class OperationTable:
         self._tell_askers(self.now())
 
     def _tell_askers(self, now: float) -> None:
-        """Answer those again that have asked lately, if this rank has learnt of another culprit since."""
+        """Answer recent askers again, if this rank has learnt of another culprit since."""
         for (rank, key), (asked_at, told) in list(self._askers.items()):
             if now - asked_at > 2 * PROBE_AFTER:
                 del self._askers[rank, key]
@@ -355,7 +355,7 @@ class OperationTable:
 
 
 def _hearsay(operation: Operation, rank: int) -> str:
-    """Return what ``rank`` has said it does instead of ``operation``, or has heard of the rank that it waits for."""
+    """Return as text what ``rank`` does instead of ``operation``, or what it knows of the rank that it waits for."""
     answer = operation.answers.get(rank)
     if answer is None:
         return ""

@@ -25,7 +25,7 @@ class ScheduleError(AsyncparError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """What a checked set of schedules costs.
+    """Costs of a checked set of schedules.
 
     ``steps`` is the number of message times from the first send to the last receive when all messages take one time;
     ``messages`` and ``chunks_sent`` count by rank.

@@ -15,7 +15,7 @@ from asyncpar.collectives.algorithms.steps import Recv, Round, Send, Span, Spans
 
 
 class Fold:
-    """Who takes part in the power-of-two part of an algorithm, and for whom."""
+    """Map ranks to the participants of the power-of-two part of an algorithm."""
 
     def __init__(self, rank: int, size: int) -> None:
         self.power = 1 << (size.bit_length() - 1)

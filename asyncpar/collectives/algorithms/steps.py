@@ -1,4 +1,4 @@
-"""What schedules are made of.
+"""Schedules: rounds of sends, receives and copies, in chunk numbers.
 
 A schedule speaks of one buffer per rank that is cut into numbered chunks, and of ranks of the group.  It is a sequence
 of rounds; the steps of a round go on at the same time, and a round begins when the one before it is over on this rank.

@@ -285,7 +285,7 @@ class Acceptor(link_pb2_grpc.LinkServicer):
             news.set()
 
     def _refused(self, error: Exception) -> None:
-        """Whoever failed the handshake learns nothing, so the log must."""
+        """Log a failed handshake, of whose reason the peer is not told."""
         line = self._refusals.line(error, now=asyncio.get_running_loop().time())
         if line is not None:
             _log.warning("%s", line)

@@ -30,7 +30,7 @@ MOST_LOOK_SECONDS: Final = 0.25
 """A longer time between two looks says nothing: most of it this process was not burning."""
 
 MOST_WAITING: Final = 0.5
-"""Share of the time in which somebody may wait for a processor."""
+"""Share of the time in which some process may wait for a processor."""
 
 LEAST_REST_SECONDS: Final = 0.1
 MOST_REST_SECONDS: Final = 2.0
@@ -40,7 +40,7 @@ _PRESSURE = Path("/proc/pressure/cpu")
 
 
 def read_waiting() -> float | None:
-    """Return the seconds, since some time, in which a process waited for a processor; None if nobody counts them."""
+    """Return the seconds, since some time, in which a process waited for a processor; None if they are not counted."""
     try:
         match = _TOTAL.search(_PRESSURE.read_bytes())
     except OSError:
@@ -93,13 +93,13 @@ _FEW_TURNS: Final = 2
 
 
 class SpinPolicy:
-    """How long it pays to stay awake.  ``seconds`` says it for the next time."""
+    """Choose for how long to poll.  ``seconds`` is the time for the next wait."""
 
     def __init__(self) -> None:
         self.seconds = LONGEST_SECONDS
 
     def came(self, gap: float, *, was_awake: bool) -> None:
-        """Something came ``gap`` seconds after it was expected."""
+        """Note an arrival ``gap`` seconds after it was expected."""
         if gap - (0.0 if was_awake else WAKING_SECONDS) <= LONGEST_SECONDS:
             self.seconds = min(2 * self.seconds, LONGEST_SECONDS)
         else:
@@ -131,7 +131,7 @@ class BusyPoll:
         self._is_watching = False
 
     def expect(self) -> None:
-        """Something small may come at once."""
+        """Expect a small frame soon."""
         if not self.is_allowed:
             return
         self._expected = now = self._clock()
@@ -149,7 +149,7 @@ class BusyPoll:
             self._loop.call_soon(self._watch)
 
     def arrived(self) -> None:
-        """Something came."""
+        """Note an arrival."""
         if self._since is not None:
             self._patience.came(self._clock() - self._expected, was_awake=self._is_watching)
             self._since = None

@@ -73,7 +73,7 @@ class TcpListener(LaneListener):
         self.port = self._server.sockets[0].getsockname()[1]
 
     async def stop(self) -> None:
-        """Accept nobody any more and turn away who is in the handshake.  Idempotent; lanes live on."""
+        """Stop accepting, and close connections that are in the handshake.  Idempotent; lanes stay."""
         if self._server is not None:
             self._server.close()
             self._server = None
@@ -148,7 +148,7 @@ class UnixListener(LaneListener):
         return self.name
 
     async def start(self) -> None:
-        """Take a name that nobody can guess, and accept."""
+        """Take a random name, and accept."""
         self.name = f"asyncpar-{secrets.token_hex(16)}"
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
@@ -162,7 +162,7 @@ class UnixListener(LaneListener):
             raise
 
     async def stop(self) -> None:
-        """Accept nobody any more and turn away who is in the handshake.  Idempotent; lanes live on."""
+        """Stop accepting, and close connections that are in the handshake.  Idempotent; lanes stay."""
         if self._server is not None:
             self._server.close()
             self._server = None

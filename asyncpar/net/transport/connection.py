@@ -12,7 +12,7 @@ from asyncpar.net.wire.frame import FrameHeader, Payload
 
 
 class PartEvents(LaneEvents, Protocol):
-    """What a connection tells that carries frames together with others."""
+    """Events of a connection that carries frames together with other connections."""
 
     def share(self, header: FrameHeader) -> int:
         """Return how many bytes of the payload come over this connection."""

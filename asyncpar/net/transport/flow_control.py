@@ -38,14 +38,14 @@ class Waiter(Protocol):
 
 
 class Referee(Protocol):
-    """What the owner of the operations knows."""
+    """Decisions of the owner of operations about frames."""
 
     def is_stale(self, group: int, sequence: int) -> bool:
         """Is this operation over here, so that frames for it must be dropped?"""
         ...
 
     def mismatch(self, header: FrameHeader) -> None:
-        """A frame has another fingerprint than the receive posted for its key."""
+        """Report a frame whose fingerprint differs from that of the receive posted for its key."""
         ...
 
 
@@ -64,7 +64,7 @@ class _Early:
 
 @dataclass(slots=True)
 class _Landing:
-    """Where the payload of ``header`` is arriving."""
+    """The place where the payload of ``header`` is arriving."""
 
     header: FrameHeader
     place: _Receive | _Early
@@ -85,7 +85,7 @@ class Inbox:
 
     @property
     def early_bytes(self) -> int:
-        """Bytes of payloads that nobody has asked for yet."""
+        """Bytes of payloads for which no receive is posted yet."""
         return self._held
 
     def due_bytes(self, key: Key) -> int:
@@ -187,7 +187,7 @@ class Inbox:
             self._match_late(key, posted)
 
     def request(self, header: FrameHeader) -> None:
-        """The peer asks for a grant for ``header.key``."""
+        """Handle a REQUEST of the peer for a grant for ``header.key``."""
         receive = self._posted.get(header.key)
         if receive is not None:
             if receive.fingerprint != header.fingerprint:
@@ -332,7 +332,7 @@ class Outbox:
     def granted(self, header: FrameHeader, length: int) -> None:
         """Remember a grant that came before its send."""
         if header.group == MESSAGE_GROUP or self._referee.is_stale(header.group, header.sequence):
-            return  # nobody waits for it any more
+            return  # no operation waits for it any more
         if len(self._grants) >= MAX_PENDING:
             raise ProtocolError(f"more than {MAX_PENDING} grants wait for a send")
         self._grants[header.key] = (header.fingerprint, length)

@@ -10,8 +10,8 @@ in time: the bytes of all chunks that it has not consumed although they were wri
 length of a message, for one, makes gRPC wait for its end for ever, and swallow all that follows.  These chunks do not
 wait for the window, because what would open it again may be what is lost.
 
-Whoever closes says so in a last chunk and then waits for the other side to end the stream: if a server simply returned,
-a client that is writing would get an error, and gRPC would keep what has arrived but is not read from it.
+The side that closes says so in a last chunk and then waits for the other side to end the stream: if a server simply
+returned, a client that is writing would get an error, and gRPC would keep what has arrived but is not read from it.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def encode_prefix(consumed: int, number: int) -> bytes:
 
 
 class GrpcLane(Connection):
-    """A lane over a stream whose handshake is complete.  Whoever makes it awaits ``run``, which carries the frames.
+    """A lane over a stream whose handshake is complete.  Its maker must await ``run``, which carries the frames.
 
     ``protection`` is that of the connection.  ``link_timeout`` is for how many seconds nothing may come of what the
     peer says it has not got, and for large chunks a little more.
@@ -313,7 +313,7 @@ class GrpcLane(Connection):
             self.leave(events.lost(cause))  # the owner says to the peer why, over this lane
 
     def _lose(self, cause: str) -> None:
-        """The channel ended; tell the owner once."""
+        """Report the end of the channel to the owner, once."""
         if self._ended.done():
             return
         events = self._events

@@ -1,4 +1,4 @@
-"""Turn fresh connections into lanes: nobody gets in before the handshake is complete.
+"""Turn fresh connections into lanes: no peer is admitted before the handshake is complete.
 
 Connections that wait (``PendingConnections``).  When there are too many, one leaves, and chance says who.  If it were
 the oldest, a flood could keep out everybody who needs longer for a handshake than the flood for its next ``limit``
@@ -41,7 +41,7 @@ class TurnedAwayError(ConnectionResetError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Medium:
-    """What connections of one kind of lane have of their own.
+    """The parts of a handshake that differ between kinds of lanes.
 
     ``prepare`` sets a fresh socket up, and raises ``OSError`` if the peer at its other end is none of ours; ``watch``
     returns what tells that the peer is dead where the socket does not.  ``may_damage``: bytes may change on the way.

@@ -240,7 +240,7 @@ class InprocFabric:
         self._places[links.rank] = _Place(links, asyncio.get_running_loop())
 
     def leave(self, rank: int) -> None:
-        """Make ``rank`` unreachable: whoever connects from now on learns that it is lost."""
+        """Make ``rank`` unreachable: ranks that connect from now on learn that it is lost."""
         self._places.pop(rank, None)
 
     def connect(self, links: Links, rank: int) -> None:

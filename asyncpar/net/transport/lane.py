@@ -25,7 +25,7 @@ class Sending(ABC):
 
     @property
     def waiting_bytes(self) -> int:
-        """Bytes that the channel has not taken, as far as that is known here."""
+        """Bytes that the channel has not taken; 0 where that is not known."""
         return 0
 
     @abstractmethod
@@ -42,10 +42,10 @@ LENT_KINDS = frozenset({FrameKind.BULK, FrameKind.STRIPED})
 
 
 class LaneEvents(FrameSink, Protocol):
-    """What a lane tells its owner.  All calls come on the event loop and never block."""
+    """Events of a lane, for its owner.  All calls come on the event loop and never block."""
 
     def lost(self, cause: str) -> PeerLost:
-        """The channel ended, for whatever reason; called once.  Returns the error for pending sends.
+        """Report that the channel ended, for any reason; called once.  Returns the error for pending sends.
 
         Never called after ``Lane.close``.
         """

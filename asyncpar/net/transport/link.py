@@ -109,8 +109,8 @@ class Link:
     def post(self, key: Key, fingerprint: int, buffer: memoryview) -> asyncio.Future[None] | None:
         """Receive into ``buffer`` what the peer sends for ``key``; None if it is already there.
 
-        What came before the peer was lost can still be received.  Whoever stops waiting must ``withdraw``: cancelling
-        the future alone does not stop a payload that is arriving.
+        What came before the peer was lost can still be received.  To stop waiting, ``withdraw``: cancelling the future
+        alone does not stop a payload that is arriving.
         """
         if self._inbox.take_early(key, fingerprint, buffer):
             return None

@@ -52,14 +52,14 @@ class Connector(ABC):
 
 
 class OperationEvents(Protocol):
-    """What the owner of collective operations knows, and is told."""
+    """The owner of collective operations, as links see it: questions and events."""
 
     def is_stale(self, group: int, sequence: int) -> bool:
         """Is this operation over here, so that frames for it must be dropped?"""
         ...
 
     def frame_mismatch(self, rank: int, header: FrameHeader) -> None:
-        """A frame of ``rank`` carries another fingerprint than the local operation of its key."""
+        """Handle a frame of ``rank`` whose fingerprint differs from that of the local operation with its key."""
         ...
 
     def control(self, rank: int, header: FrameHeader, payload: bytes) -> None:
@@ -67,15 +67,15 @@ class OperationEvents(Protocol):
         ...
 
     def peer_lost(self, rank: int, error: PeerLost) -> None:
-        """``rank`` failed.  Not called for one that left in good order: what needs it fails where it needs it."""
+        """Handle the failure of ``rank``.  Not called for a rank that left: operations fail when they need it."""
         ...
 
     def job_ends(self, error: PeerLost) -> None:
-        """The whole job ends because of a lost rank: what is awaited ends with ``error``, whoever it waits for."""
+        """End everything that is awaited with ``error``: the whole job ends because of a lost rank."""
         ...
 
     def closed(self, error: PeerLost) -> None:
-        """This rank leaves: whatever pends ends with ``error``."""
+        """End everything that is pending with ``error``: this rank leaves."""
         ...
 
 
@@ -120,7 +120,7 @@ class Links:
         self.shared: SharedMemory | None = None
         """Memory for large messages to ranks of this host; set before the first link is made."""
         self.lost: dict[int, PeerLost] = {}
-        """Ranks that are gone, with the error for whoever needs them."""
+        """Ranks that are gone, with the error for operations that need them."""
         self._connector = connector
         self._links: dict[int, Link] = {}
         self._memory = MemoryPool()
@@ -242,31 +242,31 @@ class Links:
         return error
 
     def hear_end(self, rank: int, cause: str) -> None:
-        """``rank`` was seen to end: see ``report_lost``."""
+        """Mark ``rank``, which was seen to end, as failed (see ``report_lost``)."""
         self.report_lost(rank, cause)
 
     def end_job(self, rank: int, cause: str) -> None:
-        """The launcher ends the job because ``rank`` is lost."""
+        """End the job, as the launcher does, because ``rank`` is lost."""
         if self.closed is None:
             error = self.report_lost(rank, cause)
             self._job_end = self._job_end or error
             self.operations.job_ends(error)
 
     def hear_left(self, rank: int) -> None:
-        """``rank`` was seen to leave in good order: hear first what it says on its lane, and why it left."""
+        """Mark ``rank`` as left, after a moment in which its goodbye, with the reason, may still arrive."""
         if self.closed is None:
             self._leaving.append(asyncio.get_running_loop().call_later(_REASON_SECONDS, self.report_left, rank))
 
     def report_left(self, rank: int) -> None:
-        """``rank`` has left in good order."""
+        """Mark ``rank`` as left in good order."""
         if rank not in self.lost and self.closed is None:
             self._mark_lost(rank, self._lost_error(rank, LEFT))
 
     def explain(self, error: PeerLost) -> PeerLost:
         """Return ``error``, or the error of the rank that is behind it.
 
-        A rank that leaves in good order may do so because of another one: that one is to blame.  It is the one that its
-        goodbye names, or the first that has failed.  In a job that ends it is the one because of which it ends.
+        A rank that leaves in good order may do so because of another one, which the error must name: the one in its
+        goodbye, or the first that has failed.  In a job that ends it is the one because of which it ends.
         """
         if error.rank is None or error.rank == self.rank:
             return error
@@ -284,7 +284,7 @@ class Links:
         return self._behind(error.rank, culprit, why)
 
     def leave_because(self, error: BaseException | None) -> None:
-        """This rank will leave because of ``error``: tell the others of the rank that it names, if it names one."""
+        """Name the rank that ``error`` names, if any, in this rank's goodbye."""
         self._goodbye = _name_culprit(error, self.rank)
 
     async def close(self) -> None:
@@ -379,7 +379,7 @@ class Links:
         return kind(f"rank {rank} on {host} is lost: {cause}", rank=rank, host=host, cause=cause)
 
     def _behind(self, left: int, culprit: int | None, why: str | None) -> PeerLost:
-        """Return the error for whoever needs rank ``left``, which is gone because of ``culprit``."""
+        """Return the error for operations that need rank ``left``, which is gone because of ``culprit``."""
         assert culprit is not None
         host, cause = self.world.members[culprit].host, f"{why}; then rank {left} left"
         kind = LinkDamaged if DAMAGED in cause else PeerLost

@@ -1,4 +1,4 @@
-"""Who dials whom, and over what: the rules by which two ranks agree on one lane.  Sans-I/O.
+"""Negotiation of a lane: which of two ranks dials the other, and over what.  Sans-I/O.
 
 Either side may dial.  If both do at once, the dial of the lower rank wins: it puts the other off, and the higher rank
 accepts although it is dialing itself.  A rank that has accepted does not dial but waits for the lane.  So at most one
@@ -14,7 +14,7 @@ from asyncpar.net.wire.handshake import LinkTerms
 
 
 class Reason(enum.Enum):
-    """Why a link was refused."""
+    """Reasons to refuse a link."""
 
     WRONG_WORLD = enum.auto()
     STALE_GENERATION = enum.auto()
@@ -24,7 +24,7 @@ class Reason(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proposal:
-    """What a dialing rank asks for."""
+    """The request of a dialing rank."""
 
     job: str
     generation: int

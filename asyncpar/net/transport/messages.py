@@ -46,7 +46,7 @@ class MessageInbox:
         self._owed = 0
 
     def request(self, header: FrameHeader, length: int) -> None:
-        """The peer wants to send ``length`` bytes; grant it as soon as the budget allows (one at least)."""
+        """Grant the peer ``length`` bytes as soon as the budget allows (one message at least)."""
         if length > self._max_bytes:
             raise ProtocolError(
                 f"message: at most {self._max_bytes} bytes are allowed, the peer wants to send {length}"

@@ -271,7 +271,7 @@ def _check_one_host(world: World, kind: str) -> None:
 
 
 async def _reach(rank: int, address: str) -> None:
-    """See that somebody listens at ``address``.  Raises ``PeerLost``, at once if nobody does."""
+    """Check that a server listens at ``address``.  Raises ``PeerLost``, at once if none does."""
     host, port = split_address(address)
     try:
         async with asyncio.timeout(REACH_SECONDS):

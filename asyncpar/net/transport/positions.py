@@ -21,7 +21,7 @@ TICK_SECONDS: Final = 1.0
 _LATE_SECONDS: Final = 0.5
 _MOST_MARKS: Final = 64
 _BUSY_BYTES: Final = 65_536
-"""Whoever sends more since the difference was least is busy."""
+"""A peer that sends more since the difference was least is busy."""
 
 
 class Positions:

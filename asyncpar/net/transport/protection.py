@@ -1,4 +1,4 @@
-"""How the frames of one connection are checked: what both ends derive from their handshake."""
+"""Checks of the frames of one connection, derived by both ends from their handshake."""
 
 from __future__ import annotations
 

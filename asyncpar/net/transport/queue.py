@@ -13,7 +13,7 @@ from asyncpar.net.wire.writer import FrameWriter, OutgoingFrame
 OWNED_LIMIT = 32 * 1024 * 1024
 """Most bytes of copied frames (control and eager) that may wait.
 
-Eager payloads are bounded by credit and control frames are few, so whoever exceeds this does not read at all.
+Eager payloads are bounded by credit and control frames are few, so a peer that exceeds this does not read at all.
 """
 
 
@@ -32,7 +32,7 @@ class QueuedSending(Sending):
         self._frame = frame
 
     def written(self) -> None:
-        """The channel has taken the last byte."""
+        """Complete: the channel has taken the last byte."""
         if not self.done.done():
             self.done.set_result(None)
 
@@ -112,7 +112,7 @@ class SendQueue:
         return sending
 
     def push_owned(self, frames: bytes | bytearray, *, taken: int = 0) -> None:
-        """Queue whole frames, small ones, that nobody else holds."""
+        """Queue whole small frames, whose memory the queue owns."""
         size = len(frames)
         self._owned += size
         self.writer.push(frames, b"", taken=taken, written=lambda: self._disown(size))

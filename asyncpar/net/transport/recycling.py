@@ -1,4 +1,4 @@
-"""Memory for large messages, which is used again once nobody holds it.
+"""Memory for large messages, which is used again once no array refers to it.
 
 Theory of operation.  Fresh memory is slow: the system clears every page when it is touched first, which can take as
 long as the bytes take on their way.  So memory is lent as a view on a larger block, and when the last array on the view
@@ -71,7 +71,7 @@ class MemoryPool:
         return memoryview(lease).cast("B")[start : start + length]
 
     def close(self) -> None:
-        """Let go of what is idle, and keep nothing from now on.  Idempotent."""
+        """Free idle memory, and keep none from now on.  Idempotent."""
         self._is_closed = True
         self._idle = deque(maxlen=0)
         self._aging.clear()

@@ -1,4 +1,4 @@
-"""What the log says of connections that were refused: enough to see what goes on, not a line for each.  Pure."""
+"""Log messages about refused connections, limited to a few of each kind.  Pure."""
 
 from __future__ import annotations
 

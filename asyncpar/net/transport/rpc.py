@@ -82,7 +82,7 @@ def _silence(link_timeout: float) -> tuple[tuple[str, int], tuple[str, int]]:
 
 
 class Credentials:
-    """What a node proves itself with: the secret of its job, 32 bytes or more, and its certificates if the job has any.
+    """Credentials of a node: the secret of its job, 32 bytes or more, and its certificates if the job has any.
 
     With certificates all servers and channels speak mutual TLS.
     """

@@ -1,4 +1,4 @@
-"""What a node's gRPC server offers besides links: services of the program itself, and where it is bound.
+"""Services of the program itself on a node's gRPC server, and the address that it is bound to.
 
 Every call needs the job's token, whatever service it is for, unless the program named that service public.
 """
@@ -25,7 +25,7 @@ _HEALTH: Final = "grpc.health.v1.Health"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Serving:
-    """Where a node serves and what it serves besides links.
+    """The address of a node's server, and its services besides links.
 
     ``address`` is a ``host:port`` (port 0: any that is free; None: no wish), ``services`` register servicers of the
     program, and ``public`` names the services, in full, whose calls need no token: their own, or the health service.

@@ -123,7 +123,7 @@ class Exporter:
         return None if sending.done.done() else sending
 
     def freed(self, offset: int) -> None:
-        """The peer has read the chunk at ``offset``."""
+        """Free the chunk at ``offset``, which the peer has read."""
         if not self._unread or self._unread.popleft() != offset:
             raise ProtocolError(f"chunk: the peer gave back one at {offset}, which it had not to read")
         self._free.append(offset)

@@ -1,4 +1,4 @@
-"""What strangers may take of a gRPC server before a call of theirs is refused."""
+"""Limits on unauthenticated connections to a gRPC server."""
 
 from __future__ import annotations
 

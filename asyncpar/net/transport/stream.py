@@ -276,7 +276,7 @@ class StreamLane(Connection, asyncio.BufferedProtocol):
             self._await_room()
 
     def _await_room(self) -> None:
-        """Something is queued: continue as soon as the descriptor is writable."""
+        """Continue with the queue as soon as the descriptor is writable."""
         if self._queue.is_overfull:
             self._break("the peer does not read: too many small frames wait for it")
         elif not self._is_watching and self._broken is None:
@@ -284,7 +284,7 @@ class StreamLane(Connection, asyncio.BufferedProtocol):
             self._loop.add_writer(self._descriptor, self._continue)
 
     def _continue(self) -> None:
-        """The descriptor is writable."""
+        """Write from the queue: the descriptor is writable."""
         if self._writer.waiting_bytes:
             self._writer.advance(self._write([*self._writer.segments(WRITE_BYTES)]))
         if not self._writer.waiting_bytes and self._is_open:
@@ -295,7 +295,7 @@ class StreamLane(Connection, asyncio.BufferedProtocol):
                 self._finish_writing()
 
     def _break(self, cause: str) -> None:
-        """Nothing more can be written; what has already arrived is still read before the loss is told."""
+        """Stop writing; what has already arrived is still read before the loss is reported."""
         if self._broken is None:
             self._broken = cause
             self._stop_watching()
@@ -337,7 +337,7 @@ class StreamLane(Connection, asyncio.BufferedProtocol):
             self._tell_position()
 
     def _tell_position(self) -> None:
-        """Say how many bytes have come, unless other frames wait to go out, which say that we are here, too."""
+        """Send the number of bytes received, unless other frames wait, which show that this side lives, too."""
         if self._writer.waiting_bytes or self._broken is not None or self._gatherer.waiting:
             return
         head = self._sealer.seal(encode_header(POSITION._replace(sequence=self._bytes_received)))
@@ -350,7 +350,7 @@ class StreamLane(Connection, asyncio.BufferedProtocol):
         self._positions.heard(self._loop.time(), position, written=self._bytes_written)
 
     def _refuse(self, error: ProtocolError) -> None:
-        """The bytes that came are not what a peer of ours sends: tell both ends, and end."""
+        """End the lane after bytes that break the protocol, and tell both ends why."""
         cause = self._protection.describe(error, self.kind)
         events, self._events = self._events, None
         if events is None:
@@ -359,7 +359,7 @@ class StreamLane(Connection, asyncio.BufferedProtocol):
             self.leave(events.lost(cause))  # the owner says to the peer why, over this lane
 
     def _lose(self, cause: str) -> None:
-        """The channel ended; tell the owner once."""
+        """Report the end of the channel to the owner, once."""
         if not self._is_open:
             return
         self._broken = self._broken or cause
@@ -372,7 +372,7 @@ class StreamLane(Connection, asyncio.BufferedProtocol):
         self._transport.abort()
 
     def _shut(self, error: PeerLost | None) -> None:
-        """Let go of everything but the pending sends, and of those too given an ``error``."""
+        """Release everything but the pending sends; with an ``error``, end those with it."""
         self._is_open = False
         self._events = None
         if self._reader is not None:

@@ -55,7 +55,7 @@ class StripedSending(Sending):
         return goes_out
 
     def lose(self, error: PeerLost) -> None:
-        """The lane ended, and with it whatever waits."""
+        """End everything that waits: the lane has ended."""
         self._is_lost = True
         if not all(part is None or part.is_through for part in self._parts):
             fail_future(self.done, error)

@@ -1,6 +1,6 @@
 """Mutual TLS for gRPC, and who the other end is according to its certificate.
 
-A server wants a certificate of the job's authority from whoever connects, before the first HTTP/2 byte.  A client wants
+A server wants a certificate of the job's authority from every client, before the first HTTP/2 byte.  A client wants
 one that names the very party it means to reach: the server of rank 2 cannot pass for rank 3, although both have
 certificates of the same authority.
 """

@@ -20,7 +20,7 @@ the peer wait, who could be working on the first of them already."""
 
 
 class WriteCoalescer:
-    """Gathers the messages of a turn and hands them to ``send`` as bytes that nobody else holds."""
+    """Gathers the messages of a turn and hands them to ``send`` as bytes of which no other reference exists."""
 
     def __init__(self, send: Callable[[bytearray], None]) -> None:
         self.waiting = bytearray()

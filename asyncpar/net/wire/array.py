@@ -1,4 +1,4 @@
-"""How an array is described in a payload: which dtypes may travel, the description, and the view on received bytes.
+"""Arrays in payloads: dtypes that may travel, descriptions of arrays, and views on received bytes.
 
 A description is, little endian: dtype code (1 byte), number of dimensions (1), offset of the first element (8), and the
 shape (8 each).

@@ -38,7 +38,7 @@ MESSAGE_GROUP = 0
 
 
 class FrameKind(enum.IntEnum):
-    """What a frame is."""
+    """Kinds of frames."""
 
     EAGER = 1
     """A small payload, sent before the receiver is known to be ready; spends eager credit."""
@@ -53,7 +53,7 @@ class FrameKind(enum.IntEnum):
     ABORT = 6
     """An operation ended in failure at the sender of this frame; the payload says why."""
     PROBE = 7
-    """Somebody has waited for long: where are you?  The payload describes the asker's operation."""
+    """The sender has waited for long and asks where the receiver is; the payload describes the sender's operation."""
     STATUS = 8
     """The answer to a probe."""
     NOTICE = 9
@@ -74,7 +74,7 @@ class FrameKind(enum.IntEnum):
 
 
 class Key(NamedTuple):
-    """What a frame and a posted receive must have in common."""
+    """The key by which a frame meets a posted receive."""
 
     group: int
     sequence: int
@@ -202,7 +202,7 @@ class FrameSink(Protocol):
 
 @runtime_checkable
 class WholeSink(Protocol):
-    """What a sink may offer besides: to take small frames whole, which is quicker."""
+    """A sink that can take small frames whole, which is faster."""
 
     def accept(self, header: FrameHeader, payload: memoryview) -> bool:
         """Take a frame and copy its payload, which is valid during the call; False to get it by ``lend`` instead."""
@@ -235,7 +235,7 @@ _LARGE: Final = 64 * 1024
 
 
 def allocate(length: int) -> memoryview:
-    """Return writable memory for ``length`` bytes that nobody else holds; its content is undefined.
+    """Return new writable memory for ``length`` bytes; its content is undefined.
 
     Large memory is numpy's, which asks the system for large pages and does not zero it: a bytearray of 64 MiB costs
     37 ms, this one 1.5 ms.

@@ -10,7 +10,7 @@ A three-pass challenge and response with HMAC-SHA256, after SKID3 (Handbook of A
 The terms (job, generation, both ranks, the token that the two ranks agreed on for this link, and which of its
 connections this is) are part of every MAC, so a message fits no other connection.  Each pass has a label of its own, so
 a reflected message proves nothing; nonces and the token, which is good for one link, do the same for a replayed one.
-The HELLO carries a MAC too, so that a listener does not send a single byte to somebody without the secret.
+The HELLO carries a MAC too, so that a listener does not send a single byte to a peer without the secret.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _CHALLENGE_BYTES = NONCE_BYTES + _MAC_BYTES
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkTerms:
-    """What two ranks agreed on before they connect, and which of the link's ``connections`` this is."""
+    """Terms that two ranks agreed on before they connect, and the number of this one of the link's ``connections``."""
 
     job: str
     generation: int
@@ -141,13 +141,13 @@ class Handshake:
 
     @property
     def terms(self) -> LinkTerms:
-        """What the link is for; known to a listener once the HELLO was good."""
+        """The terms of the link; known to a listener once the HELLO was verified."""
         assert self._terms is not None, "the terms are not known before the peer's HELLO"
         return self._terms
 
     @property
     def opening(self) -> bytes:
-        """What to send at once: the HELLO of a dialer, nothing of a listener."""
+        """The bytes to send at once: the HELLO of a dialer, none of a listener."""
         if self._find_terms is not None:
             return b""
         terms = self.terms.encode()

@@ -93,7 +93,7 @@ class Extension(ABC):
 
 
 class UnwrittenPayload:
-    """A payload of which the arrays are still to be copied, from memory that nobody changes meanwhile."""
+    """A payload of which the arrays are still to be copied, from memory that must not change meanwhile."""
 
     __slots__ = ("_arrays", "_front", "nbytes")
 
@@ -106,7 +106,7 @@ class UnwrittenPayload:
         return self.nbytes
 
     def write(self) -> memoryview:
-        """Return the payload: contiguous bytes that nobody else holds, arrays copied exactly once.  In any thread."""
+        """Return the payload: contiguous new bytes, arrays copied exactly once.  In any thread."""
         if not self._arrays:
             return memoryview(self._front)
         memory = np.empty(self.nbytes, np.uint8).data
@@ -163,7 +163,7 @@ class PayloadEncoder:
             raise _cannot_send(value, what, error) from error
 
     def finish(self, envelope: object, *, what: str) -> memoryview:
-        """Return the payload: contiguous bytes that nobody else holds, arrays copied exactly once.
+        """Return the payload: contiguous new bytes, arrays copied exactly once.
 
         ``envelope`` is a message of parts, or made by ``typed``: types that msgpack does not have are lost in others.
         Raises ``UsageError`` like ``part``, and if the payload is larger than the limit.
@@ -177,7 +177,7 @@ class PayloadEncoder:
     def finish_lent(self, envelope: object, *, what: str) -> Payload:
         """Return the payload like ``finish``, but with large arrays in their own memory instead of copies.
 
-        Nobody may change such an array until the payload has left, or was released.  What is small, or does not lie in
+        Such an array must not change until the payload has left, or was released.  What is small, or does not lie in
         memory as it must travel, is copied all the same.
         """
         front = self._front(envelope, what)

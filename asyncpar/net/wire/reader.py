@@ -3,11 +3,11 @@
 Theory of operation.  The reader says where the next bytes must land (``buffer``) and is told how many did
 (``advance``).  While headers and small payloads are expected that is a staging area, so that one read may bring many
 frames; small payloads are copied out of it.  Once the header of a large payload is known, what the sink lends for it is
-handed out directly, and the bytes land where they are wanted.  A payload that nobody wants runs through the staging
+handed out directly, and the bytes land where they are wanted.  A payload that the sink drops runs through the staging
 area, which is all the memory that the reader ever owns.
 
 A sink that is not ready holds the reader (``hold``): then what has been read stays in the staging area until
-``resume``, and whoever reads from the channel must stop doing so meanwhile.
+``resume``, and reading from the channel must stop meanwhile.
 
 Checksums (see ``integrity``) are taken of what has just arrived, and a frame whose payload is damaged never lands.
 """
@@ -143,7 +143,7 @@ class FrameReader:
         self._target = None
 
     def check_end(self) -> None:
-        """The stream is over.  Raises ``ProtocolError`` if that cuts a frame."""
+        """Handle the end of the stream.  Raises ``ProtocolError`` if that cuts a frame."""
         if not self.is_between_frames and not self._is_stopped:
             raise ProtocolError("the stream ended in the middle of a frame")
 

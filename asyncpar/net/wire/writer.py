@@ -68,7 +68,7 @@ class OutgoingFrame:
         return limit
 
     def take(self, count: int) -> int:
-        """The channel took ``count`` bytes, some of them perhaps of later frames; return how many of those."""
+        """Note that the channel took ``count`` bytes; return how many of them are of later frames."""
         if count:
             self.has_begun = True
         of_head = min(count, len(self.head))
@@ -82,7 +82,7 @@ class OutgoingFrame:
         return count - of_head - of_payload - of_tail
 
     def drop(self) -> None:
-        """Let go of everything."""
+        """Release all memory."""
         self.head = self.payload = _NOTHING
         self.checksum = None
         self.tail_left = 0
@@ -138,7 +138,7 @@ class FrameWriter:
         return segments
 
     def advance(self, count: int) -> None:
-        """The channel took ``count`` bytes of ``segments``."""
+        """Note that the channel took ``count`` bytes of ``segments``."""
         self.waiting_bytes -= count
         while self._frames:
             frame = self._frames[0]
@@ -179,7 +179,7 @@ class FrameWriter:
         self.waiting_bytes = 0
 
     def _drop(self, frame: OutgoingFrame) -> None:
-        """Let go of the payload of a frame that has not begun; what goes out in its place stays."""
+        """Release the payload of a frame that has not begun; its replacement stays in the queue."""
         self.waiting_bytes -= len(frame)
         instead = b"" if frame.void is None else frame.void()
         frame.drop()
