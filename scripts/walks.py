@@ -2,6 +2,7 @@
 
     python scripts/walks.py            # all walks; that of torch where torch is installed
     python scripts/walks.py ask tcp    # some
+    python scripts/walks.py shm --files    # with the names of the files
 
 Two ranks in processes of their own run an operation until it is in its steady state.  Then every call of a Python
 function of the package is counted, in all threads, while one operation runs.  Of several operations the one with the
@@ -31,6 +32,7 @@ WALKS: Final = {
     "tcp": "all_reduce, 4 MB, TCP",
     "ask": "ask, 1 KB, TCP, both ends",
     "int8": "gradient step, int8, one 256 KiB bucket, TCP",
+    "pipeline": "training step, pipeline of 2 ranks, TCP",
     "torch": "torch all_reduce, 1 MB, shared memory",
 }
 _TRANSPORT: Final = {"shm": "shm", "torch": "shm"}
@@ -50,8 +52,9 @@ class Course(NamedTuple):
         return Course(self.functions | other.functions, self.changes + other.changes)
 
     @property
-    def files(self) -> int:
-        return len({function.partition(":")[0] for function in self.functions})
+    def files(self) -> list[str]:
+        """The files entered, below ``asyncpar/``."""
+        return sorted({function.partition(":")[0] for function in self.functions})
 
 
 class Walk:
@@ -122,9 +125,12 @@ async def walk_collective(walk: Walk) -> None:
 async def walk_ask(walk: Walk) -> None:
     import asyncpar as ap
 
+    asked = asyncio.Event()
+
     class Echo(ap.Actor):
         @ap.endpoint
         async def say(self, words: bytes) -> bytes:
+            asked.set()
             return words
 
     async with ap.init() as node:
@@ -134,9 +140,12 @@ async def walk_ask(walk: Walk) -> None:
 
         async def operation() -> None:
             if node.rank == 0:
+                await asyncio.sleep(0.05)  # the other rank counts by now
                 await echo.say(bytes(1024))
             else:
-                await asyncio.sleep(0.05)  # meanwhile it is asked
+                await asked.wait()
+                asked.clear()
+                await asyncio.sleep(0.01)  # the answer leaves
 
         await count(walk, operation, node.world.barrier)
         await node.world.barrier()
@@ -164,6 +173,24 @@ async def walk_gradients(walk: Walk) -> None:
                 pass
 
         await count(walk, operation, node.world.barrier)
+
+
+async def walk_pipeline(walk: Walk) -> None:
+    import numpy as np
+
+    import asyncpar as ap
+    from asyncpar.hybrid import HybridConfig, ThreeDParallelismConfig, ThreeDParallelismCoordinator, TransformerModel
+    from asyncpar.nn import TransformerConfig
+
+    config = HybridConfig(parallelism=ThreeDParallelismConfig(pp_size=2, num_layers=2), micro_batches=2)
+    model = TransformerModel(config=TransformerConfig(vocabulary=16, length=8, features=8, layers=2))
+    tokens = [np.random.default_rng(number).integers(0, 16, (2, 9)) for number in range(2)]
+    inputs, targets = [rows[:, :-1] for rows in tokens], [rows[:, 1:] for rows in tokens]
+    async with (
+        ap.init() as node,
+        await ThreeDParallelismCoordinator.create(config, model, node.world) as coordinator,
+    ):
+        await count(walk, lambda: coordinator.train_step(inputs, targets, learning_rate=1e-3), node.world.barrier)
 
 
 def walk_torch(walk: Walk) -> None:
@@ -195,7 +222,13 @@ def be_rank(name: str) -> None:
         return
     import asyncpar as ap
 
-    bodies = {"shm": walk_collective, "tcp": walk_collective, "ask": walk_ask, "int8": walk_gradients}
+    bodies = {
+        "pipeline": walk_pipeline,
+        "shm": walk_collective,
+        "tcp": walk_collective,
+        "ask": walk_ask,
+        "int8": walk_gradients,
+    }
     ap.run(lambda: bodies[name](walk))
 
 
@@ -215,6 +248,7 @@ def measure(name: str) -> Course:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Count the files and functions that an operation goes through.")
     parser.add_argument("walks", nargs="*", metavar="walk", help=f"of {', '.join(WALKS)}; default all")
+    parser.add_argument("--files", action="store_true", help="name the files that each walk enters")
     parser.add_argument("--rank", choices=sorted(WALKS), help=argparse.SUPPRESS)
     options = parser.parse_args()
     unknown = sorted(set(options.walks) - set(WALKS))
@@ -229,7 +263,9 @@ def main() -> None:
             print(f"{WALKS[name]:46} not counted: torch is not installed here")
             continue
         course = measure(name)
-        print(f"{WALKS[name]:46} {course.files:6} {len(course.functions):10} {course.changes:16}", flush=True)
+        print(f"{WALKS[name]:46} {len(course.files):6} {len(course.functions):10} {course.changes:16}", flush=True)
+        if options.files:
+            print("\n".join(f"    {name}" for name in course.files), flush=True)
 
 
 if __name__ == "__main__":

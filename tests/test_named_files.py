@@ -14,6 +14,7 @@ MODULE = re.compile(r"``(\w+)\.py``")
 
 def pages() -> Iterator[Path]:
     yield from (page for page in ROOT.glob("*.md") if page.name != "CHANGELOG.md")  # which names files of its time
+    yield from ROOT.glob("docs/*.md")
     for folder in FOLDERS:
         yield from (path for path in (ROOT / folder).rglob("*.md"))
         yield from (path for path in (ROOT / folder).rglob("*.py") if "_proto" not in path.parts)

@@ -23,12 +23,13 @@ def test_the_first_program_is_the_example() -> None:
 
 def test_the_program_in_three_dimensions_is_the_example() -> None:
     program = (ROOT / "scripts" / "examples" / "three_dimensions.py").read_text().split('"""\n\n', 1)[1]
-    assert program in _blocks("python")
+    assert f"```python\n{program}```" in (ROOT / "docs" / "training.md").read_text()
 
 
 def test_every_program_compiles() -> None:
-    for program in _blocks("python"):
-        compile(program, "README.md", "exec")
+    for page in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")):
+        for program in re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL):
+            compile(program, page.name, "exec")
 
 
 @pytest.mark.process
@@ -47,8 +48,10 @@ def test_the_first_program_runs_with_four_ranks() -> None:
 
 
 def test_every_file_it_names_is_there() -> None:
-    named = set(re.findall(r"`((?:asyncpar|scripts|proto|\.ci)/[\w./-]+)`", README))
-    named |= set(re.findall(r"(?m)(scripts/[\w./-]+\.py)", README))
+    text = "\n".join(page.read_text() for page in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")))
+    named = set(re.findall(r"`((?:asyncpar|scripts|proto|\.ci)/[\w./-]+)`", text))
+    named |= set(re.findall(r"(?m)(scripts/[\w./-]+\.py)", text))
+    named |= set(re.findall(r"\]\(((?!http)[\w./-]+)\)", README))
     assert len(named) > 10
     assert [name for name in sorted(named) if not (ROOT / name).exists()] == []
 

@@ -1,6 +1,6 @@
 """Gradient synchronization: buckets in backward order, packed, encoded, reduced, decoded and unpacked.
 
-Read ``plan.py``, then ``phases.py``, ``schemes/scheme.py`` and ``schemes/owners.py``, ``bucket_run.py``
+Read ``plan.py``, then ``schemes/scheme.py`` and ``schemes/owners.py``, ``bucket_run.py``
 and ``step.py``; ``synchronizer.py`` puts them together, ``layout_cache.py`` keeps layouts between steps.
 """
 

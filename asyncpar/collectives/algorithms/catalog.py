@@ -189,11 +189,13 @@ def known_algorithms(operation: str) -> tuple[str, ...]:
 
 def check_algorithm(operation: str, algorithm: str) -> None:
     """Raise ``UsageError`` unless ``algorithm`` is one of ``operation``."""
-    known = known_algorithms(operation)
-    if not known:
+    registry = ALGORITHMS.get(operation)
+    if registry is None:
         raise UsageError(f"operation: expected one of {', '.join(ALGORITHMS)}, got {operation!r}")
-    if algorithm not in known and algorithm != ARENA:
-        raise UsageError(f"algorithm: {operation} has {', '.join((*known, ARENA))}; got {algorithm!r}")
+    is_hierarchical = operation == "all_reduce" and algorithm in _HIERARCHICAL
+    if algorithm not in registry.kinds and algorithm != ARENA and not is_hierarchical:
+        known = (*known_algorithms(operation), ARENA)
+        raise UsageError(f"algorithm: {operation} has {', '.join(known)}; got {algorithm!r}")
 
 
 def work_of(operation: str, algorithm: str, size: int, payload: float) -> Work:

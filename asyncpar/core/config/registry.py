@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from types import MappingProxyType
 from typing import Generic, Protocol, TypeVar
 
 from asyncpar.errors import UsageError
@@ -33,6 +34,8 @@ class Registry(Generic[K]):
         self.what = what
         self._reserved = frozenset(reserved)
         self._kinds: dict[str, K] = {}
+        self.kinds: Mapping[str, K] = MappingProxyType(self._kinds)
+        """A live view, for paths on which each call counts."""
         for kind in kinds:
             self.register(kind)
 

@@ -1,0 +1,183 @@
+"""Write scripts/bench/FIGURES.md, and the short table of the README, from stored results; run cases to renew these.
+
+    python scripts/bench/figures.py                       # write both pages from scripts/bench/figures/*.json
+    python scripts/bench/figures.py --run codecs actors   # run the commands of these cases first and store their output
+    python scripts/bench/figures.py --run all             # run every case; this takes more than an hour
+    python scripts/bench/figures.py --list                # the cases, their commands and the dates of their results
+
+A result holds the command, the date, the machine and the output of one case.  Running a case replaces all of these and
+drops the notes, which are about the old figures.  A command that fails leaves its result as it was.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import platform
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+RESULTS = ROOT / "scripts" / "bench" / "figures"
+PAGE = ROOT / "scripts" / "bench" / "FIGURES.md"
+README = ROOT / "README.md"
+BEGIN, END = "<!-- figures: begin -->\n", "<!-- figures: end -->\n"
+
+ORDER = (
+    "all_reduce",
+    "operations",
+    "tcp",
+    "link",
+    "codecs",
+    "convergence",
+    "overlap",
+    "parallel",
+    "torch",
+    "responsiveness",
+    "many",
+    "actors",
+    "serve",
+    "strangers",
+)
+"""The cases in the order of the page."""
+
+SHOWN_SIZES = ("4 B", "64 KiB", "1 MB", "25 MB", "100 MB")
+SHOWN_COLUMNS = ("size", "asyncpar (us)", "Gloo (us)", "Gloo / asyncpar", "best MPI / asyncpar")
+
+_HEAD = """# Figures
+
+`python scripts/bench/figures.py` writes this page from the results in `scripts/bench/figures/`; do not edit it.
+`python scripts/bench/figures.py --run NAME` runs a case again and stores its result.
+
+Ranks are real processes, unless a section says otherwise; times are medians of interleaved rounds, so that a slow spell
+of the machine affects all sides. Ratios above 1 say that asyncpar is faster. `scripts/bench/compare.py --install`
+installs the peers (Gloo in torch 2.13.0, and mpi4py with MPICH 5.0.2, Open MPI 5.0.11 and Intel MPI 2021.18) into
+environments of their own.
+
+Limits of these figures: below some 100 KB, C libraries that poll without a pause are faster. When other programs use
+the same cores, all sides get slower, and asyncpar more than libraries that never sleep (2 ranks, 4 B: 8 us on an idle
+machine, 100 to 200 us on a busy one). `asyncpar bench` measures on your machine.
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figures:
+    """The result of one case: ``output`` is Markdown or plain lines of the command, ``notes`` are remarks on it."""
+
+    title: str
+    about: str
+    command: str
+    date: str
+    machine: str
+    output: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+
+
+def load(name: str) -> Figures:
+    """Return the stored result of the case ``name``."""
+    content = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+    return Figures(**{**content, "output": tuple(content["output"]), "notes": tuple(content["notes"])})
+
+
+def store(name: str, figures: Figures) -> None:
+    """Replace the stored result of the case ``name``."""
+    text = json.dumps(asdict(figures), indent=1, ensure_ascii=False)
+    (RESULTS / f"{name}.json").write_text(f"{text}\n", encoding="utf-8")
+
+
+def renew(figures: Figures, *, machine: str, today: str) -> Figures:
+    """Run the command of ``figures`` and return what it prints.  Exits with the command's status if it fails."""
+    command = shlex.split(figures.command)
+    done = subprocess.run([sys.executable, *command[1:]], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False)
+    if done.returncode != 0:
+        print(done.stdout)
+        raise SystemExit(f"{figures.command}: exit status {done.returncode}; its result stays as it was")
+    return replace(figures, date=today, machine=machine, output=tuple(done.stdout.strip("\n").splitlines()), notes=())
+
+
+def describe_machine() -> str:
+    """Return the cores, the processor and the Python of this machine."""
+    processor = platform.machine()
+    try:
+        found = re.search(r"model name\s*:\s*(.+)", Path("/proc/cpuinfo").read_text(encoding="utf-8"))
+    except OSError:
+        found = None
+    if found is not None:
+        processor = found[1].strip()
+    return f"{os.cpu_count()} cores, {processor}, {platform.system()}, Python {platform.python_version()}"
+
+
+def section(figures: Figures) -> list[str]:
+    """Return the lines of the page about one case; output without a table is shown as it was printed."""
+    lines = [f"## {figures.title}", ""]
+    if figures.about:
+        lines += [figures.about, ""]
+    lines += [f"`{figures.command}`, {figures.date}, {figures.machine}", ""]
+    if figures.output:
+        is_table = any(line.startswith("|") for line in figures.output)
+        lines += [*figures.output, ""] if is_table else ["```", *figures.output, "```", ""]
+    for note in figures.notes:
+        lines += [note, ""]
+    return lines
+
+
+def page(results: Sequence[Figures]) -> str:
+    """Return the page of all figures."""
+    return "\n".join([_HEAD, *(line for figures in results for line in section(figures))]).rstrip("\n") + "\n"
+
+
+def comparison(figures: Figures) -> str:
+    """Return the short table for the README: some sizes and columns of the first table of ``figures``."""
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in figures.output if line.startswith("|")]
+    titles = rows[0]
+    missing = [title for title in SHOWN_COLUMNS if title not in titles]
+    if missing:
+        raise SystemExit(f"{figures.command}: expected a table with columns {', '.join(missing)}; compare all peers")
+    places = [titles.index(title) for title in SHOWN_COLUMNS]
+    first = rows[2 : rows.index(titles, 1)] if titles in rows[1:] else rows[2:]
+    shown = [[row[place] for place in places] for row in first if row[0] in SHOWN_SIZES]
+    marks = ["---", *["---:"] * (len(places) - 1)]
+    table = [f"| {' | '.join(row)} |" for row in (SHOWN_COLUMNS, marks, *shown)]
+    source = f"`{figures.command}`, {figures.date}, {figures.machine}"
+    return "\n".join([f"all_reduce of float32, 2 ranks of one host ({source}):", "", *table]) + "\n"
+
+
+def with_comparison(readme: str, table: str) -> str:
+    """Return ``readme`` with ``table`` between the two marks."""
+    before, begin, rest = readme.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise SystemExit(f"README.md: expected the marks {BEGIN.strip()} and {END.strip()}")
+    return f"{before}{begin}\n{table}\n{end}{after}"
+
+
+def main() -> int:
+    """Run what is asked for, then write both pages."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--run", nargs="+", default=[], choices=("all", *ORDER), metavar="NAME", help="run these cases")
+    parser.add_argument("--list", action="store_true", help="show the cases and end")
+    options = parser.parse_args()
+    if options.list:
+        for name in ORDER:
+            figures = load(name)
+            print(f"{name:16}{figures.date}  {figures.command}")
+        return 0
+    today = datetime.datetime.now(tz=datetime.UTC).date().isoformat()
+    for name in ORDER if "all" in options.run else options.run:
+        store(name, renew(load(name), machine=describe_machine(), today=today))
+    PAGE.write_text(page([load(name) for name in ORDER]), encoding="utf-8")
+    README.write_text(
+        with_comparison(README.read_text(encoding="utf-8"), comparison(load("all_reduce"))), encoding="utf-8"
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
