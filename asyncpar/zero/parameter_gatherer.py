@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from asyncpar.core.concurrency.bridge import LoopBridge, Pending
+from asyncpar.core.concurrency.bridge import LoopBridge, PendingResult
 from asyncpar.errors import UsageError
 from asyncpar.nn.parameter import Array, OnGradient, Parameter
 from asyncpar.nn.stage import Deferred, Stage
@@ -47,7 +47,7 @@ class ParameterUnit:
             bucket_bytes=means.config.bucket_bytes,
         )
         self.holders = 0
-        self.pending: Pending[list[Array]] | None = None
+        self.pending: PendingResult[list[Array]] | None = None
         self.arrived = 0
         self.is_whole = False
         self._means = means

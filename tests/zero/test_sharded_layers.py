@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import numpy as np
 import pytest
 
-from asyncpar.core.concurrency.bridge import LoopBridge, Pending
+from asyncpar.core.concurrency.bridge import LoopBridge, PendingResult
 from asyncpar.errors import UsageError
 from asyncpar.nn import Array, Initializer, Linear, Parameter, Stage
 from asyncpar.nn.linear import TiedLinear
@@ -28,7 +28,7 @@ class RecordingBridge(LoopBridge):
         super().__init__()
         self.gathered: list[str] = []
 
-    def start(self, make: Callable[[], Coroutine[Any, Any, T]]) -> Pending[T]:
+    def start(self, make: Callable[[], Coroutine[Any, Any, T]]) -> PendingResult[T]:
         self.gathered.append(make.args[0].name.removeprefix("layer "))  # type: ignore[attr-defined]
         return super().start(make)
 

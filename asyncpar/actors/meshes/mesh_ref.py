@@ -10,7 +10,7 @@ from typing import Any, Generic, ParamSpec, TypeVar, cast
 from asyncpar.actors.meshes import calls
 from asyncpar.actors.meshes.calls import Notices
 from asyncpar.actors.meshes.shape import Coordinates, MeshShape
-from asyncpar.actors.meshes.tally import Tally
+from asyncpar.actors.meshes.tally import CallCounter
 from asyncpar.actors.meshes.values import MeshValues, mesh_error
 from asyncpar.actors.runtime.actor import Actor
 from asyncpar.actors.runtime.ending import Down
@@ -278,7 +278,7 @@ class MeshActors:
     ``actors`` are by rank; their messages go through ``tally``.
     """
 
-    def __init__(self, system: ActorSystem, mesh: str, actors: Mapping[int, ActorRef[Any]], tally: Tally) -> None:
+    def __init__(self, system: ActorSystem, mesh: str, actors: Mapping[int, ActorRef[Any]], tally: CallCounter) -> None:
         self.system = system
         self.actors = actors
         self.tally = tally

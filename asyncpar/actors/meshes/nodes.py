@@ -10,11 +10,11 @@ from typing import Any, TypeVar
 from asyncpar.actors.meshes import calls
 from asyncpar.actors.meshes.mesh_ref import MeshActors, MeshRef
 from asyncpar.actors.meshes.shape import Coordinates, MeshShape
-from asyncpar.actors.meshes.tally import Tally
+from asyncpar.actors.meshes.tally import CallCounter
 from asyncpar.actors.meshes.values import MeshError, MeshValues
 from asyncpar.actors.runtime.actor import Actor, as_reference
 from asyncpar.actors.runtime.lifecycle import check_actor_class
-from asyncpar.actors.runtime.message import Place
+from asyncpar.actors.runtime.message import MeshPlace
 from asyncpar.actors.runtime.ref import ActorRef
 from asyncpar.actors.runtime.registry import check_name
 from asyncpar.actors.runtime.system import ActorSystem
@@ -92,13 +92,13 @@ class Nodes:
         check_actor_class(actor)
         number = self._number()
         own_name = f"{actor.__name__}-{self._system.rank}.{number}" if name is None else check_name(name)
-        place = Place(
+        place = MeshPlace(
             mesh=f"{own_name}@{self._system.rank}.{number}",
             axes=self.shape.axes,
             sizes=tuple(self.shape.sizes.values()),
             ranks=self.shape.ranks,
         )
-        tally = Tally(self._system)
+        tally = CallCounter(self._system)
         actors = {rank: ActorRef(tally, name=own_name, rank=rank, actor_class=actor) for rank in self.ranks}
         members = MeshActors(self._system, place.mesh, actors, tally)
         await self._start_all(

@@ -11,7 +11,7 @@ from asyncpar.actors.runtime.ref import ActorRef, Messenger, Told
 R = TypeVar("R")
 
 
-class Tally(Messenger):
+class CallCounter(Messenger):
     """Carries the messages of a mesh's references as ``messenger`` does, and counts the asks that wait."""
 
     def __init__(self, messenger: Messenger) -> None:

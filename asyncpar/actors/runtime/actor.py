@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Concatenate, Final, Generic, ParamSpec, Protoc
 
 from asyncpar.actors.runtime.declaration import EndpointMark, MailboxPolicy, mark_endpoint, read_endpoints
 from asyncpar.actors.runtime.ending import Down, DownReason
-from asyncpar.actors.runtime.message import Place
+from asyncpar.actors.runtime.message import MeshPlace
 from asyncpar.actors.runtime.ref import ActorRef, Endpoint, StreamingEndpoint
 from asyncpar.actors.runtime.watches import Watch
 from asyncpar.collectives.communicator import Communicator
@@ -24,7 +24,7 @@ class ActorContext(ABC):
     """Services of the actor system to one actor; implemented by its cell."""
 
     ref: ActorRef[Any]
-    place: Place | None
+    place: MeshPlace | None
 
     @abstractmethod
     def group(self, axis: str | None) -> Communicator:

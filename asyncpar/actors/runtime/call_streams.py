@@ -96,7 +96,7 @@ class Feed:
     def _encode(self, item: Any, place: int) -> UnwrittenPayload:
         return self._channel.encode(
             item,
-            lambda value: message.Feed(self._call, self._number, value),
+            lambda value: message.FeedMessage(self._call, self._number, value),
             what=f"item {place} of {self._what}",
         )
 
@@ -174,7 +174,7 @@ class ServedStreams:
         for inlet in self._inlets.values():
             inlet.abort(error)
 
-    def feed(self, feed: message.Feed, payload: memoryview) -> None:
+    def feed(self, feed: message.FeedMessage, payload: memoryview) -> None:
         """Add an item to its stream.  Raises ``ProtocolError`` if the stream does not exist or has no room."""
         self._inlet(feed.stream).put(feed.value, payload)
 

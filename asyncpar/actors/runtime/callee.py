@@ -45,7 +45,7 @@ class Callee:
     # -- in --------------------------------------------------------------------------------------------------------
 
     def accept(
-        self, sender: int, received: message.Call | message.Tell, payload: memoryview, ending: Ending
+        self, sender: int, received: message.CallMessage | message.TellMessage, payload: memoryview, ending: Ending
     ) -> Delivery | None:
         """Count a call or tell for an actor and return it; None if it was refused because the actor is ``ending``.
 
@@ -68,7 +68,12 @@ class Callee:
         return delivery
 
     def refuse_absent(
-        self, sender: int, received: message.Call | message.Tell, payload: memoryview, reason: str, text: str
+        self,
+        sender: int,
+        received: message.CallMessage | message.TellMessage,
+        payload: memoryview,
+        reason: str,
+        text: str,
     ) -> None:
         """Refuse a call or tell for an actor that does not exist.  Raises ``ProtocolError`` as ``accept``."""
         delivery = self._make(sender, received, payload, ReceiveWindow())
@@ -127,7 +132,9 @@ class Callee:
             is_inline = may_change or payload.nbytes <= INLINE_COPY_BYTES
             content = payload.write() if is_inline else await off_loop(payload.write, nbytes=payload.nbytes)
         except asyncio.CancelledError:  # the caller is to be told all the same
-            self._outbound.say(delivery.sender, message.Failure(delivery.call, message.CLOSED, "the node was closed"))
+            self._outbound.say(
+                delivery.sender, message.FailureMessage(delivery.call, message.CLOSED, "the node was closed")
+            )
             raise
         del payload
         self._outbound.send_quietly(delivery.sender, content)
@@ -146,7 +153,7 @@ class Callee:
         if not self._finish(delivery):
             return
         if delivery.streams is not None and delivery.streams.blames_caller(error):
-            self._outbound.say(delivery.sender, message.Failure(delivery.call, message.USAGE, error_text(error)))
+            self._outbound.say(delivery.sender, message.FailureMessage(delivery.call, message.USAGE, error_text(error)))
         else:
             self._outbound.say(delivery.sender, describe_failure(delivery.call, error))
 
@@ -162,7 +169,7 @@ class Callee:
             letter = DeadLetter(delivery.sender, self._rank, delivery.actor, delivery.endpoint, text)
             self.dead_letters.add(letter)
         elif self._finish(delivery):
-            self._outbound.say(delivery.sender, message.Failure(delivery.call, reason, sendable(text)))
+            self._outbound.say(delivery.sender, message.FailureMessage(delivery.call, reason, sendable(text)))
 
     def settle(self, name: str) -> None:
         """Return the outstanding credit of the senders to the actor called ``name``, which has ended."""
@@ -172,10 +179,14 @@ class Callee:
     # -- inside ----------------------------------------------------------------------------------------------------
 
     def _make(
-        self, sender: int, received: message.Call | message.Tell, payload: memoryview, window: ReceiveWindow
+        self,
+        sender: int,
+        received: message.CallMessage | message.TellMessage,
+        payload: memoryview,
+        window: ReceiveWindow,
     ) -> Delivery:
         call, deadline, wants_stream = None, None, False
-        if type(received) is message.Call:
+        if type(received) is message.CallMessage:
             call, wants_stream = received.call, received.wants_stream
             if (sender, call) in self._serving:
                 raise ProtocolError(f"actor message: rank {sender} sent call {call} twice")
@@ -216,4 +227,6 @@ class Callee:
         delivery = self._drop(place, PeerTimeout(f"rank {rank} waits no longer", rank=rank))
         if delivery is not None:
             what = "waited in the mailbox" if delivery.execution is None else "ran"
-            self._outbound.say(rank, message.Failure(call, message.DEADLINE, f"the deadline passed while it {what}"))
+            self._outbound.say(
+                rank, message.FailureMessage(call, message.DEADLINE, f"the deadline passed while it {what}")
+            )

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from asyncpar.actors.runtime import message
-from asyncpar.actors.runtime.calls import CURRENT, EncodedArguments, Pending, time_left
+from asyncpar.actors.runtime.calls import CURRENT, EncodedArguments, PendingCall, time_left
 from asyncpar.actors.runtime.deadlines import CallDeadlines
 from asyncpar.actors.runtime.failure import error_of, lost_during
 from asyncpar.actors.runtime.outbound import Outbound
@@ -53,7 +53,7 @@ class Caller:
         self._rank = rank
         self._extension = extension
         self._outbound = outbound
-        self._pending: dict[int, Pending] = {}
+        self._pending: dict[int, PendingCall] = {}
         self.deadlines = CallDeadlines(self._pending, outbound)
         self._windows: dict[tuple[int, str], SendWindow] = {}
         self._told: dict[OutboundMessage, _Told] = {}
@@ -93,7 +93,7 @@ class Caller:
         result: PayloadDecoder[Any],
         *,
         wants_stream: bool = False,
-    ) -> Pending:
+    ) -> PendingCall:
         """Send a call, or queue it.  ``end`` must be called with the result, and ``write`` if it is not written."""
         self._check_open(ref, endpoint)
         call = self.new_call()
@@ -103,12 +103,12 @@ class Caller:
         try:
             encoded: list[msgspec.Raw] = [encoder.typed(argument, what=what) for argument in arguments]
             named = keywords and {name: encoder.typed(argument, what=what) for name, argument in keywords.items()}
-            envelope = message.Call(call, ref.name, endpoint, encoded, named, time_left(), wants_stream)
+            envelope = message.CallMessage(call, ref.name, endpoint, encoded, named, time_left(), wants_stream)
             outgoing = OutboundMessage(finish(encoder, envelope, what=what))
         except UsageError as error:
             raise (self._refusal(endpoint, arguments, keywords) or error) from None
         origin, loop = CURRENT.get(), asyncio.get_running_loop()
-        pending = self._pending[call] = Pending(call, ref, endpoint, result, loop.create_future(), outgoing, origin)
+        pending = self._pending[call] = PendingCall(call, ref, endpoint, result, loop.create_future(), outgoing, origin)
         if origin is not None:
             origin.asks = origin.asks or set()
             origin.asks.add(call)
@@ -121,7 +121,7 @@ class Caller:
             self.deadlines.begin(pending)
         return pending
 
-    async def write(self, pending: Pending) -> None:
+    async def write(self, pending: PendingCall) -> None:
         """Copy the large arguments of a call in a thread, then send it; later messages to the actor wait behind it."""
         ref, outgoing = pending.ref, pending.outgoing
         if outgoing is None or not isinstance(content := outgoing.payload, UnwrittenPayload):
@@ -137,7 +137,7 @@ class Caller:
         content = encoder.prepare(envelope, what=what)
         return content.write() if content.nbytes <= INLINE_COPY_BYTES else content
 
-    def end(self, pending: Pending) -> None:
+    def end(self, pending: PendingCall) -> None:
         """Forget a call; one without an answer is withdrawn or cancelled at its actor."""
         self._forget(pending)
         if pending.future.done() and not pending.future.cancelled():
@@ -155,7 +155,7 @@ class Caller:
         if window is not None:
             window.check_room(f"tell {endpoint} of {ref!r}")
         encoder, encoded, named = self.encode(endpoint, arguments, keywords)
-        envelope = message.Tell(ref.name, endpoint, encoded, named)
+        envelope = message.TellMessage(ref.name, endpoint, encoded, named)
         outgoing = OutboundMessage(encoder.finish(envelope, what=f"the call of {endpoint}"))
         told = _Told(outgoing)
         if not self._put(ref, endpoint, outgoing):
@@ -174,7 +174,7 @@ class Caller:
         self._check_open(ref, verb)
         call = self.new_call()
         content = encoder.prepare(envelope(call), what=verb)
-        pending = Pending(call, ref, verb, result, asyncio.get_running_loop().create_future())
+        pending = PendingCall(call, ref, verb, result, asyncio.get_running_loop().create_future())
         self._pending[call] = pending  # now: this rank itself may answer at once
         try:
             payload = await off_loop(content.write, nbytes=content.nbytes, inline=INLINE_COPY_BYTES)
@@ -246,7 +246,7 @@ class Caller:
         self._next_call += 1
         return call
 
-    def _withdraw(self, pending: Pending) -> None:
+    def _withdraw(self, pending: PendingCall) -> None:
         ref, outgoing = pending.ref, pending.outgoing
         window = None if outgoing is None else self._windows.get((ref.rank, ref.name))
         if window is not None and outgoing is not None and window.drop(outgoing):
@@ -260,7 +260,7 @@ class Caller:
         elif window is not None:
             self.credit(ref.rank, message.Credit(ref.name, outgoing.cost))  # it never left, so it needs no room there
 
-    def _forget(self, pending: Pending) -> None:
+    def _forget(self, pending: PendingCall) -> None:
         del self._pending[pending.call]
         self.deadlines.end(pending)
         if pending.origin is not None and pending.origin.asks:
@@ -280,7 +280,7 @@ class Caller:
         else:
             pending.future.set_result(value)
 
-    def failure(self, rank: int, failure: message.Failure) -> None:
+    def failure(self, rank: int, failure: message.FailureMessage) -> None:
         """There is no result; ignored if nobody waits for it any more."""
         pending = self.find(rank, failure.call)
         if pending is not None:
@@ -335,7 +335,7 @@ class Caller:
         for rank in {pending.ref.rank for pending in self._pending.values()} | {rank for rank, _ in self._windows}:
             self.peer_lost(rank, self._closed())
 
-    def find(self, rank: int, call: int) -> Pending | None:
+    def find(self, rank: int, call: int) -> PendingCall | None:
         """Return what waits for the answer to ``call``; None if nothing does any more.
 
         Raises ``ProtocolError`` if ``rank`` is not the one that was called.

@@ -1,4 +1,4 @@
-"""A call at its two ends: ``Pending`` at its caller, ``Delivery`` at its actor, ``Execution`` while its endpoint runs.
+"""A call at its two ends: ``PendingCall`` at its caller, ``Delivery`` and its ``Execution`` at its actor.
 
 An endpoint runs inside a task that outlives it.  To interrupt the endpoint that task is cancelled; ``Execution`` tells
 this from a cancellation of the task itself by counting, as ``asyncio.timeout`` does: when the endpoint has ended,
@@ -137,7 +137,7 @@ def time_left() -> float | None:
 
 
 @dataclass(slots=True, eq=False)
-class Pending:
+class PendingCall:
     """A call, or a request to the actor system of a rank, that waits for its answer.
 
     ``outgoing`` is the message of a call; None for a request.  ``origin`` is the message whose endpoint made the call.

@@ -23,7 +23,7 @@ from asyncpar.actors.runtime.endpoint import EndpointSpec
 from asyncpar.actors.runtime.executor import Executor, SelfCancelled
 from asyncpar.actors.runtime.groups import Groups
 from asyncpar.actors.runtime.mailbox import BURST, ConcurrentEndpoints, Mailbox
-from asyncpar.actors.runtime.message import ABSENT, FULL, USAGE, Place
+from asyncpar.actors.runtime.message import ABSENT, FULL, USAGE, MeshPlace
 from asyncpar.actors.runtime.ref import ActorRef
 from asyncpar.actors.runtime.watches import Watch, Watches
 from asyncpar.collectives.communicator import Communicator
@@ -39,7 +39,7 @@ class ActorSpec:
     create: Callable[[], Actor]
     endpoints: Mapping[str, EndpointSpec]
     owner: Cell | None = None
-    place: Place | None = None
+    place: MeshPlace | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,7 @@ from itertools import islice
 from typing import Any, Final, Generic, TypeVar
 
 from asyncpar.actors.runtime import message
-from asyncpar.actors.runtime.calls import Pending
+from asyncpar.actors.runtime.calls import PendingCall
 from asyncpar.actors.runtime.deadline_discovery import Iteration, check_interpreter, find_deadline
 from asyncpar.actors.runtime.outbound import Outbound
 from asyncpar.actors.runtime.window import OutboundMessage
@@ -211,22 +211,22 @@ class CallDeadlines:
     Raises ``UsageError`` on an interpreter on which they cannot be found.
     """
 
-    def __init__(self, pending: Mapping[int, Pending], outbound: Outbound) -> None:
+    def __init__(self, pending: Mapping[int, PendingCall], outbound: Outbound) -> None:
         check_interpreter()
         self._pending = pending
         self._outbound = outbound
         self._sweeper = DeadlineSweeper(self._found)
-        self._held: dict[OutboundMessage, tuple[Pending, float | None]] = {}
+        self._held: dict[OutboundMessage, tuple[PendingCall, float | None]] = {}
         """Deadlines of calls that have not left yet."""
 
-    def begin(self, pending: Pending, iterator: Iteration | None = None) -> None:
+    def begin(self, pending: PendingCall, iterator: Iteration | None = None) -> None:
         """The current task is about to wait for ``pending``, or to iterate over it by ``iterator``."""
         task = asyncio.current_task()
         if task is not None:
             limit = None if pending.origin is None else pending.origin.deadline
             self._sweeper.watch(pending.call, task, limit, iterator)
 
-    def end(self, pending: Pending) -> None:
+    def end(self, pending: PendingCall) -> None:
         """The task waits no longer."""
         self._sweeper.forget(pending.call)
         if self._held and pending.outgoing is not None:
@@ -257,7 +257,7 @@ class CallDeadlines:
         else:
             self._held[pending.outgoing] = pending, deadline
 
-    def _say(self, pending: Pending, deadline: float | None) -> None:
+    def _say(self, pending: PendingCall, deadline: float | None) -> None:
         now = asyncio.get_running_loop().time()
         seconds = math.inf if deadline is None else max(0.0, deadline - now)
         self._outbound.say(pending.ref.rank, message.Deadline(pending.call, seconds))

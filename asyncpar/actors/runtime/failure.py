@@ -79,14 +79,14 @@ def begin_in_user_code(error: BaseException) -> None:
     BaseException.with_traceback(error, _skip_own(error.__traceback__))  # attributes of an exception may be frozen
 
 
-def describe_failure(call: int, error: BaseException) -> message.Failure:
+def describe_failure(call: int, error: BaseException) -> message.FailureMessage:
     """Return the failure of ``call`` for what an endpoint raised."""
-    return message.Failure(call, message.RAISED, *describe_error(error))
+    return message.FailureMessage(call, message.RAISED, *describe_error(error))
 
 
-def describe_unsendable(call: int, error: UsageError) -> message.Failure:
+def describe_unsendable(call: int, error: UsageError) -> message.FailureMessage:
     """Return the failure of ``call`` for a result that cannot be sent: the text says it all; the stack is ours."""
-    return message.Failure(call, message.RAISED, error_text(error), type_name(type(error)), "")
+    return message.FailureMessage(call, message.RAISED, error_text(error), type_name(type(error)), "")
 
 
 def _skip_own(frames: TracebackType | None) -> TracebackType | None:
@@ -101,7 +101,7 @@ def lost_during(error: PeerLost, operation: str) -> PeerLost:
     return PeerLost(text, rank=error.rank, host=error.host, operation=operation, cause=error.cause)
 
 
-def error_of(failure: message.Failure, rank: int, operation: str) -> AsyncparError:
+def error_of(failure: message.FailureMessage, rank: int, operation: str) -> AsyncparError:
     """Return what a caller must raise for ``failure``."""
     text = f"rank {rank}: {operation}: {failure.text}"
     match failure.reason:

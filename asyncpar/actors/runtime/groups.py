@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from asyncpar.actors.runtime import message
-from asyncpar.actors.runtime.message import Place
+from asyncpar.actors.runtime.message import MeshPlace
 from asyncpar.actors.runtime.ref import ActorRef
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.core.config.rank_order import RankOrder
@@ -29,7 +29,7 @@ class Groups:
         self._groups: dict[str, dict[str | None, Communicator]] = {}
         self._attempts: dict[str, dict[int, int]] = {}
 
-    def find(self, ref: ActorRef[object], place: Place | None, axis: str | None) -> Communicator:
+    def find(self, ref: ActorRef[object], place: MeshPlace | None, axis: str | None) -> Communicator:
         """Return the communicator of the actor ``ref``, which stands at ``place``.  See ``Actor.group``."""
         if place is None:
             raise UsageError(f"group: {ref!r} is not on a mesh; nodes.spawn(...) starts actors that are")
@@ -49,7 +49,7 @@ class Groups:
                 del groups[axis]
                 group.give_up(abandon.failed, f"{abandon.text}; ask for the group again")
 
-    def _make(self, ref: ActorRef[object], place: Place, axis: str | None) -> Communicator:
+    def _make(self, ref: ActorRef[object], place: MeshPlace, axis: str | None) -> Communicator:
         if self.world is None:
             raise UsageError(f"group: {ref!r} lives in a system without collectives")
         ranks = ranks_along(place, axis, ref.rank)
@@ -61,7 +61,7 @@ class Groups:
         return group
 
 
-def ranks_along(place: Place, axis: str | None, rank: int) -> tuple[int, ...]:
+def ranks_along(place: MeshPlace, axis: str | None, rank: int) -> tuple[int, ...]:
     """Return the ranks that differ from ``rank`` along ``axis`` only, in order of that axis; all for None.
 
     Raises ``UsageError`` if the mesh has no such axis, and if it is none that ``rank`` is part of.

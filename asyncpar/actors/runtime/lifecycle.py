@@ -15,7 +15,7 @@ from asyncpar.actors.runtime.ending import DownReason
 from asyncpar.actors.runtime.endpoint import EndpointCatalog, describe_constructor
 from asyncpar.actors.runtime.failure import begin_in_user_code, describe_error
 from asyncpar.actors.runtime.groups import Groups
-from asyncpar.actors.runtime.message import Place
+from asyncpar.actors.runtime.message import MeshPlace
 from asyncpar.actors.runtime.outbound import Outbound
 from asyncpar.actors.runtime.ref import ActorRef, Messenger
 from asyncpar.actors.runtime.registry import ActorRegistry, find_actor_class
@@ -72,7 +72,7 @@ class Lifecycle:
         create: Callable[[], Actor],
         name: str | None,
         owner: Cell | None = None,
-        place: Place | None = None,
+        place: MeshPlace | None = None,
     ) -> ActorRef[Any]:
         """Start an actor and return when its ``on_start`` has.  See ``ActorSystem.spawn``."""
         check_actor_class(actor_class)
@@ -107,7 +107,7 @@ class Lifecycle:
 
     # -- watchers --------------------------------------------------------------------------------------------------
 
-    def watched(self, rank: int, watch: message.Watch) -> None:
+    def watched(self, rank: int, watch: message.WatchMessage) -> None:
         """Register a watch of ``rank``; answer at once if the actor does not exist."""
         cell = self._registry.cells.get(watch.actor)
         if cell is None:

@@ -37,7 +37,7 @@ DEADLINE: Final = "deadline"
 """The deadline of the call has passed."""
 
 
-class Place(msgspec.Struct, frozen=True, array_like=True):
+class MeshPlace(msgspec.Struct, frozen=True, array_like=True):
     """One actor of a mesh.
 
     ``mesh`` names the mesh, equal for all its actors and for no other mesh of the world.  ``ranks`` are in row-major
@@ -50,8 +50,8 @@ class Place(msgspec.Struct, frozen=True, array_like=True):
     ranks: tuple[int, ...]
 
 
-class Call(msgspec.Struct, frozen=True, array_like=True, tag=1):
-    """Ask ``endpoint`` of ``actor``; answered by one ``Reply`` or ``Failure`` with the same ``call``.
+class CallMessage(msgspec.Struct, frozen=True, array_like=True, tag=1):
+    """Ask ``endpoint`` of ``actor``; answered by one ``Reply`` or ``FailureMessage`` with the same ``call``.
 
     ``seconds`` is how long the caller will wait, if that is known.  With ``wants_stream`` the endpoint is one that
     yields, and its items come before the answer, which is then empty.
@@ -66,8 +66,8 @@ class Call(msgspec.Struct, frozen=True, array_like=True, tag=1):
     wants_stream: bool = False
 
 
-class Tell(msgspec.Struct, frozen=True, array_like=True, tag=2):
-    """Like ``Call``, never answered."""
+class TellMessage(msgspec.Struct, frozen=True, array_like=True, tag=2):
+    """Like ``CallMessage``, never answered."""
 
     actor: str
     endpoint: str
@@ -82,7 +82,7 @@ class Reply(msgspec.Struct, frozen=True, array_like=True, tag=3):
     value: msgspec.Raw
 
 
-class Failure(msgspec.Struct, frozen=True, array_like=True, tag=4):
+class FailureMessage(msgspec.Struct, frozen=True, array_like=True, tag=4):
     """There is no result.  ``reason`` is one of the constants above; an unknown one counts as ``RAISED``."""
 
     call: CallId
@@ -116,7 +116,7 @@ class Spawn(msgspec.Struct, frozen=True, array_like=True, tag=7):
     name: str
     arguments: list[msgspec.Raw]
     keywords: dict[str, msgspec.Raw]
-    place: Place | None = None
+    place: MeshPlace | None = None
 
 
 class Deadline(msgspec.Struct, frozen=True, array_like=True, tag=8):
@@ -126,7 +126,7 @@ class Deadline(msgspec.Struct, frozen=True, array_like=True, tag=8):
     seconds: Seconds
 
 
-class End(msgspec.Struct, frozen=True, array_like=True, tag=9):
+class EndMessage(msgspec.Struct, frozen=True, array_like=True, tag=9):
     """Stop ``actor``, or kill it; answered when it has ended."""
 
     call: CallId
@@ -134,7 +134,7 @@ class End(msgspec.Struct, frozen=True, array_like=True, tag=9):
     is_kill: bool
 
 
-class Watch(msgspec.Struct, frozen=True, array_like=True, tag=10):
+class WatchMessage(msgspec.Struct, frozen=True, array_like=True, tag=10):
     """Say, by one ``Downed`` with the same ``watch``, when ``actor`` has ended."""
 
     watch: CallId
@@ -171,7 +171,7 @@ class YieldCredit(msgspec.Struct, frozen=True, array_like=True, tag=21):
     amount: Amount
 
 
-class Feed(msgspec.Struct, frozen=True, array_like=True, tag=22):
+class FeedMessage(msgspec.Struct, frozen=True, array_like=True, tag=22):
     """The next item of a stream among the arguments of ``call``."""
 
     call: CallId
@@ -212,21 +212,21 @@ class Abandon(msgspec.Struct, frozen=True, array_like=True, tag=30):
 
 
 Message: TypeAlias = (
-    Call
-    | Tell
+    CallMessage
+    | TellMessage
     | Reply
-    | Failure
+    | FailureMessage
     | Cancel
     | Credit
     | Spawn
     | Deadline
-    | End
-    | Watch
+    | EndMessage
+    | WatchMessage
     | Unwatch
     | Downed
     | Yield
     | YieldCredit
-    | Feed
+    | FeedMessage
     | FeedEnd
     | FeedCredit
     | Abandon

@@ -47,7 +47,7 @@ class Requests:
         """Start an actor for ``sender``."""
         self._serve(sender, request.call, self._spawn(sender, request, payload))
 
-    def end(self, sender: int, request: message.End) -> None:
+    def end(self, sender: int, request: message.EndMessage) -> None:
         """End an actor for ``sender``."""
         self._serve(sender, request.call, self.end_actor(request.actor, is_kill=request.is_kill))
 
@@ -103,7 +103,7 @@ class Requests:
             raise ProtocolError(f"actor message: rank {sender} sent request {call} twice")
         if self._is_closed:
             work.close()
-            self._outbound.say(sender, message.Failure(call, message.CLOSED, "the node was closed"))
+            self._outbound.say(sender, message.FailureMessage(call, message.CLOSED, "the node was closed"))
             return
         task = self._tasks.create_task(self._answer(sender, call, work))
         self._serving[place] = task
@@ -119,11 +119,11 @@ class Requests:
         try:
             value = await work
         except UsageError as error:
-            self._outbound.say(sender, message.Failure(call, message.USAGE, error_text(error)))
+            self._outbound.say(sender, message.FailureMessage(call, message.USAGE, error_text(error)))
         except asyncio.CancelledError:
             work.close()
             if self._is_closed:
-                self._outbound.say(sender, message.Failure(call, message.CLOSED, "the node was closed"))
+                self._outbound.say(sender, message.FailureMessage(call, message.CLOSED, "the node was closed"))
         except ENDS_PROGRAM:
             raise
         except BaseException as error:  # noqa: BLE001  # user code; whoever asked is told

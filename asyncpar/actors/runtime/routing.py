@@ -45,20 +45,20 @@ class MessageRouter:
         self._callee = callee
         self._requests = requests
         self._handlers: dict[type[Any], Handler] = {
-            message.Call: self._accept,
-            message.Tell: self._accept,
+            message.CallMessage: self._accept,
+            message.TellMessage: self._accept,
             message.Cancel: self._cancel,
             message.Deadline: self._deadline,
             message.Reply: caller.reply,
-            message.Failure: lambda rank, failure, _: caller.failure(rank, failure),
+            message.FailureMessage: lambda rank, failure, _: caller.failure(rank, failure),
             message.Credit: lambda rank, credit, _: caller.credit(rank, credit),
             message.Spawn: requests.spawn,
-            message.End: lambda rank, end, _: requests.end(rank, end),
-            message.Watch: lambda rank, watch, _: lifecycle.watched(rank, watch),
+            message.EndMessage: lambda rank, end, _: requests.end(rank, end),
+            message.WatchMessage: lambda rank, watch, _: lifecycle.watched(rank, watch),
             message.Unwatch: lambda rank, unwatch, _: lifecycle.unwatched(rank, unwatch.watch),
             message.Yield: streams.item,
             message.YieldCredit: self._yield_credit,
-            message.Feed: self._feed,
+            message.FeedMessage: self._feed,
             message.FeedEnd: self._feed_end,
             message.FeedCredit: lambda rank, credit, _: streams.credit(rank, credit),
             message.Abandon: lambda _, abandon, __: lifecycle.groups.abandon(abandon),
@@ -76,7 +76,7 @@ class MessageRouter:
         received = self._decoder.decode(payload)
         self._handlers[type(received)](rank, received, payload)
 
-    def _accept(self, rank: int, received: message.Call | message.Tell, payload: memoryview) -> None:
+    def _accept(self, rank: int, received: message.CallMessage | message.TellMessage, payload: memoryview) -> None:
         """Put a call or tell into the mailbox of its actor, or refuse it."""
         cell = self._registry.cells.get(received.actor)
         if cell is None:
@@ -101,7 +101,7 @@ class MessageRouter:
         if streams is not None:
             streams.credit(credit.amount)
 
-    def _feed(self, rank: int, feed: message.Feed, payload: memoryview) -> None:
+    def _feed(self, rank: int, feed: message.FeedMessage, payload: memoryview) -> None:
         streams = self._served(rank, feed.call)
         if streams is not None:
             streams.feed(feed, payload)

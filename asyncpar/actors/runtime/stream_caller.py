@@ -12,7 +12,7 @@ from typing import Any
 from asyncpar.actors.runtime import message
 from asyncpar.actors.runtime.call_streams import CreateTask, Feed, Feeds
 from asyncpar.actors.runtime.caller import Caller
-from asyncpar.actors.runtime.calls import Pending
+from asyncpar.actors.runtime.calls import PendingCall
 from asyncpar.actors.runtime.deadline_discovery import Iteration
 from asyncpar.actors.runtime.outbound import Outbound, ReplyChannel
 from asyncpar.actors.runtime.ref import ActorRef
@@ -100,7 +100,7 @@ class StreamCaller:
             await feeds.stop()
         _raise_first(feeds.error, failure)
 
-    def _inlet(self, pending: Pending, item: PayloadDecoder[Any]) -> Inlet[Any]:
+    def _inlet(self, pending: PendingCall, item: PayloadDecoder[Any]) -> Inlet[Any]:
         def grant(amount: int) -> None:
             self._outbound.say(pending.ref.rank, message.YieldCredit(pending.call, amount))
 
@@ -108,7 +108,7 @@ class StreamCaller:
         pending.future.add_done_callback(partial(_end, inlet))
         return inlet
 
-    def _attach(self, pending: Pending, sources: Sequence[tuple[str, AsyncIterable[Any]]]) -> Feeds:
+    def _attach(self, pending: PendingCall, sources: Sequence[tuple[str, AsyncIterable[Any]]]) -> Feeds:
         """Let ``sources`` be fed to the call when its endpoint wants them, at most until it is answered."""
         channel = ReplyChannel(self._outbound, pending.ref.rank, self._extension)
         feeds = Feeds(

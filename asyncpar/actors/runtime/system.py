@@ -19,7 +19,7 @@ from asyncpar.actors.runtime.ending import Down
 from asyncpar.actors.runtime.endpoint import EndpointCatalog, EndpointSpec, describe_constructor
 from asyncpar.actors.runtime.groups import Groups
 from asyncpar.actors.runtime.lifecycle import Lifecycle, check_actor_class
-from asyncpar.actors.runtime.message import Place
+from asyncpar.actors.runtime.message import MeshPlace
 from asyncpar.actors.runtime.outbound import Outbound
 from asyncpar.actors.runtime.ref import ActorRef, Messenger, RefExtension, Told
 from asyncpar.actors.runtime.registry import ActorRegistry, check_name, class_path
@@ -145,7 +145,7 @@ class ActorSystem(Messenger):
         kwargs: dict[str, Any] | None = None,
         *,
         name: str | None = None,
-        place: Place | None = None,
+        place: MeshPlace | None = None,
     ) -> Coroutine[Any, Any, A]:
         """Start an actor on ``rank``, as ``spawn`` does on this one; its constructor gets copies of the arguments.
 
@@ -211,7 +211,7 @@ class ActorSystem(Messenger):
 
     def stop_soon(self, ref: ActorRef[Any]) -> None:
         """Stop an actor, here or elsewhere, without waiting for its end; if it is gone already, nothing happens."""
-        self._caller.say_to(ref.rank, message.End(self._caller.new_call(), ref.name, is_kill=False))
+        self._caller.say_to(ref.rank, message.EndMessage(self._caller.new_call(), ref.name, is_kill=False))
 
     async def _end(self, ref: ActorRef[Any], *, is_kill: bool) -> None:
         verb = "kill" if is_kill else "stop"
@@ -220,8 +220,8 @@ class ActorSystem(Messenger):
             await self._requests.end_actor(ref.name, is_kill=is_kill)
             return
 
-        def envelope(call: int) -> message.End:
-            return message.End(call, ref.name, is_kill)
+        def envelope(call: int) -> message.EndMessage:
+            return message.EndMessage(call, ref.name, is_kill)
 
         await self._caller.request(ref, verb, envelope, PayloadEncoder(), self._untyped)
 

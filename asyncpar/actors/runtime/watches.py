@@ -94,7 +94,7 @@ class Watches:
         self._watching[number] = watching
         if among is not None:
             among.add(watch)
-        self._outbound.say(ref.rank, message.Watch(number, ref.name))
+        self._outbound.say(ref.rank, message.WatchMessage(number, ref.name))
         return watch
 
     def downed(self, rank: int, downed: message.Downed) -> None:

@@ -24,6 +24,6 @@
 - *In the end.*  Stopping the supervisor stops its children, last one first, each within its ``shutdown`` seconds, after
   which it is killed.  Killing the supervisor kills its children.
 
-Where to read: ``policy`` (the words), ``machine`` and ``events`` (what follows from what, pure), ``child`` (what is
-declared and reported), ``supervisor`` (the actor), ``life`` (its memory of one child).
+Modules: ``policy`` (settings), ``machine`` and ``events`` (decisions, pure), ``child`` (declaration,
+status and record of a child), ``supervisor`` (the actor).
 """

@@ -1,4 +1,4 @@
-"""What a supervisor's machine is told (events) and what it wants done (commands)."""
+"""Events and commands of a supervisor's state machine."""
 
 from __future__ import annotations
 
@@ -9,85 +9,95 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class StartAll:
-    """The supervisor starts: the first event."""
+    """Start all children.  The first event."""
 
 
 @dataclass(frozen=True, slots=True)
-class Started:
-    """The child runs: the good answer to ``Start``."""
+class ChildStarted:
+    """``StartCommand`` succeeded: the child runs."""
 
     child: str
 
 
 @dataclass(frozen=True, slots=True)
-class StartFailed:
-    """The child could not be started: the bad answer to ``Start``."""
+class ChildStartFailed:
+    """``StartCommand`` failed: the child does not run."""
 
     child: str
     failure: BaseException
 
 
 @dataclass(frozen=True, slots=True)
-class Stopped:
-    """The child is gone: the only answer to ``Stop``."""
+class ChildStopped:
+    """``StopCommand`` is done: the child has ended."""
 
     child: str
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
-    """A running child ended by itself; ``failure`` is None if it did so in order."""
+class ChildEnded:
+    """A running child ended by itself; ``failure`` is None if it did not fail."""
 
     child: str
     failure: BaseException | None
 
 
 @dataclass(frozen=True, slots=True)
-class StopChild:
-    """Somebody wants this child stopped, and not started again."""
+class StopRequest:
+    """A request to stop this child and not to start it again."""
 
     child: str
 
 
 @dataclass(frozen=True, slots=True)
-class RestartChild:
-    """Somebody wants this child started, and stopped before if it runs.  No failure, so it does not count."""
+class RestartRequest:
+    """A request to start this child, after stopping it if it runs.  Does not count as a failure."""
 
     child: str
 
 
 @dataclass(frozen=True, slots=True)
-class Tick:
-    """Time has passed."""
+class BackoffElapsed:
+    """The time of the last ``WaitCommand`` has come."""
 
 
 @dataclass(frozen=True, slots=True)
 class StopAll:
-    """The supervisor stops."""
+    """Stop all children and finish."""
 
 
-Event = StartAll | Started | StartFailed | Stopped | Ended | StopChild | RestartChild | Tick | StopAll
+Event = (
+    StartAll
+    | ChildStarted
+    | ChildStartFailed
+    | ChildStopped
+    | ChildEnded
+    | StopRequest
+    | RestartRequest
+    | BackoffElapsed
+    | StopAll
+)
 
 # -- commands --------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
-    """Start the child and answer ``Started`` or ``StartFailed``."""
+class StartCommand:
+    """Start the child and answer ``ChildStarted`` or ``ChildStartFailed``."""
 
     child: str
 
 
 @dataclass(frozen=True, slots=True)
-class Stop:
-    """Stop the child, by force if need be, and answer ``Stopped``."""
+class StopCommand:
+    """Stop the child, or kill it after its ``shutdown`` seconds, and answer ``ChildStopped``."""
 
     child: str
 
 
 @dataclass(frozen=True, slots=True)
-class Wait:
-    """Nothing to do before ``until``; ``Tick`` then.  Stands until that ``Tick``, or until another ``Wait``."""
+class WaitCommand:
+    """Answer ``BackoffElapsed`` at the time ``until``.  Replaces an earlier ``WaitCommand``."""
 
     until: float
 
@@ -104,7 +114,7 @@ class FailStart:
 class GiveUp:
     """Restarts do not help, and all children are stopped: the supervisor fails.  The last command.
 
-    ``child`` ended once more, after ``restarts`` restarts within the period; ``failure`` as in ``Ended``.
+    ``child`` ended once more, after ``restarts`` restarts within the period; ``failure`` as in ``ChildEnded``.
     """
 
     child: str
@@ -113,8 +123,8 @@ class GiveUp:
 
 
 @dataclass(frozen=True, slots=True)
-class Finish:
+class FinishCommand:
     """All children are stopped, as ``StopAll`` wanted.  The last command."""
 
 
-Command = Start | Stop | Wait | FailStart | GiveUp | Finish
+Command = StartCommand | StopCommand | WaitCommand | FailStart | GiveUp | FinishCommand

@@ -1,13 +1,13 @@
-"""Decide for a supervisor: which child starts or stops next, who is restarted, and when to give up.
+"""State machine of a supervisor: which child starts or stops next, which restart, and when to give up.
 
 Sans-I/O: feed events, obey commands.  The rules are those of Erlang/OTP's ``supervisor``, see
 https://www.erlang.org/doc/apps/stdlib/supervisor.html and https://www.erlang.org/doc/system/sup_princ.html.
 
-Theory of operation.  Each child has a *slot* that says where it stands (down, starting, up, stopping) and what is
-wanted of it (to run; to be stopped first).  An event changes wishes; then ``_advance`` takes one step towards them.
-One child is started or stopped at a time: every ``Start`` and ``Stop`` must be answered before the next one comes.
-What must stop stops first, in reverse order; then what is wanted starts, in order.  So whatever fails in the middle of
-a restart only changes the wishes, and the next step is right again.
+Theory of operation.  Each child has a *slot* with its phase (down, starting, up, stopping) and what is wanted
+of it (to run; to be stopped first).  An event changes wishes; then ``_advance`` takes one step towards them.
+One child is started or stopped at a time: every ``StartCommand`` and ``StopCommand`` is answered before the next one.
+What must stop stops first, in reverse order; then what is wanted starts, in order.  A failure in the middle of a
+restart only changes the wishes, and the next step follows from those.
 
 A child that ends while it is about to be stopped anyway counts as stopped, and not as one more failure.  A restart of a
 group starts all of its children, those too that had ended in order or had been stopped by hand, but no temporary ones.
@@ -22,30 +22,30 @@ from dataclasses import dataclass
 from enum import Enum, auto
 
 from asyncpar.actors.supervision.events import (
+    BackoffElapsed,
+    ChildEnded,
+    ChildStarted,
+    ChildStartFailed,
+    ChildStopped,
     Command,
-    Ended,
     Event,
     FailStart,
-    Finish,
+    FinishCommand,
     GiveUp,
-    RestartChild,
-    Start,
+    RestartRequest,
     StartAll,
-    Started,
-    StartFailed,
-    Stop,
+    StartCommand,
     StopAll,
-    StopChild,
-    Stopped,
-    Tick,
-    Wait,
+    StopCommand,
+    StopRequest,
+    WaitCommand,
 )
 from asyncpar.actors.supervision.policy import Backoff, Intensity, Restart, Strategy
 from asyncpar.errors import UsageError
 
 
-class Standing(Enum):
-    """Where a child stands."""
+class ChildPhase(Enum):
+    """Phase of a child, as far as the machine was told."""
 
     DOWN = auto()
     STARTING = auto()
@@ -54,18 +54,18 @@ class Standing(Enum):
 
 
 class _Attempt(Enum):
-    """What the next start is, and so what follows if it fails."""
+    """Kind of the next start, which decides what follows if it fails."""
 
     FIRST = auto()  # the supervisor cannot start
     AGAIN = auto()  # a failed restart: one more
-    ASKED = auto()  # nothing: whoever asked is told
+    ASKED = auto()  # nothing: the caller gets the error
 
 
 @dataclass(slots=True, eq=False)
-class _Slot:
+class _ChildSlot:
     name: str
     restart: Restart
-    standing: Standing = Standing.DOWN
+    phase: ChildPhase = ChildPhase.DOWN
     attempt: _Attempt = _Attempt.FIRST
     is_wanted: bool = True
     must_stop: bool = False
@@ -75,11 +75,11 @@ class _Slot:
 
     @property
     def is_alive(self) -> bool:
-        return self.standing in (Standing.UP, Standing.STARTING)
+        return self.phase in (ChildPhase.UP, ChildPhase.STARTING)
 
 
 class SupervisorMachine:
-    """The mind of one supervisor.  ``children`` are in start order; ``draw`` gives numbers from 0 to 1 for jitter."""
+    """Decisions of one supervisor.  ``children`` are in start order; ``draw`` returns jitter from 0 to 1."""
 
     def __init__(
         self,
@@ -90,25 +90,25 @@ class SupervisorMachine:
         backoff: Backoff,
         draw: Callable[[], float],
     ) -> None:
-        self._slots = {name: _Slot(name, restart) for name, restart in children.items()}
+        self._slots = {name: _ChildSlot(name, restart) for name, restart in children.items()}
         self._strategy = strategy
         self._intensity = intensity
         self._backoff = backoff
         self._draw = draw
         self._restarts: deque[float] = deque()
         self._waiting_until: float | None = None
-        self._ending: FailStart | GiveUp | Finish | None = None
+        self._ending: FailStart | GiveUp | FinishCommand | None = None
         self._has_begun = False
         self._is_over = False
 
     @property
     def is_ending(self) -> bool:
-        """Is everything being stopped, or stopped already?"""
+        """Whether all children are being stopped, or were stopped."""
         return self._ending is not None
 
     @property
     def is_over(self) -> bool:
-        """Was the last command given?"""
+        """Whether the last command was returned."""
         return self._is_over
 
     @property
@@ -116,12 +116,12 @@ class SupervisorMachine:
         """The names of the children, in start order; temporary ones that are gone are not among them."""
         return tuple(self._slots)
 
-    def standing(self, child: str) -> Standing:
-        """Return where a child stands.  Raises ``UsageError`` if there is no such child."""
-        return self._find(child).standing
+    def phase(self, child: str) -> ChildPhase:
+        """Return the phase of a child.  Raises ``UsageError`` if there is no such child."""
+        return self._find(child).phase
 
     def is_wanted(self, child: str) -> bool:
-        """Does the child run, or will it be started?  Raises ``UsageError`` if there is no such child."""
+        """Whether the child runs or is to be started.  Raises ``UsageError`` if there is no such child."""
         return self._find(child).is_wanted
 
     def handle(self, event: Event, *, now: float) -> list[Command]:
@@ -131,22 +131,22 @@ class SupervisorMachine:
         match event:
             case StartAll():
                 self._has_begun = True
-            case Started(child):
+            case ChildStarted(child):
                 self._started(child, now)
-            case StartFailed(child, failure):
+            case ChildStartFailed(child, failure):
                 self._start_failed(child, failure, now)
-            case Stopped(child):
+            case ChildStopped(child):
                 self._down(self._slots[child])
-            case Ended(child, failure):
+            case ChildEnded(child, failure):
                 self._ended(child, failure, now)
-            case StopChild(child):
+            case StopRequest(child):
                 self._stop_child(self._find(child))
-            case RestartChild(child):
+            case RestartRequest(child):
                 self._restart_child(self._find(child))
-            case Tick():
+            case BackoffElapsed():
                 self._waiting_until = None
             case StopAll():
-                self._end(Finish())
+                self._end(FinishCommand())
         return self._advance(now)
 
     # -- one step --------------------------------------------------------------------------------------------------
@@ -155,45 +155,45 @@ class SupervisorMachine:
         """Return the next step towards what is wanted."""
         slots = self._slots.values()
         if not (self._has_begun or self._ending) or any(
-            slot.standing in (Standing.STARTING, Standing.STOPPING) for slot in slots
+            slot.phase in (ChildPhase.STARTING, ChildPhase.STOPPING) for slot in slots
         ):
             return []
         for slot in reversed(slots):
             if slot.must_stop:
-                slot.standing = Standing.STOPPING
-                return [Stop(slot.name)]
+                slot.phase = ChildPhase.STOPPING
+                return [StopCommand(slot.name)]
         if self._ending is not None:
             self._is_over = True
             return [self._ending]
         return self._start_next(now)
 
     def _start_next(self, now: float) -> list[Command]:
-        pending = [slot for slot in self._slots.values() if slot.is_wanted and slot.standing is Standing.DOWN]
+        pending = [slot for slot in self._slots.values() if slot.is_wanted and slot.phase is ChildPhase.DOWN]
         if not pending:
             return []
         due = pending[0]
-        if self._strategy == Strategy.ONE_FOR_ONE:  # nobody depends on anybody: who waits holds up no one
+        if self._strategy == Strategy.ONE_FOR_ONE:  # children are independent: one that waits does not delay the others
             due = min(pending, key=lambda slot: max(slot.not_before, now))
         if due.not_before <= now:
-            due.standing = Standing.STARTING
-            return [Start(due.name)]
+            due.phase = ChildPhase.STARTING
+            return [StartCommand(due.name)]
         if due.not_before == self._waiting_until:
             return []
         self._waiting_until = due.not_before
-        return [Wait(due.not_before)]
+        return [WaitCommand(due.not_before)]
 
     # -- events ----------------------------------------------------------------------------------------------------
 
     def _started(self, child: str, now: float) -> None:
         slot = self._slots[child]
-        slot.standing, slot.attempt, slot.up_since = Standing.UP, _Attempt.AGAIN, now
+        slot.phase, slot.attempt, slot.up_since = ChildPhase.UP, _Attempt.AGAIN, now
 
     def _start_failed(self, child: str, failure: BaseException, now: float) -> None:
         slot = self._slots[child]
         if slot.must_stop:
             self._down(slot)
             return
-        slot.standing = Standing.DOWN
+        slot.phase = ChildPhase.DOWN
         match slot.attempt:
             case _Attempt.FIRST:
                 self._end(FailStart(child, failure))
@@ -204,12 +204,12 @@ class SupervisorMachine:
 
     def _ended(self, child: str, failure: BaseException | None, now: float) -> None:
         slot = self._slots.get(child)
-        if slot is None or slot.standing is not Standing.UP:
+        if slot is None or slot.phase is not ChildPhase.UP:
             return  # its end was expected, and is answered for
         if slot.must_stop:
             self._down(slot)
             return
-        slot.standing = Standing.DOWN
+        slot.phase = ChildPhase.DOWN
         if slot.restart == Restart.TEMPORARY:
             del self._slots[child]
         elif slot.restart == Restart.TRANSIENT and failure is None:
@@ -219,18 +219,18 @@ class SupervisorMachine:
                 slot.failures = 0
             self._restart(slot, failure, now)
 
-    def _down(self, slot: _Slot) -> None:
-        """Note that a child is down which was to stop."""
-        slot.standing, slot.must_stop = Standing.DOWN, False
+    def _down(self, slot: _ChildSlot) -> None:
+        """Record that a child that was to stop has ended."""
+        slot.phase, slot.must_stop = ChildPhase.DOWN, False
         if slot.restart == Restart.TEMPORARY:
             del self._slots[slot.name]
 
-    def _stop_child(self, slot: _Slot) -> None:
+    def _stop_child(self, slot: _ChildSlot) -> None:
         slot.is_wanted, slot.must_stop = False, slot.is_alive
-        if slot.restart == Restart.TEMPORARY and slot.standing is Standing.DOWN:
+        if slot.restart == Restart.TEMPORARY and slot.phase is ChildPhase.DOWN:
             del self._slots[slot.name]
 
-    def _restart_child(self, slot: _Slot) -> None:
+    def _restart_child(self, slot: _ChildSlot) -> None:
         if slot.restart == Restart.TEMPORARY:
             raise UsageError(f"child: {slot.name!r} is temporary, and such children are never restarted")
         if self._ending is not None:
@@ -242,8 +242,8 @@ class SupervisorMachine:
 
     # -- restarting ------------------------------------------------------------------------------------------------
 
-    def _restart(self, slot: _Slot, failure: BaseException | None, now: float) -> None:
-        """Have ``slot`` and whoever depends on it restarted, or give up."""
+    def _restart(self, slot: _ChildSlot, failure: BaseException | None, now: float) -> None:
+        """Restart ``slot`` and the children that depend on it, or give up."""
         if not self._is_within_intensity(now):
             self._end(GiveUp(slot.name, self._intensity.restarts, failure))
             return
@@ -256,13 +256,13 @@ class SupervisorMachine:
                 other.attempt = _Attempt.AGAIN
 
     def _is_within_intensity(self, now: float) -> bool:
-        """Count one more restart.  May it be?"""
+        """Count a restart; False if that is more than ``intensity`` allows."""
         while self._restarts and self._restarts[0] < now - self._intensity.period:
             self._restarts.popleft()
         self._restarts.append(now)
         return len(self._restarts) <= self._intensity.restarts
 
-    def _dependents(self, slot: _Slot) -> list[_Slot]:
+    def _dependents(self, slot: _ChildSlot) -> list[_ChildSlot]:
         slots = list(self._slots.values())
         match self._strategy:
             case Strategy.ONE_FOR_ONE:
@@ -272,13 +272,13 @@ class SupervisorMachine:
             case Strategy.REST_FOR_ONE:
                 return slots[slots.index(slot) + 1 :]
 
-    def _end(self, ending: FailStart | GiveUp | Finish) -> None:
-        """Stop everything, and then say why."""
+    def _end(self, ending: FailStart | GiveUp | FinishCommand) -> None:
+        """Stop all children, then return ``ending``."""
         self._ending = self._ending or ending
         for slot in self._slots.values():
             slot.is_wanted, slot.must_stop = False, slot.is_alive
 
-    def _find(self, child: str) -> _Slot:
+    def _find(self, child: str) -> _ChildSlot:
         if child not in self._slots:
             known = ", ".join(map(repr, self._slots)) or "none"
             raise UsageError(f"child: expected the name of a child ({known}), got {child!r}")

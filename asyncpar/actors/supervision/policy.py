@@ -1,4 +1,4 @@
-"""What a supervisor may be told: whom to restart after which end, how often, and how soon.  Pure.
+"""Settings of a supervisor: which children to restart after which end, how often, and how soon.  Pure.
 
 The words are those of Erlang/OTP's ``supervisor`` (https://www.erlang.org/doc/apps/stdlib/supervisor.html); back-off is
 not: OTP restarts at once, and so does the default here.
@@ -17,7 +17,7 @@ W = TypeVar("W", bound=StrEnum)
 
 
 class Strategy(StrEnum):
-    """Who is restarted when one child is.
+    """Which children are restarted when one is.
 
     ONE_FOR_ONE: that child only.  ONE_FOR_ALL: all children.  REST_FOR_ONE: that child and those that were started
     after it.

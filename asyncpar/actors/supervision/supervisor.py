@@ -11,27 +11,33 @@ from typing import Final, TypeVar
 
 from asyncpar.actors.runtime.actor import Actor, endpoint
 from asyncpar.actors.runtime.ending import Down, DownReason
-from asyncpar.actors.supervision.child import Child, ChildStatus, check_children
+from asyncpar.actors.supervision.child import (
+    Child,
+    ChildRecord,
+    ChildStatus,
+    check_children,
+    describe_briefly,
+    name_children,
+)
 from asyncpar.actors.supervision.events import (
+    BackoffElapsed,
+    ChildEnded,
+    ChildStarted,
+    ChildStartFailed,
+    ChildStopped,
     Command,
-    Ended,
     Event,
     FailStart,
-    Finish,
+    FinishCommand,
     GiveUp,
-    RestartChild,
-    Start,
+    RestartRequest,
     StartAll,
-    Started,
-    StartFailed,
-    Stop,
+    StartCommand,
     StopAll,
-    StopChild,
-    Stopped,
-    Tick,
-    Wait,
+    StopCommand,
+    StopRequest,
+    WaitCommand,
 )
-from asyncpar.actors.supervision.life import Life, describe, name_children
 from asyncpar.actors.supervision.machine import SupervisorMachine
 from asyncpar.actors.supervision.policy import Backoff, Intensity, Strategy, parse_strategy
 from asyncpar.core.concurrency.worker import ENDS_PROGRAM
@@ -69,8 +75,8 @@ class Supervisor(Actor):
         self._strategy = parse_strategy(strategy)
         self._intensity = _check("intensity", Intensity() if intensity is None else intensity, Intensity)
         self._backoff = _check("backoff", Backoff() if backoff is None else backoff, Backoff)
-        self._lives: dict[str, Life] = {}
-        self._doing: Start | Stop | None = None
+        self._records: dict[str, ChildRecord] = {}
+        self._doing: StartCommand | StopCommand | None = None
         self._timer: asyncio.TimerHandle | None = None
 
     # -- for everybody ---------------------------------------------------------------------------------------------
@@ -78,12 +84,12 @@ class Supervisor(Actor):
     @endpoint(concurrency=_CALLERS)
     async def children(self) -> list[ChildStatus]:
         """Return where the children stand, in start order.  Temporary ones that have ended are not among them."""
-        return [self._lives[name].status(self._machine) for name in self._machine.children]
+        return [self._records[name].status(self._machine) for name in self._machine.children]
 
     @endpoint(concurrency=_CALLERS)
     async def terminate_child(self, name: str) -> None:
         """Stop a child.  It stays down until it is asked for, or is restarted together with a sibling that failed."""
-        await self._request(StopChild(name))
+        await self._request(StopRequest(name))
 
     @endpoint(concurrency=_CALLERS)
     async def restart_child(self, name: str) -> None:
@@ -91,16 +97,16 @@ class Supervisor(Actor):
 
         ``intensity`` does not count this, and no sibling is restarted with it.  Raises what starting the child raised.
         """
-        await self._request(RestartChild(name))
+        await self._request(RestartRequest(name))
 
     # -- hooks -----------------------------------------------------------------------------------------------------
 
     async def on_start(self) -> None:
         """Start the children."""
         for name, child in zip(name_children(self._given, self.name), self._given, strict=True):
-            self._lives[name] = Life(name, child, is_supervisor=issubclass(child.actor_class, Supervisor))
+            self._records[name] = ChildRecord(name, child, is_supervisor=issubclass(child.actor_class, Supervisor))
         self._machine = SupervisorMachine(
-            {name: life.child.restart for name, life in self._lives.items()},
+            {name: record.child.restart for name, record in self._records.items()},
             strategy=self._strategy,
             intensity=self._intensity,
             backoff=self._backoff,
@@ -110,41 +116,41 @@ class Supervisor(Actor):
 
     async def on_child_down(self, down: Down) -> None:
         """Restart whom the strategy says, or give up."""
-        life = self._lives.get(down.ref.name)
-        if life is None:
+        record = self._records.get(down.ref.name)
+        if record is None:
             await super().on_child_down(down)  # a subclass spawned it
             return
         failure: BaseException | None = down.error
         if down.reason is DownReason.KILLED:
-            failure = ActorDown(f"actor {life.name!r} was killed", rank=self.rank)
+            failure = ActorDown(f"actor {record.name!r} was killed", rank=self.rank)
         if failure is not None:
-            life.failure = failure
-            _LOG.warning("%r: child %r failed", self.ref, life.name, exc_info=failure)
-        if life.ref is not down.ref or down.reason is DownReason.CLOSED or self._require_context().is_ending:
-            return  # an earlier life, which was to be stopped anyway; or all is ending
-        await self._handle(Ended(life.name, failure))
+            record.failure = failure
+            _LOG.warning("%r: child %r failed", self.ref, record.name, exc_info=failure)
+        if record.ref is not down.ref or down.reason is DownReason.CLOSED or self._require_context().is_ending:
+            return  # an earlier record, which was to be stopped anyway; or all is ending
+        await self._handle(ChildEnded(record.name, failure))
 
     async def _end_children(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
         commands = self._machine.handle(StopAll(), now=self._now())
         match self._doing:  # what this actor was doing when it was interrupted has no answer yet
-            case Start(child):
+            case StartCommand(child):
                 failure = ActorDown("its supervisor was ended meanwhile", rank=self.rank)
-                commands = self._machine.handle(StartFailed(child, failure), now=self._now())
-            case Stop():
+                commands = self._machine.handle(ChildStartFailed(child, failure), now=self._now())
+            case StopCommand():
                 commands = [self._doing]
         await self._obey(commands)
 
     # -- the machine -----------------------------------------------------------------------------------------------
 
-    async def _request(self, event: StopChild | RestartChild) -> None:
+    async def _request(self, event: StopRequest | RestartRequest) -> None:
         """Have ``event`` handled in this actor's own task, where no caller can cancel it half-way; wait for that."""
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._require_context().run_soon(partial(self._serve, event, done))
         await done
 
-    async def _serve(self, event: StopChild | RestartChild, done: asyncio.Future[None]) -> None:
+    async def _serve(self, event: StopRequest | RestartRequest, done: asyncio.Future[None]) -> None:
         if done.done():
             return  # whoever asked has gone
         try:
@@ -152,18 +158,18 @@ class Supervisor(Actor):
         except UsageError as error:
             done.set_exception(error)
             return
-        life = self._lives[event.child]
-        before = life.failure
+        record = self._records[event.child]
+        before = record.failure
         await self._obey(commands)
         if done.done():
             return
-        if isinstance(event, RestartChild) and life.failure is not None and life.failure is not before:
-            done.set_exception(life.failure)
+        if isinstance(event, RestartRequest) and record.failure is not None and record.failure is not before:
+            done.set_exception(record.failure)
         else:
             done.set_result(None)
 
     async def _tick(self) -> None:
-        await self._handle(Tick())
+        await self._handle(BackoffElapsed())
 
     async def _handle(self, event: Event) -> None:
         await self._obey(self._machine.handle(event, now=self._now()))
@@ -174,47 +180,47 @@ class Supervisor(Actor):
             (command,) = commands
             commands = []
             match command:
-                case Start() | Stop():
+                case StartCommand() | StopCommand():
                     self._doing = command
-                    answer = await (self._start(command) if isinstance(command, Start) else self._stop(command))
+                    answer = await (self._start(command) if isinstance(command, StartCommand) else self._stop(command))
                     self._doing = None
                     commands = self._machine.handle(answer, now=self._now())
-                case Wait(until):
+                case WaitCommand(until):
                     self._wake_at(until)
                 case FailStart(_, failure):
                     raise failure
                 case GiveUp():
                     raise self._defeat(command) from command.failure
-                case Finish():
+                case FinishCommand():
                     pass
 
-    async def _start(self, command: Start) -> Started | StartFailed:
-        life = self._lives[command.child]
-        child = life.child
-        life.starts += 1
+    async def _start(self, command: StartCommand) -> ChildStarted | ChildStartFailed:
+        record = self._records[command.child]
+        child = record.child
+        record.starts += 1
         try:
-            life.ref = await self._require_context().spawn_child(
-                child.actor_class, child.args, dict(child.kwargs), name=life.name
+            record.ref = await self._require_context().spawn_child(
+                child.actor_class, child.args, dict(child.kwargs), name=record.name
             )
         except (asyncio.CancelledError, *ENDS_PROGRAM):
             raise
         except BaseException as error:  # noqa: BLE001  # user code; the machine decides what follows
-            life.failure = error
-            if life.starts > 1:  # at first, spawning the supervisor raises it
-                _LOG.warning("%r: child %r did not start again", self.ref, life.name, exc_info=error)
-            return StartFailed(life.name, error)
-        return Started(life.name)
+            record.failure = error
+            if record.starts > 1:  # at first, spawning the supervisor raises it
+                _LOG.warning("%r: child %r did not start again", self.ref, record.name, exc_info=error)
+            return ChildStartFailed(record.name, error)
+        return ChildStarted(record.name)
 
-    async def _stop(self, command: Stop) -> Stopped:
-        life = self._lives[command.child]
-        assert life.ref is not None, "only what was started is stopped"
-        error = await self._require_context().end_child(life.ref, within=life.shutdown)
+    async def _stop(self, command: StopCommand) -> ChildStopped:
+        record = self._records[command.child]
+        assert record.ref is not None, "only what was started is stopped"
+        error = await self._require_context().end_child(record.ref, within=record.shutdown)
         if error is not None:
-            _LOG.error("%r: on_stop of child %r raised", self.ref, life.name, exc_info=error)
-        return Stopped(life.name)
+            _LOG.error("%r: on_stop of child %r raised", self.ref, record.name, exc_info=error)
+        return ChildStopped(record.name)
 
     def _defeat(self, command: GiveUp) -> RestartsExceeded:
-        how = "stopped" if command.failure is None else f"failed with {describe(command.failure)}"
+        how = "stopped" if command.failure is None else f"failed with {describe_briefly(command.failure)}"
         return RestartsExceeded(
             f"supervisor {self.name!r} gives up: its intensity allows {command.restarts} restarts in "
             f"{self._intensity.period:g} s, and child {command.child!r} {how} after that"

@@ -21,7 +21,7 @@ class Interrupted(AsyncparError):  # noqa: N818
     """What a compute thread waited for was cancelled; not ``CancelledError``, which would pass for one of its task."""
 
 
-class Pending(Generic[T]):
+class PendingResult(Generic[T]):
     """A result that is on its way; ``wait`` is for compute threads."""
 
     def __init__(self, future: Future[T]) -> None:
@@ -52,11 +52,11 @@ class LoopBridge:
         """Run the coroutine that ``make`` returns and block this thread until it has its result."""
         return self.start(make).wait()
 
-    def start(self, make: Callable[[], Coroutine[Any, Any, T]]) -> Pending[T]:
+    def start(self, make: Callable[[], Coroutine[Any, Any, T]]) -> PendingResult[T]:
         """Begin the coroutine that ``make`` returns on the loop; coroutines begin in the order of these calls."""
         future: Future[T] = Future()
         self._loop.call_soon_threadsafe(self._begin, make, future)
-        return Pending(future)
+        return PendingResult(future)
 
     def interrupt(self) -> None:
         """Cancel all that is under way, and whatever is begun before ``resume``.  Called on the loop."""

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from asyncpar.collectives.communicator import Communicator
-from asyncpar.core.concurrency.bridge import LoopBridge, Pending
+from asyncpar.core.concurrency.bridge import LoopBridge, PendingResult
 from asyncpar.nn.parameter import Array
 from asyncpar.shards.plan import split_bounds
 
@@ -162,7 +162,7 @@ class BridgedGroup(TensorGroup):
     def _call(self, make: Callable[[], Coroutine[Any, Any, Array]]) -> Array:
         return self._wait(self._bridge.start(make))
 
-    def _wait(self, pending: Pending[Array]) -> Array:
+    def _wait(self, pending: PendingResult[Array]) -> Array:
         began = self._clock()
         try:
             return pending.wait()

@@ -164,7 +164,7 @@ def test_a_caller_that_gives_up_in_time_ends_the_endpoint_at_once(open_ranks: An
 def call_once(ranks: Any, method: str, *arguments: object, seconds: float) -> None:
     """Call the clock on rank 1 as a caller that says how long it will wait, and then nothing any more."""
     parts = [msgspec.Raw(msgspec.msgpack.encode(argument)) for argument in arguments]
-    envelope = message.Call(10_000, "c", method, parts, {}, seconds)
+    envelope = message.CallMessage(10_000, "c", method, parts, {}, seconds)
     ranks.links[0].send_message(1, PayloadEncoder().finish(envelope, what="call"))
 
 

@@ -8,12 +8,12 @@ from hypothesis import strategies as st
 
 from asyncpar.actors.meshes.shape import MeshShape
 from asyncpar.actors.runtime.groups import ranks_along
-from asyncpar.actors.runtime.message import Place
+from asyncpar.actors.runtime.message import MeshPlace
 from asyncpar.errors import UsageError
 
 
-def place_on(shape: MeshShape) -> Place:
-    return Place(mesh="m", axes=shape.axes, sizes=tuple(shape.sizes.values()), ranks=shape.ranks)
+def place_on(shape: MeshShape) -> MeshPlace:
+    return MeshPlace(mesh="m", axes=shape.axes, sizes=tuple(shape.sizes.values()), ranks=shape.ranks)
 
 
 CUBE = MeshShape.line(range(8)).reshape({"dp": 2, "tp": 2, "pp": 2})
@@ -40,13 +40,13 @@ def test_an_axis_that_there_is_not_is_refused_with_those_there_are() -> None:
 @pytest.mark.parametrize(
     "place",
     [
-        Place("m", ("dp",), (2,), (1, 2)),
-        Place("m", ("dp",), (3,), (0, 1)),
-        Place("m", ("dp", "tp"), (2,), (0, 1, 2, 3)),
-        Place("m", ("dp", "tp"), (-1, -2), (0, 1)),
-        Place("m", (), (), ()),
+        MeshPlace("m", ("dp",), (2,), (1, 2)),
+        MeshPlace("m", ("dp",), (3,), (0, 1)),
+        MeshPlace("m", ("dp", "tp"), (2,), (0, 1, 2, 3)),
+        MeshPlace("m", ("dp", "tp"), (-1, -2), (0, 1)),
+        MeshPlace("m", (), (), ()),
     ],
 )
-def test_a_place_that_makes_no_sense_is_refused(place: Place) -> None:
+def test_a_place_that_makes_no_sense_is_refused(place: MeshPlace) -> None:
     with pytest.raises(UsageError, match="group: rank 0 has no place on mesh m"):
         ranks_along(place, "dp", 0)

@@ -14,7 +14,15 @@ from hypothesis import strategies as st
 
 from asyncpar.actors.runtime import message
 from asyncpar.actors.runtime.actor import Actor, endpoint
-from asyncpar.actors.runtime.message import Call, Cancel, Credit, Failure, MessageDecoder, Reply, Tell
+from asyncpar.actors.runtime.message import (
+    CallMessage,
+    Cancel,
+    Credit,
+    FailureMessage,
+    MessageDecoder,
+    Reply,
+    TellMessage,
+)
 from asyncpar.actors.runtime.window import WINDOW
 from asyncpar.errors import PeerLost, ProtocolError, RemoteError, UsageError
 from asyncpar.net.wire.payload import PayloadEncoder
@@ -53,17 +61,17 @@ def raw(value: object) -> msgspec.Raw:
 
 
 VALID = [
-    Call(1, "echo", "echo", [raw("value")], {}),
-    Call(2, "echo", "echo", [], {"value": raw([1, 2, {"a": None}])}),
-    Tell("echo", "echo", [raw(1)], {}),
+    CallMessage(1, "echo", "echo", [raw("value")], {}),
+    CallMessage(2, "echo", "echo", [], {"value": raw([1, 2, {"a": None}])}),
+    TellMessage("echo", "echo", [raw(1)], {}),
     Reply(1, raw("value")),
-    Failure(1, message.RAISED, "text", "KeyError", "Traceback"),
+    FailureMessage(1, message.RAISED, "text", "KeyError", "Traceback"),
     Cancel(1),
     Credit("echo", 5),
     message.Deadline(1, 2.5),
     message.Yield(1, raw("value")),
     message.YieldCredit(1, 5),
-    message.Feed(1, 0, raw("value")),
+    message.FeedMessage(1, 0, raw("value")),
     message.FeedEnd(1, 0, True, "text", "KeyError", "Traceback"),
     message.FeedCredit(1, 0, 5),
     message.Abandon("trainers", 1000, [0, 300], 300, "rank 300 failed for the thousandth time"),
@@ -143,7 +151,7 @@ async def expect_expulsion(open_ranks: Any, *envelopes: object, text: str) -> No
 
 
 async def test_a_call_sent_twice_ends_the_connection(open_ranks: Any) -> None:
-    call = Call(1, "victim", "wait", [], {})
+    call = CallMessage(1, "victim", "wait", [], {})
     await expect_expulsion(open_ranks, call, call, text="rank 0 sent call 1 twice")
 
 
@@ -152,8 +160,10 @@ async def test_credit_for_nothing_ends_the_connection(open_ranks: Any) -> None:
 
 
 async def test_more_than_the_window_ends_the_connection(open_ranks: Any) -> None:
-    big = Tell("victim", "echo", [raw(bytes(WINDOW // 2))], {})
-    await expect_expulsion(open_ranks, Tell("victim", "wait", [], {}), *[big] * 4, text="the peer overspent its window")
+    big = TellMessage("victim", "echo", [raw(bytes(WINDOW // 2))], {})
+    await expect_expulsion(
+        open_ranks, TellMessage("victim", "wait", [], {}), *[big] * 4, text="the peer overspent its window"
+    )
 
 
 async def test_an_answer_from_the_wrong_rank_ends_the_connection(open_ranks: Any) -> None:
@@ -171,7 +181,7 @@ async def test_an_answer_from_the_wrong_rank_ends_the_connection(open_ranks: Any
 async def test_answers_that_nobody_waits_for_are_ignored(open_ranks: Any) -> None:
     async with open_ranks(2) as ranks:
         await ranks.systems[1].spawn(Echo, name="echo")
-        for envelope in (Reply(5, raw(1)), Failure(6, message.USAGE, "text"), Cancel(7)):
+        for envelope in (Reply(5, raw(1)), FailureMessage(6, message.USAGE, "text"), Cancel(7)):
             ranks.links[0].send_message(1, encode(envelope))
         assert await ranks.systems[0].ref("echo", rank=1).echo(1) == 1
 
@@ -182,9 +192,9 @@ async def test_only_endpoints_can_be_reached_from_the_wire(open_ranks: Any, name
         await ranks.systems[1].spawn(Echo, name="echo")
         received: asyncio.Queue[memoryview] = asyncio.Queue()
         ranks.links[0].on_message = lambda rank, payload, release: received.put_nowait(payload)
-        ranks.links[0].send_message(1, encode(Call(1, "echo", name, [], {})))
+        ranks.links[0].send_message(1, encode(CallMessage(1, "echo", name, [], {})))
         answer = MessageDecoder().decode(await received.get())
-        assert isinstance(answer, Failure)
+        assert isinstance(answer, FailureMessage)
         assert (answer.call, answer.reason) == (1, message.ABSENT)
         assert answer.text == f"{name!r} is no endpoint of Echo; it has ['echo', 'open', 'total', 'wait']"
 
@@ -196,9 +206,9 @@ async def test_a_damaged_array_in_an_argument_is_refused_and_the_actor_goes_on(o
         received: asyncio.Queue[memoryview] = asyncio.Queue()
         on_message = ranks.links[0].on_message
         ranks.links[0].on_message = lambda rank, payload, release: received.put_nowait(payload)
-        ranks.links[0].send_message(1, encode(Call(1, "echo", "total", [raw(array)], {})))
+        ranks.links[0].send_message(1, encode(CallMessage(1, "echo", "total", [raw(array)], {})))
         answer = MessageDecoder().decode(await received.get())
-        assert isinstance(answer, Failure)
+        assert isinstance(answer, FailureMessage)
         assert "array: shape (1099511627776,) of float32 at" in answer.text
         ranks.links[0].on_message = on_message
         assert await ranks.systems[0].ref("echo", rank=1).total(np.ones(3)) == 3.0
@@ -226,7 +236,7 @@ async def test_an_answer_of_the_wrong_type_is_a_usage_error_where_the_class_is_k
 async def test_a_reason_of_a_newer_version_counts_as_raised(open_ranks: Any) -> None:
     async with open_ranks(2) as ranks:
         ranks.links[1].on_message = lambda rank, payload, release: ranks.links[1].send_message(
-            0, encode(Failure(0, "overloaded", "too much to do", "Overload"))
+            0, encode(FailureMessage(0, "overloaded", "too much to do", "Overload"))
         )
         with pytest.raises(RemoteError, match="rank 1: Overload: too much to do"):
             await ranks.systems[0].ref("echo", rank=1).total(1)

@@ -60,11 +60,11 @@ def encode(envelope: object) -> memoryview:
     return PayloadEncoder().finish(envelope, what="test")
 
 
-def call(name: str, *arguments: msgspec.Raw, wants_stream: bool = False) -> message.Call:
-    return message.Call(1, "v", name, list(arguments), {}, None, wants_stream)
+def call(name: str, *arguments: msgspec.Raw, wants_stream: bool = False) -> message.CallMessage:
+    return message.CallMessage(1, "v", name, list(arguments), {}, None, wants_stream)
 
 
-FEED = message.Feed(1, 0, raw(5))
+FEED = message.FeedMessage(1, 0, raw(5))
 HOLD = call("hold", stream(0))
 BEGIN = call("begin", stream(0))
 ITEMS = call("items", wants_stream=True)
@@ -77,7 +77,7 @@ ITEMS = call("items", wants_stream=True)
         ([call("wait"), message.YieldCredit(1, 5)], "rank 0 streams to call 1, which is not open for that"),
         ([HOLD, FEED], "the peer overspent its window of 1048576 bytes"),
         ([BEGIN, *[FEED] * 70], "the peer overspent its window of 1048576 bytes"),
-        ([BEGIN, message.Feed(1, 7, raw(5))], "Victim.begin() has no stream 7"),
+        ([BEGIN, message.FeedMessage(1, 7, raw(5))], "Victim.begin() has no stream 7"),
         ([BEGIN, message.FeedEnd(1, 7)], "Victim.begin() has no stream 7"),
         ([BEGIN, FEED, message.FeedEnd(1, 0), FEED], "sent an item after the end"),
         ([HOLD, message.YieldCredit(1, 5)], "Victim.hold() yielded nothing yet"),
@@ -160,7 +160,7 @@ async def answers_to(ranks: Any, *envelopes: object) -> list[Any]:
 async def test_a_bare_peer_can_feed_a_stream(open_ranks: Any) -> None:
     async with open_ranks(2) as ranks:
         await ranks.systems[1].spawn(Victim, name="v")
-        feeds = [message.Feed(1, 0, raw(n)) for n in (1, 2, 3)]
+        feeds = [message.FeedMessage(1, 0, raw(n)) for n in (1, 2, 3)]
         answers = await answers_to(ranks, call("total", stream(0)), *feeds, message.FeedEnd(1, 0))
         assert answers == [message.FeedCredit(1, 0, STREAM_WINDOW), message.Reply(1, raw(6))]
 

@@ -402,7 +402,7 @@ async def test_a_call_that_comes_twice_is_handled_once(open_ranks: Any) -> None:
     async with open_ranks(2) as ranks:
         ref = await ranks.systems[1].spawn(Counter, name="c")
         await ranks.systems[0].ref("c", rank=1).add(1)
-        call = PayloadEncoder().finish(message.Call(99, "c", "add", [msgspec.Raw(b"\x01")], {}), what="a call")
+        call = PayloadEncoder().finish(message.CallMessage(99, "c", "add", [msgspec.Raw(b"\x01")], {}), what="a call")
         ranks.systems[1]._router.receive(0, call, lambda: None)
         with pytest.raises(ProtocolError, match="rank 0 sent call 99 twice"):
             ranks.systems[1]._router.receive(0, call, lambda: None)

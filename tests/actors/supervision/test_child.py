@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from asyncpar.actors.runtime.actor import Actor
-from asyncpar.actors.supervision.child import Child, check_children
-from asyncpar.actors.supervision.life import Life, describe, name_children
+from asyncpar.actors.supervision.child import Child, ChildRecord, check_children, describe_briefly, name_children
 from asyncpar.actors.supervision.policy import Restart
 from asyncpar.errors import UsageError
 
@@ -73,11 +72,11 @@ def test_children_without_a_name_get_one_that_is_free() -> None:
 
 
 def test_a_failure_is_described_in_a_line() -> None:
-    assert describe(ValueError("no")) == "ValueError: no"
+    assert describe_briefly(ValueError("no")) == "ValueError: no"
 
 
 def test_a_child_has_five_seconds_to_stop_and_a_supervisor_has_no_limit() -> None:
-    assert Life("a", Child(Idle), is_supervisor=False).shutdown == 5.0
-    assert Life("a", Child(Idle), is_supervisor=True).shutdown is None
-    assert Life("a", Child(Idle, shutdown=1.0), is_supervisor=True).shutdown == 1.0
-    assert Life("a", Child(Idle, shutdown=math.inf), is_supervisor=False).shutdown is None
+    assert ChildRecord("a", Child(Idle), is_supervisor=False).shutdown == 5.0
+    assert ChildRecord("a", Child(Idle), is_supervisor=True).shutdown is None
+    assert ChildRecord("a", Child(Idle, shutdown=1.0), is_supervisor=True).shutdown == 1.0
+    assert ChildRecord("a", Child(Idle, shutdown=math.inf), is_supervisor=False).shutdown is None

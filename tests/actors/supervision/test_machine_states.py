@@ -7,23 +7,23 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from asyncpar.actors.supervision.events import (
+    BackoffElapsed,
+    ChildEnded,
+    ChildStarted,
+    ChildStartFailed,
+    ChildStopped,
     Command,
-    Ended,
     Event,
     FailStart,
-    Finish,
+    FinishCommand,
     GiveUp,
-    RestartChild,
-    Start,
+    RestartRequest,
     StartAll,
-    Started,
-    StartFailed,
-    Stop,
+    StartCommand,
     StopAll,
-    StopChild,
-    Stopped,
-    Tick,
-    Wait,
+    StopCommand,
+    StopRequest,
+    WaitCommand,
 )
 from asyncpar.actors.supervision.machine import SupervisorMachine
 from asyncpar.actors.supervision.policy import Backoff, Intensity, Restart, Strategy
@@ -68,7 +68,7 @@ class Supervision(RuleBasedStateMachine):
         )
         self.now = 0.0
         self.up: set[str] = set()
-        self.asked: Start | Stop | None = None
+        self.asked: StartCommand | StopCommand | None = None
         self.wait: float | None = None
         self.last: list[Command] = []
         self.starts: dict[str, list[float]] = {name: [] for name in self.kinds}
@@ -83,17 +83,17 @@ class Supervision(RuleBasedStateMachine):
         for command in self.supervisor.handle(event, now=self.now):
             assert not self.last, f"{command} after {self.last}"
             match command:
-                case Start(child):
+                case StartCommand(child):
                     self.check_start(child)
                     self.asked = command
-                case Stop(child):
+                case StopCommand(child):
                     self.check_stop(child)
                     self.asked = command
-                case Wait(until):
+                case WaitCommand(until):
                     assert self.asked is None
                     assert until > self.now
                     self.wait = until
-                case GiveUp() | FailStart() | Finish():
+                case GiveUp() | FailStart() | FinishCommand():
                     assert self.asked is None
                     assert not self.up, f"{command} while {self.up} run"
                     self.last.append(command)
@@ -138,21 +138,21 @@ class Supervision(RuleBasedStateMachine):
     def answer(self, is_good: bool) -> None:
         asked, self.asked = self.asked, None
         assert asked is not None
-        if isinstance(asked, Stop):
+        if isinstance(asked, StopCommand):
             self.up.discard(asked.child)
-            self.tell(Stopped(asked.child))
+            self.tell(ChildStopped(asked.child))
         elif is_good:
             self.up.add(asked.child)
-            self.tell(Started(asked.child))
+            self.tell(ChildStarted(asked.child))
         else:
-            self.tell(StartFailed(asked.child, OOPS))
+            self.tell(ChildStartFailed(asked.child, OOPS))
 
     @precondition(runs)
     @rule(choice=st.data(), is_failure=st.booleans())
     def end(self, choice: st.DataObject, is_failure: bool) -> None:
         child = choice.draw(st.sampled_from(sorted(self.up)))
         self.up.discard(child)
-        self.tell(Ended(child, OOPS if is_failure else None))
+        self.tell(ChildEnded(child, OOPS if is_failure else None))
 
     @precondition(waits)
     @rule(part=st.sampled_from([0.5, 1.0, 1.0, 1.0, 3.0]))
@@ -160,14 +160,14 @@ class Supervision(RuleBasedStateMachine):
         assert self.wait is not None
         self.now += part * (self.wait - self.now)
         self.wait = None
-        self.tell(Tick())
+        self.tell(BackoffElapsed())
 
     @rule(seconds=st.floats(0.01, 8.0))
     def pass_time(self, seconds: float) -> None:
         self.now += seconds
         if self.wait is not None and self.now >= self.wait:
             self.wait = None
-            self.tell(Tick())
+            self.tell(BackoffElapsed())
 
     @precondition(is_manual_now)
     @rule(choice=st.data())
@@ -175,7 +175,7 @@ class Supervision(RuleBasedStateMachine):
         if self.supervisor.children:
             child = choice.draw(st.sampled_from(self.supervisor.children))
             self.by_hand.add(child)
-            self.tell(StopChild(child))
+            self.tell(StopRequest(child))
 
     @precondition(is_manual_now)
     @rule(choice=st.data())
@@ -184,7 +184,7 @@ class Supervision(RuleBasedStateMachine):
         if restartable and not self.supervisor.is_ending:
             child = choice.draw(st.sampled_from(restartable))
             self.by_hand.add(child)
-            self.tell(RestartChild(child))
+            self.tell(RestartRequest(child))
 
     # -- what must hold --------------------------------------------------------------------------------------------
 
