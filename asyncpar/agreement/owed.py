@@ -33,7 +33,7 @@ class OwedCollective(Generic[T]):
     def close(self) -> None:
         """Unless it has begun, abort the collective on all ranks.  Does not wait, and sends none of this rank's data.
 
-        The other ranks raise ``PeerCancelled`` with the reason that ``telling_why`` has for this rank.
+        The other ranks raise ``PeerCancelled`` with the reason that ``cancel_reason`` has for this rank.
         """
         if not self.has_begun:
             self.has_begun = True

@@ -195,7 +195,7 @@ class WatchedCall(Call[T_co]):
 
 
 @dataclass(slots=True)
-class Why:
+class CancelReason:
     """The reason why operations of a block are cancelled: ``text``, and the ``rank`` of the world that caused it."""
 
     text: str = ""
@@ -211,18 +211,18 @@ class Why:
             self.text = f"{type(error).__name__}: {text_of(error)}"
 
 
-_WHY: ContextVar[Why | None] = ContextVar("why operations are cancelled", default=None)
+_REASON: ContextVar[CancelReason | None] = ContextVar("why operations are cancelled", default=None)
 
 
 @contextmanager
-def telling_why() -> Iterator[Why]:
-    """Send the reason in ``Why`` to other ranks when operations of the block or of its tasks are cancelled."""
-    why, before = Why(), _WHY.get()
-    _WHY.set(why)
+def cancel_reason() -> Iterator[CancelReason]:
+    """Send the reason in ``CancelReason`` to other ranks when operations of the block or of its tasks are cancelled."""
+    why, before = CancelReason(), _REASON.get()
+    _REASON.set(why)
     try:
         yield why
     finally:
-        _WHY.set(before)  # and not reset: a generator may be closed in another context
+        _REASON.set(before)  # and not reset: a generator may be closed in another context
 
 
 def ended(operation: Operation, error: BaseException) -> BaseException:
@@ -240,7 +240,7 @@ def ended(operation: Operation, error: BaseException) -> BaseException:
         missing = operation.waits_for() if culprit is None else [culprit.rank]
         error.missing_ranks = missing  # type: ignore[attr-defined]  # for the code that turns it into PeerTimeout
         if operation.failure is None:
-            told = _WHY.get()
+            told = _REASON.get()
             if told is not None and told.text:
                 operation.tell_failure("failed", told.text, lost=told.rank)
             else:
@@ -270,7 +270,7 @@ def _give_up_now(operation: Operation, error: BaseException | None) -> None:
     """Tell the other ranks that the call was never awaited: they must not wait for it."""
     if operation.has_started or operation.is_over:
         return
-    told = _WHY.get()  # that of the code that gave up: the loop runs this in a copy of its context
+    told = _REASON.get()  # that of the code that gave up: the loop runs this in a copy of its context
     if told is not None and told.text:
         operation.tell_failure("failed", told.text, lost=told.rank)
     elif error is None:

@@ -126,9 +126,9 @@ def _prepare(engine: Engine, form: Form, op: str, wanted: str | None) -> AllRedu
     sections = sections_of(form)
     payload = sum(section.nbytes for section in sections)
     algorithm = engine.algorithm("all_reduce", payload, wanted, arena=True)
-    carrier = engine.carrier("all_reduce", payload, algorithm)
+    by_messages = engine.message_algorithm("all_reduce", payload, algorithm)
     plans = tuple(
-        _prepare_section(engine, section, op, algorithm, carrier, phase) for phase, section in enumerate(sections)
+        _prepare_section(engine, section, op, algorithm, by_messages, phase) for phase, section in enumerate(sections)
     )
     return AllReduceManyPlan(
         description=_described(form, op, algorithm),
@@ -141,11 +141,11 @@ def _prepare(engine: Engine, form: Form, op: str, wanted: str | None) -> AllRedu
 
 
 def _prepare_section(
-    engine: Engine, section: Section, op: str, algorithm: str, carrier: str, phase: int
+    engine: Engine, section: Section, op: str, algorithm: str, by_messages: str, phase: int
 ) -> _SectionPlan:
-    schedule = engine.schedule("all_reduce", carrier)
+    schedule = engine.schedule("all_reduce", by_messages)
     layout = all_reduce_layout(
-        carrier,
+        by_messages,
         count=section.count,
         chunks=schedule.chunks,
         itemsize=section.dtype.itemsize,

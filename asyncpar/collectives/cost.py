@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from asyncpar.collectives.algorithms.catalog import (
     ALGORITHMS,
     ARENA,
-    carriers_of,
     check_algorithm,
     known_algorithms,
+    leaders_of,
     work_of,
 )
 from asyncpar.collectives.algorithms.hierarchical import Hosts
@@ -50,7 +50,7 @@ class CostModel:
 
     def _hierarchical(self, algorithm: str, payload: int) -> float:
         """Return the estimate of a hierarchical all-reduce; in arenas, what goes on inside overlaps with the rest."""
-        size, parts = max(map(len, self.hosts)), carriers_of(algorithm, self.hosts)
+        size, parts = max(map(len, self.hosts)), leaders_of(algorithm, self.hosts)
         between = "tree" if algorithm == "hierarchical-tree" else "ring"
         across = _seconds(self.lane, work_of("all_reduce", between, len(self.hosts), payload))
         if not self.has_arenas:

@@ -12,9 +12,9 @@ import numpy as np
 
 from asyncpar.collectives.algorithms.catalog import (
     ARENA,
-    carriers_of,
     check_algorithm,
     is_hierarchical,
+    leaders_of,
     schedule_across,
     schedule_of,
 )
@@ -137,7 +137,7 @@ class Engine:
             raise UsageError(f"algorithm: {operation} cannot run in the arena here; {self._why_not()}")
         return wanted
 
-    def carrier(self, operation: str, payload: int, algorithm: str) -> str:
+    def message_algorithm(self, operation: str, payload: int, algorithm: str) -> str:
         """Return the algorithm whose messages carry an operation: for one in the arena, if that has no room."""
         return self.policy.choose(operation, payload) if algorithm == ARENA else algorithm
 
@@ -160,7 +160,7 @@ class Engine:
             group=arena.group_on_host(ranks),
             layout=layout,
             across=self.bind(schedule, layout, phase=phase),
-            carriers=carriers_of(algorithm, self.hosts),
+            leaders=leaders_of(algorithm, self.hosts),
             place=members.index(self.rank),
             phase=phase,
         )

@@ -84,7 +84,7 @@ def _all_to_all_program(source: Array, target: Array) -> MakeProgram:
 def _prepare_all_to_all(engine: Engine, x: Array, wanted: str | None) -> AllToAllPlan:
     size = engine.size
     algorithm = engine.algorithm("all_to_all", x.nbytes, wanted, arena=True)
-    schedule = engine.schedule("all_to_all", engine.carrier("all_to_all", x.nbytes, algorithm))
+    schedule = engine.schedule("all_to_all", engine.message_algorithm("all_to_all", x.nbytes, algorithm))
     count = x.size // size
     slices: list[Slice] = []
     for chunk in range(schedule.chunks):

@@ -72,7 +72,7 @@ def _all_gather_program(source: Array, target: Array) -> MakeProgram:
 def _prepare_all_gather(engine: Engine, x: Array, wanted: str | None) -> OperationPlan:
     payload = x.nbytes * engine.size
     algorithm = engine.algorithm("all_gather", payload, wanted, arena=True)
-    schedule = engine.schedule("all_gather", engine.carrier("all_gather", payload, algorithm))
+    schedule = engine.schedule("all_gather", engine.message_algorithm("all_gather", payload, algorithm))
     layout = AlongChunks(equal_chunks(engine.size, x.size), longest=x.size, itemsize=x.itemsize)
     return OperationPlan(
         description=describe_array("all_gather", x.dtype, x.shape, (), algorithm),
@@ -167,7 +167,8 @@ def _prepare_barrier(engine: Engine, wanted: str | None) -> OperationPlan:
     return OperationPlan(
         description=describe("barrier", (), algorithm),
         messages=engine.bind(
-            engine.schedule("barrier", engine.carrier("barrier", 0, algorithm)), AlongChunks((), longest=0, itemsize=1)
+            engine.schedule("barrier", engine.message_algorithm("barrier", 0, algorithm)),
+            AlongChunks((), longest=0, itemsize=1),
         ),
         is_in_arena=algorithm == ARENA,
     )

@@ -123,9 +123,9 @@ def all_reduce(
 def _prepare_all_reduce(engine: Engine, x: Array, op: str, wanted: str | None) -> AllReducePlan:
     reduction = collective_reduction(op, x.dtype)
     algorithm = engine.algorithm("all_reduce", x.nbytes, wanted, arena=True)
-    carrier = engine.carrier("all_reduce", x.nbytes, algorithm)
-    schedule = engine.schedule("all_reduce", carrier)
-    layout = all_reduce_layout(carrier, count=x.size, chunks=schedule.chunks, itemsize=x.itemsize)
+    by_messages = engine.message_algorithm("all_reduce", x.nbytes, algorithm)
+    schedule = engine.schedule("all_reduce", by_messages)
+    layout = all_reduce_layout(by_messages, count=x.size, chunks=schedule.chunks, itemsize=x.itemsize)
     return AllReducePlan(
         description=describe_array("all_reduce", x.dtype, x.shape, (op,), algorithm),
         messages=engine.bind(schedule, layout),
@@ -217,7 +217,7 @@ def _partial(operation: Operation, flat: Array, layout: AlongBuffer) -> Workspac
 def _prepare_reduce(engine: Engine, x: Array, op: str, root: int, wanted: str | None) -> ReducePlan:
     reduction = collective_reduction(op, x.dtype)
     algorithm = engine.algorithm("reduce", x.nbytes, wanted, arena=True)
-    schedule = engine.schedule("reduce", engine.carrier("reduce", x.nbytes, algorithm), root)
+    schedule = engine.schedule("reduce", engine.message_algorithm("reduce", x.nbytes, algorithm), root)
     receives = engine.rank != root and _receives(schedule)
     layout = AlongBuffer(count=x.size, chunks=1, itemsize=x.itemsize, is_packed=receives)
     return ReducePlan(
@@ -317,14 +317,14 @@ def _copied(
 def _prepare_reduce_scatter(engine: Engine, x: Array, op: str, wanted: str | None) -> ReduceScatterPlan:
     reduction: Reduction = collective_reduction(op, x.dtype)
     algorithm = engine.algorithm("reduce_scatter", x.nbytes, wanted, arena=True)
-    carrier = engine.carrier("reduce_scatter", x.nbytes, algorithm)
+    by_messages = engine.message_algorithm("reduce_scatter", x.nbytes, algorithm)
     row = x[0].size if x.shape[0] else 0
     bounds = [(low * row, high * row) for low, high in ceil_chunks(x.shape[0], engine.size)]
     longest = bounds[0][1]
     mine = Slice(1, 0, bounds[engine.rank][1] - bounds[engine.rank][0])
     slices = [Slice(0, low, high) for low, high in bounds]
     packed: PackedChunks | None = None
-    if carrier == "pairwise":
+    if by_messages == "pairwise":
         slices[engine.rank] = mine
         spread = own = AlongChunks(slices, longest=longest, itemsize=x.itemsize)
     else:
@@ -334,7 +334,7 @@ def _prepare_reduce_scatter(engine: Engine, x: Array, op: str, wanted: str | Non
         packed = PackedChunks(spread)
     return ReduceScatterPlan(
         description=describe_array("reduce_scatter", x.dtype, x.shape, (op,), algorithm),
-        messages=engine.bind(engine.schedule("reduce_scatter", carrier), packed or spread),
+        messages=engine.bind(engine.schedule("reduce_scatter", by_messages), packed or spread),
         reduction=reduction,
         spread=spread,
         packed=packed,

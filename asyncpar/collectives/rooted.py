@@ -189,8 +189,8 @@ def _prepare_rooted(name: str, engine: Engine, x: Array, root: int, wanted: str 
     """
     count, dtype = x.size, x.dtype
     algorithm = engine.algorithm(name, x.nbytes * engine.size, wanted, arena=True)
-    carrier = engine.carrier(name, x.nbytes * engine.size, algorithm)
-    is_direct = carrier == "linear"
+    by_messages = engine.message_algorithm(name, x.nbytes * engine.size, algorithm)
+    is_direct = by_messages == "linear"
     segment = SEGMENT_BYTES if is_direct else packed_segment(engine.size)
 
     def along(slices: list[Slice]) -> AlongChunks:
@@ -206,7 +206,7 @@ def _prepare_rooted(name: str, engine: Engine, x: Array, root: int, wanted: str 
     else:
         layout = packed = PackedChunks(along(equal_chunks(engine.size, count)))
     way: Way = "to root" if name == "gather" else "from root"
-    schedule = confirmed(engine, engine.schedule(name, carrier, root), layout, root, way)
+    schedule = confirmed(engine, engine.schedule(name, by_messages, root), layout, root, way)
     return RootedPlan(
         description=describe_array(name, dtype, x.shape, (f"root={root}",), algorithm),
         messages=engine.bind(schedule, layout),
@@ -294,7 +294,7 @@ def prepare_broadcast(
     """Prepare a broadcast of arrays like ``x``; ``confirms`` says that it is what makes all ranks known."""
     algorithm = engine.algorithm("broadcast", x.nbytes, wanted, arena=arena)
     layout = AlongBuffer(count=x.size, chunks=1, itemsize=x.itemsize)
-    schedule = engine.schedule("broadcast", engine.carrier("broadcast", x.nbytes, algorithm), root)
+    schedule = engine.schedule("broadcast", engine.message_algorithm("broadcast", x.nbytes, algorithm), root)
     if confirms:
         schedule = confirmed(engine, schedule, layout, root, "from root")
     return OperationPlan(

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from asyncpar.agreement.errors import SettingsDiffer
 from asyncpar.codecs import Values
-from asyncpar.collectives.call import telling_why
+from asyncpar.collectives.call import cancel_reason
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.core.concurrency.offload import off_loop
 from asyncpar.core.concurrency.task_group import CleanTaskGroup
@@ -138,7 +138,7 @@ class GradientSynchronizer:
             step = SyncStep(layout.plan, overlap=self._bucketing.overlap_communication)
             before = SyncTraffic.read(layout.communicators)
             run = self._make_run(layout, by_name)
-            with telling_why() as why:
+            with cancel_reason() as why:
                 try:
                     with first_error():
                         async with CleanTaskGroup() as tasks:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from asyncpar.agreement.owed import OwedCollective
-from asyncpar.collectives.call import telling_why
+from asyncpar.collectives.call import cancel_reason
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.errors import PeerCancelled
 from asyncpar.node import Node
@@ -38,7 +38,7 @@ def test_a_closed_collective_ends_on_all_ranks_with_the_reason_and_the_key_goes_
         outcome = "closed"
         if node.rank == 1:
             owed = OwedCollective(begin)
-            with telling_why() as why:
+            with cancel_reason() as why:
                 if reason:
                     why.take(OSError(reason))
                 owed.close()

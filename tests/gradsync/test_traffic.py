@@ -170,7 +170,7 @@ LAYOUTS = {
 
 
 def in_arenas(hosts: Sequence[str]) -> list[int]:
-    """Every rank shows its host its array once, and the carriers send their parts around the ring of hosts."""
+    """Every rank shows its host its array once, and the leaders send their parts around the ring of hosts."""
     count, each = len(set(hosts)), hosts.count(hosts[0])
     return [BYTES * (each > 1) + 2 * (count - 1) * BYTES // (count * each)] * len(hosts)
 

@@ -24,7 +24,7 @@ _HIERARCHICAL: dict[str, tuple[Callable[[int, Hosts], Iterator[Round]], Callable
     "hierarchical-tree": (hierarchical.all_reduce_by_tree, lambda hosts: 1),  # noqa: ARG005
 }
 _ACROSS: dict[str, tuple[Callable[[int, Hosts], Iterator[Round]], Callable[[Hosts], int]]] = {
-    "hierarchical": (hierarchical.across_by_ring, hierarchical.carriers_by_ring),
+    "hierarchical": (hierarchical.across_by_ring, hierarchical.leaders_by_ring),
     "hierarchical-tree": (hierarchical.across_by_tree, lambda hosts: 1),  # noqa: ARG005
 }
 
@@ -241,6 +241,6 @@ def schedule_across(algorithm: str, *, rank: int, hosts: Hosts) -> Schedule:
     return schedule(count_chunks(hosts), across(rank, hosts))
 
 
-def carriers_of(algorithm: str, hosts: Hosts) -> int:
+def leaders_of(algorithm: str, hosts: Hosts) -> int:
     """Return how many ranks of each host talk to other hosts in a hierarchical all-reduce; each has a part of it."""
     return _ACROSS[algorithm][1](hosts)

@@ -1,9 +1,9 @@
 """Hierarchical all-reduce: up inside each host, across between hosts, and down again inside.
 
-The buffer has a *part* for each *carrier* of a host, and every host has as many carriers: as many as the smallest host
-has ranks.  Going up, the ranks of a host combine each part at its carrier; across, the carriers of a part on all hosts
-reduce it among themselves; going down, carriers hand their parts to everyone on their host.  So all that a host sends
-to others is ``2 (hosts - 1) / hosts`` of the buffer, spread over its carriers, and where hosts are equally large all
+The buffer has a *part* for each *leader* of a host, and every host has as many leaders: as many as the smallest host
+has ranks.  Going up, the ranks of a host combine each part at its leader; across, the leaders of a part on all hosts
+reduce it among themselves; going down, leaders hand their parts to everyone on their host.  So all that a host sends
+to others is ``2 (hosts - 1) / hosts`` of the buffer, spread over its leaders, and where hosts are equally large all
 ranks carry.  Source: Karonis et al., "Exploiting hierarchy in parallel computer networks to optimize collective
 operation performance", IPDPS 2000; parts by local rank as in Jia et al., "Highly scalable deep learning training system
 with mixed-precision", arXiv:1807.11205.
@@ -22,20 +22,20 @@ Hosts = tuple[tuple[int, ...], ...]
 """The ranks of a group by host; each rank occurs once."""
 
 
-def carriers_by_ring(hosts: Hosts) -> int:
+def leaders_by_ring(hosts: Hosts) -> int:
     """Return how many ranks of each host talk to other hosts, and so the parts of the buffer."""
     return min(map(len, hosts))
 
 
 def chunks_by_ring(hosts: Hosts) -> int:
     """Return the chunks of the buffer: each part has one per host."""
-    return carriers_by_ring(hosts) * len(hosts)
+    return leaders_by_ring(hosts) * len(hosts)
 
 
 def all_reduce_by_ring(rank: int, hosts: Hosts) -> Iterator[Round]:
     """Go across in a ring of hosts for each part."""
     members, place = _members(rank, hosts)
-    parts, width = carriers_by_ring(hosts), len(hosts)
+    parts, width = leaders_by_ring(hosts), len(hosts)
     yield from _up(place, members, parts, width)
     yield from across_by_ring(rank, hosts)
     yield from _down(place, members, parts, width)
@@ -44,7 +44,7 @@ def all_reduce_by_ring(rank: int, hosts: Hosts) -> Iterator[Round]:
 def across_by_ring(rank: int, hosts: Hosts) -> Iterator[Round]:
     """The rounds of ``all_reduce_by_ring`` between hosts."""
     members, place = _members(rank, hosts)
-    if place >= carriers_by_ring(hosts):
+    if place >= leaders_by_ring(hosts):
         return
     peers = tuple(others[place] for others in hosts)
     first = place * len(hosts)
@@ -67,7 +67,7 @@ def across_by_tree(rank: int, hosts: Hosts) -> Iterator[Round]:
 
 
 def _up(place: int, members: tuple[int, ...], parts: int, width: int) -> Iterator[Round]:
-    """Combine each part, ``width`` chunks, at its carrier: in a tree if there is one part, else in pairs."""
+    """Combine each part, ``width`` chunks, at its leader: in a tree if there is one part, else in pairs."""
     if parts == 1:
         yield from relabelled(rooted.tree_reduce(place, len(members), 0), ranks=members, scale=width)
         return
@@ -81,7 +81,7 @@ def _up(place: int, members: tuple[int, ...], parts: int, width: int) -> Iterato
 
 
 def _down(place: int, members: tuple[int, ...], parts: int, width: int) -> Iterator[Round]:
-    """Hand each part from its carrier to everyone."""
+    """Hand each part from its leader to everyone."""
     if parts == 1:
         yield from relabelled(rooted.tree_broadcast(place, len(members), 0), ranks=members, scale=width)
         return

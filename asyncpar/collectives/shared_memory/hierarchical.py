@@ -1,8 +1,8 @@
 """All-reduce over hosts that have arenas: up and down in shared memory, across by messages.
 
 Theory of operation.  The payload goes in pieces, each through three stages: *up*, in which the ranks of a host combine
-each part of the piece at its carrier; *across*, in which carriers reduce their parts with those of other hosts; and
-*down*, in which carriers hand them to everyone.  Across is the very schedule of messages that ranks on hosts without an
+each part of the piece at its leader; *across*, in which leaders reduce their parts with those of other hosts; and
+*down*, in which leaders hand them to everyone.  Across is the very schedule of messages that ranks on hosts without an
 arena run, so hosts need not know of each other how they are inside.  Up and down are tasks of the arena, each run as
 soon as all ranks of the host are ready for it, in whatever order that comes about (see ``arena.sequencer``): a rank
 announces the way up of a piece a little ahead of need, and the way down when its part is there.  So while one piece is
@@ -11,7 +11,7 @@ across, the next is on its way up and the one before it on its way down.
 It cannot lock itself.  Take the first piece that is not across everywhere.  All before it are, so every rank has
 announced, or is about to, its way up and that of the next piece; and what all ranks of a host have announced is gone
 through without waiting for messages.  So that piece is up on every host, and its messages, which only wait for each
-other, are sent by carriers that at most wait for the next piece to come up.
+other, are sent by leaders that at most wait for the next piece to come up.
 
 ``gather_parts`` and ``spread_parts`` work in place on a flat array that is the same length on all ranks.  ``parts`` are
 its parts by the place of the rank that carries them; ranks that carry none have an empty one.  Both are streams in the
@@ -71,27 +71,27 @@ def all_reduce_layout(
 class Route:
     """How a payload of ``layout`` goes over the arena of this host, and ``across``.
 
-    ``group`` is what the ranks of this host have in the arena; the first ``carriers`` of them carry a part each,
+    ``group`` is what the ranks of this host have in the arena; the first ``leaders`` of them carry a part each,
     ``place`` is this one's.  ``phase`` tells routes of one operation apart.
     """
 
     group: ArenaGroup
     layout: AlongBuffer
     across: Plan
-    carriers: int
+    leaders: int
     place: int
     phase: int
 
     def parts(self, piece: int) -> tuple[int, int, Parts]:
         """Return which elements of its region ``piece`` is, and its parts by place, counted from its start."""
         chunks = self.layout.place(piece)
-        width = len(chunks) // self.carriers
+        width = len(chunks) // self.leaders
         start = chunks[0].start
         bounds = [
             (chunks[part * width].start - start, chunks[(part + 1) * width - 1].stop - start)
-            for part in range(self.carriers)
+            for part in range(self.leaders)
         ]
-        bounds += [(0, 0)] * (len(self.group.ranks) - self.carriers)
+        bounds += [(0, 0)] * (len(self.group.ranks) - self.leaders)
         return start, chunks[-1].stop, bounds
 
 

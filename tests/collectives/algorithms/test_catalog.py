@@ -8,9 +8,9 @@ import pytest
 
 from asyncpar.collectives.algorithms.catalog import (
     ALGORITHMS,
-    carriers_of,
     check_algorithm,
     known_algorithms,
+    leaders_of,
     schedule_across,
     schedule_of,
 )
@@ -157,8 +157,8 @@ def test_what_goes_between_hosts_is_the_same_without_what_goes_on_inside(algorit
 
 @pytest.mark.parametrize("hosts", SPREADS, ids=str)
 def test_the_first_ranks_of_each_host_send_others_their_share_of_the_least_possible(hosts: Hosts) -> None:
-    size, carriers = sum(map(len, hosts)), carriers_of("hierarchical", hosts)
-    assert carriers == min(map(len, hosts))
+    size, leaders = sum(map(len, hosts)), leaders_of("hierarchical", hosts)
+    assert leaders == min(map(len, hosts))
     for members in hosts:
         for place, rank in enumerate(members):
             plan = schedule_of("all_reduce", "hierarchical", rank=rank, size=size, hosts=hosts)
@@ -170,8 +170,8 @@ def test_the_first_ranks_of_each_host_send_others_their_share_of_the_least_possi
                 if isinstance(step, Send)
                 for span in step.chunks
             )
-            share = Fraction(2 * (len(hosts) - 1), len(hosts)) / carriers
-            assert Fraction(chunks, plan.chunks) == (share if place < carriers else 0)
+            share = Fraction(2 * (len(hosts) - 1), len(hosts)) / leaders
+            assert Fraction(chunks, plan.chunks) == (share if place < leaders else 0)
 
 
 def test_an_unknown_algorithm_is_refused_with_the_known_ones() -> None:

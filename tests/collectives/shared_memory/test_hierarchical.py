@@ -127,8 +127,8 @@ async def test_no_more_than_must_leaves_a_host_and_nothing_goes_by_lanes_inside(
             share = left / (count * 8 * 2 * (len(hosts) - 1) / len(hosts))
             assert 1.0 <= share < 1.01, host
             parts = [(away[rank] - away_before[rank]) / left for rank in ranks]
-            carriers = min(map(layout.count, hosts))
-            np.testing.assert_allclose(parts, [1 / carriers] * carriers + [0] * (len(ranks) - carriers), atol=0.01)
+            leaders = min(map(layout.count, hosts))
+            np.testing.assert_allclose(parts, [1 / leaders] * leaders + [0] * (len(ranks) - leaders), atol=0.01)
 
 
 async def test_messages_between_hosts_are_the_same_where_a_host_has_no_arena(monkeypatch: pytest.MonkeyPatch) -> None:
