@@ -1,4 +1,4 @@
-"""What a backend is, and the names of those that come with asyncpar.
+"""The interface of a backend, and the names of those that come with asyncpar.
 
 A backend is a function that takes a ``BackendConfig`` and returns an asynchronous context manager; entering that brings
 this process into a world and gives the ``Communicator`` over all its ranks, leaving it leaves the world in good order.
@@ -21,7 +21,7 @@ OpenBackend: TypeAlias = Callable[[BackendConfig], AbstractAsyncContextManager[C
 
 
 class CommunicationBackend(enum.StrEnum):
-    """What carries the messages of a world.  Others may be registered by any other name."""
+    """The backends that come with asyncpar.  Others may be registered by any other name."""
 
     NATIVE = "native"
     """The lanes of asyncpar: shared memory, TCP, gRPC.  Ranks are started by ``asyncpar launch``."""

@@ -67,7 +67,7 @@ class CompressedAllReduce:
         return self._out
 
     def give_up(self) -> None:
-        """Tell ranks that wait, or will wait, for this one that it will not come.  Waits for nobody.  Idempotent."""
+        """Tell ranks that wait, or will wait, for this one that it will not come, without waiting.  Idempotent."""
         for collective in (self._exchange, self._gather)[self._begun :]:
             collective().close()
 

@@ -1,4 +1,4 @@
-"""What values go through on the wire, as users say it: kinds with a number, which stand for codecs.  Pure."""
+"""Compression of values on the wire as users name it: kinds with a number, which stand for codecs.  Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _AS_IT_IS = 32
 
 
 class CompressionKind(enum.StrEnum):
-    """What is left out of values."""
+    """The kinds of compression."""
 
     NONE = "none"
     TOP_K = "top_k"
@@ -25,7 +25,7 @@ class CompressionKind(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompressionAlgorithm:
-    """How arrays are made smaller; by default not at all.  Made by ``top_k(k)`` and its like."""
+    """A compression with its number; by default none.  Made by ``top_k(k)`` and its like."""
 
     kind: CompressionKind = CompressionKind.NONE
     k: int = 0

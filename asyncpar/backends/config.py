@@ -1,4 +1,4 @@
-"""How a backend is opened, and what goes wrong with that.  Pure."""
+"""The configuration of a backend, and the errors of opening it.  Pure."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class GroupNotFound(UsageError):  # noqa: N818
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackendConfig:
-    """What the user wants of a backend.
+    """Settings of a backend.
 
     ``timeout`` is for how many seconds an operation may go without progress before it raises ``PeerTimeout`` (None: for
     ever), and for how long a backend that has to wait for its ranks does so.  ``compression`` is what all-reduced sums

@@ -30,7 +30,7 @@ from asyncpar.errors import UsageError
 
 
 class CommunicationGroup:
-    """Ranks of one backend.  ``communicator`` offers all operations; ``run`` those of ``CollectiveOp``, by value.
+    """A group of ranks of one backend.  ``communicator`` has all operations, ``run`` those of ``CollectiveOp``.
 
     Sums and averages that ``run`` all-reduces go through ``compression``; what is called on ``communicator`` does not.
     """
@@ -51,7 +51,7 @@ class CommunicationGroup:
 
     @property
     def rank(self) -> int:
-        """This rank's place in the group."""
+        """The rank of this process in the group."""
         return self.communicator.rank
 
     @property
@@ -237,12 +237,12 @@ class _Use:
 
     @property
     def keys(self) -> tuple[str, str]:
-        """What the two exchanges of a compressed call meet by; one that is not compressed has the first."""
+        """The keys of the two exchanges of a compressed call; an uncompressed one has the first."""
         return f"{self.name} #{self.number}/shards", f"{self.name} #{self.number}/sums"
 
 
 _NOWHERE: dict[str, object] = {"reduction": ReductionOp.SUM, "root": 0, "tag": 0}
-"""What arguments that an operation does not have are to be, if not None."""
+"""The values of arguments that an operation does not take, if not None."""
 
 _ROOTED = ("x", "root", "out", "key")
 

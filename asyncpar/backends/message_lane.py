@@ -3,7 +3,7 @@
 Frames are packed into messages of limited length; frames that wait together travel together.  Bytes are copied
 into a message on one side and out of it on the other, piece by piece within the cache.  Handing the user's memory to
 the channel instead would save that, but such a channel does not give memory back before it has finished with it, for
-which it may need a peer that hangs; and whoever cancels an operation gets their array back at once.
+which it may need a peer that hangs; and the caller of a cancelled operation gets its array back at once.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from asyncpar.net.wire.reader import FrameReader
 
 
 class Receiver(Protocol):
-    """What a channel calls, on the event loop, without blocking; nothing before ``MessageChannel.open``."""
+    """The callbacks of a channel: on the event loop, without blocking, none before ``MessageChannel.open``."""
 
     def arrived(self, message: memoryview) -> None:
         """A message is there, in order; its memory is valid during the call."""
@@ -37,7 +37,7 @@ class Receiver(Protocol):
         ...
 
     def broke(self, cause: str) -> None:
-        """Nothing can be sent or received any more."""
+        """Take the end of the channel for both directions."""
         ...
 
 
@@ -95,7 +95,7 @@ class ProgressEngine(ABC):
 
 
 class MessageConnector(Connector):
-    """Links ranks by message lanes.  Nothing is dialed: whoever sends first links both."""
+    """Links ranks by message lanes.  Nothing is dialed: the first message links both."""
 
     def __init__(self, engine: ProgressEngine, *, kind: str) -> None:
         self._engine = engine

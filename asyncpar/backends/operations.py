@@ -11,7 +11,7 @@ from asyncpar.collectives.statistics import Traffic
 
 
 class ReductionOp(enum.StrEnum):
-    """How values of ranks are combined."""
+    """The reductions."""
 
     SUM = "sum"
     AVERAGE = "average"
@@ -21,7 +21,7 @@ class ReductionOp(enum.StrEnum):
 
     @property
     def numeric(self) -> str:
-        """What ``Communicator`` calls it."""
+        """Its name in ``Communicator``."""
         return _NUMERIC.get(self.value, self.value)
 
 
@@ -29,7 +29,7 @@ _NUMERIC = {"average": "mean", "product": "prod"}
 
 
 class CollectiveOp(enum.StrEnum):
-    """What the ranks of a group do together.  ``Communicator`` has methods of the same names, which say what.
+    """The collective operations.  ``Communicator`` has methods of the same names.
 
     SEND and RECV are of two ranks, which name each other as ``peer``.
     """
@@ -49,7 +49,7 @@ class CollectiveOp(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectiveResult:
-    """What an operation came to on this rank.
+    """The result of an operation on this rank.
 
     ``value`` is None for a barrier and for what is sent, and on the ranks that get nothing from a reduce or gather.
     ``codec`` names what the values went through on the wire (empty: they travelled as they are); ``seconds`` is what
@@ -93,7 +93,7 @@ class OperationMetrics:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommunicationMetrics:
-    """What the groups of a runtime have done so far, by the name of the operation."""
+    """Figures of the groups of a runtime so far, by the name of the operation."""
 
     operations: Mapping[str, OperationMetrics] = field(default_factory=dict)
 
@@ -112,7 +112,7 @@ class CommunicationMetrics:
 
 @dataclass(slots=True, kw_only=True)
 class CallTally:
-    """What a group counts itself: failures, and calls that consist of several operations."""
+    """Counts of a group: failures, and calls that consist of several operations."""
 
     errors: dict[str, int] = field(default_factory=dict)
     compressed: OperationMetrics = OperationMetrics()

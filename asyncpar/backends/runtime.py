@@ -55,7 +55,7 @@ class OpenedBackend:
 
 
 async def open_in_task(name: str, backend: OpenBackend, config: BackendConfig) -> OpenedBackend:
-    """Open ``backend`` in a task, which can enter and leave it whoever asks for that, and return when it is open."""
+    """Open ``backend`` in a task of its own, which enters and leaves it, and return when it is open."""
     started: asyncio.Future[Communicator] = asyncio.get_running_loop().create_future()
     is_closing = asyncio.Event()
     task = asyncio.create_task(_hold(name, backend, config, started, is_closing), name=f"asyncpar backend {name}")
@@ -101,7 +101,7 @@ WORLD = "world"
 
 
 class CommunicationRuntime:
-    """What one rank communicates through; use as ``async with``, or call ``finalize`` at the end.
+    """The communication of one rank; use it as ``async with``, or call ``finalize`` at the end.
 
     Backends that come with asyncpar are registered under the names of ``CommunicationBackend``.  Each backend that is
     initialized is a world of its own, whose ranks do the same things in the same order.

@@ -18,7 +18,7 @@ from asyncpar.node import start_node
 
 
 class ThreadBackend:
-    """Where ``size`` ranks of this process meet: one object, which all of them register or pass on.
+    """A world of ``size`` ranks in this process: one object, which all of them register or pass on.
 
     A rank is taken once.  Those that do not say which they are get the lowest that is free.  Ranks may be tasks of one
     event loop, or of the loops of several threads.
@@ -36,7 +36,7 @@ class ThreadBackend:
 
     @asynccontextmanager
     async def __call__(self, config: BackendConfig) -> AsyncIterator[Communicator]:
-        """Be one of the ranks, once all of them are there.
+        """Open the backend as one of the ranks, once all of them have come.
 
         Raises ``PeerTimeout``, naming them, when some do not come within ``config.timeout``; the rank may be tried
         again then.
@@ -46,7 +46,7 @@ class ThreadBackend:
 
     @asynccontextmanager
     async def open_as(self, rank: int, config: BackendConfig) -> AsyncIterator[Communicator]:
-        """Be ``rank``, which was taken; see ``__call__``."""
+        """Open the backend as ``rank``, which was taken; see ``__call__``."""
         try:
             node = await start_node(lambda stack: self._attach(stack, rank))
         except BaseException:
@@ -90,7 +90,7 @@ class ThreadBackend:
         return rank
 
     def _give_back(self, rank: int) -> None:
-        """Let another one be ``rank``, unless the world has been complete with this one."""
+        """Make ``rank`` available again, unless the world has been complete with it."""
         with self._lock:
             if len(self._arrived) < self.size:
                 self._taken.discard(rank)
@@ -142,7 +142,7 @@ class ProcessThreads:
 
     @asynccontextmanager
     async def __call__(self, config: BackendConfig) -> AsyncIterator[Communicator]:
-        """Be one of the ranks, once all of them are there; see ``ThreadBackend``."""
+        """Open the backend as one of the ranks; see ``ThreadBackend``."""
         size = config.world_size or 1
         with self._lock:
             forming = [world for world in self._forming.get(size, ()) if not world.is_complete]
@@ -161,6 +161,6 @@ PROCESS_THREADS = ProcessThreads()
 
 
 def _set_in(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:
-    """Set ``event`` of another thread's loop; a closed one has nobody left who waits."""
+    """Set ``event`` of another thread's loop; in a closed one nothing waits."""
     with suppress(RuntimeError):
         loop.call_soon_threadsafe(event.set)

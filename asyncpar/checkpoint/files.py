@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 _UNKNOWN: Final = frozenset({errno.EINVAL, errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS})
-"""What some network file systems say to locks and to syncs of folders, neither of which they have."""
+"""Error numbers of network file systems that support neither locks nor syncs of folders."""
 
 
 class NewFile(ABC):
@@ -33,7 +33,7 @@ class NewFile(ABC):
 
 
 class FileSystem(ABC):
-    """What saving needs of a file system; everything blocks and raises ``OSError``.
+    """The operations on files that saving needs; all block and raise ``OSError``.
 
     What is done to a folder (names that are made, changed and removed in it) has reached the disk when ``sync_folder``
     of it returns, and what is written to a file when its ``sync`` does.
@@ -85,7 +85,7 @@ class FileSystem(ABC):
 
     @abstractmethod
     def lock(self, path: Path) -> AbstractContextManager[None]:
-        """Hold the lock of a name, which ends with the process; raises ``BlockingIOError`` if somebody else has it."""
+        """Hold the lock of a name until the process ends.  Raises ``BlockingIOError`` if it is held elsewhere."""
 
 
 class LocalFiles(FileSystem):

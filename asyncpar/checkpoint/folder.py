@@ -36,7 +36,7 @@ class Found:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Survey:
-    """What is in a folder: complete checkpoints by rising step, folders without marker, those whose marker is bad."""
+    """The content of a folder: complete checkpoints by rising step, folders without marker, those with a bad marker."""
 
     complete: tuple[Found, ...]
     unfinished: tuple[Path, ...]

@@ -61,7 +61,7 @@ class CheckpointGroup:
         except BaseException as error:
             progress.stop()
             if isinstance(error, PeerCancelled):
-                self._has_left = True  # whoever failed has told everybody
+                self._has_left = True  # the failed rank has told all others
             self.leave(_said(error), because_of=error.rank if isinstance(error, PeerError) else None)
             await _ended(running)
             if isinstance(error, PeerCancelled) and error.cause not in (_CANCELLED, "cancelled"):
@@ -70,7 +70,7 @@ class CheckpointGroup:
             raise
 
     def leave(self, why: str, *, because_of: int | None = None) -> None:
-        """Take no part any more, and tell the others ``why``.  Waits for nobody.
+        """Leave, and tell the others ``why``, without waiting for them.
 
         ``because_of`` is the rank of the world that is the reason, if it is another one.
         """
@@ -92,7 +92,7 @@ class CheckpointGroup:
         return refused()
 
     def leave_unbegun(self) -> None:
-        """The call was ended; if that was before it could do anything, nobody is to wait for this rank."""
+        """Handle a cancelled call; if it had not begun, the other ranks must not wait for this one."""
         if not self._has_begun:
             self.leave(_CANCELLED)
 

@@ -44,10 +44,10 @@ from asyncpar.errors import CheckpointError, UsageError
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Loaded:
-    """What was loaded, from ``path``.
+    """A loaded checkpoint, from ``path``.
 
     ``arrays`` are in the order of what was wanted, each of the shape of the part, or flat where only a range of it was
-    wanted; nobody else holds them.  ``extra`` is what rank 0 saved as that, ``extras`` what each rank did, ``nbytes``
+    wanted; they are not shared.  ``extra`` is what rank 0 saved as that, ``extras`` what each rank did, ``nbytes``
     how many bytes of values this rank has read.
     """
 
@@ -122,7 +122,7 @@ async def _load(group: CheckpointGroup, request: LoadRequest) -> Loaded:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LoadRequest:
-    """What a rank was asked to load."""
+    """The arguments of a load on one rank."""
 
     folder: Path
     wanted: tuple[Wanted, ...]
@@ -132,7 +132,7 @@ class LoadRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LoadedPart:
-    """What this rank has read, and what it was told by."""
+    """The values that this rank has read, and their description."""
 
     marker: Marker
     manifests: tuple[Manifest, ...]
@@ -141,7 +141,7 @@ class LoadedPart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contents:
-    """What rank 0 has found and tells the others: the name of the checkpoint's folder (empty if it is the one asked
+    """What rank 0 has found and sends to the others: the name of the checkpoint's folder (empty if it is the one asked
     for), its marker, and its manifests, as they are in their files."""
 
     name: str

@@ -26,7 +26,7 @@ FORMAT: Final = "asyncpar checkpoint"
 VERSION: Final = 1
 MARKER: Final = "COMPLETE"
 BLOCK_BYTES: Final = 1 << 20
-"""Values are hashed in blocks of so many bytes, so that whoever reads a part of a piece can verify that part."""
+"""Values are hashed in blocks of so many bytes, so that a reader of a part of a piece can verify that part."""
 
 MOST_RANKS: Final = 100_000
 _MOST_VALUES: Final = 1 << 60
@@ -82,7 +82,7 @@ class PieceRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the shard of one rank holds: pieces in the order of their bytes, behind a header of ``header_bytes``."""
+    """The content of one rank's shard: pieces in the order of their bytes, behind a header of ``header_bytes``."""
 
     rank: _Size
     step: _Size
@@ -94,14 +94,14 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class ManifestStamp(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the marker knows of a manifest."""
+    """A manifest as the marker records it."""
 
     size: _Size
     sha256: _Digest
 
 
 class Marker(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What ``COMPLETE`` says; ``extra`` is that of rank 0."""
+    """The content of ``COMPLETE``; ``extra`` is that of rank 0."""
 
     format: str
     version: int

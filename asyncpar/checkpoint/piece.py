@@ -1,4 +1,4 @@
-"""What a rank saves and what it wants back: parts of named tensors.  Pure."""
+"""The parts of named tensors that a rank saves or loads.  Pure."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ from asyncpar.errors import CheckpointError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Read:
-    """What was read: an array for each entry of what was wanted, and the bytes of values that were read for them."""
+    """The result of a read: an array for each requested entry, and the bytes of values that were read for them."""
 
     arrays: tuple[NDArray[Any], ...]
     nbytes: int

@@ -153,7 +153,7 @@ class Saved:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Request:
-    """What a rank was asked to save."""
+    """The arguments of a save on one rank."""
 
     folder: Path
     step: int
@@ -163,7 +163,7 @@ class Request:
     keep: int | None
     files: FileSystem
     is_snapshot: bool = False
-    """Has nobody else the arrays?"""
+    """Are the arrays copies that no caller changes?"""
 
     @property
     def path(self) -> Path:
@@ -171,13 +171,13 @@ class Request:
 
     @property
     def terms(self) -> bytes:
-        """What must be the same on all ranks."""
+        """Values that must be equal on all ranks."""
         return encode_plain({"step": self.step, "keep": self.keep, "model": self.model})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavePlan:
-    """What a rank tells the others before anything is written; rank 0 also where to write."""
+    """What a rank sends to the others before anything is written; rank 0 also sends where to write."""
 
     terms: bytes
     holdings: bytes
@@ -248,7 +248,7 @@ class Saving:
         return self._remove_old()
 
     def close(self) -> None:
-        """Free the lock on the folder, also one that a phase which nobody waits for any more is about to get."""
+        """Free the lock on the folder, also one that an abandoned phase is about to get."""
         self._is_closed = True
         self._held.close()
 
@@ -297,7 +297,7 @@ class Saving:
         )
 
     def _remove_old(self) -> tuple[list[str], str | None]:
-        """Remove old checkpoints.  The new one is complete by now, so what fails here is told and no error."""
+        """Remove old checkpoints.  The new one is complete by now, so failures here are logged, not raised."""
         request = self._request
         if request.keep is None:
             return [], None

@@ -56,7 +56,7 @@ class Spans:
 
     @property
     def size(self) -> int:
-        """How many values there are."""
+        """The number of values."""
         return int((self.stops - self.starts).sum())
 
     def places(self, positions: Positions) -> Positions:

@@ -46,5 +46,5 @@ class Progress:
             raise Stopped
 
     def stop(self) -> None:
-        """Let the work end at its next ``advance``."""
+        """Make the work end at its next ``advance``."""
         self._is_stopped = True

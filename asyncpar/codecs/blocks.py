@@ -27,16 +27,16 @@ _SIGN_BIT = 0x80000000
 
 @dataclass(frozen=True, slots=True)
 class BlockRange:
-    """Some blocks of equal width: which blocks of a vector, and which of its values."""
+    """A range of blocks of equal width in a vector, and of its values."""
 
     blocks: slice
     values: slice
     shape: tuple[int, int]
-    """How many blocks, of how many values each."""
+    """The number of blocks, and of values in each."""
 
     @property
     def size(self) -> int:
-        """How many values."""
+        """The number of values."""
         return self.shape[0] * self.shape[1]
 
 

@@ -5,7 +5,7 @@ be summed as vectors of it.
 
 Values are rounded to nearest, ties to even.  A finite value that would become infinite becomes the largest finite one
 of its sign instead: beyond 65504 in fp16, within 0.4 % of the largest float32 in bf16.  What is clipped is lost, so
-error feedback sends it in the next steps; infinity would be refused by whoever decodes it, on all ranks, for ever.
+error feedback sends it in the next steps; every rank would refuse to decode infinity, in every step.
 """
 
 from __future__ import annotations

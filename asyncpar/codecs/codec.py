@@ -1,7 +1,7 @@
 """The interfaces of codecs.
 
 A codec has no state of its own: what the encoded form misses is handed back to the caller, who adds it to the next
-values (error feedback, Seide et al. 2014; Karimireddy et al. 2019).  Whoever keeps it decides what it belongs to.
+values (error feedback, Seide et al. 2014; Karimireddy et al. 2019).  The caller decides to which values it belongs.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Codec(ABC):
     """
 
     name: str
-    """How it is written in options, arguments included: ``int8``, ``topk:0.01``, ``topk:0.01+int8``."""
+    """Its name in options, with arguments: ``int8``, ``topk:0.01``, ``topk:0.01+int8``."""
 
     sum_dtype: np.dtype[Any] | None = None
     """As vectors of which dtype encoded forms may be summed: the sum decodes to the sum, but for rounding.
@@ -115,7 +115,7 @@ class RoundEncoder(ABC):
     """
 
     messages: tuple[Values, ...]
-    """What is sent in each round, a vector each; the first is filled by ``start``, the next by ``advance``."""
+    """The vector that is sent in each round; the first is filled by ``start``, the next by ``advance``."""
 
     @abstractmethod
     def start(self, values: Values, *, residual: Values | None = None) -> None:
@@ -151,14 +151,14 @@ class RoundEncoder(ABC):
 
     @abstractmethod
     def restore(self, state: Sequence[Values | None]) -> None:
-        """Go on from ``state``; None, and arrays of another size, start afresh."""
+        """Restore ``state``; None, and arrays of another size, reset it."""
 
 
 class RoundCodec(ABC):
     """Approximates the mean over ranks in rounds of float32 messages that may be summed, such as PowerSGD."""
 
     name: str
-    """How it is written in options, arguments included: ``powersgd:4``."""
+    """Its name in options, with arguments: ``powersgd:4``."""
 
     def __eq__(self, other: object) -> bool:
         """Codecs of one kind with the same arguments are equal."""

@@ -15,7 +15,7 @@ BLOCK = 1 << 16
 
 
 class Corrected:
-    """What is to be encoded.  The first whole pass leaves it in ``lost``, if given, which later passes read."""
+    """The values to be encoded.  The first whole pass stores them in ``lost``, if given, which later passes read."""
 
     def __init__(self, values: Values, residual: Values | None, lost: Values | None) -> None:
         self._values = values

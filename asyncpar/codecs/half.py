@@ -5,7 +5,7 @@ nearest, ties to even, by the addition itself; subtracting it again gives ``x`` 
 taken as ``2^-14`` at least, the same is true of subnormal binary16.  What is left is exact: times ``2^-112``, float32
 has the exponent of binary16, subnormals included, so that the bits need only be shifted.
 
-A processor that is told to take subnormal float32 for zero would spoil that: numpy's conversion is used on it.
+On a processor set to treat subnormal float32 as zero, numpy's conversion is used instead.
 """
 
 from __future__ import annotations

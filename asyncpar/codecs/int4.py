@@ -40,7 +40,7 @@ _LARGEST_STEP = (1.0 + 2.0**-8) / _REACH
 """The largest scale for a block's largest magnitude of 1."""
 
 _WORST_OF_LARGEST = 1.0 - _LEVELS / 8.0 * (1.0 - 2.0**-8)
-"""How much of its largest value a block may lose: where it is clipped."""
+"""The share of its largest value that a block may lose by clipping."""
 
 _SMALLEST_SCALE = np.finfo(np.float32).tiny
 _LARGEST_SCALE = np.float32((1.0 - 2.0**-8) * 2.0**125)

@@ -32,7 +32,7 @@ BLOCK = 1024
 
 _LEVELS = 127.0
 _WORST_OF_LARGEST = 1.0 / 128.0
-"""How much of its largest value a block may lose: where it is clipped."""
+"""The share of its largest value that a block may lose by clipping."""
 
 _SMALLEST_SCALE = np.finfo(np.float32).tiny
 _LARGEST_SCALE = np.float32(np.finfo(np.float32).max / 128.0)

@@ -43,7 +43,7 @@ class PowerSgd(RoundCodec):
 
 
 class PowerSgdEncoder(RoundEncoder):
-    """What ``PowerSgd`` keeps for arrays of some shapes: the messages, ``Q`` of each matrix, and a copy of the values.
+    """The state of ``PowerSgd`` for arrays of some shapes: messages, ``Q`` of each matrix, and a copy of the values.
 
     The copy is made only in steps with a residual.  ``advance`` raises ``NonFiniteValue``, on all ranks alike, for
     means that are not finite.
@@ -179,12 +179,12 @@ class _Matrix:
         expand(self._left, self._second, out.reshape(self._shape))
 
     def turn(self) -> None:
-        """Begin the next step with the directions that this one has found; draw those anew that came to nothing."""
+        """Begin the next step with the directions that this one has found; redraw those that are zero."""
         if self.is_compressed:
             self.basis = orthonormalize(self._second, spare=self._draw())
 
     def restore(self, basis: Values | None) -> None:
-        """Go on with ``basis``, or with the first one if it does not fit."""
+        """Restore ``basis``, or the first one if it does not fit."""
         if not self.is_compressed:
             self.basis = np.zeros((0, 0), np.float32)
         elif basis is None or basis.size != self.second_size:

@@ -48,7 +48,7 @@ class CodecKind:
 
     @property
     def form(self) -> str:
-        """How the codec is written: ``topk:RATIO``."""
+        """The form of the codec in options: ``topk:RATIO``."""
         return self.name + self.arguments.partition(" ")[0]
 
     def takes(self, *arguments: str) -> bool:

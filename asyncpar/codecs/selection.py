@@ -26,7 +26,7 @@ _FEW = 1 << 14
 _LARGEST_SAMPLE = 1 << 16
 _VALUES_PER_DRAW = 64
 _DOUBT = 4.0
-"""By how many standard deviations the sampled threshold is lowered, lest it leave too few."""
+"""By how many standard deviations the sampled threshold is lowered, so that enough values are left."""
 _SIGN = np.int32(0x7FFFFFFF)
 _INFINITY = 0x7F800000
 _DIGIT = 16
@@ -42,7 +42,7 @@ class Entries:
 
     @property
     def positions(self) -> NDArray[np.int64]:
-        """Where they are in the whole vector."""
+        """Their positions in the whole vector."""
         return find_positions(self.counts, self.offsets)
 
     def largest(self, count: int) -> Entries:
@@ -82,7 +82,7 @@ def select_largest(source: Corrected, count: int) -> Entries:
     if found is None or (found.values.size < count and floor > 1):
         floor, ties = _find_floor(source, count)
         found = _collect(source, floor, limit=source.size, ties=ties)
-        assert found is not None, "nobody has more entries than values"
+        assert found is not None, "there are no more entries than values"
     return found.largest(count)
 
 
@@ -132,7 +132,7 @@ def _collect(source: Corrected, floor: int, *, limit: int, ties: int | None = No
 def _find_floor(source: Corrected, count: int) -> tuple[int, int]:
     """Return the exact magnitude of the last of the ``count`` largest, and how many of those are equal to it.
 
-    Two passes, each over one digit of 16 bits, the high one first.  A magnitude of 0 is told as 1.
+    Two passes, each over one digit of 16 bits, the high one first.  A magnitude of 0 counts as 1.
     """
     high = np.zeros(1 << _DIGIT, np.int64)
     for x in source.pieces():

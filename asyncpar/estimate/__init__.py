@@ -1,4 +1,4 @@
-"""What a model takes on a number of ranks: memory, traffic and time, by published formulas and simulation.  Pure.
+"""Memory, traffic and time of a model on a number of ranks, by published formulas and simulation.  Pure.
 
 Read ``job.py`` (model, machine and batch), ``memory.py``, ``activations.py`` and ``traffic.py`` (one formula each, with
 its source), then ``layout.py`` (one layout of a job) and ``search.py`` (all of them).  ``asyncpar plan`` shows what is

@@ -19,7 +19,7 @@ _LOGIT_BYTES = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActivationModel:
-    """What a micro-batch of ``micro_batch_size`` sequences leaves on one of ``tp_size`` tensor-parallel ranks.
+    """The activations of a micro-batch of ``micro_batch_size`` sequences on one of ``tp_size`` tensor-parallel ranks.
 
     With ``sequence_parallel`` norms and dropouts are cut along the sequence, so nothing is kept whole.
     """

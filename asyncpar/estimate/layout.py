@@ -1,4 +1,4 @@
-"""One layout of a job over ranks, and what it takes: memory, traffic and time.  Pure.
+"""One layout of a job over ranks, with its memory, traffic and time.  Pure.
 
 The time is rough: ranks compute at a constant rate, tensor-parallel all-reduces stop the computation, messages between
 stages travel beside it, and gradients are reduced, or values gathered, when it is over.  It is there to put layouts in
@@ -57,7 +57,7 @@ def _groups(order: RankOrder, axis: str) -> tuple[tuple[int, ...], ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """What ``config`` with ZeRO stage ``zero`` takes.
+    """The cost of ``config`` with ZeRO stage ``zero``.
 
     ``memory`` is that of the fullest rank, ``traffic`` that of the one that sends most in a step; ``pipeline`` is the
     part of the step with the forward and backward passes, ``step_seconds`` all of it.
@@ -95,7 +95,7 @@ def rank_traffics(job: Job, config: ThreeDParallelismConfig, stage: ZeROStage) -
 
 
 class _Estimate:
-    """What all ZeRO stages of one configuration have in common."""
+    """Shared by all ZeRO stages of one configuration."""
 
     def __init__(self, job: Job, config: ThreeDParallelismConfig) -> None:
         self._job = job

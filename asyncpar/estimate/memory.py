@@ -1,4 +1,4 @@
-"""What a rank needs of memory: parameters, gradients, optimizer states and activations.  Pure."""
+"""The memory of a rank: parameters, gradients, optimizer states and activations.  Pure."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _SINGLE = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateBytes:
-    """What one rank holds of the parameters that it computes with, or of each of them."""
+    """Bytes of one rank for the parameters that it computes with, or for each of them."""
 
     values: float
     gradients: float
@@ -94,7 +94,7 @@ class RankMemory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActivationPolicy:
-    """What is kept of activations, and where."""
+    """Which activations are kept, and where."""
 
     strategy: MemoryOptimizationStrategy = MemoryOptimizationStrategy.BASIC
     recompute_all: bool = False

@@ -1,4 +1,4 @@
-"""What a pipeline takes: time and idle time by simulation, and what it keeps of activations.  Pure."""
+"""The time and idle time of a pipeline by simulation, and the activations that it keeps.  Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What each pipeline rank holds of a model: layers, ends, parameters.  Pure."""
+"""The part of a model on each pipeline rank: layers, embedding and head, parameters.  Pure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class VirtualStage:
 
     @property
     def ends(self) -> int:
-        """How many ends of the model are here."""
+        """How many of embedding and head this piece has, 0 to 2."""
         return self.is_first + self.is_last
 
 

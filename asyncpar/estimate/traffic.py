@@ -12,7 +12,7 @@ LAYER_ALL_REDUCES = 4
 """All-reduces of the activations in one layer: one after attention and perceptron each, forward and backward."""
 
 RECOMPUTED_ALL_REDUCES = 2
-"""Those of the forward pass, once more."""
+"""All-reduces of the forward pass, repeated by recomputation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

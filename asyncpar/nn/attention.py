@@ -50,7 +50,7 @@ class CausalSelfAttention(Sequential):
 
 
 class AttentionHeads(Weightless[HeadsSaved]):
-    """What happens between the two projections of attention: ``heads`` weighted means, each of ``width`` features.
+    """Attention between its two projections: ``heads`` weighted means, each of ``width`` features.
 
     The input is [queries | keys | values], each by heads, of shape (batch, length, 3 heads width); the output has
     shape (batch, length, heads width).  Heads do not know of each other, so ranks may have some each.

@@ -21,7 +21,7 @@ MakeDropout = Callable[[str], Stage[Any]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockOptions:
-    """What a block has beyond its size.
+    """Options of a block beyond its size.
 
     ``hidden`` is the width of the perceptron, by default four times the features.  ``gain`` scales the first values of
     weights, ``output_gain`` those of weights whose result is added to the residual stream.

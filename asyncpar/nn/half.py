@@ -24,8 +24,8 @@ _STORED: dict[str, np.dtype[Any]] = {"bfloat16": np.dtype(ml_dtypes.bfloat16), "
 class HalfParameter(Parameter):
     """A parameter whose ``stored`` value and ``grad`` are bfloat16 or float16; ``value`` is a float32 copy.
 
-    The copy is read-only, lest writing to it is lost: assign to ``value`` instead.  Values beyond the reach of float16
-    become infinite, in gradients too.
+    The copy is read-only, since writes to it would be lost: assign to ``value`` instead.  Values beyond the range of
+    float16 become infinite, in gradients too.
     """
 
     __slots__ = ("storage",)
@@ -53,7 +53,7 @@ class HalfParameter(Parameter):
 
     @property
     def value(self) -> Array:
-        """A read-only copy in float32, made anew by every access.  Raises ``UsageError`` while it is released."""
+        """A read-only copy in float32, made by every access.  Raises ``UsageError`` while it is released."""
         copy = self.stored.astype(np.float32)
         copy.flags.writeable = False
         return copy

@@ -58,7 +58,7 @@ class Parameter:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """In which value and gradient are computed with."""
+        """The dtype that value and gradient are computed in."""
         return self._dtype
 
     @property
@@ -113,7 +113,7 @@ class Parameter:
         self._grad = None
 
     def release_value(self) -> None:
-        """Let go of the value's array; whoever calls this keeps what is needed to restore it."""
+        """Release the value's array; the caller keeps what is needed to restore it."""
         self._value = None
 
     def restore_value(self, value: Array) -> None:

@@ -41,7 +41,7 @@ class Sequential(Stage[list[Any]]):
     def backward(
         self, saved: list[Any], dy: Array, on_gradient: OnGradient | None = None, deferred: Deferred | None = None
     ) -> Array | None:
-        """What was saved is let go layer by layer: ``saved`` is empty after it."""
+        """Saved values are released layer by layer: ``saved`` is empty afterwards."""
         gradient: Array | None = dy
         for stage in reversed(self.stages):
             if gradient is None:

@@ -18,7 +18,7 @@ from asyncpar.testing.lane_pairs import (
 
 
 class LaneDelivery(LaneSuite):
-    """What is sent arrives: in order, once, where it is wanted, and never faster than it is read."""
+    """Delivery: in order, once, into the given memory, and never faster than the receiver reads."""
 
     @on_loop
     async def test_frames_arrive_in_order_each_once(self) -> None:

@@ -29,7 +29,7 @@ _SHARED: dict[torch.dtype, np.dtype[Any]] = {
     torch.complex64: np.dtype(np.complex64),
     torch.complex128: np.dtype(np.complex128),
 }
-"""What collectives can reckon with."""
+"""Dtypes that collectives can reduce."""
 
 _INTEGERS: dict[int, np.dtype[Any]] = {
     1: np.dtype(np.uint8),
@@ -66,8 +66,8 @@ class _Memory:
 def array_of(tensor: torch.Tensor, name: str = "tensor", *, as_bits: bool = False) -> Array:
     """Return ``tensor``'s elements as an array that shares its memory, of the same shape and strides.
 
-    What is written into it does not go through autograd.  ``as_bits`` takes dtypes that can be moved but not reckoned
-    with (``float8`` and such) as integers.  Raises ``UsageError`` for what is not a dense tensor in the CPU's memory.
+    What is written into it does not go through autograd.  ``as_bits`` takes dtypes that can be moved but not reduced
+    (``float8`` and such) as integers.  Raises ``UsageError`` for what is not a dense tensor in the CPU's memory.
     """
     check_tensor(tensor, name)
     dtype = _SHARED.get(tensor.dtype)
@@ -149,7 +149,7 @@ def flat(tensor: torch.Tensor, name: str, *, as_bits: bool = True) -> Array:
 
 
 class Landing:
-    """Where a result lands that needs contiguous memory: the tensor's own, or an array that is copied into it."""
+    """Contiguous memory for a result: the tensor's own, or an array that ``settle`` copies into it."""
 
     __slots__ = ("_target", "array")
 
@@ -163,7 +163,7 @@ class Landing:
             self.array = np.empty(target.size, target.dtype)
 
     def settle(self) -> None:
-        """The result is there: put it where it belongs."""
+        """Copy the result into the tensor, if it was received elsewhere."""
         if self._target is not None:
             self._target[...] = self.array.reshape(self._target.shape)
 

@@ -1,4 +1,4 @@
-"""Every rank to every rank, and one to another: all_to_all, send, recv, in torch's forms."""
+"""all_to_all, send and recv in torch's forms."""
 
 from __future__ import annotations
 

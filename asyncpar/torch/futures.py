@@ -93,7 +93,7 @@ def is_taken_by_reducer() -> bool:
 
 
 def raise_at_end_of_pass(work: Any) -> None:
-    """Have the backward pass that this thread is in wait for ``work``, and raise what it raises."""
+    """Make the backward pass of this thread wait for ``work`` and raise its error."""
     number = torch._C._current_graph_task_id()
     if _pass.number != number:
         _pass.number, _pass.works = number, []
@@ -108,7 +108,7 @@ def completed(tensors: list[torch.Tensor]) -> Future[Any]:
 
 
 def _wait(works: list[Any]) -> None:
-    """At the end of the pass, before the reducer's callback: wait as it will, and see that errors are raised after."""
+    """Wait at the end of the pass, before the reducer's callback, and queue a callback that raises errors after it."""
     _pass.number = _OUTSIDE
     errors: list[BaseException] = []
     for work in works:

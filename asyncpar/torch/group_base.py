@@ -1,4 +1,4 @@
-"""What all operations of a process group share: who is in it, how they begin, how it ends."""
+"""The base of a process group: its ranks, the start of operations, and its end."""
 
 from __future__ import annotations
 
@@ -42,19 +42,19 @@ So DDP's first bucket wakes no other thread, which would take the core from the 
 _LONGEST_SECONDS = 24 * 3600.0
 
 ENDING_SECONDS = 5.0
-"""How long ending a group waits for operations that are being cancelled, and for a node to leave its world."""
+"""Seconds that the end of a group waits for cancelled operations, and for the node to leave its world."""
 
 FAREWELL_SECONDS = 1.0
-"""How long a rank that is through waits for the others, who may be about to receive the last things it has sent."""
+"""Seconds that a rank without pending operations waits for the others, which may still receive what it has sent."""
 
 DELIVERY_SECONDS = 5.0
-"""How long a rank that ends its group without an exception waits until what it sends has been received."""
+"""Seconds that a rank that ends its group without an exception waits until its sends have been received."""
 
 NEWS_SECONDS = 0.5
-"""How long a rank stays that knows of another's failure, lest those who do not yet take this one for the culprit."""
+"""Seconds that a rank stays after another's failure, so that the others do not take this one for the cause."""
 
 remains: weakref.WeakSet[Node] = weakref.WeakSet()
-"""Nodes that have left their worlds, until Python's collector comes for them and the memory that they shared."""
+"""Nodes that have left their worlds, until Python's collector frees them and their shared memory."""
 
 
 class GroupBase(dist.ProcessGroup):
@@ -72,16 +72,16 @@ class GroupBase(dist.ProcessGroup):
         self.node = node
         self.is_ended = False
         self.barriers = 0
-        """How many monitored barriers there have been."""
+        """The number of monitored barriers so far."""
         self.paths: dict[str, Any] = {}
-        """What runs operations on tensors elsewhere than in the CPU's memory, by type of device."""
+        """By type of device: runs operations on tensors that are not in the CPU's memory."""
         self._begun = 0
-        """How many operations have begun."""
+        """The number of operations begun so far."""
         self._store = store
         self._owns_node = owns_node
         self._pending: set[Pending[Any]] = set()
         self._sends: set[Pending[Any]] = set()
-        """Those of the pending that the end of the group waits for, as others may be about to receive them."""
+        """Pending sends; the end of the group waits for them."""
         self._name = self._description = ""
 
     # -- what torch asks a group for ---------------------------------------------------------------------------------
@@ -134,7 +134,7 @@ class GroupBase(dist.ProcessGroup):
 
     @property
     def seconds(self) -> float:
-        """How long an operation may go without progress before it raises ``PeerTimeout``."""
+        """Seconds without progress after which an operation raises ``PeerTimeout``."""
         return self.communicator.timeout or _LONGEST_SECONDS
 
     # -- beginning ---------------------------------------------------------------------------------------------------
@@ -152,7 +152,7 @@ class GroupBase(dist.ProcessGroup):
 
         It takes its place in the order of the group's operations now.  ``options`` are torch's: their ``timeout``
         bounds it, and one that will be waited for at once is done in this thread as far as possible.
-        Profilers are told of ``inputs``, which are ``tensors`` if it works in place.
+        Profilers see ``inputs``, by default ``tensors``, for operations in place.
         """
         self._check_open(operation)
         limit = getattr(options, "timeout", None)
@@ -196,7 +196,7 @@ class GroupBase(dist.ProcessGroup):
         """Return what to raise for wrong arguments of ``operation``.
 
         ``tell``, called on the loop, gives the call its place, at which it ends on the other ranks with the reason.
-        Nothing is told of a group that was destroyed, nor of an error that was handled before.
+        It is not called for a destroyed group, nor for an error that was handled before.
         """
         if tell is not None and not self.is_ended and not isinstance(error, dist.DistBackendError):
             self._begun += 1
@@ -294,7 +294,7 @@ class GroupBase(dist.ProcessGroup):
                     self.thread.call(leave, timeout=ENDING_SECONDS)
 
     def _tell_end(self) -> None:
-        """Let ranks know that wait, or will wait, for operations of this group that this one will not call."""
+        """End operations of this group that other ranks call or will call, since this rank will not."""
         communicator = self.communicator
         rank = communicator.ranks[communicator.rank]
         with suppress(AsyncparError):  # the loop has ended, and with it all groups
@@ -312,7 +312,7 @@ class GroupBase(dist.ProcessGroup):
         for one in pending:
             one.cancel()
         for one in pending:
-            with suppress(Exception):  # whoever waits for it gets this
+            with suppress(Exception):  # raised where the operation is awaited
                 one.wait(ENDING_SECONDS)
 
 
@@ -326,11 +326,11 @@ def _is_small(tensor: torch.Tensor) -> bool:
     return tensor.layout is torch.strided and tensor.nbytes <= SMALL
 
 
-def _do(deed: Callable[[], None]) -> Coroutine[Any, Any, None]:
-    """Do it now; nothing is left for the coroutine."""
+def _do(action: Callable[[], None]) -> Coroutine[Any, Any, None]:
+    """Call ``action`` now; the returned coroutine does nothing."""
 
     async def rest() -> None:
         pass
 
-    deed()
+    action()
     return rest()

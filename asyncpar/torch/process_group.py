@@ -29,7 +29,7 @@ from asyncpar.torch.threads.worlds import InProcess
 
 _TAG = LARGEST_TAG
 _ANSWER_SECONDS = 2.0
-"""How much longer than rank 0 the others wait, so that its answer, which names the missing, arrives."""
+"""Seconds that the others wait longer than rank 0, so that its answer, which names the missing ranks, arrives."""
 
 
 async def _collect(communicator: Communicator, number: int, seconds: float, *, wait_all_ranks: bool) -> None:

@@ -26,7 +26,7 @@ _Kind = dist.ReduceOp.RedOpType
 
 @dataclass(frozen=True, slots=True)
 class TorchReduction:
-    """How tensors are combined: inputs times ``factor``, by the communicator's ``op``, divided by the group's size.
+    """A reduction: inputs times ``factor``, combined by the communicator's ``op``, divided by the group's size.
 
     ``factor`` is None for none.  Only the mean of integers is divided here (``divides``), as the communicator knows
     none of them.

@@ -40,7 +40,7 @@ _removal = _Removal()
 
 
 def enter_inflight(work: Any, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Let ``wait_tensor`` wait for ``work`` where it is given one of ``tensors``; return those that have storages."""
+    """Make ``wait_tensor`` of one of ``tensors`` wait for ``work``; return those that have storages."""
     known = [tensor for tensor in tensors if tensor.layout is torch.strided]
     for tensor in known:
         c10d._register_work(tensor, work)
@@ -60,7 +60,7 @@ def forget_inflight(work: Any, tensors: Sequence[torch.Tensor]) -> None:
 
 
 def is_passed_over(work: Any) -> bool:
-    """Is ``work`` being waited for only because ``forget_inflight`` takes out another, or itself?"""
+    """Is ``work`` waited for only because ``forget_inflight`` removes it or another work?"""
     if _removal.work is None:
         return False
     if _removal.work is not work:
@@ -100,7 +100,7 @@ class Work(dist.Work):
         self._entered_by = 0
 
     def enter(self) -> None:
-        """Let ``wait_tensor`` of this thread wait for it, until somebody has waited for it here."""
+        """Let ``wait_tensor`` of this thread wait for it, until ``wait`` was called here."""
         self._entered = enter_inflight(self, self._tensors)
         self._entered_by = threading.get_ident()
 

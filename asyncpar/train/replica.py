@@ -51,7 +51,7 @@ class BatchShare:
 
     @contextmanager
     def at_work(self) -> Iterator[None]:
-        """Let the worker thread go in the end."""
+        """Close the worker thread at the end."""
         try:
             yield
         finally:

@@ -59,7 +59,7 @@ class Session(ABC):
 
 
 class ReplicatedSession(Session):
-    """Every rank has all of ``model``."""
+    """A run in which every rank has all of ``model``."""
 
     def __init__(self, setup: Setup, model: LanguageModel, communicator: Communicator, *, has_codec: bool) -> None:
         self._setup = setup
@@ -100,7 +100,7 @@ class ReplicatedSession(Session):
 
 
 class HybridSession(Session):
-    """Ranks have parts of the model."""
+    """A run in which ranks have parts of the model."""
 
     least_bytes = None
 

@@ -76,11 +76,11 @@ def _join(distributed: Any, store: Any, rank: int, size: int, *, is_alone: bool)
 
 @asynccontextmanager
 async def open_gloo(config: BackendConfig) -> AsyncIterator[Communicator]:
-    """Be a rank among those that meet as ``torch.distributed`` does.
+    """Open the backend as one of the ranks that rendezvous as ``torch.distributed`` does.
 
     Where they meet is ``config.rendezvous``, by default what ``torchrun`` sets in the environment (``MASTER_ADDR``,
     ``MASTER_PORT``); rank and world size are those of the configuration, else ``RANK`` and ``WORLD_SIZE`` of the
-    environment.  Raises ``BackendUnavailable`` without torch, ``UsageError`` for a place that nobody has named,
+    environment.  Raises ``BackendUnavailable`` without torch, ``UsageError`` for a rank or size that is not given,
     ``PeerTimeout`` when ranks do not come within ``config.timeout``.
     """
     config.refuse("gloo", "transport")

@@ -70,7 +70,7 @@ class GlooChannel(MessageChannel):
     def listen(self, *, meet: Callable[[], None], leave: Callable[[], None]) -> None:
         """Begin to receive.
 
-        ``meet`` is called with the first message, if nobody has opened the channel by then; ``leave`` if it is the end.
+        ``meet`` is called with the first message, if the channel is not open by then; ``leave`` if it is the end.
         """
         self._meet, self._leave = meet, leave
         self._run(self._receive_all, "receives")
@@ -165,7 +165,7 @@ class GlooChannel(MessageChannel):
                 self._receiver.ended()
 
     def break_off(self, cause: str) -> None:
-        """Nothing can be sent or received any more."""
+        """Close the channel for both directions."""
         if self._broken is None and not self.has_peer_ended:
             self._broken = cause
             self._outgoing.put(bytearray(OPENING_BYTES))  # for the thread, so that it ends

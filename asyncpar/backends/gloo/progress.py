@@ -74,7 +74,7 @@ class GlooProgress(ProgressEngine):
         await self._loop.run_in_executor(None, self._end_threads, self._is_through())
 
     def _end_threads(self, is_through: bool) -> None:
-        """See the threads end, which otherwise would bring the process down when it ends before them."""
+        """Wait for the threads, which would abort the process if it ended before them."""
         if not is_through:
             next(iter(self._pipes.values())).break_all()
         for channel in self._channels.values():

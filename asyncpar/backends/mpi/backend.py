@@ -123,7 +123,7 @@ def _make_world(hosts: list[str], size: int) -> World:
 
 @asynccontextmanager
 async def open_mpi(config: BackendConfig) -> AsyncIterator[Communicator]:
-    """Be the rank that ``mpiexec`` has started this process as.
+    """Open the backend as the rank that ``mpiexec`` has given this process.
 
     Raises ``BackendUnavailable`` without mpi4py or an MPI library, ``PeerTimeout`` when some process does not open the
     backend within ``config.timeout``, ``UsageError`` for a rank or world size other than MPI's.
@@ -143,7 +143,7 @@ async def open_mpi(config: BackendConfig) -> AsyncIterator[Communicator]:
 
 
 def load_mpi() -> Any:
-    """Return the module ``mpi4py.MPI``, which starts MPI if nobody has.
+    """Return the module ``mpi4py.MPI``, which starts MPI unless it was started.
 
     Raises ``BackendUnavailable`` if it cannot, or if MPI may not be called from this thread.
     """

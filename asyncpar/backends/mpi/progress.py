@@ -58,7 +58,7 @@ class MpiProgress(ProgressEngine):
 
     World ranks are dealt out to MPI's processes in turn: rank ``r`` is number ``r // processes`` of those in process
     ``r % processes`` (usually there is one in each).  ``communicators[n]`` carries what is for the ranks of number
-    ``n``; who has sent it is told by source and tag.
+    ``n``; source and tag say who has sent it.
     """
 
     def __init__(
@@ -123,7 +123,7 @@ class MpiProgress(ProgressEngine):
             self._mpi.COMM_WORLD.Set_attr(self._mpi.Comm.Create_keyval(nopython=False), unfinished)
 
     def break_off(self, cause: str) -> None:
-        """Nothing can be sent or received any more."""
+        """Close all channels for both directions."""
         for channel in list(self._channels.values()):
             channel.break_off(cause)
 

@@ -14,7 +14,7 @@ from asyncpar.nn.parameter import Array
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moments(Rule):
-    """What Adam and AdamW have in common.  ``epsilon`` is added after bias correction."""
+    """The base of Adam and AdamW.  ``epsilon`` is added after bias correction."""
 
     beta1: float = 0.9
     beta2: float = 0.999

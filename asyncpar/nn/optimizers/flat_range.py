@@ -1,4 +1,4 @@
-"""What an optimizer owns of one parameter."""
+"""The range of one parameter that an optimizer owns."""
 
 from __future__ import annotations
 

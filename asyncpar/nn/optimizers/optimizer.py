@@ -26,7 +26,7 @@ class Optimizer:
         self.rule = rule
         self.step_count = 0
         self.factor = 1.0
-        """What gradients are multiplied with in the next step."""
+        """The factor of gradients in the next step."""
         self._ranges = {parameter.name: FlatRange(parameter, 0, parameter.size, rule) for parameter in self.parameters}
 
     @property

@@ -1,4 +1,4 @@
-"""What an optimizer does to one range of values."""
+"""The update rule of an optimizer on one range of values."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BLOCK = 1 << 15
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule(ABC):
-    """An update rule and its settings.  It has no state: that belongs to whoever owns the values.
+    """An update rule and its settings.  It has no state: that belongs to the owner of the values.
 
     Everything is element by element, so an array comes to the same bits whole or in slices, on whichever rank.
     ``weight_decay`` applies where the caller says so; optimizers say so for parameters of two or more dimensions, and
@@ -34,7 +34,7 @@ class Rule(ABC):
     @property
     @abstractmethod
     def state_names(self) -> tuple[str, ...]:
-        """What is kept of each value from step to step: one array for each name, all zeros before the first step."""
+        """The names of the state per value: one array for each name, all zeros before the first step."""
 
     @abstractmethod
     def update(

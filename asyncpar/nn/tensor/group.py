@@ -1,4 +1,4 @@
-"""What tensor-parallel layers ask of the ranks that share a layer, from the thread that computes."""
+"""Collectives of the ranks that share a tensor-parallel layer, called from the thread that computes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from asyncpar.shards.plan import split_bounds
 
 
 class TensorGroup(ABC):
-    """Ranks that each hold a part of the same layers, and run them in the same order.
+    """A group of ranks that each hold a part of the same layers, and run them in the same order.
 
     Calls block the calling thread and match by their order.  Parts along a dimension are those of ``split_bounds``.
     """
@@ -24,7 +24,7 @@ class TensorGroup(ABC):
     @property
     @abstractmethod
     def rank(self) -> int:
-        """This rank's place, from 0."""
+        """The rank of this process in the group, from 0."""
 
     @property
     @abstractmethod
@@ -54,15 +54,15 @@ class TensorGroup(ABC):
         """Sum ``x``, in place, over all ranks, and return it."""
         return self.start_all_reduce(x)()
 
-    def renew(self, number: int) -> None:  # noqa: B027 (nothing to do where nobody is waited for)
-        """Begin to count calls anew, after a failure that may have kept some ranks from calls that others have made.
+    def renew(self, number: int) -> None:  # noqa: B027 (nothing to do for a group of one)
+        """Restart the count of calls, after a failure that may have kept some ranks from calls that others have made.
 
         All ranks call it, with the same ``number``, a new one each time, while no call is under way.
         """
 
     @property
     def seconds_waiting(self) -> float:
-        """How long calls have kept the compute thread waiting so far."""
+        """Seconds that the compute thread has waited in calls so far."""
         return 0.0
 
     def bounds(self, length: int) -> tuple[int, int]:

@@ -32,7 +32,7 @@ class ColumnParallel(Stage[ColumnSaved]):
     """A projection of which every rank computes some outputs from the whole input.
 
     Backward: one all-reduce of the input's gradient, which goes on while the weight's gradient is computed.  With
-    sequence parallelism the input is gathered once more for that instead of being kept (Korthikanti et al. 2022).
+    sequence parallelism the input is gathered again for that instead of being kept (Korthikanti et al. 2022).
     """
 
     def __init__(self, projection: Projection, *, region: TensorRegion) -> None:

@@ -1,4 +1,4 @@
-"""Where tensor-parallel layers begin and end.
+"""The begin and end of tensor-parallel layers.
 
 Between them every rank holds the same activations, or, with sequence parallelism, the same part of every sequence.
 Inside, each rank holds its part of the layers and computes with that.  Going in and coming out are the two conjugate
@@ -35,7 +35,7 @@ class TensorRegion:
 
     @property
     def placement(self) -> Placement:
-        """That of parameters outside, of which every rank holds a copy."""
+        """The placement of parameters outside, of which every rank holds a copy."""
         if self.group.size == 1:
             return UNPLACED
         partial = Replication.PARTIAL if self.sequence_parallel else Replication.WHOLE

@@ -1,4 +1,4 @@
-"""One pipeline stage of a transformer, cut over tensor-parallel ranks."""
+"""A pipeline stage of a transformer, split over tensor-parallel ranks."""
 
 from __future__ import annotations
 

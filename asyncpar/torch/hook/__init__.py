@@ -1,1 +1,1 @@
-"""Our codecs as a communication hook of DistributedDataParallel."""
+"""The codecs of asyncpar as a communication hook of DistributedDataParallel."""

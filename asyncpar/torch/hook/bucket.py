@@ -93,7 +93,7 @@ class HookBucket:
 
 @dataclass(frozen=True, slots=True)
 class BucketTransfer:
-    """What is done before and after ``scheme``, in threads.  It ``is_lent`` the gradients' memory, or has its own."""
+    """Moves gradients into and out of ``scheme``, in threads; it works in their memory if ``is_lent``."""
 
     scheme: Scheme
     given: HookBucket
@@ -127,7 +127,7 @@ class BucketTransfer:
 class UncompressedSum(Scheme):
     """The sum, in the memory that is lent, of what was divided by the number of ranks before.
 
-    It ``looks`` for values that are not finite where somebody wants to know.
+    With ``looks`` it checks whether the result is finite.
     """
 
     is_mean = True

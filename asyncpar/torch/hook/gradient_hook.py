@@ -1,4 +1,4 @@
-"""Our codecs under DistributedDataParallel: compressed gradients, the same model.
+"""Compressed gradients under DistributedDataParallel.
 
 state = asyncpar.torch.GradientHook(codec="int8")
 model = DistributedDataParallel(module)
@@ -75,11 +75,11 @@ class GradientHook:
         self._backward = _OUTSIDE
 
     def statistics(self) -> HookStatistics:
-        """Return the figures of the steps so far.  Between steps."""
+        """Return the figures of the steps so far.  Call it between steps."""
         return self._tally.statistics(residual_norm=self._memory.residual_norm())
 
     def reset_statistics(self) -> None:
-        """Let all figures begin at zero again.  Between steps."""
+        """Set all figures to zero.  Call it between steps."""
         self._tally.reset()
 
     def state_dict(self) -> dict[str, Any]:
@@ -92,7 +92,7 @@ class GradientHook:
         return self._memory.state()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from the ``state_dict`` of this rank in an earlier run; to be called on all ranks, between steps."""
+        """Restore the ``state_dict`` of this rank from an earlier run.  Call it on all ranks, between steps."""
         self._check_idle("load_state_dict")
         if state.get("residuals") and not self._settings.compression.error_feedback:
             raise UsageError("state: expected none of error feedback, which is off here, but there are residuals")
@@ -118,13 +118,13 @@ class GradientHook:
     # -- inside ------------------------------------------------------------------------------------------------------
 
     def _begin(self, given: HookBucket) -> Coroutine[Any, Any, None]:
-        """On the loop."""
+        """Begin to reduce a bucket; called on the loop."""
         if self._reducer is None:
             self._reducer = HookReducer(self._group.communicator, self._settings, self._memory, self._tally)
         return self._reducer.begin(given)
 
     def _wait(self) -> None:
-        """At the end of backward, before DistributedDataParallel waits for the futures, which lose types of errors."""
+        """Wait at the end of backward, before DistributedDataParallel waits for the futures, which lose error types."""
         begun = time.perf_counter()
         works, self._works = self._works, []
         errors: list[BaseException] = []

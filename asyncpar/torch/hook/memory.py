@@ -1,4 +1,4 @@
-"""What a gradient hook keeps between steps: buckets, residuals, and what codecs have learnt.
+"""The state of a gradient hook between steps: buckets, residuals, and state of codecs.
 
 All but the buckets belongs to parameters: DistributedDataParallel makes other buckets of them after its first step, and
 a program that goes on from a checkpoint begins with the first ones again.
@@ -22,7 +22,7 @@ from asyncpar.gradsync.schemes import Scheme
 from asyncpar.torch.hook.bucket import HookBucket
 
 _WRAPPED = "module."
-"""What all names begin with in a model that DistributedDataParallel has wrapped."""
+"""The prefix of names in a model that DistributedDataParallel has wrapped."""
 
 
 class ParameterNames:
@@ -87,7 +87,7 @@ class HookMemory:
     residuals: dict[str, Values] = field(default_factory=dict)
     codec_state: dict[str, Values] = field(default_factory=dict)
     steps: int = 0
-    """How many have begun, in earlier runs too."""
+    """The number of steps begun, including earlier runs."""
 
     def find(self, given: HookBucket) -> BucketState | None:
         """Return the state of a bucket that earlier steps had; None for a new one."""
@@ -168,7 +168,7 @@ class HookMemory:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from what ``state`` returned in an earlier run.  Raises ``UsageError``, with nothing changed."""
+        """Restore what ``state`` returned in an earlier run.  When it raises ``UsageError``, nothing has changed."""
         try:
             steps = int(state["steps"])
             residuals = {str(name): _values(tensor) for name, tensor in state["residuals"].items()}

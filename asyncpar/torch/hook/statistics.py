@@ -39,7 +39,7 @@ class HookStatistics:
 
     @property
     def compression_ratio(self) -> float:
-        """How many times fewer bytes were sent than all-reduces of least traffic send without a codec; 1 for none."""
+        """Bytes of all-reduces with least traffic and no codec, divided by the bytes sent; 1 if none were sent."""
         return self.bytes_uncompressed / self.bytes_sent if self.bytes_sent else 1.0
 
     def __str__(self) -> str:
@@ -73,7 +73,7 @@ class HookTally:
         self.reset()
 
     def reset(self) -> None:
-        """Begin anew."""
+        """Set all totals to zero."""
         self.total = HookStatistics(codec=self.codec, ranks=self.ranks)
         self._base = self._sent
 
@@ -100,13 +100,13 @@ class HookTally:
         )
 
     def add_wait(self, seconds: float) -> None:
-        """Backward has waited at its end."""
+        """Add the time that backward has waited at its end."""
         self.total = replace(self.total, exposed=self.total.exposed + seconds)
 
 
 @dataclass(slots=True, kw_only=True)
 class StepTally:
-    """What happened in one step."""
+    """Figures of one step."""
 
     intervals: list[tuple[float, float]] = field(default_factory=list)
     compressed: int = 0

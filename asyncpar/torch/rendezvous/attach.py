@@ -55,7 +55,7 @@ _STORE_MARGIN = 10.0
 """Seconds that a store may take to answer beyond the time of the rendezvous."""
 
 _TELL_SECONDS = 2.0
-"""How long a rank that failed tries to tell the others."""
+"""Seconds that a failed rank tries to tell the others."""
 
 _lines: weakref.WeakSet[AgentLine] = weakref.WeakSet()
 """The lines to the agent of this process; one at a time can be open."""
@@ -236,7 +236,7 @@ async def _lease_store(stack: AsyncExitStack, store: Any, environment: Mapping[s
 
 
 def _read_attempt(environment: Mapping[str, str]) -> int:
-    """Return how often our launcher, or torch's, has started these ranks anew."""
+    """Return how often our launcher, or torch's, has restarted these ranks."""
     for name in _ATTEMPTS:
         text = environment.get(name, "")
         if text.isascii() and text.isdecimal():

@@ -23,7 +23,7 @@ _FINGERPRINT_BYTES = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankCredentials:
-    """What one rank brings to a rendezvous: ``credentials``, or None if the secret is to come through the store.
+    """The credentials of one rank; ``credentials`` is None if the secret comes through the store.
 
     ``job`` is the name that the world must have because of the credentials, "" if any will do.
     """
@@ -34,7 +34,7 @@ class RankCredentials:
 
     @property
     def terms(self) -> dict[str, str]:
-        """What must be equal on all ranks; it gives nothing of the secret away."""
+        """Values that must be equal on all ranks; they reveal nothing of the secret."""
         secret, certificates = "none", "none"
         if self.credentials is not None:
             digest = hmac.digest(self.credentials.secret, b"asyncpar fingerprint", hashlib.sha256)

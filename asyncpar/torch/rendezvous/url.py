@@ -29,7 +29,7 @@ _AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreEndpoint:
-    """Where the store is, and who we are there; ``is_ours``: rank 0 holds it, not an agent."""
+    """The address of the store, and this rank; ``is_ours``: rank 0 holds the store, not an agent."""
 
     host: str
     port: int
@@ -103,10 +103,10 @@ def _open(endpoint: StoreEndpoint, timeout: timedelta) -> dist.Store:
 
 
 def _wait_for_server(endpoint: StoreEndpoint, seconds: float) -> None:
-    """Return once somebody listens there.  Raises ``PeerTimeout`` after ``seconds``.
+    """Return once a server listens at the endpoint.  Raises ``PeerTimeout`` after ``seconds``.
 
-    A server that is yet to come can tell nobody, so this asks again and again.  torch's own client does that, too, but
-    Ctrl-C ends it only when its time is over, and it shows frames of C++.
+    A server that does not exist yet cannot give notice, so this polls.  torch's own client polls, too, but Ctrl-C ends
+    it only when its time is over, and it shows frames of C++.
     """
     deadline = time.monotonic() + seconds
     while True:
@@ -116,13 +116,13 @@ def _wait_for_server(endpoint: StoreEndpoint, seconds: float) -> None:
             socket.create_connection((endpoint.host, endpoint.port), timeout=attempt).close()
         except OSError as error:
             if left <= 0.0:
-                raise _nobody_there(endpoint, seconds, error) from error
+                raise _no_server(endpoint, seconds, error) from error
             time.sleep(min(_RETRY_SECONDS, left))
         else:
             return
 
 
-def _nobody_there(endpoint: StoreEndpoint, seconds: float, error: OSError) -> PeerTimeout:
+def _no_server(endpoint: StoreEndpoint, seconds: float, error: OSError) -> PeerTimeout:
     where = join_address(endpoint.host, endpoint.port)
     reason = error.strerror or str(error)
     who = f"rank 0 of {endpoint.size}" if endpoint.is_ours else "the agent that holds the store"

@@ -108,7 +108,7 @@ class Branch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Split:
-    """What is done in the second half, in order, and the parameters whose gradients are made in the first one."""
+    """The branches to run in the second half, in order, and the parameters whose gradients the first half computes."""
 
     branches: tuple[Branch, ...]
     tied: tuple[torch.Tensor, ...]

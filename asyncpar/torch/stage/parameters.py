@@ -46,7 +46,7 @@ class BoundParameter(Parameter):
         self._address = self.tensor.data_ptr()
 
     def follow(self) -> None:
-        """Look whether somebody has given the tensor other memory, and use that from now on."""
+        """Use the tensor's current memory, which a program may have replaced."""
         if self._value is not None and self.tensor.data_ptr() != self._address:
             self._adopt_value()
 
@@ -167,7 +167,7 @@ class ModuleState:
             _check_draws_nothing(name, module)
         self._bound: list[BoundParameter] = []
         self.reported: list[BoundParameter] = []
-        """Those that this stage reports as final, and not one that shares them."""
+        """Parameters that this stage reports as final, and no stage that shares them."""
         for place, tensor in self._all.items():
             if not tensor.requires_grad:
                 continue
@@ -187,7 +187,7 @@ class ModuleState:
 
     @property
     def parameters(self) -> tuple[Parameter, ...]:
-        """Those that are trained, in the order of the module."""
+        """The trained parameters, in the order of the module."""
         return tuple(self._bound)
 
     def trainable_parameter(self, tensor: torch.Tensor) -> BoundParameter:

@@ -18,12 +18,12 @@ from asyncpar.errors import UsageError
 
 _PATIENCE: Final = 60.0
 _TURN = threading.Lock()
-"""Held by whoever has set torch's generator, of which there is one per process."""
+"""Held while torch's generator, of which a process has one, is set."""
 
 
 @contextmanager
 def alone(what: str, *, patience: float = _PATIENCE) -> Iterator[None]:
-    """Have torch's generator to oneself in the block.
+    """Hold torch's generator exclusively in the block.
 
     Raises ``UsageError`` that names ``what`` instead of waiting for ever, as modules would that wait for each other.
     """
@@ -40,7 +40,7 @@ def alone(what: str, *, patience: float = _PATIENCE) -> Iterator[None]:
 
 @contextmanager
 def drawing(seed: int) -> Iterator[None]:
-    """Let torch draw, in the block, what follows from ``seed``; in a block of ``alone``."""
+    """Seed torch's generator in the block, and restore it after; for a block of ``alone``."""
     before = torch.default_generator.get_state()
     torch.default_generator.manual_seed(seed)
     try:

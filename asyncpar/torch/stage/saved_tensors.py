@@ -1,8 +1,8 @@
-"""What autograd keeps between the passes, as blocks of memory in a list.
+"""The memory that autograd keeps between the passes, as a list of blocks.
 
 Theory of operation.  Autograd hands every tensor that it keeps to a hook, and keeps what that returns instead.  Here
 this is a note: where the tensor lies in a block of memory, or in which parameter.  The blocks, one for each piece of
-memory however many tensors lie in it, are a list of numpy arrays beside the graph; whoever holds that list can count
+memory however many tensors lie in it, are a list of numpy arrays beside the graph; the owner of that list can count
 it, or put it on disk and hand back a copy.  Nothing is copied here.
 
 Parameters are noted by name, so to say: autograd finds their values where they are when it asks.  So sharded training
@@ -96,7 +96,7 @@ class SavedTensors:
         return blocks
 
     def _pack(self, tensor: torch.Tensor) -> Note:
-        plain = tensor.detach()  # lest a node refers to itself
+        plain = tensor.detach()  # so that no node refers to itself
         version = plain._version
         if not _is_plain(plain):
             return Itself(plain, version)
@@ -123,7 +123,7 @@ class SavedTensors:
 
     @contextmanager
     def reading(self, blocks: Blocks) -> Iterator[None]:
-        """Let autograd find what it kept in ``blocks``: those of ``take_blocks``, or equal ones."""
+        """Let autograd read what it kept from ``blocks``: those of ``take_blocks``, or equal ones."""
         self._blocks = blocks
         try:
             yield

@@ -77,7 +77,7 @@ class ModuleSaved:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Later:
-    """What the second half of a backward pass begins with."""
+    """The input of the second half of a backward pass."""
 
     graph: Graph
     blocks: Blocks
@@ -222,7 +222,7 @@ class ModuleStage(Stage[ModuleSaved]):
 
     @contextmanager
     def _running(self) -> Iterator[None]:
-        """Be where the graph may be run: layers that compute parts again draw random numbers there."""
+        """Set up a run of the graph: layers that recompute parts draw random numbers there."""
         with ExitStack() as stack:
             stack.enter_context(torch.inference_mode(False))
             if self._generator is not None and self.module.training:

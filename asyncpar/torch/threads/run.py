@@ -43,7 +43,7 @@ GRACE = 5.0
 
 @dataclass(slots=True, kw_only=True)
 class _Run:
-    """What the ranks of one run share."""
+    """Shared by the ranks of one run."""
 
     size: int
     worlds: ThreadWorlds
@@ -126,7 +126,7 @@ class ThreadRanks:
 
 
 def _be_rank(run: _Run, rank: int, options: InProcess, function: Callable[[int], Any]) -> None:
-    """Be ``rank``: whatever happens is noted in ``run``."""
+    """Run ``rank``; its result or error is stored in ``run``."""
     run.worlds.enter()
     torch.autograd.set_multithreading_enabled(False)  # the engine's own threads have no groups
     torch.set_num_threads(1)
@@ -144,14 +144,14 @@ def _be_rank(run: _Run, rank: int, options: InProcess, function: Callable[[int],
 
 
 def _begin(run: _Run, rank: int, options: InProcess) -> None:
-    """Make the default group, and wait until all ranks have theirs: then they find each other."""
+    """Make the default group, and wait until all ranks have theirs."""
     try:
         dist.init_process_group(
             NAME,
             store=run.store,
             rank=rank,
             world_size=run.size,
-            timeout=timedelta(seconds=run.seconds + _LONGER),  # lest ranks end by themselves at the same time
+            timeout=timedelta(seconds=run.seconds + _LONGER),  # so that ranks do not time out at the same time
             pg_options=options,
         )
     except BaseException:

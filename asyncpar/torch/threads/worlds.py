@@ -106,7 +106,7 @@ class ThreadWorlds:
         self.own.world = RankWorld()
 
     def keep(self) -> None:
-        """Stay there for good: threads with worlds of their own are left, who must not meet those of others."""
+        """Stay installed: threads with worlds of their own are left, which must not use those of others."""
         vars(self).update(is_kept=True)
 
     def __getattr__(self, name: str) -> Any:
@@ -123,7 +123,7 @@ _users = 0
 
 @contextmanager
 def thread_worlds() -> Iterator[ThreadWorlds]:
-    """Let threads have worlds of their own in the block; blocks may overlap, in several threads."""
+    """Allow threads worlds of their own in the block; blocks of several threads may overlap."""
     global _users  # noqa: PLW0603
     with _lock:
         if _users == 0:
