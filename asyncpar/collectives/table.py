@@ -331,7 +331,7 @@ class OperationTable:
             if not operation.has_started:
                 return "it has called that operation, but does not await it yet"
             ranks = operation.waits_for()
-            return _IN_IT_TOO + (f", waiting for rank {ranks[0]}{_hearsay(operation, ranks[0])}" if ranks else "")
+            return _IN_IT_TOO + (f", waiting for rank {ranks[0]}{_answer_of(operation, ranks[0])}" if ranks else "")
         if group is not None and group.is_stale(sequence):
             return "it is through with that operation"
         here = self._elsewhere(group)
@@ -354,7 +354,7 @@ class OperationTable:
         return None if known is None else known.find(sequence)
 
 
-def _hearsay(operation: Operation, rank: int) -> str:
+def _answer_of(operation: Operation, rank: int) -> str:
     """Return as text what ``rank`` does instead of ``operation``, or what it knows of the rank that it waits for."""
     answer = operation.answers.get(rank)
     if answer is None:

@@ -88,7 +88,7 @@ class Simulation:
     def run(self) -> None:
         """Run until all ranks are through.
 
-        Raises ``ScheduleError`` when nobody can go on, when messages are left over, and for any conflict.
+        Raises ``ScheduleError`` when no rank can proceed, when messages are left over, and for any conflict.
         """
         for rank in self.ranks:
             self._begin_next(rank)
@@ -158,7 +158,7 @@ class Simulation:
 
     def _deadlock(self) -> ScheduleError:
         stuck = [f"rank {rank.rank} in round {rank.round}" for rank in self.ranks if not rank.is_over]
-        return ScheduleError(f"deadlock: nobody can go on; waiting are {', '.join(stuck)}")
+        return ScheduleError(f"deadlock: no rank can proceed; waiting are {', '.join(stuck)}")
 
 
 def _flat(spans: Spans) -> Iterable[int]:

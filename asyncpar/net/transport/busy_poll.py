@@ -7,13 +7,13 @@ burns a processor, so it is only done where every rank of the host has one, and 
 when something came so soon after it was expected that an awake loop would have seen it come, and halves when nothing
 came or it came later.  This is judged whether the loop was awake or not, so polling that pays again is found again.
 
-Where others keep the processors busy, whoever stays awake keeps them from running, perhaps the very peer; so nobody
-stays awake then (see ``CpuPressure``).
+Where other processes keep the processors busy, a rank that polls keeps them from running, perhaps its very peer; so no
+rank polls then (see ``CpuPressure``).
 
 Pressure on the processors (``CpuPressure``).  Linux counts the time during which some process could run but had no
 processor (pressure stall information).  While this process burns processor time only to be quick, it looks now and then
 how fast that counter grows.  If it grows fast there is no processor to spare, so the burning rests for a while, for
-longer each time, until it turns out to harm nobody.  Where the system does not count, nothing is ever contended.
+longer each time, until it harms no process.  Where the system does not count, nothing is ever contended.
 """
 
 from __future__ import annotations

@@ -126,7 +126,7 @@ class LaneKind:
         return self.title or self.name
 
     def describe_attempt(self, dial: LaneDial, error: OSError, why: str) -> str:
-        """Return what was tried in vain and ``why`` it failed, for people."""
+        """Return as text what was tried and ``why`` it failed."""
         if self.attempt is not None:
             return self.attempt(dial, error, why)
         return f"no {self.described} connection to {dial.place or dial.server} ({why})"

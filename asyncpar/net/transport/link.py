@@ -7,10 +7,10 @@ import struct
 from collections.abc import Callable
 
 from asyncpar.errors import PeerLost, ProtocolError, UsageError
-from asyncpar.net.transport.deferred import DeferredSending, MessageSending
 from asyncpar.net.transport.flow_control import Inbox, Outbox, Referee, SendNow, Wait, check_grant
 from asyncpar.net.transport.lane import Lane, Sending, fail_future
 from asyncpar.net.transport.messages import MessageInbox, OnMessage
+from asyncpar.net.transport.queue import DeferredSending, MessageSending
 from asyncpar.net.transport.shared import READS, Exchange, SharedMemory
 from asyncpar.net.wire.frame import MESSAGE_GROUP, FrameHeader, FrameKind, Key, Payload, allocate
 

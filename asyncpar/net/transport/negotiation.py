@@ -2,7 +2,7 @@
 
 ``machine`` holds the rules; this module makes the calls.  What a dial can meet, and how long it may take:
 
-- nobody listens at the peer's address: its server was there when it joined, so it is gone; lost at once;
+- no server listens at the peer's address: its server was there when it joined, so it is gone; lost at once;
 - nothing answers at that address: lost after ``REACH_SECONDS``;
 - connections are accepted and end: tried again for ``CROWDED_SECONDS``, since strangers may crowd the peer's server;
 - the peer is alive but busy, or not yet in its world: waited for, ``LINK_UP_SECONDS`` at most;

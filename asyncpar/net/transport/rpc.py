@@ -111,7 +111,7 @@ class Credentials:
 class _RequireToken(_ServerInterceptor):
     """Answer UNAUTHENTICATED unless the call carries the job's token, or is for a public service.
 
-    Whatever the shape of the method, the refusal is that of a stream, for which gRPC reads no message: nobody can make
+    Whatever the shape of the method, the refusal is that of a stream, for which gRPC reads no message: none can make
     the server keep one without the token.
     """
 
@@ -278,7 +278,7 @@ def open_channel(
         return grpc.aio.insecure_channel(
             address, options=[*_CHANNEL_OPTIONS, *_silence(link_timeout)], interceptors=interceptors
         )
-    assert peer is not None, "with certificates, a channel leads to somebody in particular"
+    assert peer is not None, "with certificates, a channel leads to one peer"
     name = Identity(certificates.identity.job, peer).dns_name
     options = [*_CHANNEL_OPTIONS, *_silence(link_timeout), ("grpc.ssl_target_name_override", name)]
     return grpc.aio.secure_channel(

@@ -63,7 +63,7 @@ class Serving:
     def register(self, server: RpcServer) -> None:
         """Add the program's services.  Our own must be there before: who comes first is served.
 
-        Raises ``UsageError`` for a service that would take the place of ours, and for a public one that nobody adds.
+        Raises ``UsageError`` for a service that would replace a built-in one, and for a public one that is not added.
         """
         registrar = Registrar(server.server)
         for register in self.services:

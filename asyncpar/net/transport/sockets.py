@@ -3,7 +3,7 @@
 An idle connection is watched by keepalive probes.  One with unacknowledged bytes would be watched by TCP_USER_TIMEOUT,
 but that also kills a connection whose peer acknowledges every probe and only has not read for a while: a rank that
 computes.  So ``Pulse`` asks the kernel when it last heard an acknowledgement, and calls a peer dead only when the
-kernel is asking and nobody answers.
+kernel is asking and gets no answer.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def tune_tcp(sock: socket.socket, link_timeout: float = LINK_SECONDS) -> None:
 
 
 def _forgo_pacing(sock: socket.socket) -> None:
-    """Inside a host nothing is lost and nobody shares the way, so pacing (BBR's, where that is the default) only costs.
+    """Inside a host nothing is lost and no path is shared, so pacing (BBR's, where that is the default) only costs.
 
     Reno is the one congestion control that every Linux has and lets every process choose.
     """

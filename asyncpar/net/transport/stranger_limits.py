@@ -68,7 +68,7 @@ def choose_evictions(strangers: Iterable[Stranger], dice: random.Random) -> list
     """Return the peers whose connections to close.
 
     Those that stayed too long or sent too much; and while more than ``MAX_STRANGERS`` are left, one of the address that
-    has most of them, chosen by chance.  So a flood from one address pushes out nobody of another, and a peer that
+    has most of them, chosen by chance.  So a flood from one address pushes out none of another, and a peer that
     shares the address of a flood gets in after a few tries.
     """
     evicted, crowds, left = [], defaultdict[str, list[tuple[str, int]]](list), 0
