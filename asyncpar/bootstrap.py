@@ -1,4 +1,4 @@
-"""How a node takes part in its world: alone, or as one rank of a launched job."""
+"""Bring a node into its world: alone, or as one rank of a launched job."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _LINK_TIMEOUT = "ASYNCPAR_LINK_TIMEOUT"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorldBootstrap:
-    """How a node takes part: its world, its rank there, what opens its lanes, and whom to tell of its links.
+    """What a node needs to start: its world, its rank there, the connector of its lanes, and ``join`` for its links.
 
     ``pin`` pins algorithms; ``lane`` is the kind of lane that all ranks pinned, or its costs: the cost model
     reckons with them.
@@ -65,7 +65,7 @@ Attach = Callable[[AsyncExitStack], Awaitable[WorldBootstrap]]
 
 
 def attach_alone(serving: Serving, blocked_after: float | None) -> Attach:
-    """Attach to a world of one: nobody to link to."""
+    """Attach to a world of one rank, without links."""
 
     async def attach(stack: AsyncExitStack) -> WorldBootstrap:
         fabric, gateway = InprocFabric(), ActorGateway()

@@ -110,7 +110,7 @@ class Node:
 
     @property
     def membership(self) -> World:
-        """Who is who in this generation of the world."""
+        """The members of this generation of the world."""
         return self._bootstrap.world
 
     @property
@@ -121,9 +121,9 @@ class Node:
 
     @property
     def credentials(self) -> Credentials:
-        """What calls to servers of this world authenticate with: pass ``credentials.metadata()`` along.
+        """The credentials of calls to servers of this world: pass ``credentials.metadata()`` along.
 
-        Whoever holds it is trusted like a rank.  Raises ``UsageError`` for a node without a server.
+        A process that has them is trusted like a rank.  Raises ``UsageError`` for a node without a server.
         """
         server = self._bootstrap.server
         if server is None or server.credentials is None:

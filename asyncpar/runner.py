@@ -19,12 +19,12 @@ T = TypeVar("T")
 SIGTERM_EXIT = 128 + signal.SIGTERM
 SIGINT_EXIT = 128 + signal.SIGINT
 SIGNAL_SECONDS = 0.3
-"""How long a launched program that lost a rank, which left in good order, stays for the signal that may explain it.
+"""Seconds that a launched program that lost a rank, which left in good order, waits for the signal that may explain it.
 
 A launcher sends Ctrl-C to all ranks, but each gets it in its own time.
 """
 REASON_SECONDS = 0.1
-"""How long after SIGTERM a launched program goes on, so that errors that explain it come before the cancellation."""
+"""Seconds that a launched program goes on after SIGTERM, so that errors that explain it come first."""
 
 
 def run(main: Callable[[], Coroutine[Any, Any, T]] | Coroutine[Any, Any, T]) -> T:
@@ -140,7 +140,7 @@ def _handling_signals(terminate: Callable[[], None], interrupt: Any) -> Iterator
         yield
     finally:
         loop.remove_signal_handler(signal.SIGTERM)
-        if before[signal.SIGTERM] is not None:  # one of C, which nobody can put back
+        if before[signal.SIGTERM] is not None:  # a handler in C, which cannot be restored
             signal.signal(signal.SIGTERM, before[signal.SIGTERM])
         if isinstance(signal.getsignal(signal.SIGINT), OwnHandler):
             signal.signal(signal.SIGINT, on_loop[signal.SIGINT])  # asyncio's, which asyncio takes back

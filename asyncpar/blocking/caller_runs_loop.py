@@ -1,24 +1,24 @@
-"""An event loop that other threads may visit while it waits.
+"""An event loop whose work other threads may do while it waits.
 
 Theory of operation.  Handing work to the thread of a loop and waiting for the result takes two changes of threads,
 some 100 us where an operation in shared memory takes 3.  So a thread that has something to do does it itself, if the
 loop has nothing else to do, that is: if it waits in its selector.
 
 There is one *turn*, a lock.  The loop's thread holds it whenever it runs, and leaves it to others only around the
-system call in which it waits.  Who wants something done puts a request into the queue and tries to take the turn,
-without waiting for it.  Who gets it is a *visitor*: it serves all requests in the queue, in their order, as if it were
-the loop's thread, and leaves.  Who does not get it leaves the request to whoever has the turn.  No request is
-forgotten: everybody looks at the queue once more after leaving the turn, and a request is in the queue before its owner
-tries to take the turn.  Nor is the loop kept out for ever by threads that visit again and again: when it is back from
-its system call they leave their requests to it.
+system call in which it waits.  A thread that wants something done puts a request into the queue and tries to take the
+turn, without waiting for it.  If it gets the turn it is a *visitor*: it serves all requests in the queue, in their
+order, as if it were the loop's thread, and leaves.  A thread that does not get it leaves the request to the one that
+has the turn.  No request is forgotten: every thread looks at the queue once more after leaving the turn, and a request
+is in the queue before its owner tries to take the turn.  Nor is the loop kept out for ever by threads that visit again
+and again: when it is back from its system call they leave their requests to it.
 
 A visitor may leave callbacks and timers that the waiting loop does not know of; so it wakes the loop, but only then.
 Files that a visitor watches need no waking: epoll and kqueue take them up while they wait.  Keys that the selector has
 returned may have been changed by a visitor before the loop's thread has the turn again: events of such keys are
 dropped; they will be reported again, since selectors report levels and not edges.
 
-After the loop has ended nobody holds the turn, so requests are served by those who make them, at once: it is theirs to
-see that there is no loop any more.
+After the loop has ended no thread holds the turn, so requests are served by the threads that make them, at once: they
+must check that there is no loop any more.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from asyncpar.net.arena.driver import Driver
 
 
 class Awaited(Protocol):
-    """What a thread waits for; ``task``, if there is one, brings it."""
+    """A result that a thread waits for; ``task``, if there is one, produces it."""
 
     @property
     def is_done(self) -> bool: ...
@@ -47,14 +47,14 @@ class Awaited(Protocol):
 
 
 class Borrower(Protocol):
-    """Who watches the loop's bell."""
+    """A thread that watches the loop's doorbell."""
 
     def lose_bell(self, descriptor: int) -> None:
         """``descriptor`` is about to be closed."""
 
 
 Request = Callable[[], object]
-"""What to do on the loop; must not raise."""
+"""A function to call on the loop; it must not raise."""
 
 FORKED = "this process is a fork of the one that asyncpar's loop runs in; start processes with spawn instead"
 
@@ -70,7 +70,7 @@ class CallerRunsLoop(asyncio.SelectorEventLoop):
         self.is_back = False
         """Does the loop's thread want the turn, after waiting for events?"""
         self.has_timer = False
-        """Has somebody set a timer since the loop last looked?"""
+        """Was a timer set since the loop last looked?"""
         self._bells: set[int] = set()
         self._borrower: Borrower | None = None
         self._is_abandoned = False
@@ -177,7 +177,7 @@ class CallerRunsLoop(asyncio.SelectorEventLoop):
         self._is_abandoned = True
 
     def check_runs_here(self) -> None:
-        """Raise ``UsageError`` in the child of a fork, where nobody runs the loop."""
+        """Raise ``UsageError`` in the child of a fork, where no thread runs the loop."""
         if self._is_abandoned:
             raise UsageError(f"wait: {FORKED}")
 

@@ -67,7 +67,7 @@ class After(Coroutine[Any, Any, Any]):
         return self._finish((yield from self.call.__await__()))
 
     def __getattr__(self, name: str) -> Any:
-        """Look like the call to whoever shows it."""
+        """Have the names of the call, for tracebacks and warnings."""
         return getattr(self.call, name)
 
 
@@ -99,7 +99,7 @@ class _Begun(Coroutine[Any, Any, Any]):
         raise TypeError("what has been begun by hand can only go on as a task")
 
     def __getattr__(self, name: str) -> Any:
-        """Look like the coroutine to whoever shows it."""
+        """Have the names of the coroutine, for tracebacks and warnings."""
         return getattr(self._coroutine, name)
 
 

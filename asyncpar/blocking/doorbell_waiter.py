@@ -1,4 +1,4 @@
-"""Waiting for a result beside the bell that will bring it.
+"""Wait for a result and watch the doorbell that announces it.
 
 Theory of operation.  An operation in shared memory that must wait goes on when a peer writes to this rank's *bell*, a
 pipe that the loop watches.  If only the loop did, every wait would take two changes of threads: the bell wakes the
@@ -45,7 +45,7 @@ _wakers = _Wakers()
 
 
 class DoorbellWaiter:
-    """Where one thread waits for ``awaited`` while it watches the bell of ``loop``."""
+    """Lets one thread wait for ``awaited`` while it watches the doorbell of ``loop``."""
 
     def __init__(self, loop: CallerRunsLoop, awaited: Awaited) -> None:
         self._loop = loop
@@ -60,7 +60,7 @@ class DoorbellWaiter:
         self._leaving = threading.Lock()
         self._has_left = False
         self._has_heard = False
-        """Has the bell rung, and nobody answered yet?"""
+        """Has the doorbell rung, without an answer so far?"""
         self._watched: int | None = None
 
     def wait(self, timeout: float | None) -> bool:

@@ -2,7 +2,7 @@
 
 Python runs signal handlers in the main thread, between any two steps of it.  One that raises, as that of Ctrl-C does,
 those that make time-outs of alarms, and that by which torch's DataLoader notices that a worker has died, would leave
-half done what can be done only as a whole: an operation that has its number but is in no table, a lock that nobody
+half done what can be done only as a whole: an operation that has its number but is in no table, a lock that no thread
 gives back.  So for these microseconds handlers are replaced by one that notes the signal.
 """
 

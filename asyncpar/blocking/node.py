@@ -97,7 +97,7 @@ class Node:
 
     @property
     def membership(self) -> World:
-        """Who is who in this generation of the world."""
+        """The members of this generation of the world."""
         return self.on_loop.membership
 
     @property

@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 class NodeHandle:
-    """What the node, its communicators and its references share."""
+    """The state that a node, its communicators and its references share."""
 
     def __init__(self, thread: LoopThread, rank: int) -> None:
         self.thread = thread

@@ -18,15 +18,18 @@ T = TypeVar("T")
 
 
 class Cancelled(AsyncparError):  # noqa: N818
-    """What a thread waited for was cancelled; not ``CancelledError``, which would pass for one of its task."""
+    """The operation that a thread waited for was cancelled.
+
+    This is no ``CancelledError``, which would be taken for a cancellation of the waiting task.
+    """
 
 
 class Pending(Generic[T]):
-    """What ``LoopThread.start`` returns.  From any thread.
+    """The result of ``LoopThread.start``.  Used from any thread.
 
-    Theory of operation.  Whoever finishes stores the outcome, then ``is_done``, then opens all gates and calls all
-    callbacks that it finds.  Whoever waits hangs up a gate, then looks at ``is_done``.  So one of the two sees the
-    other, without a lock; taking a gate or callback out of its list is atomic, so each is used once.
+    Theory of operation.  The thread that finishes stores the outcome, then ``is_done``, then opens all gates and calls
+    all callbacks that it finds.  A thread that waits adds a gate, then looks at ``is_done``.  So one of the two sees
+    the other, without a lock; taking a gate or callback out of its list is atomic, so each is used once.
 
     Cancelling is a request to the loop like starting, so it comes after the start, whenever it is asked for.
     """
@@ -64,7 +67,7 @@ class Pending(Generic[T]):
 
     @property
     def task(self) -> asyncio.Task[Any] | None:
-        """What is at it; None before it has begun and after it is over."""
+        """The task that works on it; None before it has begun and after it is over."""
         return self._task
 
     def wait(self, timeout: float | None = None) -> T:
@@ -110,12 +113,12 @@ class Pending(Generic[T]):
         self.runs_anywhere = runs_anywhere
 
     def succeed(self, value: T) -> None:
-        """It has come."""
+        """Finish with a result."""
         self._value = value
         self._finish()
 
     def fail(self, error: BaseException) -> None:
-        """It will not come."""
+        """Finish with an error."""
         self._error = error
         self._traceback = error.__traceback__
         self._finish()
@@ -127,7 +130,7 @@ class Pending(Generic[T]):
         while gates:
             try:
                 gate = gates.pop()
-            except IndexError:  # whoever waited there has gone
+            except IndexError:  # the thread that waited there has gone
                 break
             gate.release()
         if self._callbacks:
@@ -184,7 +187,7 @@ class Pending(Generic[T]):
                 return
             try:
                 function(self)
-            except Exception as error:  # noqa: BLE001  # nobody here can handle it; nothing else may suffer from it
+            except Exception as error:  # noqa: BLE001  # it cannot be handled here, and must not affect anything else
                 self._loop.call_exception_handler(
                     {"message": f"a callback of {self!r} raised", "exception": error, "callback": function}
                 )

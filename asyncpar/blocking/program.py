@@ -1,4 +1,4 @@
-"""What a program owes its launcher, and how signals end it: as ``asyncpar.run`` does for programs with a loop."""
+"""Report failures of a program to its launcher, and end it by signals, as ``asyncpar.run`` does for coroutines."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ class Endpoint:
 
 
 class Told:
-    """A message on its way.  Waiting is optional, and the way to be slowed down by a slow actor."""
+    """A message that is being sent.  Waiting for it is optional; a caller that waits is slowed down by a slow actor."""
 
     __slots__ = ("_handle", "_told")
 
@@ -98,7 +98,10 @@ class Told:
 
 
 class Stream(Iterator[Any]):
-    """What an endpoint yields.  Leaving a loop over it early, closing or dropping it ends the endpoint's generator."""
+    """The items that an endpoint yields.
+
+    Leaving a loop over it early, closing or dropping it ends the endpoint's generator.
+    """
 
     def __init__(
         self, handle: NodeHandle, endpoint: ref.Endpoint[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]

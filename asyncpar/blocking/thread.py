@@ -23,10 +23,10 @@ T = TypeVar("T")
 Make = Callable[[], Coroutine[Any, Any, T]]
 
 CLOSING_SECONDS = 5.0
-"""How long ending waits for what is to be closed in good order."""
+"""Seconds that the end waits for what is to be closed in good order."""
 
 _PATIENCE = 5.0
-"""How long after its time an operation may be over; later the loop is taken for blocked."""
+"""Seconds after its timeout that an operation may take to end; after that the loop counts as blocked."""
 
 
 class LoopThread:
@@ -60,14 +60,14 @@ class LoopThread:
     ) -> Pending[T]:
         """Begin the coroutine that ``make`` returns, and return its result to come; never waits.
 
-        ``at_once``: get as far as possible in this thread, which is right for who waits for the result next.  After
-        ``timeout`` seconds it is cancelled and raises ``PeerTimeout`` where a rank is known to be the cause, else
+        ``at_once``: get as far as possible in this thread, which is right for a caller that waits for the result next.
+        After ``timeout`` seconds it is cancelled and raises ``PeerTimeout`` where a rank is known to be the cause, else
         ``TimeoutError``.  ``what`` names it in messages.
         """
         pending: Pending[T] = Pending(self.loop, what)
         try:
             self._request(make, pending, at_once, timeout)
-        except BaseException:  # a signal's: nobody will get the result
+        except BaseException:  # of a signal: no thread will get the result
             pending.cancel()
             raise
         return pending
@@ -75,7 +75,7 @@ class LoopThread:
     def call(self, make: Make[T], *, timeout: float | None = None, what: str = "") -> T:
         """Run the coroutine that ``make`` returns, and wait for its result; see ``start``.
 
-        Whatever ends the wait, such as a signal, cancels it.
+        An exception that ends the wait, such as that of a signal, cancels it.
         """
         self.loop.check_may_wait()
         pending: Pending[T] = Pending(self.loop, what)
@@ -144,7 +144,7 @@ class LoopThread:
                     pending.succeed(value)
                     return
             task = self.loop.create_task(coroutine, context=context)
-        except BaseException as error:  # noqa: BLE001  # whoever waits for it gets it
+        except BaseException as error:  # noqa: BLE001  # the thread that waits for it gets it
             if is_light:
                 forget_frames(error)
             pending.fail(error)
@@ -164,7 +164,7 @@ class LoopThread:
             if self._has_ended:
                 raise Cancelled("the loop's thread has ended")
             value = context.run(function)
-        except BaseException as error:  # noqa: BLE001  # whoever waits for it gets it
+        except BaseException as error:  # noqa: BLE001  # the thread that waits for it gets it
             pending.fail(error)
         else:
             pending.succeed(value)
@@ -206,7 +206,7 @@ class LoopThread:
         closers = [*self._closers.values()]
         try:
             if closers:
-                with suppress(AsyncparError, TimeoutError):  # its ranks may be gone; nobody is left to care
+                with suppress(AsyncparError, TimeoutError):  # its ranks may be gone; there is no caller left to tell
                     self.call(lambda: _await_all(closers), timeout=CLOSING_SECONDS)
         finally:
             self._is_closed = True
@@ -216,7 +216,7 @@ class LoopThread:
             with suppress(RuntimeError):  # it has ended by itself
                 self.loop.call_soon_threadsafe(self._stop)
             self._thread.join(2 * CLOSING_SECONDS)
-            if self._thread.is_alive():  # something blocks the loop: nobody else is to wait for that
+            if self._thread.is_alive():  # something blocks the loop: do not wait for that
                 self._fail_running()
 
     def _stop(self) -> None:

@@ -58,7 +58,7 @@ def all_reduce_program(source: Array, target: Array, reduction: Reduction) -> Ma
 
 
 class Chunks(ABC):
-    """What ``reduce_slices`` reduces, chunk by chunk; ``last`` is the number of the last chunk, the first is 0.
+    """The payload of ``reduce_slices``, in chunks; ``last`` is the number of the last chunk, the first is 0.
 
     Every rank has the same chunks.  Each chunk consists of a slice per rank, which that rank combines.
     """
@@ -121,16 +121,16 @@ def reduce_slices(turn: Turn, chunks: Chunks) -> Program:
 
 @dataclass(frozen=True, slots=True)
 class _Third:
-    """Where the parts of a chunk lie in one third of the slots; bounds are in elements from the start of the chunk."""
+    """Views of the parts of a chunk in one third of the slots; bounds are in elements from the start of the chunk."""
 
     published: tuple[tuple[int, int, Array], ...]
-    """What others combine: bounds, and where it goes in this rank's slot."""
+    """The parts that others combine: bounds, and the view of this rank's slot."""
     own: tuple[int, int]
-    """What this rank combines."""
+    """The bounds of the part that this rank combines."""
     inputs: tuple[Array, ...]
-    """What it combines, as every rank has published it; at this rank's place, where the result goes."""
+    """That part as every rank has published it; at this rank's place, the memory of the result."""
     results: tuple[tuple[int, int, int, Array], ...]
-    """What others have combined: their place, bounds, and where it is in their slot."""
+    """The parts that others have combined: their place, bounds, and the view of their slot."""
 
 
 def _third(channel: Channel, parity: int, dtype: np.dtype[Any], base: int, width: int, length: int) -> _Third:

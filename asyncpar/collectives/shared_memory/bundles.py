@@ -5,7 +5,7 @@ each element is copied no more often than one large array's would be, but for th
 published as a whole and combined by every rank, all sections in one wait (as in ``programs.combine_all``).  Larger ones
 are cut into chunks, each of one section, and reduced by ``all_reduce.reduce_slices``.  That asks that the slice of each
 rank lies at the same place in every chunk: here that is a fixed part of the slot per rank, as long as the longest
-slice, whatever a chunk's dtype and length.
+slice, for every dtype and length of a chunk.
 
 What is packed for this rank's own slice goes into scratch memory.  That is shared by all calls, as it holds nothing
 from one wait to the next.
@@ -42,7 +42,7 @@ def arrange(
 
 
 class AtOnce:
-    """Everyone publishes everything."""
+    """All ranks publish all sections."""
 
     def __init__(
         self, channel: Channel, sections: Sequence[Section], reductions: Sequence[Reduction], scratch: StepScratch
@@ -110,7 +110,7 @@ class _Chunk:
 
 
 class _Views:
-    """Where a chunk lies in the slots of one parity.
+    """Views of a chunk in the slots of one parity.
 
     ``published`` is where this rank puts the slice of each rank, ``operands`` where each rank has put this rank's
     slice, ``combined`` where each rank leaves its slice when it is combined, cut into the arrays that it is made of.
@@ -182,7 +182,7 @@ class InChunks:
         base = index % self._depth * self._width * channel.size
 
         def slice_at(place: int, of: int) -> Array:
-            """Where the rank at ``place`` has the slice that the rank at ``of`` combines."""
+            """Return the slice that the rank at ``of`` combines, in the slot of the rank at ``place``."""
             return _part(channel, parity, place, base + of * self._width, chunk.sizes[of], section.dtype)
 
         places = range(channel.size)
@@ -222,7 +222,7 @@ class _BundleChunks(Chunks):
         pack(part.slices[place].pieces(self._bundle.flats[part.section]), own)
         reduction.load(own, own, size)
         operands = [own if at == place else operand for at, operand in enumerate(views.operands)]
-        result = views.published[place]  # whose place in the slot nobody reads before it is combined
+        result = views.published[place]  # other ranks do not read this place of the slot before it is combined
         reduction.combine(operands[0], operands[1], result)
         for operand in operands[2:]:
             reduction.combine(result, operand, result)

@@ -53,7 +53,7 @@ class ArenaOperation(Operation):
 
 
 class ArenaTask(Task):
-    """What the driver runs for an operation.  ``shows`` is the input that others may read in the heap."""
+    """The task of an operation, which the driver runs.  ``shows`` is the input that others may read in the heap."""
 
     __slots__ = ("_make", "_shows", "future", "group", "is_done", "missing", "operation", "seen")
 
@@ -81,7 +81,7 @@ class ArenaTask(Task):
         self._conclude()
 
     def _conclude(self) -> None:
-        """It is over, and whoever waits for it goes on."""
+        """End the task, and wake its waiter."""
         self.is_done = True
         self.program = self._make = self._shows = None
         if self.future is not None and not self.future.done():
@@ -106,11 +106,11 @@ class ArenaTask(Task):
                     return
 
     def _fail(self, error: PeerLost) -> None:
-        """It needs a rank that is gone."""
+        """Fail the operation, which needs a rank that is gone."""
         self.operation.fail(self.operation.lost(error))
 
     def die(self) -> None:
-        """Touch no memory of the caller any more; the turn passes later."""
+        """Stop using the caller's memory; the turn passes later."""
         if self.is_done or self.is_dead:
             return
         self.is_dead = True
@@ -231,7 +231,7 @@ class HostedOperation(Operation):
         return is_open
 
     def tell_loss(self, error: PeerLost) -> None:
-        """Tell everyone that a rank of this host is gone: those of other hosts may have no link to it."""
+        """Tell all ranks that a rank of this host is gone: those of other hosts may have no link to it."""
         if self.group is not None and error.rank in self.group.ranks:
             self.tell_failure("lost", error.cause or str(error), lost=error.rank)
 
@@ -271,7 +271,7 @@ class HostedOperation(Operation):
 
 
 class HostTask(ArenaTask):
-    """What ``make`` makes of ``x``, when all ranks of the host are ready for what they all call ``name``.
+    """Run the program that ``make`` makes of ``x`` when all ranks of the host have announced ``name``.
 
     This rank shows the others ``shown`` bytes in it.
     """

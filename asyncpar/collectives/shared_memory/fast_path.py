@@ -1,6 +1,6 @@
 """Small all-reduces and broadcasts in the arena, in as few steps as possible.
 
-Theory of operation.  Most of the time of a small operation would be spent on keeping books that nobody reads.  So a
+Theory of operation.  Most of the time of a small operation would be spent on bookkeeping that only failures need.  So a
 ``QuickCall`` keeps none: it has a sequence number and a note in ``Group.early``.  If its turn has come when it is
 awaited, and the others are there or come while this rank polls, it is over without the loop and without ever having
 been an ``Operation``.  Whatever else happens turns it into one first, with everything that belongs to it: a call that
@@ -99,7 +99,7 @@ class QuickPlan(ABC):
 
 
 class QuickAllReduce(QuickPlan):
-    """Everyone publishes its ``x``, and combines all of them in the order of ranks."""
+    """All ranks publish ``x``, and combine all of them in the order of ranks."""
 
     name = "all_reduce"
 

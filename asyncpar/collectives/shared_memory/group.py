@@ -1,4 +1,4 @@
-"""The arena under the collectives of a rank: which groups have a channel in it."""
+"""The arena under the collectives of a rank, and the groups that have a channel in it."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class StepScratch:
 
 
 class ArenaHost:
-    """The arena of this rank's host, with what runs it."""
+    """The arena of this rank's host, its directory and its driver."""
 
     def __init__(self, arena: Arena, links: Links) -> None:
         self.arena = arena
@@ -60,7 +60,7 @@ class ArenaHost:
         self.scratch = StepScratch()
         self._opening: dict[int, ArenaGroup] = {}
         self._on_host: dict[tuple[int, ...], ArenaGroup] = {}
-        self._is_everyone_here = len(self.members) == links.world.size
+        self._has_all_ranks = len(self.members) == links.world.size
         arena.on_ring = self._rung
         links.add_loss_listener(self._lost)
 
@@ -90,11 +90,11 @@ class ArenaHost:
         self._opening[group.number] = group
 
     def end_opening(self, group: ArenaGroup) -> None:
-        """``group`` has a channel, or does without."""
+        """Stop looking at offers: ``group`` has a channel, or does without the arena."""
         self._opening.pop(group.number, None)
 
     def _rung(self, messages: Sequence[Message]) -> None:
-        if not self._is_everyone_here:
+        if not self._has_all_ranks:
             messages = self._heard(messages)
         if self._opening:
             for rank, number, _ in messages:
@@ -118,7 +118,7 @@ class ArenaHost:
         return [message for message in messages if message[1] != _LOSS]
 
     def _lost(self, rank: int, error: PeerLost) -> None:
-        """Whoever waits for a rank that is gone must notice, also when it left in good order.
+        """Fail what waits for a rank that is gone, also when it left in good order.
 
         The ranks of this host, which may have no links between them, learn from each other what goes on elsewhere.
         """
@@ -180,7 +180,7 @@ class ArenaGroup:
         return self.is_open
 
     def close(self) -> None:
-        """The group has ended on this rank, and all its operations with it: its memory may be another's in time."""
+        """End the group on this rank, whose operations are over: another group may get its memory later."""
         host, was_open = self.host, self.is_open
         host.end_opening(self)
         host.driver.forget(self.run_queue)
@@ -199,7 +199,7 @@ class ArenaGroup:
         return [rank for rank in self.ranks if self.host.directory.find(rank, self.number) is None]
 
     def fail(self, error: PeerLost) -> None:
-        """A rank whose offer would be needed is gone."""
+        """Fail the operations that wait for the offer of a rank that is gone."""
         waiting, self._waiting = self._waiting, []
         for operation, _ in waiting:
             operation.fail(operation.lost(error))

@@ -2,7 +2,7 @@
 
 Theory of operation.  The payload goes in pieces, each through three stages: *up*, in which the ranks of a host combine
 each part of the piece at its leader; *across*, in which leaders reduce their parts with those of other hosts; and
-*down*, in which leaders hand them to everyone.  Across is the very schedule of messages that ranks on hosts without an
+*down*, in which leaders hand them to all ranks.  Across is the very schedule of messages that ranks on hosts without an
 arena run, so hosts need not know of each other how they are inside.  Up and down are tasks of the arena, each run as
 soon as all ranks of the host are ready for it, in whatever order that comes about (see ``arena.sequencer``): a rank
 announces the way up of a piece a little ahead of need, and the way down when its part is there.  So while one piece is
@@ -16,9 +16,9 @@ other, are sent by leaders that at most wait for the next piece to come up.
 ``gather_parts`` and ``spread_parts`` work in place on a flat array that is the same length on all ranks.  ``parts`` are
 its parts by the place of the rank that carries them; ranks that carry none have an empty one.  Both are streams in the
 sense of ``programs``: the slot has two halves, chunk ``c`` uses half ``c & 1``, and a rank that writes chunk ``c`` has
-waited for everyone's ``c - 1``, which was posted after reading ``c - 2``.  Inputs in the heap are read where they are,
-although their owners work on them in place meanwhile: an owner writes only to its own part while others read all but
-that, and only to the others' parts while others read its own.
+waited for the ``c - 1`` of all others, which was posted after reading ``c - 2``.  Inputs in the heap are read where
+they are, although their owners work on them in place meanwhile: an owner writes only to its own part while others read
+all but that, and only to the others' parts while others read its own.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def all_reduce_layout(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
-    """How a payload of ``layout`` goes over the arena of this host, and ``across``.
+    """The way of a payload of ``layout`` through the arena of this host, and ``across``.
 
     ``group`` is what the ranks of this host have in the arena; the first ``leaders`` of them carry a part each,
     ``place`` is this one's.  ``phase`` tells routes of one operation apart.

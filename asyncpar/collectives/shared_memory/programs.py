@@ -1,20 +1,20 @@
-"""What the collectives do in the arena: generators that copy, combine, post, and yield whom they wait for.
+"""Programs of collectives in the arena: generators that copy, combine, post, and yield the ranks they wait for.
 
 Theory of operation.  A program owns its rank's slot of the turn (see ``arena.channel``).  A payload that does not fit
-travels in chunks.  Every program says why nobody overwrites what another rank still reads:
+travels in chunks.  Every program states why no rank overwrites what another still reads:
 
 - *Published once* (``combine_all``, ``barrier``): the slot is written once per turn, and the channel guards turns.
 - *Streams* (``exchange``, ``hand_out``, ``take_in``): the slot has two halves; chunk ``c`` uses half ``c & 1``.  A rank
-  that writes chunk ``c`` knows that everyone who reads has read chunk ``c - 2``: in ``hand_out`` it waits for that
-  (readers post round 1 at once, and round ``c + 2`` when they have read chunk ``c``); in
-  ``exchange``, where all write and read, it has waited for everyone's chunk ``c - 1``, posted after reading ``c - 2``.
+  that writes chunk ``c`` knows that every reader has read chunk ``c - 2``: in ``hand_out`` it waits for that (readers
+  post round 1 at once, and round ``c + 2`` when they have read chunk ``c``); in ``exchange``, where all write and read,
+  it has waited for chunk ``c - 1`` of all others, posted after reading ``c - 2``.
 - *In slices* (``all_reduce``): see there.
 
 No program ends before every rank of the group has posted a round of the same operation, also where data goes only one
 way: a rank that calls something else, with another root say, is found by all of them.
 
 Inputs that lie in the heap of the arena (``Node.empty``) are not copied: the others read them where they are.  Then the
-owner waits at the end until everyone has read; and whoever has read makes sure, before it calls its result a result,
+owner waits at the end until all others have read it; and a rank that has read it checks, before it returns its result,
 that the owner had not given the memory back in between (``Turn.is_intact``).
 
 Sums are made in the order of ranks, each element by one rank or by all in the same way: so they are the same bits on
@@ -38,13 +38,13 @@ _SHORTEST_PIPED = 128 << 10
 
 
 def barrier(turn: Turn) -> Program:
-    """Wait until everyone is here."""
+    """Wait until all ranks have posted."""
     turn.post(1)
     yield turn.channel.others, 1
 
 
 def combine_all(turn: Turn, source: Array, target: Array, combine: Combine, finish: Finish | None) -> Program:
-    """Everyone publishes all of ``source``, and combines everything into ``target``: one wait.
+    """Publish all of ``source``, and combine what all ranks have published into ``target``: one wait.
 
     Flat arrays, which may be the same; ``source`` fits into a slot.
     """
@@ -62,7 +62,7 @@ def combine_all(turn: Turn, source: Array, target: Array, combine: Combine, fini
 
 @dataclass(frozen=True, slots=True)
 class Flow:
-    """What streams from rank to rank, in chunks of ``chunk`` elements.
+    """A stream from rank to rank, in chunks of ``chunk`` elements.
 
     The rank at place ``r`` reads the elements ``slices[r]`` of what each writer shows; if they are the same for all,
     the flow ``is_shared``: they go through the slot once.
@@ -102,7 +102,7 @@ Take = Callable[[int, Sequence[Array]], None]
 
 
 def exchange(turn: Turn, flow: Flow, source: Array, take: Take) -> Program:
-    """Everyone writes and reads; ``take`` gets pieces by place, this rank's own among them."""
+    """All ranks write and read; ``take`` gets pieces by place, this rank's own among them."""
     channel = turn.channel
     place, others = channel.place, channel.others
     is_in_heap = turn.place_in_heap(place) is not None

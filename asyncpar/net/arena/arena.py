@@ -42,7 +42,7 @@ from asyncpar.net.arena.segment import Segment
 from asyncpar.net.transport.shared import SharedMemory
 
 Message = tuple[int, int, int]
-"""Who rings (world rank), for which group, and the progress word."""
+"""The sender (world rank), the group, and the progress word."""
 
 LEAVING = 2**64 - 1
 """Stands for the group in the message of a rank that leaves."""
@@ -56,7 +56,7 @@ _READ_BYTES = 2730 * _MESSAGE.size
 
 
 class Doorbell:
-    """One's own pipe.  ``write_end`` is what peers get; it stays open here, so that reading never meets the end."""
+    """The pipe of this rank.  Peers get ``write_end``; it stays open here, so that reading never meets the end."""
 
     def __init__(self) -> None:
         self.read_end, self.write_end = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -69,7 +69,7 @@ class Doorbell:
             return []
 
     def close(self) -> None:
-        """Let go of the pipe.  Idempotent."""
+        """Close the pipe.  Idempotent."""
         for descriptor in (self.read_end, self.write_end):
             if descriptor >= 0:
                 os.close(descriptor)
@@ -77,10 +77,10 @@ class Doorbell:
 
 
 class Bell:
-    """The way to ring one peer; takes over ``descriptor``, the write end of its pipe.
+    """The write end of a peer's doorbell; takes over ``descriptor``, the write end of its pipe.
 
     ``keeps`` makes it keep, in order, what the pipe has no room for.  ``on_broken`` is called once, inside ``ring`` or
-    later, when nobody will ever read the pipe.
+    later, when the pipe has no reader any more.
     """
 
     def __init__(self, descriptor: int, *, keeps: bool, on_broken: Callable[[], None]) -> None:
@@ -109,7 +109,7 @@ class Bell:
         self.close()
 
     def close(self) -> None:
-        """Forget what waits and let go of the pipe.  Idempotent."""
+        """Drop the messages that wait and close the pipe.  Idempotent."""
         if self._waiting:
             self._waiting.clear()
             self._loop.remove_writer(self._descriptor)
@@ -132,7 +132,7 @@ class Bell:
         return True
 
     def _continue(self) -> None:
-        """The pipe is writable."""
+        """Write what waits, now that the pipe is writable."""
         while self._waiting and self._write(self._waiting[0]):
             self._waiting.popleft()
             if not self._waiting:
@@ -145,7 +145,7 @@ OnRing = Callable[[list[Message]], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Peer:
-    """What a rank has of another rank of its host.
+    """What a rank holds of another rank of its host.
 
     ``segment`` is its memory, ``doorbell`` the write end of its pipe, ``process`` a pidfd of its process, None when
     that is this one.  The arena owns them.
@@ -203,7 +203,7 @@ class Arena:
 
     @property
     def on_ring(self) -> OnRing | None:
-        """Who gets the messages; set it once.  Until then they wait in the pipe, none is lost."""
+        """The receiver of the messages; set it once.  Until then they wait in the pipe, none is lost."""
         return self._on_ring
 
     @on_ring.setter
@@ -217,8 +217,8 @@ class Arena:
     def ring(self, rank: int, group: int, word: int) -> None:
         """Send the message (this rank, ``group``, ``word``) to ``rank``.  Never blocks; nothing if it is gone.
 
-        Whoever reads it sees all that this rank stored before.  Messages to one rank arrive in order and once, except
-        that with ``polls`` a message may be dropped when so many wait there that it will wake and look anyway.
+        A rank that reads it sees all that this rank stored before.  Messages to one rank arrive in order and once,
+        except that with ``polls`` a message may be dropped when so many wait there that it will wake and look anyway.
         """
         bell = self._bells.get(rank)
         if bell is not None:
@@ -247,9 +247,9 @@ class Arena:
             self._loop.add_reader(process, self._see_end, member, "its process ended")
 
     def close(self) -> None:
-        """Leave in good order: say so, wake everyone to see it, and let go.  Idempotent.
+        """Leave in good order: say so, wake all peers, and release everything.  Idempotent.
 
-        Memory that somebody holds a view of stays mapped for as long as that view lives.
+        Memory with live views stays mapped until they are gone.
         """
         if self._is_closed:
             return
@@ -290,13 +290,13 @@ class Arena:
                 self._tell_end(member, "")
 
     def _see_end(self, member: int, cause: str) -> None:
-        """A peer is gone; what it wrote before comes first."""
+        """Report the end of a peer, after the messages that it wrote before."""
         if self._on_ring is not None and member in self._present:
             self._read_messages()
         self._tell_end(member, cause)
 
     def _tell_end(self, member: int, cause: str) -> None:
-        """Tell the end of a peer once, one way or the other."""
+        """Report the end of a peer once: that it has left, or that it is lost."""
         if member not in self._present:
             return
         self._present.discard(member)
@@ -308,7 +308,7 @@ class Arena:
             self._on_lost(member, cause)
 
     def _forget(self, member: int) -> None:
-        """Neither watch nor ring a peer any more; its memory stays."""
+        """Stop watching and ringing a peer; its memory stays mapped."""
         self._bells.pop(member).close()
         process = self._processes.pop(member, None)
         if process is not None:

@@ -5,25 +5,25 @@ writes and all others of the group read.  The operations of a group take their t
 their sequence numbers; the turn of operation ``n`` uses slot ``n & 1`` and the words of that parity.
 
 Progress is one word: ``sequence << ROUND_BITS | round``.  It only grows.  A rank publishes (copies into its slot), then
-stores its progress; who sees the progress may read the slot.  When a rank is through with operation ``n``, it first
-stores how it ended (``ENDED``: completed or abandoned), then the progress ``n + 1, round 0``.  Therefore:
+stores its progress; a rank that sees the progress may read the slot.  When a rank is through with operation ``n``, it
+first stores how it ended (``ENDED``: completed or abandoned), then the progress ``n + 1, round 0``.  Therefore:
 
 - *Readers see whole payloads.*  On x86 stores become visible in the order in which they were made and loads are done in
   order (total store order; Intel SDM 3A, 8.2.2; AMD APM 2, 7.2), and what CPython and numpy do between two statements
   is not reordered by a compiler.  Elsewhere progress is not polled: it travels through pipes, whose lock orders the
   memory of writer and reader (see ``doorbell``), and a rank acts on what it was *told* only.
-- *Nobody overwrites what is still read.*  Before a rank touches slot and words of a parity for operation ``n``, every
-  other rank has left the operation that used them last: its progress is beyond that.  Within an operation, programs
-  argue for themselves.
+- *Nothing is overwritten that is still read.*  Before a rank touches slot and words of a parity for operation ``n``,
+  every other rank has left the operation that used them last: its progress is beyond that.  Within an operation,
+  programs argue for themselves.
 - *An operation that a rank abandons never looks completed.*  Progress beyond ``n`` counts as "has done its part in
   ``n``" only if ``ENDED`` says that ``n`` was completed there.  Else the wait goes on until the news of the failure
-  comes over the link.  ``ENDED`` of ``n`` cannot be overwritten while somebody is in ``n``, by the rule above.
+  comes over the link.  ``ENDED`` of ``n`` cannot be overwritten while a rank is in ``n``, by the rule above.
 - *Different calls do not mix.*  Each turn shows the fingerprint of its operation; what does not match is not read.
 
 No wake-up is lost.  A rank that goes to sleep stores ``SLEEPING``, then a fence, then looks at all progress once more;
 a rank that posts stores its progress, then a fence, then looks at ``SLEEPING``.  Stores and loads to different words
 may pass each other on x86, but not across the fence, so at least one of the two sees the other's store (Dekker).  The
-fence is taking and releasing a lock nobody contends for: a locked instruction.  Where progress is not polled, every
+fence is taking and releasing a lock without contention: a locked instruction.  Where progress is not polled, every
 post rings.
 """
 
@@ -48,7 +48,7 @@ _PROGRESS, _ENDED, _FINGERPRINT, _PLACE = 0, 1, 3, 5
 
 
 class Offer(NamedTuple):
-    """What a rank sets aside for a group in its segment: offset of its block and slots, bytes per slot (0: nothing)."""
+    """Memory that a rank sets aside for a group in its segment: offset of block and slots, bytes per slot (0: none)."""
 
     offset: int
     slot_bytes: int
@@ -184,7 +184,7 @@ class Turn:
         return True
 
     def is_unanimous(self, round_: int) -> bool:
-        """Have all others done this round of the same operation?  False also for whoever runs something else."""
+        """Have all others done this round of the same operation?  False if one runs another operation."""
         try:
             return self.has_reached(self.channel.others, round_)
         except Mismatch:

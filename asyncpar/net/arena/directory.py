@@ -1,9 +1,9 @@
-"""What each rank sets aside for each group in its segment: found without asking anyone.
+"""The memory that each rank sets aside for each group in its segment: found without messages.
 
 A rank that runs its first operation of a group on the arena writes an *offer* into the directory of its segment: where
 the group's block and slots lie, and how long a slot is; 0 when it has no memory left.  The group works with the
-smallest slot that anybody offers; if that is none, it does without the arena.  All members see the same offers, so they
-come to the same conclusion.
+smallest slot that a member offers; if that is none, it does without the arena.  All members see the same offers, so
+they come to the same conclusion.
 
 A rank that has ended a group *withdraws* its offer: it does not look at memory of that group any more, its own or that
 of others.  When all others have done so, too, nobody looks at what it had offered, and it offers that to another group.
@@ -72,7 +72,7 @@ class Directory:
         self._ends = {rank: len(segment.control) for rank, segment in arena.segments.items()}
 
     def offer(self, number: int) -> Offer:
-        """Set memory aside for the group ``number`` (once), and let everyone see it; the caller rings."""
+        """Set memory aside for the group ``number`` (once), and publish that; the caller rings."""
         offer = self._offers.get(number)
         if offer is not None:
             return offer
@@ -151,7 +151,7 @@ class Directory:
         return not own[_IS_FULL] and (bool(self._free_entries) or own[_COUNT] < _ENTRIES)
 
     def _reclaim(self) -> None:
-        """Take back what nobody looks at any more."""
+        """Take back the offers that no member looks at any more."""
         for former in list(self._withdrawn):
             if all(self._has_ended(former, rank) for rank in former.others):
                 self._withdrawn.remove(former)

@@ -1,4 +1,4 @@
-"""Run the turns of all channels of a rank: in order, without ever holding the loop for long, and awake when needed.
+"""Run the turns of all channels of a rank: in order, without holding the loop for long, and awake when needed.
 
 Theory of operation.  A *task* is one operation: its program is a generator that copies, reduces and posts, and yields
 what it waits for.  Each channel runs its tasks one after another.  ``advance`` runs the head of a queue until it must
@@ -8,7 +8,7 @@ A wait polls for a moment; where ranks share cores it lets another one run betwe
 number of polls adapts: it doubles when it pays and halves when it does not.  After that the rank stores ``SLEEPING``,
 looks once more (see ``channel`` for why that loses no wake-up) and leaves; a doorbell message brings it back.  As a
 last resort, if that argument had a hole, a timer looks again every ``RECHECK_SECONDS``; ``rescues`` counts how often it
-found something that nobody rang for, and tests ask for 0.
+found progress without a ring, and tests ask for 0.
 
 A task may start before it is awaited, namely when a later one of its channel is: so the order in which callers await
 does not matter.  A task that has failed leaves a tombstone, whose turn passes at once.  Where a group agrees on turns
@@ -55,7 +55,7 @@ class Told(Protocol):
 
 
 class Driver:
-    """All channels of a rank.  ``lost`` has the ranks that are gone."""
+    """Runs all channels of a rank.  ``lost`` has the ranks that are gone."""
 
     def __init__(self, arena: Arena, loop: asyncio.AbstractEventLoop, lost: Container[int]) -> None:
         self.arena = arena
@@ -70,7 +70,7 @@ class Driver:
         self._early: dict[tuple[int, int], int] = {}
         self._busy: dict[RunQueue, Channel] = {}
         self.shares_cores = not arena.may_spin
-        """Does polling take time away from those that are waited for?"""
+        """Does polling take processor time from the ranks that are waited for?"""
         most = _MOST_YIELDS if self.shares_cores else _MOST_POLLS
         self._most_polls = most if arena.polls and arena.has_own_process else 0
         self._fewest_polls = min(_FEWEST_YIELDS if self.shares_cores else _FEWEST_POLLS, self._most_polls)
@@ -95,7 +95,7 @@ class Driver:
                 self._take(rank, told.number, self._early.pop((rank, told.number), 0))
 
     def forget(self, run_queue: RunQueue) -> None:
-        """A group has ended on this rank: touch its memory no more."""
+        """Stop using the memory of a group that has ended on this rank."""
         channel = self._queues.pop(run_queue, None)
         self._busy.pop(run_queue, None)
         for number in self._numbers.pop(run_queue, ()):
@@ -141,19 +141,19 @@ class Driver:
             self._sleep()
 
     def notice_loss(self) -> None:
-        """A rank is gone, which matters also to groups that have nothing to do."""
+        """Look at all groups, because a rank is gone: those without work, too."""
         self._busy.update(self._queues)
         self.advance_all()
 
     def bury(self, run_queue: RunQueue, task: Task) -> None:
-        """``task`` of ``run_queue`` has died: let its turn pass, soon."""
+        """Let the turn of ``task`` of ``run_queue``, which has failed, pass soon."""
         if run_queue.channel is not None:
             run_queue.died(task)
             self._busy[run_queue] = run_queue.channel
             self._loop.call_soon(self.advance_all)
 
     def close(self) -> None:
-        """Touch nothing any more."""
+        """Stop: drop all channels and timers."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -166,7 +166,7 @@ class Driver:
     # -- waiting -----------------------------------------------------------------------------------------------------
 
     def _sleep(self) -> None:
-        """Ask to be rung, after one more look at what was posted before this rank asked."""
+        """Ask to be rung, and look once more for what was posted before."""
         sleeping = self._sleeping
         end = time.monotonic() + SLICE_SECONDS
         self._is_settling = True
@@ -195,11 +195,11 @@ class Driver:
                 self._sleep()
 
     def _judge(self, rings: int) -> None:
-        """The timer found something: was a ring on its way, which has come by now, or would nobody have rung?"""
+        """Count a rescue if the timer found progress and no ring has come since."""
         self.rescues += self._rings == rings
 
     def _continue_soon(self) -> None:
-        """Go on when the loop has had its turn."""
+        """Continue after other callbacks of the loop."""
         if self._busy and not self._is_continuing:
             self._is_continuing = True
             self._loop.call_soon(self._continue)
@@ -217,12 +217,12 @@ class Driver:
         return now - self._last_turn > SLICE_SECONDS and threading.get_ident() == self._thread
 
     def give_turn(self, now: float) -> None:
-        """The caller gives the loop its turn."""
+        """Note that the caller lets the loop run at ``now``."""
         self._last_turn = now
 
     @property
     def polls(self) -> int:
-        """How often it is worth to look for something before going to sleep."""
+        """How often to look for progress before going to sleep."""
         return self._polls
 
     def polled(self, *, was_worth_it: bool) -> None:
@@ -245,7 +245,7 @@ class Driver:
         return is_over
 
     def poll(self, is_over: Callable[[], bool]) -> bool:
-        """Look again and again, for a moment; where ranks share cores, let another one run between two looks."""
+        """Poll for a moment; where ranks share cores, let another one run between two looks."""
         if self.shares_cores:
             end = time.monotonic() + _YIELDING_SECONDS
             for _ in range(self._polls):
@@ -315,7 +315,7 @@ class Driver:
     def _pass(self, task: Task, channel: Channel) -> bool:
         """Let the turn of a dead task pass; False if it is too early."""
         if any(rank in self._lost for rank in channel.ranks):
-            return True  # nobody will take a turn in this group again
+            return True  # no rank will take a turn in this group again
         turn = task.turn or Turn(channel, task.sequence)
         if not task.has_entered and not channel.is_clear(turn.parity):
             return False

@@ -5,17 +5,17 @@ abstract Unix socket whose name only those can compute who hold the job secret. 
 kernel who the other is (the same user), and then prove that they hold the secret, before a byte is parsed.  After that:
 
     member to leader     Offer, with descriptors of its segment, doorbell and process; or Unable, which says why
-    leader to members    Roster: all offers, all descriptors; then everyone maps all segments
+    leader to members    Roster: all offers, all descriptors; then every rank maps all segments
     member to leader     Ready, or Unable
-    leader to members    Verdict; then everyone closes its socket
+    leader to members    Verdict; then every rank closes its socket
 
 A host is proved by reading: each rank finds in each segment it has mapped the random number that the owner wrote there
-and told the leader on another way.  Nobody uses the arena before a good verdict, so either all ranks have it or none.
+and told the leader on another way.  No rank uses the arena before a good verdict, so either all ranks have it or none.
 (The one exception is no exception for those who work with it: a rank that dies or gives up while the verdict travels is
 seen as lost, or as having left, by those who have an arena.)
 
-Nothing leaks: memory has no name, sockets are abstract, every descriptor is closed on exec, and whoever owns one here
-closes it when the formation ends, in whatever way, cancellation included.
+Nothing leaks: memory has no name, sockets are abstract, every descriptor is closed on exec, and its
+owner here closes it when the formation ends, in every case, cancellation included.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def assemble(
     on_lost: OnLost,
     on_left: OnLeft,
 ) -> Arena:
-    """Map what all ranks brought and return the arena, which watches nobody yet.
+    """Map what all ranks brought and return the arena, which does not watch its peers yet.
 
     ``descriptors``, of the peers by rank, are taken out as they find an owner; close what is left.  Raises
     ``ProtocolError`` for a segment that is not what was offered, ``OSError`` when the system refuses.
@@ -155,7 +155,7 @@ def assemble(
 
 
 def _open_peer(own: Offer, offer: Offer, descriptors: list[int], undo: ExitStack) -> Peer:
-    """Take over what a peer brought; ``undo`` lets go of it."""
+    """Take over the segment and descriptors of a peer; ``undo`` closes them."""
     assert len(descriptors) == DESCRIPTORS_PER_RANK, "counted when they came"
     memory, doorbell, process = descriptors
     undo.callback(close_all, [doorbell] if offer.process == own.process else [doorbell, process])
@@ -293,7 +293,7 @@ def _error(verdict: Verdict) -> AsyncparError:
 
 
 def _typed(error: Exception, world: World) -> AsyncparError:
-    """Return the error of a formation as whoever must act should see it."""
+    """Return the error of a formation as the caller sees it."""
     problem = f"arena: {describe(error)}"
     if isinstance(error, PeerLost) and error.rank is not None:
         host = world.members[error.rank].host

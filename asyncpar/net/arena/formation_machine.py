@@ -2,10 +2,10 @@
 
 The messages of a formation are here, too; file descriptors travel beside them.
 
-The lowest rank, the *leader*, decides for all, itself included.  Everyone offers what it brings; when all offers are
-there, everyone gets the roster; when everyone has mapped it, there is an arena.  Whatever goes wrong before that is the
-end of it, and nothing that happens later changes the verdict.  Those who come late to a failed formation are still
-told, so that nobody has to wait for its own deadline.
+The lowest rank, the *leader*, decides for all, itself included.  Every rank makes an offer; when all offers are
+there, every rank gets the roster; when all have mapped it, there is an arena.  Any failure before that ends the
+formation, and nothing that happens later changes the verdict.  Those who come late to a failed formation are still
+told, so that they need not wait for their own deadline.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Unable(msgspec.Struct, frozen=True, array_like=True, tag=2):
 
 
 class Roster(msgspec.Struct, frozen=True, array_like=True, tag=3):
-    """A part of what all ranks bring, descriptors in the same order; sent in as many parts as it takes."""
+    """A part of the offers of all ranks, descriptors in the same order; sent in as many parts as it takes."""
 
     offers: Annotated[list[Offer], msgspec.Meta(max_length=OFFERS_PER_MESSAGE)]
 
@@ -71,7 +71,7 @@ class Ready(msgspec.Struct, frozen=True, array_like=True, tag=4):
 
 
 class Verdict(msgspec.Struct, frozen=True, array_like=True, tag=5):
-    """There is an arena (no ``problem``), or there is none; ``culprit`` is the rank that is missing or gone."""
+    """The outcome: an arena (no ``problem``), or none; ``culprit`` is the rank that is missing or gone."""
 
     problem: _Problem = ""
     culprit: _Rank | None = None
@@ -124,7 +124,7 @@ class Rendezvous:
     """The rendezvous of ``ranks``, ascending, which are those of one host; the first leads it.
 
     The address is an abstract Unix socket: it is no file, it vanishes with its socket, and it holds a MAC, so that
-    nobody without the secret can be there first.
+    a process without the secret cannot be there first.
     """
 
     job: str
@@ -133,7 +133,7 @@ class Rendezvous:
     ranks: tuple[int, ...]
     secret: bytes = field(repr=False)
     servers: Mapping[int, str] = field(default_factory=dict, repr=False)
-    """Where each rank has its gRPC server; not for those that have none."""
+    """The address of the gRPC server of each rank that has one."""
 
     @classmethod
     def of(cls, world: World, rank: int, *, secret: bytes) -> Rendezvous:
@@ -155,7 +155,7 @@ class Rendezvous:
 
     @property
     def address(self) -> bytes:
-        """Where the leader listens, in this network namespace."""
+        """The address of the leader, in this network namespace."""
         return b"\0asyncpar-" + self._mac("address").hex().encode()
 
     def terms(self, dialer: int) -> LinkTerms:
@@ -175,14 +175,14 @@ class Rendezvous:
 
 @dataclass(frozen=True, slots=True)
 class Came:
-    """A rank has come and proved itself."""
+    """A rank has connected and authenticated itself."""
 
     rank: int
 
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """A rank said something; the leader itself does, too."""
+    """A rank, or the leader itself, has sent a message."""
 
     rank: int
     message: Offer | Unable | Ready
@@ -198,7 +198,7 @@ class Gone:
 
 @dataclass(frozen=True, slots=True)
 class Expired:
-    """The time is up."""
+    """The deadline has passed."""
 
 
 Event = Came | Said | Gone | Expired
@@ -206,7 +206,7 @@ Event = Came | Said | Gone | Expired
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """Give everyone these offers, in order of rank."""
+    """Send these offers to all ranks, in order of rank."""
 
     offers: tuple[Offer, ...]
 
@@ -221,7 +221,7 @@ class Tell:
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """It is over: everyone who can be told was told."""
+    """End the formation: all ranks that can be told were told."""
 
     verdict: Verdict
 

@@ -1,4 +1,4 @@
-"""Who has which part of the heap: a list of free ranges, first fit.  Pure."""
+"""The parts of the heap that are in use: a list of free ranges, first fit.  Pure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class FreeRanges:
 
     @property
     def free(self) -> int:
-        """Bytes that nobody has."""
+        """Free bytes."""
         return sum(end - start for start, end in self._free)
 
     @property

@@ -1,4 +1,4 @@
-"""What this process may use of its host: processors and memory, by affinity and by control groups."""
+"""Limits of this process: processors and memory, by affinity and by control groups."""
 
 from __future__ import annotations
 

@@ -2,16 +2,16 @@
 
 Theory of operation.  Every rank has an *order log* in its own segment, which only it writes: two rings of numbers and a
 few counts.  In its *announcements* a rank says what it is ready to run; in the *order* the rank at place 0, the
-*sequencer*, says which operation has which turn (see ``sequencer``).  Whoever appends to a ring writes entries first
-and then the count of all entries so far.  Counts only grow, and a rank acts on those of others as it does on progress
-(see ``channel``): where memory is polled it looks at them; elsewhere it goes by what the doorbell told it, which covers
-the entries.  No wake-up is lost, for the reason given there: whoever posts a count stores it, then a fence, then looks
-who sleeps.
+*sequencer*, says which operation has which turn (see ``sequencer``).  A rank that appends to a ring writes entries
+first and then the count of all entries so far.  Counts only grow, and a rank acts on those of others as it does on
+progress (see ``channel``): where memory is polled it looks at them; elsewhere it goes by what the doorbell told it,
+which covers the entries.  No wake-up is lost, for the reason given there: a rank that posts a count stores it, then a
+fence, then looks which ranks sleep.
 
-No entry is overwritten before it was read.  Whoever reads a ring counts what it has read, in its own order log: each
-rank one count for the order, the sequencer one for each rank's announcements.  The writer stays within ``RING`` entries
-of the reader that is furthest behind.  These counts are posted only when half a ring has been read since.  That is
-often enough: the ring of a writer that is stuck is full, and its reader, when it reads at all, reads all of it.
+No entry is overwritten before it was read.  A rank that reads a ring counts what it has read, in its own order log:
+each rank one count for the order, the sequencer one for each rank's announcements.  The writer stays within ``RING``
+entries of the reader that is furthest behind.  These counts are posted only when half a ring has been read since.  That
+is often enough: the ring of a writer that is stuck is full, and its reader, when it reads at all, reads all of it.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class RingWriter:
 
     @property
     def room(self) -> int:
-        """How many entries can be appended now."""
+        """The number of entries that can be appended now."""
         return RING - self._written + min([cell[0] for cell in self._read])
 
     def append(self, entries: Iterable[int]) -> None:
@@ -152,7 +152,7 @@ class OrderLog:
         self.size = len(ranks)
         self.place = place
         self.counts: list[Counts] = []
-        """What this rank is told of others: all that it ``watches``."""
+        """The counts of other ranks that this one reads."""
         self._arena = arena
         self._number = number
         words = _order_log_bytes(self.size) // 8

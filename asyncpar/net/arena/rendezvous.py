@@ -67,7 +67,7 @@ class RendezvousLeader:
         self._finished: asyncio.Future[Verdict] = asyncio.get_running_loop().create_future()
 
     async def convene(self, *, seconds: float) -> Verdict:
-        """Return the verdict that everyone who came was told, after ``seconds`` at most.
+        """Return the verdict, which all ranks that came were told, after ``seconds`` at most.
 
         Raises ``OSError`` when the rendezvous place cannot be had.
         """
@@ -118,7 +118,7 @@ class RendezvousLeader:
                 sock, _ = listener.accept()
             except BlockingIOError:
                 continue
-            except OSError as error:  # too many open files: nobody can come any more
+            except OSError as error:  # too many open files: no rank can connect any more
                 self._feed(Said(self._rendezvous.leader, Unable(describe(error))))
                 return
             sock.setblocking(False)
@@ -142,7 +142,7 @@ class RendezvousLeader:
             await asyncio.sleep(LOOK_SECONDS)
 
     async def _attend(self, packets: PacketSocket) -> None:
-        """Listen to whoever connected, until the end."""
+        """Read the messages of a rank that connected, until the end."""
         handshake = Handshake.listen(
             self._rendezvous.find_terms, secret=self._rendezvous.secret, nonce=os.urandom(NONCE_BYTES)
         )
@@ -327,13 +327,13 @@ class RendezvousMember:
 
 
 LOOK_SECONDS: Final = 0.4
-"""Between two looks at a rank that has not come."""
+"""Seconds between two attempts to reach a rank that has not come."""
 
 _ANSWER_SECONDS: Final = 1.0
 
 
 class ReachabilityProbe:
-    """Looks at ``address``, where the server of a rank was, every ``LOOK_SECONDS``; empty: there is nothing to see."""
+    """Tries to connect to ``address``, the server of a rank, every ``LOOK_SECONDS``; never if it is empty."""
 
     def __init__(self, address: str) -> None:
         self._address = address
@@ -341,7 +341,7 @@ class ReachabilityProbe:
         self._failures = 0
 
     async def is_gone(self) -> bool:
-        """Has nobody listened for two looks in a row?  Looks if that is due.
+        """Were two connections in a row refused?  Tries to connect if that is due.
 
         A rank that is stopped still listens, by its kernel.
         """
@@ -353,7 +353,7 @@ class ReachabilityProbe:
 
 
 async def _is_listening(address: str) -> bool:
-    """Return False if the connection is refused; whatever else goes wrong says nothing about the rank."""
+    """Return False if the connection is refused; other errors say nothing about the rank."""
     host, port = split_address(address)
     try:
         async with asyncio.timeout(_ANSWER_SECONDS):

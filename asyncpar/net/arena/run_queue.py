@@ -1,4 +1,4 @@
-"""What the driver runs: tasks, and the line in which those of one group wait for their turns."""
+"""The tasks that the driver runs, and the queue in which those of one group wait for their turns."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class Task(ABC):
         self.wait: Wait = _NOTHING
         self.has_entered = False
         self.is_wanted = False
-        """Does somebody await it, or something that comes after it?"""
+        """Is it awaited, or an operation that comes after it?"""
         self.is_dead = False
-        """It has failed: nothing of it is touched any more, its turn just passes."""
+        """It has failed: its memory is not used any more, and its turn passes."""
 
     def resume(self, turn: Turn, program: Program, wait: Wait) -> None:
         """Go on with a turn that was entered already."""
@@ -40,23 +40,23 @@ class Task(ABC):
 
     @abstractmethod
     def begin(self, turn: Turn) -> Program:
-        """The channel is clear: enter ``turn`` and return the program."""
+        """Enter ``turn``, for which the channel is clear, and return the program."""
 
     @abstractmethod
     def completed(self) -> None:
-        """The program is through."""
+        """End the task: its program has ended well."""
 
     @abstractmethod
     def crashed(self, error: BaseException) -> None:
-        """The program raised; must make the task dead."""
+        """Fail the task, whose program raised ``error``; it must be dead afterwards."""
 
     @abstractmethod
     def mismatched(self, place: int) -> None:
-        """The rank at ``place`` runs another operation.  The task waits for what the two make of it."""
+        """Note that the rank at ``place`` runs another operation.  The task waits until one of the two fails."""
 
     @abstractmethod
     def blocked(self, places: Sequence[int]) -> None:
-        """It waits for the ranks at ``places``, and the loop goes on.  May make the task dead."""
+        """Note that the task waits for the ranks at ``places`` while the loop runs.  May make the task dead."""
 
 
 _NOTHING: Final[Wait] = ((), 0)
@@ -82,18 +82,18 @@ class RunQueue:
         return False
 
     def called(self, task: Task) -> None:
-        """The operation of ``task`` has its sequence number."""
+        """Add ``task``, whose operation has got its sequence number."""
         self.tasks.append(task)
 
     def wanted(self, task: Task) -> None:
-        """``task`` is awaited: so it is wanted, and what comes before it."""
+        """Mark ``task``, which is awaited, and the tasks before it as wanted."""
         for earlier in self.tasks:
             earlier.is_wanted = True
             if earlier is task:
                 break
 
     def died(self, task: Task) -> None:
-        """``task`` is dead now."""
+        """Take note that ``task`` is dead."""
 
     def has_news(self) -> bool:
         """Is it worth calling ``refill`` again?  Made for polling."""
@@ -109,7 +109,7 @@ class RunQueue:
         self.tasks.clear()
 
     def absent(self, task: Task) -> Sequence[int]:  # noqa: ARG002
-        """Return the places of those that keep ``task`` from getting a turn; nobody if it has one."""
+        """Return the places of the ranks that keep ``task`` from getting a turn; none if it has one."""
         return ()
 
 
@@ -125,13 +125,13 @@ class KeyedRunQueue(RunQueue):
         super().__init__()
         self.sequencer: Sequencer | None = None
         self._unplaced: dict[int, Task] = {}
-        """What was announced, or is about to be, and has no turn."""
+        """Tasks that were announced, or are about to be, and have no turn."""
         self._unsent: dict[int, None] = {}
-        """What there was no room to announce, in order."""
+        """Entries that there was no room to announce, in order."""
         self._turn = 0
 
     def called(self, task: Task) -> None:
-        """Nothing: a task that nobody wants yet is not announced."""
+        """Do nothing: a task is announced when it is wanted."""
 
     def wanted(self, task: Task) -> None:
         task.is_wanted = True

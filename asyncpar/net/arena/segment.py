@@ -9,14 +9,14 @@ last process that has it open or mapped is gone, however it ended, the kernel fr
     control  ...       the heap: address space as large as this host's memory, whose pages are taken when a buffer is
                        allocated and given back when it is freed
 
-Nobody can make us fault.  The file is sealed: neither its owner nor a peer can shrink it under a mapping, or take the
-seals off, and a peer maps nothing before it has seen the seals and the size.  The memory of the bounded part is
+No peer can cause a fault here.  The file is sealed: neither its owner nor a peer can shrink it under a mapping, or take
+the seals off, and a peer maps nothing before it has seen the seals and the size.  The memory of the bounded part is
 allocated before anyone touches it, so that running out of memory is an error now and no SIGBUS later; the heap does the
 same per buffer.  Peers get a descriptor that was opened for reading only: they can neither write nor punch holes, so
 every word of a segment has exactly one writer.
 
 Words are read and written through ``memoryview``s of format "Q": one aligned 8-byte load or store each, which no
-supported processor tears.  Their order is the business of whoever uses them (see ``doorbell``).
+supported processor tears.  Their order is up to their users (see ``arena``).
 """
 
 from __future__ import annotations
@@ -180,11 +180,11 @@ class Segment:
         return self._state[0] == LEFT
 
     def leave(self) -> None:
-        """Tell whoever looks that the owner, this process, leaves in good order."""
+        """Mark the segment: its owner, this process, leaves in good order."""
         self._state[0] = LEFT
 
     def close(self) -> None:
-        """Let go.  Idempotent; memory stays mapped for as long as somebody holds a view of it."""
+        """Close the file.  Idempotent; memory stays mapped for as long as there are views of it."""
         self._close_descriptor()
         self._heap = None
 

@@ -6,7 +6,7 @@ announced it; all run the turns one after another.  (This is a fixed-sequencer t
 Urban, ACM Computing Surveys 36:4, 2004, of what all are ready for, as Horovod's coordinator does it: Sergeev and Del
 Balso, arXiv:1802.05799.)
 
-Nobody waits for ever, whatever order ranks use.  A rank that runs a turn waits for ranks that have announced the same
+No rank waits for ever, in any order of calls.  A rank that runs a turn waits for ranks that have announced the same
 operation, so they are ready for it, and they come to it unless they wait in an earlier turn.  The earliest turn that is
 not over has no earlier one: it goes on, or fails and is passed.  So all turns end, and an operation that all ranks are
 ready for gets one.  What only some are ready for has no turn and holds up nothing.
@@ -17,7 +17,7 @@ of the failure by message, as of every other.  Before that, taking it back makes
 is bounded by what is alive somewhere in the group, and by the rings.
 
 When a rank of the group is gone, nothing more gets a turn: the sequencer says so at the end of the order, or is gone
-itself.  Whoever has read the order to its end knows that what has no turn yet will have none.
+itself.  A rank that has read the order to its end knows that an operation without a turn will get none.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ NAMED: Final = 1 << 63
 
 
 class Readiness:
-    """Who of ``size`` ranks has announced what.  Pure."""
+    """The announcements of ``size`` ranks.  Pure."""
 
     def __init__(self, size: int) -> None:
         self.complete: deque[int] = deque()
-        """What all ranks have announced, in the order in which that came about."""
-        self._everyone = (1 << size) - 1
+        """The operations that all ranks have announced, in the order in which the last rank did."""
+        self._all_places = (1 << size) - 1
         self._announced: dict[int, int] = {}
 
     def __len__(self) -> int:
-        """How many operations some have announced and some have not."""
+        """The number of operations that some ranks have announced and some have not."""
         return len(self._announced)
 
     def hear(self, place: int, entry: int) -> None:
@@ -51,21 +51,21 @@ class Readiness:
         number = entry | NAMED
         places = self._announced.pop(number, 0)
         places = places | 1 << place if entry & NAMED else places & ~(1 << place)
-        if places == self._everyone:
+        if places == self._all_places:
             self.complete.append(number)
         elif places:
             self._announced[number] = places
 
     def absent(self, number: int) -> list[int]:
-        """Return the places of those that have not announced an operation; nobody if it is complete."""
+        """Return the places of the ranks that have not announced an operation; none if it is complete."""
         if number in self.complete:
             return []
         places = self._announced.get(number, 0)
-        return [place for place in range(self._everyone.bit_length()) if not places >> place & 1]
+        return [place for place in range(self._all_places.bit_length()) if not places >> place & 1]
 
 
 class Sequencer(ABC):
-    """What one rank says and learns about the turns of its group.  ``lost`` has the ranks that are gone."""
+    """Announces operations of one rank, and learns the turns of its group.  ``lost`` has the ranks that are gone."""
 
     def __init__(self, log: OrderLog, announcements: RingWriter, lost: Collection[int]) -> None:
         self._log = log
@@ -74,7 +74,7 @@ class Sequencer(ABC):
 
     @property
     def room(self) -> int:
-        """How much can be announced now."""
+        """The number of entries that can be announced now."""
         return self._announcements.room
 
     def announce(self, entries: Sequence[int]) -> None:

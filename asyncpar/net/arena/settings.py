@@ -1,4 +1,4 @@
-"""What a user may set about the arena, and how it is read from the environment."""
+"""Settings of the arena, and how they are read from the environment."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class ArenaSettings:
 
     @property
     def terms(self) -> str:
-        """What must be equal on all ranks, as text to compare and to quote."""
+        """The settings that must be equal on all ranks, as text to compare and to quote."""
         return "arena=off" if self.is_off else f"arena={self.bytes} wait={'poll' if self.polls else 'doorbell'}"
 
 

@@ -1,1 +1,1 @@
-"""How ranks become a world: the rendezvous, what decides in it and how a rank joins."""
+"""Ranks form a world: the rendezvous service, its state machine, and the client that joins."""

@@ -33,12 +33,12 @@ from asyncpar.net.transport.tls_probe import check_tls
 
 _RETRY_EVERY = 0.1
 _ANSWER_MARGIN = 2.0
-"""How much longer than the rendezvous a rank waits, so that the answer that names the missing ranks arrives."""
+"""Seconds that a rank waits longer than the rendezvous, so that the answer with the missing ranks arrives."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JoinRequest:
-    """What one rank brings to the rendezvous.
+    """The request of one rank to join the world.
 
     ``settings`` (a transport pin, say) must be equal on all ranks; it is compared and quoted in the error.
     ``timeout``: seconds until waiting for the other ranks ends with ``PeerTimeout``.
@@ -173,7 +173,7 @@ async def serve_alone(
     """Start the server that ``serving`` asks for, with our own services that ``register`` adds; ``stack`` stops it.
 
     None if nothing is to be served.  The secret is the one in the file that ``ASYNCPAR_SECRET_FILE`` names; without
-    one it is made up, and then only loopback is served: nobody elsewhere could know it.  With certificates, in the
+    one it is made up, and then only loopback is served: other hosts could not know it.  With certificates, in the
     directory that ``ASYNCPAR_CERTS`` names, the server speaks mutual TLS as rank 0.
     """
     if not serving.is_wanted:

@@ -1,4 +1,4 @@
-"""Who may join: the secret of a job, from a file or the environment, and certificates."""
+"""Credentials of a job: its secret, from a file or the environment, and certificates."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who this host is: its name, what tells it from others, and the address that others see."""
+"""The identity of this host: its name, its unique id, and the address that others see."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Decide when the ranks of a generation are a world, and what those who wait are told if they never become one.
+"""Decide when the ranks of a generation are a world, and answer the ranks that wait if they never become one.
 
 Sans-I/O: feed events, obey commands.  A *seat* is one waiting call; the machine answers each seat exactly once, with
 ``Welcome`` or ``Refuse``, unless it left.
@@ -13,7 +13,7 @@ from asyncpar.core.config.world import Member, World
 
 
 class RefusalKind(StrEnum):
-    """Why a seat gets no world, by who must act."""
+    """Why a rank gets no world."""
 
     USAGE = "usage"
     STALE = "stale"
@@ -42,7 +42,7 @@ class Join:
 
 @dataclass(frozen=True, slots=True)
 class Leave:
-    """Whoever waited on ``seat`` is gone and needs no answer."""
+    """The caller on ``seat`` is gone and needs no answer."""
 
     seat: int
 
@@ -89,7 +89,7 @@ class Welcome:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """What a rank is told instead of a world; ``ranks`` are those who are missing or to blame."""
+    """The answer to a rank that gets no world; ``ranks`` are missing or at fault."""
 
     kind: RefusalKind
     message: str
@@ -110,8 +110,8 @@ Command = Welcome | Refuse
 class RendezvousMachine:
     """Collects the ranks of one generation at a time.
 
-    A generation that went wrong (a rank that is there twice, exited or disagrees on the settings) stays wrong: everyone
-    who waits, and everyone who comes later, gets the same refusal at once.
+    A generation that went wrong (a rank that is there twice, exited or disagrees on the settings) stays wrong: all
+    ranks that wait, and all that come later, get the same refusal at once.
     """
 
     def __init__(self, *, job: str, world_size: int | None = None, generation: int = 0) -> None:
@@ -127,7 +127,7 @@ class RendezvousMachine:
 
     @property
     def next_deadline(self) -> float | None:
-        """When a ``Tick`` is due, None if nobody waits."""
+        """The time at which a ``Tick`` is due, None if no rank waits."""
         return min((join.deadline for join in self._waiting.values()), default=None)
 
     def handle(self, event: Event, *, now: float) -> list[Command]:
@@ -169,7 +169,7 @@ class RendezvousMachine:
         return self._complete()
 
     def _judge(self, join: Join) -> Refusal | None:
-        """Return why ``join`` does not belong here at all, None if it does.  It is nobody else's trouble."""
+        """Return why ``join`` does not belong here, None if it does.  Other ranks are not affected."""
         rank = join.member.rank
         if join.job != self._job:
             return Refusal(RefusalKind.USAGE, f"job: expected {self._job!r}, rank {rank} came for {join.job!r}")

@@ -56,19 +56,19 @@ class RendezvousService(membership_pb2_grpc.RendezvousServicer):
 
     @property
     def waiting(self) -> int:
-        """How many calls wait for an answer."""
+        """The number of calls that wait for an answer."""
         return len(self._answers)
 
     def open(self, *, generation: int, world_size: int) -> None:
-        """Put ``generation`` in force; whoever waits for an older one is told so."""
+        """Put ``generation`` in force; ranks that wait for an older one are told so."""
         self._feed(Open(generation, world_size))
 
     def exited(self, *, generation: int, rank: int, how: str) -> None:
-        """Tell that the process of ``rank`` is gone: nobody shall wait for it."""
+        """Report that the process of ``rank`` is gone, so that no rank waits for it."""
         self._feed(Exited(generation, rank, how))
 
     def close(self, reason: str) -> None:
-        """Refuse whoever waits, and whoever comes."""
+        """Refuse all ranks that wait, and all that come later."""
         self._feed(Close(reason))
 
     async def Join(  # noqa: N802  # the name in the proto
