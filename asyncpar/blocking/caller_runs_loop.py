@@ -53,7 +53,7 @@ class Borrower(Protocol):
         """``descriptor`` is about to be closed."""
 
 
-Request = Callable[[], object]
+LoopRequest = Callable[[], object]
 """A function to call on the loop; it must not raise."""
 
 FORKED = "this process is a fork of the one that asyncpar's loop runs in; start processes with spawn instead"
@@ -65,7 +65,7 @@ class CallerRunsLoop(asyncio.SelectorEventLoop):
     _ready: deque[asyncio.Handle]
 
     def __init__(self) -> None:
-        self.requests: deque[Request] = deque()
+        self.requests: deque[LoopRequest] = deque()
         self.turn = threading.Lock()
         self.is_back = False
         """Does the loop's thread want the turn, after waiting for events?"""
@@ -78,7 +78,7 @@ class CallerRunsLoop(asyncio.SelectorEventLoop):
         self._events = _LeavingSelector(self)
         super().__init__(self._events)
 
-    def request(self, request: Request) -> None:
+    def request(self, request: LoopRequest) -> None:
         """Have ``request`` done as if on the loop: by this thread, now, if the loop waits; or else soon.
 
         Requests are done in the order of these calls.
@@ -88,7 +88,7 @@ class CallerRunsLoop(asyncio.SelectorEventLoop):
         else:
             self._request(request)
 
-    def try_visit(self, request: Request) -> None:
+    def try_visit(self, request: LoopRequest) -> None:
         """Have ``request`` done by this thread, now, if the loop waits; or else not at all."""
         if get_ident() == self._main_thread:
             do_uninterrupted(self._try_visit, request)
@@ -184,7 +184,7 @@ class CallerRunsLoop(asyncio.SelectorEventLoop):
     def is_closed(self) -> bool:
         return self._is_abandoned or super().is_closed()
 
-    def _request(self, request: Request) -> None:
+    def _request(self, request: LoopRequest) -> None:
         self.requests.append(request)
         if self.get_debug() and not self.is_closed():  # asyncio sees to it then that only the loop's thread schedules
             self.call_soon_threadsafe(_nothing)
@@ -192,7 +192,7 @@ class CallerRunsLoop(asyncio.SelectorEventLoop):
         while self.requests and not self.is_back and self.turn.acquire(blocking=False):
             self._visit()
 
-    def _try_visit(self, request: Request) -> None:
+    def _try_visit(self, request: LoopRequest) -> None:
         if not self.get_debug() and not self.is_back and self.turn.acquire(blocking=False):
             self.requests.append(request)
             self._visit()

@@ -20,7 +20,7 @@ from asyncpar.blocking.pending import Cancelled, Pending
 from asyncpar.errors import AsyncparError, PeerTimeout, UsageError
 
 T = TypeVar("T")
-Make = Callable[[], Coroutine[Any, Any, T]]
+MakeCoroutine = Callable[[], Coroutine[Any, Any, T]]
 
 CLOSING_SECONDS = 5.0
 """Seconds that the end waits for what is to be closed in good order."""
@@ -45,7 +45,7 @@ class LoopThread:
         self._is_ending = False
         self._has_ended = False
         self._closing = threading.Lock()
-        self._closers: dict[object, Make[object]] = {}
+        self._closers: dict[object, MakeCoroutine[object]] = {}
         self._running: dict[asyncio.Task[Any], Pending[Any]] = {}
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
@@ -56,7 +56,7 @@ class LoopThread:
         return self._is_closed
 
     def start(
-        self, make: Make[T], *, at_once: bool = False, timeout: float | None = None, what: str = ""
+        self, make: MakeCoroutine[T], *, at_once: bool = False, timeout: float | None = None, what: str = ""
     ) -> Pending[T]:
         """Begin the coroutine that ``make`` returns, and return its result to come; never waits.
 
@@ -72,7 +72,7 @@ class LoopThread:
             raise
         return pending
 
-    def call(self, make: Make[T], *, timeout: float | None = None, what: str = "") -> T:
+    def call(self, make: MakeCoroutine[T], *, timeout: float | None = None, what: str = "") -> T:
         """Run the coroutine that ``make`` returns, and wait for its result; see ``start``.
 
         An exception that ends the wait, such as that of a signal, cancels it.
@@ -101,7 +101,7 @@ class LoopThread:
         """Raise ``UsageError`` in code that the loop runs, which would wait for itself."""
         self.loop.check_may_wait()
 
-    def at_close(self, owner: object, close: Make[object]) -> None:
+    def at_close(self, owner: object, close: MakeCoroutine[object]) -> None:
         """Await what ``close`` returns when the thread ends, unless ``forget`` was called with ``owner`` before."""
         self._closers[owner] = close
 
@@ -124,13 +124,18 @@ class LoopThread:
 
     # -- on the loop, or as its visitor: must not raise --------------------------------------------------------------
 
-    def _request(self, make: Make[T], pending: Pending[T], at_once: bool, timeout: float | None) -> None:
+    def _request(self, make: MakeCoroutine[T], pending: Pending[T], at_once: bool, timeout: float | None) -> None:
         self._check_open()
         context = contextvars.copy_context()
         self.loop.request(lambda: self._begin(context, make, pending, at_once, timeout))
 
     def _begin(
-        self, context: contextvars.Context, make: Make[T], pending: Pending[T], at_once: bool, timeout: float | None
+        self,
+        context: contextvars.Context,
+        make: MakeCoroutine[T],
+        pending: Pending[T],
+        at_once: bool,
+        timeout: float | None,
     ) -> None:
         is_light = False
         try:
@@ -253,7 +258,7 @@ def _cancelled(task: asyncio.Task[Any], pending: Pending[Any]) -> Exception:
     return PeerTimeout(message, rank=rank, operation=what, cause="it did not do its part in time")
 
 
-async def _await_all(closers: list[Make[object]]) -> None:
+async def _await_all(closers: list[MakeCoroutine[object]]) -> None:
     await asyncio.gather(*(close() for close in closers), return_exceptions=True)
 
 

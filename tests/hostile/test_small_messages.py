@@ -24,12 +24,12 @@ from asyncpar.collectives.protocol import (
 )
 from asyncpar.errors import ProtocolError
 from asyncpar.net.arena.formation_machine import (
+    ArenaVerdict,
     Message,
-    Offer,
     Ready,
     Roster,
+    SegmentOffer,
     Unable,
-    Verdict,
     decode_message,
     encode_message,
 )
@@ -37,7 +37,7 @@ from asyncpar.net.arena.segment import NONCE_BYTES
 from tests.hostile.inputs import bit_flips, mutated, truncations
 
 _DESCRIPTION = describe("all_reduce", ("float32[8]", "sum"), "ring")
-_OFFER = Offer(
+_OFFER = SegmentOffer(
     rank=2,
     terms="terms of settings",
     nonce=b"n" * NONCE_BYTES,
@@ -59,8 +59,8 @@ FORMATIONS: tuple[Message, ...] = (
     Unable("no memory"),
     Roster([_OFFER, _OFFER]),
     Ready(),
-    Verdict("rank 1 is gone", 1),
-    Verdict(),
+    ArenaVerdict("rank 1 is gone", 1),
+    ArenaVerdict(),
 )
 
 Decode = Callable[[bytes], object]

@@ -16,7 +16,7 @@ import numpy as np
 from asyncpar.collectives.arrays import Array, Combine, Reduction, contiguous
 from asyncpar.collectives.shared_memory import programs
 from asyncpar.collectives.shared_memory.call import MakeProgram
-from asyncpar.collectives.shared_memory.programs import Finish
+from asyncpar.collectives.shared_memory.programs import FinishInPlace
 from asyncpar.net.arena.channel import Channel, Turn
 from asyncpar.net.arena.run_queue import Program
 
@@ -158,7 +158,7 @@ def _third(channel: Channel, parity: int, dtype: np.dtype[Any], base: int, width
 class _ArrayChunks(Chunks):
     """The chunks of the flat array ``x``, which is reduced in place; each has at most ``most`` elements."""
 
-    def __init__(self, turn: Turn, x: Array, most: int, combine: Combine, finish: Finish | None) -> None:
+    def __init__(self, turn: Turn, x: Array, most: int, combine: Combine, finish: FinishInPlace | None) -> None:
         slot = turn.channel.slot_bytes // 3 // x.itemsize // _ALIGNMENT * _ALIGNMENT
         count = -(-x.size // min(most, slot))
         self.last = count - 1

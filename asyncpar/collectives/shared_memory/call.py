@@ -15,7 +15,7 @@ from asyncpar.collectives.operation import Operation
 from asyncpar.collectives.shared_memory.group import ArenaGroup
 from asyncpar.errors import PeerLost
 from asyncpar.net.arena.channel import Turn
-from asyncpar.net.arena.run_queue import Program, Task, Wait
+from asyncpar.net.arena.run_queue import Program, RoundWait, Task
 from asyncpar.net.arena.sequencer import NAMED
 
 MakeProgram = Callable[[Turn], Program]
@@ -63,7 +63,7 @@ class ArenaTask(Task):
         self.group = group
         self.is_done = False
         self.missing: Sequence[int] = ()
-        self.seen: Wait = self.wait
+        self.seen: RoundWait = self.wait
         self.future: asyncio.Future[None] | None = None
         self._make: MakeProgram | None = make
         self._shows = shows
@@ -216,7 +216,7 @@ class HostedOperation(Operation):
     def __init__(self, **arguments: Any) -> None:
         self.group: ArenaGroup | None = None
         self.tasks: list[HostTask] = []
-        self._seen: list[tuple[int, Wait]] = []
+        self._seen: list[tuple[int, RoundWait]] = []
         super().__init__(**arguments)
 
     async def opened(self, group: ArenaGroup) -> bool:

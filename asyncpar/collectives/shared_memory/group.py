@@ -14,7 +14,7 @@ import numpy.typing as npt
 from asyncpar.collectives.keys import hash64
 from asyncpar.collectives.operation import Operation
 from asyncpar.errors import PeerLost
-from asyncpar.net.arena.arena import Arena, Message
+from asyncpar.net.arena.arena import Arena, DoorbellMessage
 from asyncpar.net.arena.channel import Channel, Offer
 from asyncpar.net.arena.directory import Directory
 from asyncpar.net.arena.driver import Driver
@@ -93,7 +93,7 @@ class ArenaHost:
         """Stop looking at offers: ``group`` has a channel, or does without the arena."""
         self._opening.pop(group.number, None)
 
-    def _rung(self, messages: Sequence[Message]) -> None:
+    def _rung(self, messages: Sequence[DoorbellMessage]) -> None:
         if not self._has_all_ranks:
             messages = self._heard(messages)
         if self._opening:
@@ -107,7 +107,7 @@ class ArenaHost:
                     self.directory.told(rank, number)
         self.driver.told(messages)
 
-    def _heard(self, messages: Sequence[Message]) -> Sequence[Message]:
+    def _heard(self, messages: Sequence[DoorbellMessage]) -> Sequence[DoorbellMessage]:
         """Take out what messages say about ranks of other hosts."""
         losses = [(rank, lost) for rank, number, lost in messages if number == _LOSS]
         if not losses:
@@ -131,7 +131,7 @@ class ArenaHost:
         self.loop.call_soon(self.driver.notice_loss)
 
 
-class _State(Enum):
+class _ChannelState(Enum):
     CLOSED = auto()
     OPENING = auto()
     OPEN = auto()
@@ -155,13 +155,13 @@ class ArenaGroup:
         self.is_refused = False
         self._name = name
         self._place = place
-        self._state = _State.CLOSED
+        self._state = _ChannelState.CLOSED
         self._waiting: list[tuple[Operation, asyncio.Future[None]]] = []
 
     async def open(self, operation: Operation) -> bool:
         """Wait until all ranks have made their offers; False if the group must do without the arena."""
-        if self._state is _State.CLOSED:
-            self._state = _State.OPENING
+        if self._state is _ChannelState.CLOSED:
+            self._state = _ChannelState.OPENING
             self.host.begin_opening(self)
             self.host.directory.offer(self.number)
             arena = self.host.arena
@@ -169,7 +169,7 @@ class ArenaGroup:
                 if rank != arena.rank:
                     arena.ring(rank, self.number, _OFFERED)
             self.look()
-        if self._state is _State.OPENING:
+        if self._state is _ChannelState.OPENING:
             opened: asyncio.Future[None] = self.host.loop.create_future()
             self._waiting.append((operation, opened))
             for rank in self.ranks:
@@ -185,7 +185,7 @@ class ArenaGroup:
         host.end_opening(self)
         host.driver.forget(self.run_queue)
         host.directory.withdraw(self.number, self.ranks, was_open=was_open)
-        self._state, self.is_open, self.is_refused = _State.REFUSED, False, True
+        self._state, self.is_open, self.is_refused = _ChannelState.REFUSED, False, True
 
     def look(self) -> None:
         """Open the channel, or do without, as soon as all offers are there."""
@@ -208,7 +208,7 @@ class ArenaGroup:
         self.host.end_opening(self)
         without = [rank for rank, offer in zip(self.ranks, offers, strict=True) if not offer.slot_bytes]
         if without:
-            self._state, self.is_refused = _State.REFUSED, True
+            self._state, self.is_refused = _ChannelState.REFUSED, True
             self.run_queue.tasks.clear()
             if self._place == 0:
                 _log.info(
@@ -218,7 +218,7 @@ class ArenaGroup:
                     without[0],
                 )
         else:
-            self._state = _State.OPEN
+            self._state = _ChannelState.OPEN
             self.is_open = True
             self._open_channel(offers)
         waiting, self._waiting = self._waiting, []

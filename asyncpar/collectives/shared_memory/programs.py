@@ -43,7 +43,7 @@ def barrier(turn: Turn) -> Program:
     yield turn.channel.others, 1
 
 
-def combine_all(turn: Turn, source: Array, target: Array, combine: Combine, finish: Finish | None) -> Program:
+def combine_all(turn: Turn, source: Array, target: Array, combine: Combine, finish: FinishInPlace | None) -> Program:
     """Publish all of ``source``, and combine what all ranks have published into ``target``: one wait.
 
     Flat arrays, which may be the same; ``source`` fits into a slot.
@@ -184,7 +184,7 @@ def _at(turn: Turn, flow: Flow, chunk: int, writer: int, reader: int) -> int:
     return (chunk & 1) * half + (0 if flow.is_shared else (reader - (reader > writer)) * flow.chunk)
 
 
-Finish = Callable[[Array], None]
+FinishInPlace = Callable[[Array], None]
 """Turns combined values into the result, in place."""
 
 

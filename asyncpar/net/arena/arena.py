@@ -41,7 +41,7 @@ from asyncpar.net.arena.buffers import Buffers
 from asyncpar.net.arena.segment import Segment
 from asyncpar.net.transport.shared import SharedMemory
 
-Message = tuple[int, int, int]
+DoorbellMessage = tuple[int, int, int]
 """The sender (world rank), the group, and the progress word."""
 
 LEAVING = 2**64 - 1
@@ -61,7 +61,7 @@ class Doorbell:
     def __init__(self) -> None:
         self.read_end, self.write_end = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
-    def read(self) -> list[Message]:
+    def read(self) -> list[DoorbellMessage]:
         """Return the messages that are there, oldest first; none when there are none."""
         try:
             return list(_MESSAGE.iter_unpack(os.read(self.read_end, _READ_BYTES)))
@@ -139,12 +139,12 @@ class Bell:
                 self._loop.remove_writer(self._descriptor)
 
 
-OnRing = Callable[[list[Message]], None]
+OnRing = Callable[[list[DoorbellMessage]], None]
 """Gets the messages (rank, group, word) that were read at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Peer:
+class ArenaPeer:
     """What a rank holds of another rank of its host.
 
     ``segment`` is its memory, ``doorbell`` the write end of its pipe, ``process`` a pidfd of its process, None when
@@ -170,7 +170,7 @@ class Arena:
         rank: int,
         segment: Segment,
         doorbell: Doorbell,
-        peers: Mapping[int, Peer],
+        peers: Mapping[int, ArenaPeer],
         may_spin: bool,
         polls: bool,
         on_lost: Callable[[int, str], None],

@@ -43,7 +43,7 @@ _PATIENT_EVERY: Final = 8
 """After so many waits in vain, see whether polling for long pays again."""
 
 
-class Told(Protocol):
+class ProgressSource(Protocol):
     """Progress that others tell of under a ``number``, by their place in ``ranks``."""
 
     @property
@@ -66,7 +66,7 @@ class Driver:
         self._lost = lost
         self._queues: dict[RunQueue, Channel] = {}
         self._numbers: dict[RunQueue, list[int]] = {}
-        self._told: dict[int, Told] = {}
+        self._told: dict[int, ProgressSource] = {}
         self._early: dict[tuple[int, int], int] = {}
         self._busy: dict[RunQueue, Channel] = {}
         self.shares_cores = not arena.may_spin
@@ -84,7 +84,7 @@ class Driver:
         self._fence = threading.Lock()
         self._timer: asyncio.TimerHandle | None = None
 
-    def open(self, run_queue: RunQueue, channel: Channel, *more: Told) -> None:
+    def open(self, run_queue: RunQueue, channel: Channel, *more: ProgressSource) -> None:
         """Give a group its channel, and let it learn ``more`` from the doorbell."""
         run_queue.channel = channel
         self._queues[run_queue] = channel

@@ -29,13 +29,13 @@ from dataclasses import dataclass
 
 from asyncpar.core.config.world import World
 from asyncpar.errors import AsyncparError, PeerLost, UsageError
-from asyncpar.net.arena.arena import Arena, Doorbell, Peer
+from asyncpar.net.arena.arena import Arena, ArenaPeer, Doorbell
 from asyncpar.net.arena.formation_machine import (
     DESCRIPTORS_PER_RANK,
-    Offer,
+    ArenaVerdict,
     Rendezvous,
+    SegmentOffer,
     Unable,
-    Verdict,
     decode_cores,
     describe,
     encode_cores,
@@ -59,7 +59,7 @@ class LocalSegment:
     ``descriptors`` are to be sent beside the offer; ``lent`` closes those that only serve for that.
     """
 
-    offer: Offer
+    offer: SegmentOffer
     segment: Segment
     doorbell: Doorbell
     descriptors: tuple[int, ...]
@@ -91,7 +91,7 @@ def contribute(rank: int, settings: ArenaSettings) -> LocalSegment:
         lent.callback(os.close, memory)
         doorbell = Doorbell()
         undo.callback(doorbell.close)
-        offer = Offer(
+        offer = SegmentOffer(
             rank=rank,
             terms=settings.terms,
             nonce=nonce,
@@ -115,7 +115,7 @@ def contribute(rank: int, settings: ArenaSettings) -> LocalSegment:
 
 def assemble(
     own: LocalSegment,
-    offers: Sequence[Offer],
+    offers: Sequence[SegmentOffer],
     descriptors: dict[int, list[int]],
     *,
     polls: bool,
@@ -127,7 +127,7 @@ def assemble(
     ``descriptors``, of the peers by rank, are taken out as they find an owner; close what is left.  Raises
     ``ProtocolError`` for a segment that is not what was offered, ``OSError`` when the system refuses.
     """
-    peers: dict[int, Peer] = {}
+    peers: dict[int, ArenaPeer] = {}
     with ExitStack() as undo:
         for offer in offers:
             if offer.rank != own.offer.rank:
@@ -154,7 +154,7 @@ def assemble(
     raise AssertionError("unreachable")
 
 
-def _open_peer(own: Offer, offer: Offer, descriptors: list[int], undo: ExitStack) -> Peer:
+def _open_peer(own: SegmentOffer, offer: SegmentOffer, descriptors: list[int], undo: ExitStack) -> ArenaPeer:
     """Take over the segment and descriptors of a peer; ``undo`` closes them."""
     assert len(descriptors) == DESCRIPTORS_PER_RANK, "counted when they came"
     memory, doorbell, process = descriptors
@@ -163,7 +163,7 @@ def _open_peer(own: Offer, offer: Offer, descriptors: list[int], undo: ExitStack
         os.close(process)
     segment = Segment.open(memory, control_bytes=offer.control_bytes, heap_bytes=offer.heap_bytes, nonce=offer.nonce)
     undo.callback(segment.close)
-    return Peer(segment=segment, doorbell=doorbell, process=None if offer.process == own.process else process)
+    return ArenaPeer(segment=segment, doorbell=doorbell, process=None if offer.process == own.process else process)
 
 
 def _heap_bytes() -> int:
@@ -242,14 +242,14 @@ class _Forming:
             self._let_go()
             raise
 
-    def _contribute(self, contribute: Contribute) -> Offer | Unable:
+    def _contribute(self, contribute: Contribute) -> SegmentOffer | Unable:
         try:
             self._contribution = contribute(self._rank, self._settings)
         except (AsyncparError, OSError) as error:
             return Unable(describe(error))
         return self._contribution.offer
 
-    async def _meet(self, own: Offer | Unable) -> Verdict:
+    async def _meet(self, own: SegmentOffer | Unable) -> ArenaVerdict:
         descriptors = () if self._contribution is None else self._contribution.descriptors
         seconds = self._settings.seconds
         if self._rank == self._rendezvous.leader:
@@ -259,7 +259,7 @@ class _Forming:
         member = RendezvousMember(self._rendezvous, self._rank, own, descriptors, assemble=self._assemble)
         return await member.attend(seconds=seconds)
 
-    def _assemble(self, offers: Sequence[Offer], descriptors: dict[int, list[int]]) -> None:
+    def _assemble(self, offers: Sequence[SegmentOffer], descriptors: dict[int, list[int]]) -> None:
         assert self._contribution is not None, "a roster needs every rank's offer"
         self._arena = assemble(
             self._contribution,
@@ -286,7 +286,7 @@ def _reason_for_none(rendezvous: Rendezvous, settings: ArenaSettings) -> str:
     return ""
 
 
-def _error(verdict: Verdict) -> AsyncparError:
+def _error(verdict: ArenaVerdict) -> AsyncparError:
     if verdict.culprit is None:
         return UsageError(verdict.problem)
     return PeerLost(verdict.problem, rank=verdict.culprit, operation="forming the arena", cause=verdict.problem)

@@ -35,7 +35,7 @@ _Size: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=1 << 56)]
 _Problem: TypeAlias = Annotated[str, msgspec.Meta(max_length=MAX_PROBLEM_CHARACTERS)]
 
 
-class Offer(msgspec.Struct, frozen=True, array_like=True, tag=1):
+class SegmentOffer(msgspec.Struct, frozen=True, array_like=True, tag=1):
     """What a rank brings, as its descriptors in this order: segment, doorbell, process.
 
     ``terms`` must be equal on all ranks.  ``nonce`` is what the segment shows, ``process`` is equal exactly for ranks
@@ -63,21 +63,21 @@ class Unable(msgspec.Struct, frozen=True, array_like=True, tag=2):
 class Roster(msgspec.Struct, frozen=True, array_like=True, tag=3):
     """A part of the offers of all ranks, descriptors in the same order; sent in as many parts as it takes."""
 
-    offers: Annotated[list[Offer], msgspec.Meta(max_length=OFFERS_PER_MESSAGE)]
+    offers: Annotated[list[SegmentOffer], msgspec.Meta(max_length=OFFERS_PER_MESSAGE)]
 
 
 class Ready(msgspec.Struct, frozen=True, array_like=True, tag=4):
     """The rank has mapped and checked everything."""
 
 
-class Verdict(msgspec.Struct, frozen=True, array_like=True, tag=5):
+class ArenaVerdict(msgspec.Struct, frozen=True, array_like=True, tag=5):
     """The outcome: an arena (no ``problem``), or none; ``culprit`` is the rank that is missing or gone."""
 
     problem: _Problem = ""
     culprit: _Rank | None = None
 
 
-Message: TypeAlias = Offer | Unable | Roster | Ready | Verdict
+Message: TypeAlias = SegmentOffer | Unable | Roster | Ready | ArenaVerdict
 
 _DECODER: Final = msgspec.msgpack.Decoder(Message)
 _ENCODER: Final = msgspec.msgpack.Encoder()
@@ -185,7 +185,7 @@ class Said:
     """A rank, or the leader itself, has sent a message."""
 
     rank: int
-    message: Offer | Unable | Ready
+    message: SegmentOffer | Unable | Ready
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,28 +205,28 @@ Event = Came | Said | Gone | Expired
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class ShareOffers:
     """Send these offers to all ranks, in order of rank."""
 
-    offers: tuple[Offer, ...]
+    offers: tuple[SegmentOffer, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Tell:
+class TellVerdict:
     """Tell a rank the verdict."""
 
     rank: int
-    verdict: Verdict
+    verdict: ArenaVerdict
 
 
 @dataclass(frozen=True, slots=True)
-class Finish:
+class Conclude:
     """End the formation: all ranks that can be told were told."""
 
-    verdict: Verdict
+    verdict: ArenaVerdict
 
 
-Command = Share | Tell | Finish
+Command = ShareOffers | TellVerdict | Conclude
 
 
 class Formation:
@@ -236,9 +236,9 @@ class Formation:
         self._ranks = tuple(ranks)
         self._here: set[int] = set()
         self._gone: set[int] = set()
-        self._offers: dict[int, Offer] = {}
+        self._offers: dict[int, SegmentOffer] = {}
         self._ready: set[int] = set()
-        self._verdict: Verdict | None = None
+        self._verdict: ArenaVerdict | None = None
         self._is_finished = False
 
     def handle(self, event: Event) -> list[Command]:
@@ -250,7 +250,7 @@ class Formation:
         if self._verdict is not None:
             return self._handle_late(event, self._verdict)
         match event:
-            case Said(rank, Offer() as offer):
+            case Said(rank, SegmentOffer() as offer):
                 return self._take_offer(rank, offer)
             case Said(rank, Unable(problem)):
                 return self._end(f"rank {rank}: {problem}")
@@ -262,16 +262,16 @@ class Formation:
                 return self._expire()
         return []
 
-    def _handle_late(self, event: Event, verdict: Verdict) -> list[Command]:
+    def _handle_late(self, event: Event, verdict: ArenaVerdict) -> list[Command]:
         if self._is_finished:
             return []
-        told: list[Command] = [Tell(event.rank, verdict)] if isinstance(event, Came) else []
+        told: list[Command] = [TellVerdict(event.rank, verdict)] if isinstance(event, Came) else []
         if isinstance(event, Expired) or self._here | self._gone >= set(self._ranks[1:]):
             self._is_finished = True
-            return [*told, Finish(verdict)]
+            return [*told, Conclude(verdict)]
         return told
 
-    def _take_offer(self, rank: int, offer: Offer) -> list[Command]:
+    def _take_offer(self, rank: int, offer: SegmentOffer) -> list[Command]:
         if rank != offer.rank or rank in self._offers:
             return self._end(f"rank {rank} offered out of turn, as rank {offer.rank}", culprit=rank)
         self._offers[rank] = offer
@@ -286,7 +286,7 @@ class Formation:
                 )
         if len(self._offers) < len(self._ranks):
             return []
-        return [Share(tuple(self._offers[member] for member in self._ranks))]
+        return [ShareOffers(tuple(self._offers[member] for member in self._ranks))]
 
     def _take_ready(self, rank: int) -> list[Command]:
         if len(self._offers) < len(self._ranks) or rank in self._ready:
@@ -305,15 +305,15 @@ class Formation:
 
     def _end(self, problem: str, *, culprit: int | None = None) -> list[Command]:
         """Give the verdict to all who are here."""
-        verdict = self._verdict = Verdict(shorten(problem), culprit)
-        told: list[Command] = [Tell(rank, verdict) for rank in sorted(self._here - self._gone)]
+        verdict = self._verdict = ArenaVerdict(shorten(problem), culprit)
+        told: list[Command] = [TellVerdict(rank, verdict) for rank in sorted(self._here - self._gone)]
         if self._here | self._gone >= set(self._ranks[1:]):
             self._is_finished = True
-            return [*told, Finish(verdict)]
+            return [*told, Conclude(verdict)]
         return told
 
 
-def check_roster(offers: Sequence[Offer], *, ranks: Sequence[int], own: Offer) -> str:
+def check_roster(offers: Sequence[SegmentOffer], *, ranks: Sequence[int], own: SegmentOffer) -> str:
     """Return what is wrong with a whole roster as a rank received it; empty if nothing is."""
     named = [offer.rank for offer in offers]
     if named != list(ranks):

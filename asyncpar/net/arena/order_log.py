@@ -42,7 +42,7 @@ _ALIGNMENT: Final = 128
 _LAST: Final = 1 << 62
 """Set in the count of a ring when nothing will be appended to it any more."""
 
-Cell = memoryview | list[int]
+PostedCount = memoryview | list[int]
 """A count, in element 0, as far as this rank may act on it."""
 
 
@@ -61,7 +61,7 @@ class Counts(NamedTuple):
 
     number: int
     ranks: tuple[int, ...]
-    progress: list[Cell]
+    progress: list[PostedCount]
 
 
 class Count:
@@ -87,7 +87,7 @@ class Count:
 class RingWriter:
     """Appends to a ring; ``read`` says how far each reader is."""
 
-    def __init__(self, entries: memoryview, count: Count, read: Sequence[Cell]) -> None:
+    def __init__(self, entries: memoryview, count: Count, read: Sequence[PostedCount]) -> None:
         self._entries = entries
         self._count = count
         self._read = read
@@ -113,7 +113,7 @@ class RingWriter:
 class RingReader:
     """Reads from a ring what its writer has ``written``; ``count`` says how far this reader is."""
 
-    def __init__(self, entries: memoryview, written: Cell, count: Count) -> None:
+    def __init__(self, entries: memoryview, written: PostedCount, count: Count) -> None:
         self.has_ended = False
         """Is everything read, and nothing to follow?"""
         self._entries = entries
@@ -171,10 +171,10 @@ class OrderLog:
         """Return a count of this rank: that of word ``at``."""
         return self._words[self.place][at : at + 1]
 
-    def watch(self, at: int, places: Sequence[int]) -> list[Cell]:
+    def watch(self, at: int, places: Sequence[int]) -> list[PostedCount]:
         """Return the counts of other ranks in word ``at`` of their order logs."""
         polls = self._arena.polls
-        cells: list[Cell] = [self._words[place][at : at + 1] if polls else [0] for place in places]
+        cells: list[PostedCount] = [self._words[place][at : at + 1] if polls else [0] for place in places]
         ranks = tuple(self.ranks[place] for place in places)
         self.counts.append(Counts(self._number_of(at), ranks, cells))
         return cells

@@ -13,22 +13,22 @@ from asyncpar.errors import AsyncparError, AuthenticationError, ProtocolError
 from asyncpar.net.arena.formation_machine import (
     DESCRIPTORS_PER_RANK,
     OFFERS_PER_MESSAGE,
+    ArenaVerdict,
     Came,
+    Conclude,
     Event,
     Expired,
-    Finish,
     Formation,
     Gone,
     Message,
-    Offer,
     Ready,
     Rendezvous,
     Roster,
     Said,
-    Share,
-    Tell,
+    SegmentOffer,
+    ShareOffers,
+    TellVerdict,
     Unable,
-    Verdict,
     check_roster,
     describe,
 )
@@ -38,7 +38,7 @@ from asyncpar.net.wire.handshake import NONCE_BYTES, Handshake
 
 _log = logging.getLogger(__name__)
 
-Assemble = Callable[[Sequence[Offer], dict[int, list[int]]], None]
+Assemble = Callable[[Sequence[SegmentOffer], dict[int, list[int]]], None]
 """Maps what all ranks brought, and takes the descriptors that it uses out of the mapping.
 
 Raises ``OSError`` or ``AsyncparError`` that says why it cannot.
@@ -52,7 +52,7 @@ class RendezvousLeader:
     """
 
     def __init__(
-        self, rendezvous: Rendezvous, own: Offer | Unable, descriptors: Sequence[int], *, assemble: Assemble
+        self, rendezvous: Rendezvous, own: SegmentOffer | Unable, descriptors: Sequence[int], *, assemble: Assemble
     ) -> None:
         self._rendezvous = rendezvous
         self._own = own
@@ -64,9 +64,9 @@ class RendezvousLeader:
         self._descriptors: dict[int, list[int]] = {}
         self._group = asyncio.TaskGroup()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._finished: asyncio.Future[Verdict] = asyncio.get_running_loop().create_future()
+        self._finished: asyncio.Future[ArenaVerdict] = asyncio.get_running_loop().create_future()
 
-    async def convene(self, *, seconds: float) -> Verdict:
+    async def convene(self, *, seconds: float) -> ArenaVerdict:
         """Return the verdict, which all ranks that came were told, after ``seconds`` at most.
 
         Raises ``OSError`` when the rendezvous place cannot be had.
@@ -103,11 +103,11 @@ class RendezvousLeader:
     def _feed(self, event: Event) -> None:
         for command in self._machine.handle(event):
             match command:
-                case Share(offers):
+                case ShareOffers(offers):
                     self._begin(self._share(offers))
-                case Tell(rank, verdict):
+                case TellVerdict(rank, verdict):
                     self._sockets[rank].send_now(verdict)
-                case Finish(verdict):
+                case Conclude(verdict):
                     if not self._finished.done():  # it may have been cancelled
                         self._finished.set_result(verdict)
 
@@ -165,9 +165,13 @@ class RendezvousLeader:
         except (OSError, ProtocolError) as error:
             self._feed(Gone(rank, describe(error)))
 
-    def _take(self, rank: int, message: Message, descriptors: list[int]) -> Offer | Unable | Ready:
+    def _take(self, rank: int, message: Message, descriptors: list[int]) -> SegmentOffer | Unable | Ready:
         """Keep the descriptors of an offer; anything else has none."""
-        if isinstance(message, Offer) and len(descriptors) == DESCRIPTORS_PER_RANK and rank not in self._descriptors:
+        if (
+            isinstance(message, SegmentOffer)
+            and len(descriptors) == DESCRIPTORS_PER_RANK
+            and rank not in self._descriptors
+        ):
             self._descriptors[rank] = descriptors
             return message
         close_all(descriptors)
@@ -175,7 +179,7 @@ class RendezvousLeader:
             raise ProtocolError(f"arena: rank {rank} sent {type(message).__name__} with {len(descriptors)} descriptors")
         return message
 
-    async def _share(self, offers: tuple[Offer, ...]) -> None:
+    async def _share(self, offers: tuple[SegmentOffer, ...]) -> None:
         """Pass around what all ranks bring, then use it, too."""
         leader = self._rendezvous.leader
         descriptors = {leader: self._own_descriptors, **self._descriptors}
@@ -188,7 +192,9 @@ class RendezvousLeader:
             self._feed(Said(leader, Ready()))
 
 
-async def _send_roster(packets: PacketSocket, offers: Sequence[Offer], descriptors: dict[int, list[int]]) -> None:
+async def _send_roster(
+    packets: PacketSocket, offers: Sequence[SegmentOffer], descriptors: dict[int, list[int]]
+) -> None:
     """Send the roster in as many parts as it takes; that a peer is gone is seen elsewhere."""
     for start in range(0, len(offers), OFFERS_PER_MESSAGE):
         part = offers[start : start + OFFERS_PER_MESSAGE]
@@ -211,17 +217,23 @@ class RendezvousMember:
     """
 
     def __init__(
-        self, rendezvous: Rendezvous, rank: int, own: Offer | Unable, descriptors: Sequence[int], *, assemble: Assemble
+        self,
+        rendezvous: Rendezvous,
+        rank: int,
+        own: SegmentOffer | Unable,
+        descriptors: Sequence[int],
+        *,
+        assemble: Assemble,
     ) -> None:
         self._rendezvous = rendezvous
         self._rank = rank
         self._own = own
         self._own_descriptors = descriptors
         self._assemble = assemble
-        self._offers: list[Offer] = []
+        self._offers: list[SegmentOffer] = []
         self._descriptors: dict[int, list[int]] = {}
 
-    async def attend(self, *, seconds: float) -> Verdict:
+    async def attend(self, *, seconds: float) -> ArenaVerdict:
         """Return the verdict.
 
         A leader that does not come within ``seconds``, goes away, or says nothing for twice that time is a verdict,
@@ -237,9 +249,9 @@ class RendezvousMember:
                 return await self._listen(packets)
         except TimeoutError:
             what = "did not come" if packets is None else "gave no verdict"
-            return Verdict(f"rank {leader} {what} in time", leader)
+            return ArenaVerdict(f"rank {leader} {what} in time", leader)
         except ConnectionError as error:
-            return Verdict(f"rank {leader} is gone: {describe(error)}", leader)
+            return ArenaVerdict(f"rank {leader} is gone: {describe(error)}", leader)
         finally:
             if packets is not None:
                 packets.close()
@@ -286,14 +298,14 @@ class RendezvousMember:
         except ConnectionError:
             return  # the verdict may be there already, and the leader gone
 
-    async def _listen(self, packets: PacketSocket) -> Verdict:
+    async def _listen(self, packets: PacketSocket) -> ArenaVerdict:
         while True:
             message, descriptors = await packets.receive()
             if isinstance(message, Roster) and len(descriptors) == DESCRIPTORS_PER_RANK * len(message.offers):
                 await self._take(packets, message, descriptors)
                 continue
             close_all(descriptors)
-            if isinstance(message, Verdict) and not descriptors:
+            if isinstance(message, ArenaVerdict) and not descriptors:
                 return message
             raise ProtocolError(
                 f"arena: rank {self._rendezvous.leader} sent {type(message).__name__} with "
@@ -320,7 +332,7 @@ class RendezvousMember:
         await packets.send(answer)
 
     def _check(self) -> None:
-        assert isinstance(self._own, Offer), "who is unable is told the verdict at once"
+        assert isinstance(self._own, SegmentOffer), "who is unable is told the verdict at once"
         problem = check_roster(self._offers, ranks=self._rendezvous.ranks, own=self._own)
         if problem:
             raise ProtocolError(f"arena: {problem}")

@@ -11,10 +11,10 @@ from typing import Final
 from asyncpar.net.arena.channel import Channel, Turn
 from asyncpar.net.arena.sequencer import NAMED, Sequencer
 
-Wait = tuple[Sequence[int], int]
+RoundWait = tuple[Sequence[int], int]
 """Places of the group, and the round that they must have reached."""
 
-Program = Generator[Wait, None, None]
+Program = Generator[RoundWait, None, None]
 
 
 class Task(ABC):
@@ -26,14 +26,14 @@ class Task(ABC):
         self.sequence = sequence
         self.turn: Turn | None = None
         self.program: Program | None = None
-        self.wait: Wait = _NOTHING
+        self.wait: RoundWait = _NOTHING
         self.has_entered = False
         self.is_wanted = False
         """Is it awaited, or an operation that comes after it?"""
         self.is_dead = False
         """It has failed: its memory is not used any more, and its turn passes."""
 
-    def resume(self, turn: Turn, program: Program, wait: Wait) -> None:
+    def resume(self, turn: Turn, program: Program, wait: RoundWait) -> None:
         """Go on with a turn that was entered already."""
         self.has_entered = True
         self.turn, self.program, self.wait = turn, program, wait
@@ -59,7 +59,7 @@ class Task(ABC):
         """Note that the task waits for the ranks at ``places`` while the loop runs.  May make the task dead."""
 
 
-_NOTHING: Final[Wait] = ((), 0)
+_NOTHING: Final[RoundWait] = ((), 0)
 
 
 class RunQueue:
@@ -202,12 +202,12 @@ class KeyedRunQueue(RunQueue):
     def _place(self, number: int) -> None:
         """Put the operation that has the next turn in line."""
         self._turn += 1
-        task = self._unplaced.pop(number, None) or _Abandoned(number)
+        task = self._unplaced.pop(number, None) or _AbandonedTask(number)
         task.sequence = self._turn
         self.tasks.append(task)
 
 
-class _Abandoned(Task):
+class _AbandonedTask(Task):
     """Stands for an operation that this rank has given up."""
 
     __slots__ = ()

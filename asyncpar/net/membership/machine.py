@@ -1,7 +1,7 @@
 """Decide when the ranks of a generation are a world, and answer the ranks that wait if they never become one.
 
 Sans-I/O: feed events, obey commands.  A *seat* is one waiting call; the machine answers each seat exactly once, with
-``Welcome`` or ``Refuse``, unless it left.
+``Welcome`` or ``RefuseRank``, unless it left.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Exited:
 
 
 @dataclass(frozen=True, slots=True)
-class Tick:
+class DeadlineTick:
     """Time has passed."""
 
 
@@ -76,7 +76,7 @@ class Close:
     reason: str
 
 
-Event = Join | Leave | Open | Exited | Tick | Close
+Event = Join | Leave | Open | Exited | DeadlineTick | Close
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,14 +97,14 @@ class Refusal:
 
 
 @dataclass(frozen=True, slots=True)
-class Refuse:
+class RefuseRank:
     """Answer ``seat`` with ``refusal``."""
 
     seat: int
     refusal: Refusal
 
 
-Command = Welcome | Refuse
+Command = Welcome | RefuseRank
 
 
 class RendezvousMachine:
@@ -127,7 +127,7 @@ class RendezvousMachine:
 
     @property
     def next_deadline(self) -> float | None:
-        """The time at which a ``Tick`` is due, None if no rank waits."""
+        """The time at which a ``DeadlineTick`` is due, None if no rank waits."""
         return min((join.deadline for join in self._waiting.values()), default=None)
 
     def handle(self, event: Event, *, now: float) -> list[Command]:
@@ -140,7 +140,7 @@ class RendezvousMachine:
                 return self._open(generation, world_size)
             case Exited(generation, rank, how):
                 return self._exited(generation, rank, how)
-            case Tick():
+            case DeadlineTick():
                 return self._expire(now)
             case Close(reason):
                 self._closed = Refusal(RefusalKind.CLOSED, reason)
@@ -150,15 +150,15 @@ class RendezvousMachine:
     def _join(self, join: Join) -> list[Command]:
         refusal = self._closed or self._judge(join)
         if refusal is not None:
-            return [Refuse(join.seat, refusal)]
+            return [RefuseRank(join.seat, refusal)]
         if self._size is None:
             self._waiting[join.seat] = join
             return []
         trouble = self._misfit(join, self._size)
         if self._world is not None:
-            return [Refuse(join.seat, trouble) if trouble is not None else self._rejoin(join, self._world)]
+            return [RefuseRank(join.seat, trouble) if trouble is not None else self._rejoin(join, self._world)]
         if self._failed is not None:
-            return [Refuse(join.seat, self._failed)]
+            return [RefuseRank(join.seat, self._failed)]
         stale = [seat for seat, other in self._waiting.items() if join.session and other.session == join.session]
         for seat in stale:  # its connection broke, and it asks again
             del self._waiting[seat]
@@ -226,7 +226,7 @@ class RendezvousMachine:
             f"rank: {there.rank} joined this world already, at {_place(there)}, and comes again, at "
             f"{_place(join.member)}; a rank joins once: keep one node for the whole program"
         )
-        return Refuse(join.seat, Refusal(RefusalKind.USAGE, message, (there.rank,)))
+        return RefuseRank(join.seat, Refusal(RefusalKind.USAGE, message, (there.rank,)))
 
     def _complete(self) -> list[Command]:
         if len(self._waiting) != self._size:
@@ -266,7 +266,7 @@ class RendezvousMachine:
         message = f"the world of {size} ranks (generation {self._generation}) is not complete; missing {_list(missing)}"
         for join in late:
             del self._waiting[join.seat]
-        return [Refuse(join.seat, Refusal(RefusalKind.TIMEOUT, message, missing)) for join in late]
+        return [RefuseRank(join.seat, Refusal(RefusalKind.TIMEOUT, message, missing)) for join in late]
 
     def _fail(self, refusal: Refusal) -> list[Command]:
         self._failed = refusal
@@ -275,7 +275,7 @@ class RendezvousMachine:
     def _refuse_all(self, refusal: Refusal) -> list[Command]:
         seats = list(self._waiting)
         self._waiting.clear()
-        return [Refuse(seat, refusal) for seat in seats]
+        return [RefuseRank(seat, refusal) for seat in seats]
 
 
 def _place(member: Member) -> str:

@@ -17,15 +17,15 @@ from asyncpar.errors import AuthenticationError
 from asyncpar.net.membership.machine import (
     Close,
     Command,
+    DeadlineTick,
     Event,
     Exited,
     Join,
     Leave,
     Open,
     RefusalKind,
-    Refuse,
+    RefuseRank,
     RendezvousMachine,
-    Tick,
     Welcome,
 )
 from asyncpar.net.security.identity import rank_role
@@ -101,7 +101,7 @@ class RendezvousService(membership_pb2_grpc.RendezvousServicer):
         if self._timer is not None:
             self._timer.cancel()
         deadline = self._machine.next_deadline
-        self._timer = None if deadline is None else loop.call_at(deadline, self._feed, Tick())
+        self._timer = None if deadline is None else loop.call_at(deadline, self._feed, DeadlineTick())
 
     def _obey(self, command: Command) -> None:
         answer = self._answers.pop(command.seat, None)
@@ -110,7 +110,7 @@ class RendezvousService(membership_pb2_grpc.RendezvousServicer):
         match command:
             case Welcome(_, world):
                 answer.set_result(pb.JoinReply(world=_world_message(world)))
-            case Refuse(_, refusal):
+            case RefuseRank(_, refusal):
                 message = pb.JoinRefusal(kind=_KINDS[refusal.kind], message=refusal.message, ranks=list(refusal.ranks))
                 answer.set_result(pb.JoinReply(refusal=message))
 

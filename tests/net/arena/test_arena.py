@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from asyncpar.errors import UsageError
-from asyncpar.net.arena.arena import Arena, Message, Peer
+from asyncpar.net.arena.arena import Arena, ArenaPeer, DoorbellMessage
 from asyncpar.net.arena.formation import contribute
 from asyncpar.net.arena.segment import HEADER_BYTES, SLEEPING, Segment
 from asyncpar.net.arena.settings import ArenaSettings
@@ -28,14 +28,14 @@ class Heard:
     """Collects what an arena reads."""
 
     def __init__(self, arena: Arena) -> None:
-        self.messages: Told[Message] = Told()
+        self.messages: Told[DoorbellMessage] = Told()
         arena.on_ring = self._take
 
-    def _take(self, messages: list[Message]) -> None:
+    def _take(self, messages: list[DoorbellMessage]) -> None:
         for message in messages:
             self.messages.append(message)
 
-    async def wait_for(self, message: Message) -> None:
+    async def wait_for(self, message: DoorbellMessage) -> None:
         """Wait until ``message`` is the last one."""
         while message not in self.messages[-1:]:
             await self.messages.until(len(self.messages) + 1)
@@ -219,7 +219,7 @@ class Mortal:
             rank=0,
             segment=own.segment,
             doorbell=own.doorbell,
-            peers={1: Peer(segment=peer, doorbell=os.dup(self.doorbell.write_end), process=self.pidfd)},
+            peers={1: ArenaPeer(segment=peer, doorbell=os.dup(self.doorbell.write_end), process=self.pidfd)},
             may_spin=True,
             polls=True,
             on_lost=self._lose,
@@ -293,7 +293,7 @@ def test_what_a_rank_said_before_its_process_ended_comes_first(run: Run) -> None
     async def main() -> None:
         mortal = Mortal()
         await mortal.live()
-        heard: list[tuple[Message, int]] = []
+        heard: list[tuple[DoorbellMessage, int]] = []
         mortal.process.kill()
         select.select([mortal.pidfd], [], [])  # its end is there to see before the loop looks
         mortal.speak(7)

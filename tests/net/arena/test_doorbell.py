@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from asyncpar.net.arena.arena import FULL_BATCH, LEAVING, Bell, Doorbell, Message
+from asyncpar.net.arena.arena import FULL_BATCH, LEAVING, Bell, Doorbell, DoorbellMessage
 
 ME = 3
 
@@ -30,8 +30,8 @@ def shrink(doorbell: Doorbell) -> None:
     fcntl.fcntl(doorbell.write_end, fcntl.F_SETPIPE_SZ, 4096)
 
 
-def read_all(doorbell: Doorbell) -> list[Message]:
-    messages: list[Message] = []
+def read_all(doorbell: Doorbell) -> list[DoorbellMessage]:
+    messages: list[DoorbellMessage] = []
     while batch := doorbell.read():
         messages += batch
     return messages

@@ -20,7 +20,7 @@ from asyncpar.errors import ArenaFull, PeerLost, UsageError
 from asyncpar.net.arena import rendezvous
 from asyncpar.net.arena.arena import Arena
 from asyncpar.net.arena.formation import LocalSegment, contribute
-from asyncpar.net.arena.formation_machine import Offer, Rendezvous
+from asyncpar.net.arena.formation_machine import Rendezvous, SegmentOffer
 from asyncpar.net.arena.packet_socket import open_socket
 from asyncpar.net.arena.segment import HEADER_BYTES
 from asyncpar.net.arena.settings import ArenaSettings
@@ -476,5 +476,5 @@ def test_a_limit_on_address_space_is_noticed() -> None:
     with limit(resource.RLIMIT_AS, 1 << 46):
         limited = contribute(0, SETTINGS)
         limited.close()
-    assert isinstance(true.offer, Offer)
+    assert isinstance(true.offer, SegmentOffer)
     assert (true.offer.maps_heaps, limited.offer.maps_heaps) == (True, False)

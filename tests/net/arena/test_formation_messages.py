@@ -13,12 +13,12 @@ from asyncpar.errors import ProtocolError
 from asyncpar.net.arena.formation_machine import (
     MAX_MESSAGE_BYTES,
     OFFERS_PER_MESSAGE,
+    ArenaVerdict,
     Message,
-    Offer,
     Ready,
     Roster,
+    SegmentOffer,
     Unable,
-    Verdict,
     decode_cores,
     decode_message,
     describe,
@@ -26,7 +26,7 @@ from asyncpar.net.arena.formation_machine import (
     encode_message,
 )
 
-LARGEST = Offer(
+LARGEST = SegmentOffer(
     rank=2**32 - 1,
     terms="t" * 200,
     nonce=bytes(32),
@@ -40,7 +40,7 @@ LARGEST = Offer(
 
 
 @pytest.mark.parametrize(
-    "message", [LARGEST, Unable("no memory"), Roster([LARGEST]), Ready(), Verdict(), Verdict("gone", 3)]
+    "message", [LARGEST, Unable("no memory"), Roster([LARGEST]), Ready(), ArenaVerdict(), ArenaVerdict("gone", 3)]
 )
 def test_messages_survive_the_trip(message: Message) -> None:
     assert decode_message(encode_message(message)) == message

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from asyncpar.errors import AuthenticationError, ProtocolError
-from asyncpar.net.arena.formation_machine import Ready, Roster, Unable, Verdict, encode_message
+from asyncpar.net.arena.formation_machine import ArenaVerdict, Ready, Roster, Unable, encode_message
 from asyncpar.net.arena.packet_socket import MAX_DESCRIPTORS, PacketSocket, check_user, close_all
 from asyncpar.net.wire.handshake import Handshake, LinkTerms
 
@@ -92,10 +92,10 @@ async def test_the_end_of_the_connection_is_told(ends: tuple[socket.socket, sock
 
 async def test_what_was_said_before_a_hasty_end_is_still_heard(ends: tuple[socket.socket, socket.socket]) -> None:
     ends[1].send(b"never read")
-    PacketSocket(ends[0]).send_now(Verdict("no"))
+    PacketSocket(ends[0]).send_now(ArenaVerdict("no"))
     ends[0].close()
     other = PacketSocket(ends[1])
-    assert await other.receive() == (Verdict("no"), [])
+    assert await other.receive() == (ArenaVerdict("no"), [])
     with pytest.raises(ConnectionResetError):
         await other.receive()
 

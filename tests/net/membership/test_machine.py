@@ -6,14 +6,14 @@ from asyncpar.core.config.world import Member
 from asyncpar.net.membership.machine import (
     Close,
     Command,
+    DeadlineTick,
     Exited,
     Join,
     Leave,
     Open,
     RefusalKind,
-    Refuse,
+    RefuseRank,
     RendezvousMachine,
-    Tick,
     Welcome,
 )
 
@@ -44,11 +44,11 @@ def join(
 
 
 def kinds(commands: list[Command]) -> dict[int, RefusalKind]:
-    return {command.seat: command.refusal.kind for command in commands if isinstance(command, Refuse)}
+    return {command.seat: command.refusal.kind for command in commands if isinstance(command, RefuseRank)}
 
 
 def message(commands: list[Command]) -> str:
-    (only,) = {command.refusal.message for command in commands if isinstance(command, Refuse)}
+    (only,) = {command.refusal.message for command in commands if isinstance(command, RefuseRank)}
     return only
 
 
@@ -74,18 +74,18 @@ def test_a_late_world_names_the_missing_ranks() -> None:
     for seat, rank in enumerate((0, 3)):
         rendezvous.handle(join(seat, rank, size=5), now=0.0)
     assert rendezvous.next_deadline == 30.0
-    assert rendezvous.handle(Tick(), now=29.9) == []
-    commands = rendezvous.handle(Tick(), now=30.0)
+    assert rendezvous.handle(DeadlineTick(), now=29.9) == []
+    commands = rendezvous.handle(DeadlineTick(), now=30.0)
     assert kinds(commands) == {0: RefusalKind.TIMEOUT, 1: RefusalKind.TIMEOUT}
     assert "missing ranks 1, 2, 4" in message(commands)
-    assert all(isinstance(command, Refuse) and command.refusal.ranks == (1, 2, 4) for command in commands)
+    assert all(isinstance(command, RefuseRank) and command.refusal.ranks == (1, 2, 4) for command in commands)
 
 
 def test_each_rank_waits_for_its_own_time_only() -> None:
     rendezvous = machine()
     rendezvous.handle(join(0, 0, deadline=5.0), now=0.0)
     rendezvous.handle(join(1, 1, deadline=9.0), now=0.0)
-    assert list(kinds(rendezvous.handle(Tick(), now=5.0))) == [0]
+    assert list(kinds(rendezvous.handle(DeadlineTick(), now=5.0))) == [0]
     assert rendezvous.next_deadline == 9.0
 
 
