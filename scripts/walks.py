@@ -1,4 +1,4 @@
-"""How far one operation goes through the package: files that it enters, functions, changes from file to file.
+"""Count the files that one operation enters, its functions, and its changes from file to file.
 
     python scripts/walks.py            # all walks; that of torch where torch is installed
     python scripts/walks.py ask tcp    # some
@@ -43,7 +43,7 @@ _COUNTED: Final = 9
 
 
 class Course(NamedTuple):
-    """Where an operation went: functions, as ``file:line``, and how often it went from one file to another."""
+    """The functions that an operation entered, as ``file:line``, and the number of changes of file."""
 
     functions: frozenset[str]
     changes: int
@@ -93,7 +93,7 @@ class Walk:
 
 
 async def count(walk: Walk, operation: Callable[[], Awaitable[object]], barrier: Callable[[], Awaitable[None]]) -> None:
-    """Run ``operation`` on both ranks, and print where it goes."""
+    """Run ``operation`` on both ranks, and print its course."""
     courses = []
     for number in range(_WARM + _COUNTED):
         await barrier()

@@ -1,4 +1,4 @@
-"""Going through a vector once, in pieces that stay in the cache, with one scale per block of values.
+"""Process a vector once, in pieces that stay in the cache, with one scale per block of values.
 
 Plain numpy runs near the speed of memory then.  Three things matter besides the cache.  Arithmetic in place is half as
 fast again as arithmetic into a third array.  The magnitudes of floats are ordered as their bits are, as integers, of

@@ -39,7 +39,7 @@ def _from_bfloat(words: _Words, out: Values) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Format:
-    """A format of sixteen bits: how far it reaches, and how to go there and back."""
+    """A format of sixteen bits: its range, and the conversions from and to float32."""
 
     name: str
     dtype: np.dtype[Any]

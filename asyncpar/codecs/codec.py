@@ -30,9 +30,9 @@ class Codec(ABC):
     """Its name in options, with arguments: ``int8``, ``topk:0.01``, ``topk:0.01+int8``."""
 
     sum_dtype: np.dtype[Any] | None = None
-    """As vectors of which dtype encoded forms may be summed: the sum decodes to the sum, but for rounding.
+    """The dtype as which encoded forms may be summed; the sum decodes to the sum of the values, up to rounding.
 
-    None: they may not.
+    None: encoded forms cannot be summed.
     """
 
     def __eq__(self, other: object) -> bool:
@@ -44,7 +44,7 @@ class Codec(ABC):
 
     @property
     def is_summable(self) -> bool:
-        """May encoded forms be summed, by an all-reduce say, without being decoded?"""
+        """Can encoded forms be summed without decoding, for example by an all-reduce?"""
         return self.sum_dtype is not None
 
     @property
@@ -99,7 +99,7 @@ class Codec(ABC):
             np.add(out, decoded, out=out)
 
     def at(self, *place: int) -> Self:  # noqa: ARG002
-        """Return the codec as it is to be used in one ``place``, such as a step and a bucket, of all ranks.
+        """Return the codec for one ``place``, such as a step and a bucket, which is the same on all ranks.
 
         Codecs that draw at random draw the same numbers for the same place, other ones for another.
         """
@@ -107,11 +107,11 @@ class Codec(ABC):
 
 
 class RoundEncoder(ABC):
-    """The memory and the state of a ``RoundCodec`` for arrays of fixed shapes, laid out one after another.
+    """Memory and state of a ``RoundCodec`` for arrays of fixed shapes, which lie one after another.
 
     For each step: ``start``; then for each round, let the ranks replace ``messages[index]`` by its mean over ranks and
     call ``advance(index)``; then ``finish``.  All ranks come to the same bits if the means are the same bits.  A step
-    that is given up before ``finish`` leaves no trace.
+    that is abandoned before ``finish`` changes no state.
     """
 
     messages: tuple[Values, ...]
@@ -119,7 +119,7 @@ class RoundEncoder(ABC):
 
     @abstractmethod
     def start(self, values: Values, *, residual: Values | None = None) -> None:
-        """Take ``values + residual`` (which stay alone until ``finish``) and fill the first message.
+        """Read ``values + residual`` and fill the first message; neither array may change until ``finish``.
 
         Raises ``NonFiniteValue`` for NaN or infinity.
         """
@@ -138,7 +138,7 @@ class RoundEncoder(ABC):
 
     @abstractmethod
     def commit(self) -> None:
-        """Keep the state that the last step came to, for a warm start of the next."""
+        """Keep the state of the last step, for a warm start of the next one."""
 
     @property
     def nbytes(self) -> int:

@@ -1,4 +1,4 @@
-"""``values + residual`` in pieces that stay in the cache, computed once where there is an array to keep it in."""
+"""``values + residual`` in pieces that stay in the cache, computed once if there is an array to store the sum."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Corrected:
         self.size = values.size
 
     def pieces(self) -> Iterator[Values]:
-        """Yield ``BLOCK`` values at a time, finite or not, each to be used before the next.  Run it to its end."""
+        """Yield ``BLOCK`` values at a time, finite or not; use each before the next one, and run to the end."""
         room = np.empty(min(BLOCK, self.size), np.float32)
         for start in range(0, self.size, BLOCK):
             yield corrected(self._values, self._residual, self._lost, slice(start, start + BLOCK), room)

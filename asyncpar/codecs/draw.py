@@ -1,4 +1,4 @@
-"""Numbers that look random and are the same on every machine and for every version of numpy.
+"""Pseudo-random numbers that are equal on every machine and with every version of numpy.
 
 Word ``i`` of a key is output ``i`` of SplitMix64 (Steele, Lea and Flood 2014) seeded with it: a function of a counter,
 so that nothing is kept between calls.
@@ -18,7 +18,7 @@ _SECOND = 0x94D049BB133111EB
 
 
 def make_key(*numbers: int) -> int:
-    """Return a key of 64 bits: another one for other numbers, for another order and for more of them."""
+    """Return a key of 64 bits that depends on the numbers, their order and their count."""
     key = len(numbers)
     for number in numbers:
         key = _mix((key ^ (number & _MASK)) + _GAMMA)

@@ -20,7 +20,7 @@ _Words = NDArray[np.uint16]
 _EXPONENT = np.int32(0x7F800000)
 _SMALLEST_EXPONENT = np.int32((127 - 14) << 23)
 _TOO_LARGE = np.int32((127 + 16) << 23)
-"""The exponent of 2^16, which binary16 has not; what rounds up to 2^16 becomes infinity by itself."""
+"""The exponent of 2^16, beyond the range of binary16; values that round up to 2^16 become infinity."""
 
 _TO_MAGIC = np.int32((13 << 23) + (1 << 22))
 _REBIAS = np.float32(2.0**-112)

@@ -124,7 +124,7 @@ def _choose_scales(x: Values, room: Values) -> NDArray[Any]:
 
 
 def _spread_divisors(scales: NDArray[Any], out: Values) -> None:
-    """Fill each row of ``out`` with its scale, or 1 for 0: what is divided by it then rounds to 0."""
+    """Fill each row of ``out`` with its scale, or 1 for 0, so that quotients of zeros round to 0."""
     divisors = scales.astype(np.float32)
     divisors[divisors == 0.0] = 1.0
     np.copyto(out, divisors[:, np.newaxis])

@@ -1,4 +1,4 @@
-"""Steps of PowerSGD, some of whose results must be the same bits on every rank.
+"""Linear algebra of PowerSGD; results that all ranks compute must be equal bit by bit.
 
 Matrix products of a BLAS are not: kernels, and with them the order of sums, differ between processors.  What every rank
 computes for itself from the same means therefore consists of numpy's elementwise operations and of its sums of
@@ -62,7 +62,7 @@ def subtract_product(left: Values, right: Values, values: Values, *, out: Values
 
 
 def _normalize(row: Values, others: NDArray[np.float64], *, out: NDArray[np.float64]) -> bool:
-    """Write what is left of ``row`` without ``others``, at length 1, into ``out``; zeros, and False, if nothing is."""
+    """Write ``row`` without its components along ``others``, at length 1, into ``out``; zeros, and False, if none."""
     out[:] = row
     before = _norm(out)
     for _ in range(2):

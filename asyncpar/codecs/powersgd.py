@@ -29,7 +29,7 @@ from asyncpar.errors import NonFiniteValue, UsageError
 
 
 class PowerSgd(RoundCodec):
-    """Matrices at ``rank``, all else as it is.  Made for error feedback: single steps are biased."""
+    """Sends matrices at ``rank`` and other arrays as they are.  Meant for error feedback: single steps are biased."""
 
     def __init__(self, rank: int, seed: int = 0) -> None:
         if type(rank) is not int or rank < 1:
@@ -126,7 +126,7 @@ class PowerSgdEncoder(RoundEncoder):
 
 
 class _Matrix:
-    """One array: a matrix that is compressed, or whatever else, which is sent as it is."""
+    """One array: a matrix, which is compressed, or another array, which is sent as it is."""
 
     def __init__(self, shape: tuple[int, ...], rank: int, key: int) -> None:
         height, width = shape[0] if len(shape) > 1 else 0, prod(shape[1:])
@@ -140,7 +140,7 @@ class _Matrix:
         self.restore(None)
 
     def lay_out(self, first: Values, second: Values) -> None:
-        """Say where its part of the messages is."""
+        """Set the parts of the messages that belong to this array."""
         self._first, self._second = first, second
         if self.is_compressed:
             self._first = first.reshape(self._shape[0], self._rank)
@@ -168,7 +168,7 @@ class _Matrix:
             self._own = self._second.copy()
 
     def expand(self, x: Values, out: Values, lost: Values | None) -> None:
-        """Take the mean of the last message; write the result, and what this rank's messages missed."""
+        """Read the mean of the last message; write the result, and what this rank's messages missed."""
         if not self.is_compressed:
             out[:] = self._first
             if lost is not None:

@@ -22,7 +22,7 @@ from asyncpar.errors import NonFiniteValue
 
 
 class RandomK(Codec):
-    """Keeps a random fraction ``ratio`` of values, other ones in each place; summable if the codec of the values is.
+    """Sends a random fraction ``ratio`` of the values, another in each place; summable if the codec of the values is.
 
     Values are sent as they are, not divided by ``ratio``: that would make single steps right in the mean, but is no
     contraction, and with error feedback nothing stays unsent anyway (Stich et al. 2018).  Without error feedback, what
@@ -89,14 +89,14 @@ class RandomK(Codec):
             out[positions] += chosen
 
     def _read(self, encoded: Bytes, out: Values) -> tuple[NDArray[np.int64], Values]:
-        """Return the positions in ``out`` and the values, once they are known to be good."""
+        """Return the positions in ``out`` and the values, after they were checked."""
         check_decode(self, encoded, out)
         chosen = np.empty(self._share.of(out.size), np.float32)
         self.values.decode(encoded, chosen)
         return self._positions(out.size), chosen
 
     def _positions(self, count: int) -> NDArray[np.int64]:
-        """Return where the values kept lie, in the order in which they are sent."""
+        """Return the positions of the values that are sent, in the order of sending."""
         key = make_key(self._seed, *self._place)
         positions = draw_positions(self._share.of(count), count, key)
         positions += make_key(key) % max(count, 1)

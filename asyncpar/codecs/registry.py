@@ -30,7 +30,7 @@ _CHAINS = "a chain is selections (topk, randomk), then at most one codec of thei
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CodecKind:
-    """A codec as ``register_codec`` takes it.
+    """The record of a codec, for ``register_codec``.
 
     ``make`` returns the codec for the texts that follow ``name``, separated by colons: ``make("0.01", "7")`` for
     ``name:0.01:7``.  It raises ``ValueError`` (``UsageError`` is one) for texts that it does not take; ``arguments``

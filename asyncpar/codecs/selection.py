@@ -1,4 +1,4 @@
-"""The largest of many values, exactly, in one pass and a little.
+"""Select the largest of many values, exactly, in little more than one pass.
 
 A sample tells a threshold above which a few more values lie than are wanted; one pass in cache-sized blocks collects
 those, and of the few the surplus is dropped.  Where the sample misled (a share of 1e-4 of random vectors, and vectors
@@ -34,7 +34,7 @@ _DIGIT = 16
 
 @dataclass(frozen=True, slots=True)
 class Entries:
-    """Some of many values: how many in each block of 65,536, their ascending offsets in it, and what they are."""
+    """Selected values of a vector: their number per block of 65,536, their ascending offsets there, and the values."""
 
     counts: NDArray[np.int64]
     offsets: NDArray[np.uint16]

@@ -1,4 +1,4 @@
-"""The share of values that a selecting codec keeps, in decimal: 0.07 of 100 values are 7, not 8."""
+"""The share of values that a selecting codec sends, as a decimal fraction: 0.07 of 100 values are 7, not 8."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The largest values, and where they are.
+"""Send the largest values and their positions.
 
 Layout of ``n`` values of which ``k = ceil(ratio n)`` are kept, ``b = ceil(n / 65536)`` blocks::
 
@@ -27,9 +27,9 @@ from asyncpar.errors import ProtocolError
 
 
 class TopK(Codec):
-    """Keeps the fraction ``ratio`` of values that are largest in magnitude.  Not summable.
+    """Sends the fraction ``ratio`` of values that are largest in magnitude.  Not summable.
 
-    Made for error feedback: what is small is sent when it has added up (Stich et al. 2018).
+    Meant for error feedback: small values are sent when their sum has grown (Stich et al. 2018).
     """
 
     def __init__(self, ratio: float, values: Codec | None = None) -> None:
@@ -103,7 +103,7 @@ class TopK(Codec):
             out[positions] += chosen
 
     def _read(self, encoded: Bytes, count: int) -> tuple[NDArray[np.int64], Values]:
-        """Return the positions and values of all entries, once they are known to be good."""
+        """Return the positions and values of all entries, after they were checked."""
         counts, offsets, packed = self._split(encoded, count)
         kept, total = offsets.size, int(counts.sum(dtype=np.uint64))
         if total > kept:

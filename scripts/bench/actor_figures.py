@@ -1,4 +1,4 @@
-"""Figures of actor libraries side by side: medians over rounds, ratios, what was to be reached.  Pure."""
+"""Figures of actor libraries side by side: medians over rounds, ratios, targets.  Pure."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Figures:
 
     @property
     def sides(self) -> tuple[str, ...]:
-        """Who has figures, in the order of ``TITLES``."""
+        """The libraries that have figures, in the order of ``TITLES``."""
         return tuple(side for side in TITLES if any(side in sides for sides in self.records.values()))
 
     @property

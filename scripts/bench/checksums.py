@@ -1,4 +1,4 @@
-"""What checksums cost between two hosts: the same all-reduce with and without those of payloads.
+"""Measure the cost of checksums between two hosts: the same all-reduce with and without those of payloads.
 
     python scripts/bench/checksums.py
     python scripts/bench/checksums.py --megabits 10000 --rounds 9

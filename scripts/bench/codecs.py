@@ -1,4 +1,4 @@
-"""How fast is each codec on one core, how small does it make float32, and what does it lose?
+"""Measure the speed of each codec on one core, its ratio to float32, and its error.
 
     python scripts/bench/codecs.py --size 100MB --rounds 7 [--codecs int8,topk:0.01+int8] [--json codecs.json]
 

@@ -1,4 +1,4 @@
-"""Figures of several libraries side by side: medians over rounds, ratios, tables, and what was to be reached.  Pure."""
+"""Figures of several libraries side by side: medians over rounds, ratios, tables and targets.  Pure."""
 
 from __future__ import annotations
 

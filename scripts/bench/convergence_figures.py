@@ -1,4 +1,4 @@
-"""Figures of training runs side by side: losses, bytes, a table, and what was to be reached.  Pure."""
+"""Figures of training runs side by side: losses, bytes, a table, and targets.  Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The peers' virtual environments: what goes into each, how to make it, how to start a job with it."""
+"""Virtual environments of the peers: contents, installation, and the start of a job in one."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def run_ranks(
 ) -> str:
     """Run ``program`` as a rank of torch behind each of the command ``prefixes``; return what rank 0 printed.
 
-    The ranks are told who they are as torchrun does it, and a file to meet in.
+    Ranks get their numbers as torchrun sets them, and a file for their rendezvous.
     """
     with tempfile.TemporaryDirectory(prefix="asyncpar-bench-") as directory:
         common = os.environ | dict(environment or {})

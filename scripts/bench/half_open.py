@@ -1,4 +1,4 @@
-"""How much slower is a job while strangers hold half-open connections to all of its ports?
+"""Measure how much half-open connections of strangers to all of its ports slow a job down.
 
     python scripts/bench/half_open.py --nproc 4 --connections 1000 --rounds 5 --seconds 4
 
@@ -63,7 +63,7 @@ async def work(size: int, directory: Path) -> None:
                 samples.append((began, time.monotonic() - began))
             goes_on[0] = not (directory / _STOP).exists()
             await node.world.broadcast(goes_on)
-        await node.world.barrier()  # nobody leaves before the slowest has heard of the end
+        await node.world.barrier()  # no rank leaves before the slowest one knows of the end
         if node.rank == 0:
             (directory / "samples").write_text(json.dumps(samples))
 
@@ -98,7 +98,7 @@ def _knock(port: int) -> socket.socket:
 
 
 def is_held(sock: socket.socket) -> bool:
-    """Has nobody closed this connection?"""
+    """Is this connection still open?"""
     try:
         while part := sock.recv(4096):
             del part
@@ -121,7 +121,7 @@ def find_ports(pid: int, grpc_first: bool = True) -> tuple[int, int]:
 
 
 def _speaks_first(port: int) -> bool:
-    """Does the server say something to who says nothing?  Only gRPC does."""
+    """Does the server send something to a client that is silent?  Only gRPC does."""
     with socket.create_connection(("127.0.0.1", port), timeout=1.0) as sock:
         try:
             return bool(sock.recv(1))

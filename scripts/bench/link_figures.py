@@ -1,4 +1,4 @@
-"""What came out of ``link.py``: tables by speed, and what was to be reached.  Pure."""
+"""Results of ``link.py``: tables by speed, and targets.  Pure."""
 
 from __future__ import annotations
 

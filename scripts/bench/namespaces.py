@@ -1,4 +1,4 @@
-"""Two network namespaces joined by a wire of a given speed: two hosts, as far as sockets can tell."""
+"""Two network namespaces joined by a wire of a given speed: two hosts, from the point of view of sockets."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def wire(bits_per_second: int) -> Iterator[tuple[End, End]]:
 
 
 def _commands(left: End, right: End, bits_per_second: int) -> list[str]:
-    """The bucket of the shaper is small, lest a transfer after a pause begin with a gift."""
+    """The bucket of the shaper is small, so that a transfer after a pause starts at the shaped speed, too."""
     burst = max(int(bits_per_second / 8 * _BURST_SECONDS), _LEAST_BURST)
     names = left.namespace, right.namespace
     commands = [f"ip netns add {name}" for name in names]

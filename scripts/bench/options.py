@@ -1,4 +1,4 @@
-"""What the command lines of the scripts have in common."""
+"""Options that the command lines of several scripts share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How much of gradient synchronization is hidden behind the backward pass: two ranks, over TCP.
+"""Measure the share of gradient synchronization that overlaps with the backward pass: two ranks, over TCP.
 
     python scripts/bench/overlap.py                        # on this host, compute as on an accelerator
     python scripts/bench/overlap.py --compute matmul       # on the cores that communication needs, too

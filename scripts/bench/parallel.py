@@ -1,4 +1,4 @@
-"""Pipelines, ZeRO and layouts of 3D-parallel training: what they take on this host, beside torch where it is.
+"""Measure pipelines, ZeRO and layouts of 3D-parallel training on this host, beside torch if it is installed.
 
     python scripts/bench/parallel.py --rounds 3                  # all parts
     python scripts/bench/parallel.py --parts hops,zero           # some of them

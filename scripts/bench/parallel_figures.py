@@ -1,4 +1,4 @@
-"""What came out of ``parallel.py``: tables, and what is wrong.  Pure."""
+"""Results of ``parallel.py``: tables and faults.  Pure."""
 
 from __future__ import annotations
 

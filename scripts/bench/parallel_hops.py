@@ -1,4 +1,4 @@
-"""What a hop of a pipeline costs beyond the message: two ranks whose stages compute nothing.
+"""Measure the cost of a hop of a pipeline beyond the message: two ranks whose stages compute nothing.
 
 With ROUND_ROBIN there is one micro-batch at a time, so that it takes a round trip and what the executor adds to it: two
 hops, the activation and the gradient.  With 1F1B two are under way.  The raw round trip is that of ``send`` and

@@ -1,4 +1,4 @@
-"""What the real executor takes on virtual time: stages compute nothing, and take 1 second for it in each direction.
+"""Run the real executor on virtual time: stages compute nothing, which takes 1 second in each direction.
 
 So a whole backward pass takes 2, as in the usual figures of pipeline schedules; messages take no time.
 """

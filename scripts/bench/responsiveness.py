@@ -1,4 +1,4 @@
-"""How late is a timer of 1 ms in the same event loop while large all-reduces run?
+"""Measure the delay of a 1 ms timer in the event loop in which large all-reduces run.
 
     python scripts/bench/responsiveness.py --nproc 2 --size 100MB --seconds 5 [--transport tcp]
 

@@ -1,4 +1,4 @@
-"""How much slower are requests to an inference service while new weights are pushed into it?
+"""Measure how much pushes of new weights slow down requests to an inference service.
 
     python scripts/bench/serve.py --seconds 30 --size 25MB --push-every 0.5
 

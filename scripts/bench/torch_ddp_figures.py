@@ -1,4 +1,4 @@
-"""What came out of ``torch_ddp.py``: tables, verdicts and faults.  Pure."""
+"""Results of ``torch_ddp.py``: tables, verdicts and faults.  Pure."""
 
 from __future__ import annotations
 

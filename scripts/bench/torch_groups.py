@@ -1,4 +1,4 @@
-"""How long process groups take to be made: ``init_process_group`` and ``new_group``, over Gloo and asyncpar.
+"""Measure the time to make process groups: ``init_process_group`` and ``new_group``, over Gloo and asyncpar.
 
     python scripts/bench/torch_groups.py --ranks 4
 

@@ -1,4 +1,4 @@
-"""Data parallel training with uneven inputs: replicas learn as one, and who runs out of samples goes along.
+"""Data parallel training with uneven inputs: replicas stay equal, and ranks without samples left join in.
 
 asyncpar launch --nproc-per-node 2 scripts/examples/data_parallel.py
 asyncpar launch --nproc-per-node 2 scripts/examples/data_parallel.py --staleness 2
@@ -43,7 +43,7 @@ async def main() -> None:
         for epoch in range(4):
             rng = np.random.default_rng((epoch, ddp.rank()))
             batches = 40 - 10 * ddp.rank() if ddp.rank() < 4 else 0
-            async with ddp.join(on_shadow=descend):  # who has run out goes along until all have
+            async with ddp.join(on_shadow=descend):  # ranks without samples join in until all have none
                 for _ in range(batches):
                     x = rng.normal(size=(ROWS, FEATURES))
                     ddp.zero_grad()

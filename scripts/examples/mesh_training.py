@@ -1,4 +1,4 @@
-"""Data and tensor parallel training as a mesh of actors: one driver calls them all, they reduce among themselves.
+"""Data and tensor parallel training as a mesh of actors: one driver calls them, and they reduce among themselves.
 
 asyncpar launch --nproc-per-node 4 scripts/examples/mesh_training.py
 """

@@ -1,4 +1,4 @@
-"""An inference service whose weights a trainer pushes while requests keep being answered.
+"""An inference service whose weights a trainer pushes while it answers requests.
 
     asyncpar launch --nproc-per-node 2 scripts/examples/serve_weights.py --port 8000
     curl -s -X POST localhost:8000/predict -H 'content-type: application/json' -d '{"tokens": [17, 4711, 17]}'
@@ -136,7 +136,7 @@ async def train_until(due: float, model: Model, shape: Shape, generator: np.rand
 
 
 async def train(shape: Shape, every: float) -> None:
-    """Train, and push every so often, until somebody stops this or a service has left."""
+    """Train and push weights at intervals, until the program is stopped or a service has left."""
     node = await ap.Node.start()
     try:
         model = Model(shape, node.empty(shape.count))
@@ -253,7 +253,7 @@ class Server(uvicorn.Server):
 
 
 async def serve(shape: Shape, listener: socket.socket) -> None:
-    """Answer requests until somebody stops this."""
+    """Answer requests until the program is stopped."""
     service = Service(shape)
     server = Server(uvicorn.Config(make_app(service), lifespan="on", log_level="warning", timeout_graceful_shutdown=5))
     serving = asyncio.create_task(server.serve(sockets=[listener]))

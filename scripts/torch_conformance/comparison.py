@@ -1,4 +1,4 @@
-"""What a record says: counts, and each test that the baseline passes and the other backend does not.  Pure."""
+"""Summary of a record: counts, and each test that the baseline passes and the other backend does not.  Pure."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What a pool and its ranks say to each other, pickled over a pipe.
+"""Messages between a pool and its ranks, pickled over a pipe.
 
-Pickles run code, so who could write them matters: the pipe is a pair of sockets without a name, each rank inherits one
-end of its own, and nothing that is no child of this script can open it.
+Pickles run code, so others must not write them: the pipe is a pair of sockets without a name, each rank inherits one
+end of its own, and only children of this script can open it.
 """
 
 from __future__ import annotations

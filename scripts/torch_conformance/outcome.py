@@ -1,4 +1,4 @@
-"""How tests ended, and the file that keeps it.  Knows nothing of torch or of processes."""
+"""Outcomes of tests, and the file that stores them.  Independent of torch and of processes."""
 
 from __future__ import annotations
 

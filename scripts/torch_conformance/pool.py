@@ -1,4 +1,4 @@
-"""A pool: the processes of the ranks of one backend, which play one test after the other.
+"""A pool: the processes of the ranks of one backend, which run one test after the other.
 
 Importing torch takes longer than most tests, so the processes are kept as long as tests pass.  After anything else they
 are killed and new ones are started: a failure costs its pool and nothing more.  This process imports neither torch nor

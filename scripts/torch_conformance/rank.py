@@ -1,4 +1,4 @@
-"""One rank of a pool: plays torch's own tests, as torch's own harness does, one after the other.
+"""One rank of a pool: runs torch's own tests one after the other, as torch's harness does.
 
 The tests are those of ``torch.testing._internal.distributed.distributed_test``; which of them a backend is to pass is
 decided by torch when the module is imported, by the backend's name.  So the module is imported under the name of Gloo

@@ -1,4 +1,4 @@
-"""Why asyncpar does not pass some tests that Gloo passes: what is known, by the test's name.
+"""Reasons why asyncpar does not pass some tests that Gloo passes, by the name of the test.
 
 A reason says what torch fixes to Gloo's name or form, never that something is broken: what is broken is fixed.
 """
