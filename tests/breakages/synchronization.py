@@ -18,7 +18,7 @@ from asyncpar.gradsync import bucket_run, choice, synchronizer
 from asyncpar.gradsync.groups import HostGroups, SyncGroups, make_groups, split_by_host
 from asyncpar.gradsync.keys import Name
 from asyncpar.gradsync.model import Accumulation, HasGradient, Parameters, parameters_by_name
-from asyncpar.gradsync.schemes import Exact, Scheme
+from asyncpar.gradsync.schemes import Exact, ReductionStep, Scheme
 from tests.breakages.breakage import Breakage, Mistake, impatient, on_virtual_time
 from tests.gradsync.worlds import Rank, assert_right, compressed, on_all, parallel_world, synchronize_all
 
@@ -68,7 +68,7 @@ def sum_all_slices(patch: pytest.MonkeyPatch) -> None:
         tp = groups.tp
         if tp is None or scheme.bucket.placement.replicated is not None:
             return right(scheme, groups, key)
-        return OwedCollective(lambda: tp.all_reduce(scheme.payload, key=str(key)))
+        return ReductionStep(None, lambda: tp.all_reduce(scheme.payload, key=str(key)))
 
     patch.setattr(bucket_run, "tensor_parallel_phase", wrong)
 
