@@ -7,7 +7,7 @@ from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any, Final, TypeVar
 
-from asyncpar.checkpoint.threads import Progress, Stopped
+from asyncpar.checkpoint.threads import Stopped, WorkProgress
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.errors import AsyncparError, CheckpointError, PeerCancelled, PeerError, UsageError
 
@@ -45,7 +45,7 @@ class CheckpointGroup:
     def size(self) -> int:
         return self._group.size
 
-    async def agree(self, work: Callable[[Progress], T], *, wanted: Any) -> list[T]:
+    async def agree(self, work: Callable[[WorkProgress], T], *, wanted: Any) -> list[T]:
         """Do ``work`` in a thread and return what it has returned on each rank, each of type ``wanted``.
 
         Raises what it raises, after telling the others, and ``CheckpointError`` when it fails on another rank,
@@ -53,7 +53,7 @@ class CheckpointGroup:
         fails; otherwise it may take as long as it likes.
         """
         self._has_begun = True
-        progress = Progress()
+        progress = WorkProgress()
         running = asyncio.get_running_loop().run_in_executor(None, work, progress)
         try:
             await self._until_all_are_through(running, progress)
@@ -100,7 +100,7 @@ class CheckpointGroup:
         """Return the number in the group of a rank of the world."""
         return None if world_rank is None else self._group.ranks.index(world_rank)
 
-    async def _until_all_are_through(self, running: asyncio.Future[T], progress: Progress) -> None:
+    async def _until_all_are_through(self, running: asyncio.Future[T], progress: WorkProgress) -> None:
         loop, timeout = asyncio.get_running_loop(), self._group.timeout
         beat = _BEAT if timeout is None else min(_BEAT, timeout / 3)
         done, moved_at = progress.done, loop.time()

@@ -36,7 +36,7 @@ from asyncpar.checkpoint.manifest import (
 from asyncpar.checkpoint.piece import Wanted
 from asyncpar.checkpoint.plain import first_difference, plain_dict
 from asyncpar.checkpoint.reader import Read, read_wanted
-from asyncpar.checkpoint.threads import Progress
+from asyncpar.checkpoint.threads import WorkProgress
 from asyncpar.collectives.call import WatchedCall
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.errors import CheckpointError, UsageError
@@ -153,7 +153,7 @@ class Contents:
         return request.folder / self.name if self.name else request.folder
 
 
-def find_contents(request: LoadRequest, progress: Progress) -> Contents:
+def find_contents(request: LoadRequest, progress: WorkProgress) -> Contents:
     """Choose the checkpoint and look at all of it but the values; see ``load_checkpoint`` for what it raises."""
     files = LocalFiles()
     found = _find(request, files)
@@ -171,7 +171,7 @@ def find_contents(request: LoadRequest, progress: Progress) -> Contents:
     return Contents(name=name, marker=encode_marker(found.marker), manifests=manifests)
 
 
-def read_contents(request: LoadRequest, contents: Contents, progress: Progress, *, rank: int) -> LoadedPart:
+def read_contents(request: LoadRequest, contents: Contents, progress: WorkProgress, *, rank: int) -> LoadedPart:
     """Read what this rank wants; see ``load_checkpoint`` for what it raises."""
     path = contents.path(request)
     marker = decode_marker(contents.marker, path=path)

@@ -19,7 +19,7 @@ from asyncpar.checkpoint.format import check_shard
 from asyncpar.checkpoint.manifest import BLOCK_BYTES, Manifest, shard_name
 from asyncpar.checkpoint.piece import Wanted
 from asyncpar.checkpoint.plain import digest_of
-from asyncpar.checkpoint.threads import Progress, for_each
+from asyncpar.checkpoint.threads import WorkProgress, for_each
 from asyncpar.errors import CheckpointError
 
 
@@ -50,7 +50,7 @@ def read_wanted(
     manifests: Sequence[Manifest],
     wanted: Sequence[Wanted],
     readings: Sequence[Reading],
-    progress: Progress,
+    progress: WorkProgress,
 ) -> Read:
     """Return the arrays for ``wanted``.  Raises ``CheckpointError`` naming file, tensor and hashes of damage."""
     flat = [np.empty(each.flat[1] - each.flat[0], each.dtype) for each in wanted]
@@ -66,7 +66,7 @@ def read_wanted(
 
 
 def _read_shard(
-    shard: _ShardFile, readings: Sequence[Reading], flat: Sequence[NDArray[Any]], progress: Progress
+    shard: _ShardFile, readings: Sequence[Reading], flat: Sequence[NDArray[Any]], progress: WorkProgress
 ) -> int:
     def read(task: tuple[Reading, int]) -> int:
         reading, block = task

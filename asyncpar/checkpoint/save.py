@@ -34,7 +34,7 @@ from asyncpar.checkpoint.manifest import (
 )
 from asyncpar.checkpoint.piece import Piece, check_distinct
 from asyncpar.checkpoint.plain import decode_plain, encode_plain, first_difference, plain_dict
-from asyncpar.checkpoint.threads import Progress, Stopped
+from asyncpar.checkpoint.threads import Stopped, WorkProgress
 from asyncpar.checkpoint.writer import HashedPiece, check_unchanged, hash_pieces, identity_of, write_file, write_rank
 from asyncpar.collectives.call import WatchedCall
 from asyncpar.collectives.communicator import Communicator
@@ -205,14 +205,14 @@ class Saving:
         self._hashed: list[HashedPiece] = []
         self._temporary = request.folder
 
-    def prepare(self, progress: Progress) -> SavePlan:
+    def prepare(self, progress: WorkProgress) -> SavePlan:
         """Hash what this rank holds; rank 0 also makes the folder to write into."""
         temporary = self._open_folder() if self._rank == 0 else ""
         self._hashed = hash_pieces(self._request.pieces, progress)
         holdings = encode_holdings([content.holding for content in self._hashed])
         return SavePlan(terms=self._request.terms, holdings=holdings, temporary=temporary)
 
-    def write(self, prepared: Sequence[SavePlan], progress: Progress) -> tuple[ManifestStamp, int]:
+    def write(self, prepared: Sequence[SavePlan], progress: WorkProgress) -> tuple[ManifestStamp, int]:
         """Write what no lower rank holds; return what the marker says of it, and its bytes."""
         request, rank = self._request, self._rank
         labels = [content.piece.label for content in self._hashed]
@@ -231,7 +231,7 @@ class Saving:
             check_unchanged(hashed, progress)
         return written
 
-    def complete(self, stamps: Sequence[ManifestStamp], progress: Progress) -> tuple[list[str], str | None]:
+    def complete(self, stamps: Sequence[ManifestStamp], progress: WorkProgress) -> tuple[list[str], str | None]:
         """Rank 0 looks at what all have written, and makes it a checkpoint; return what it removed, and why not."""
         if self._rank != 0:
             return [], None
@@ -271,7 +271,7 @@ class Saving:
             files.make_folder(request.folder / temporary)
         return temporary
 
-    def _check_written(self, stamps: Sequence[ManifestStamp], progress: Progress) -> None:
+    def _check_written(self, stamps: Sequence[ManifestStamp], progress: WorkProgress) -> None:
         """Read back what each rank says it has written: manifests, not values."""
         manifests = []
         for rank, stamp in enumerate(stamps):

@@ -29,7 +29,7 @@ class Stopped(Exception):  # noqa: N818
     """The work was told to stop."""
 
 
-class Progress:
+class WorkProgress:
     """Shared by a thread and the loop that waits for it.
 
     ``done`` grows while the work goes on: one that stands still for long hangs.

@@ -28,7 +28,7 @@ from asyncpar.checkpoint.manifest import (
 from asyncpar.checkpoint.piece import Piece, shape_of
 from asyncpar.checkpoint.plain import digest_of, encode_plain
 from asyncpar.checkpoint.spans import Runs
-from asyncpar.checkpoint.threads import Progress, for_each
+from asyncpar.checkpoint.threads import WorkProgress, for_each
 from asyncpar.core.config.slicing import TensorSlice
 from asyncpar.errors import CheckpointError
 
@@ -57,7 +57,7 @@ def identity_of(piece: Piece) -> bytes:
     return hashlib.sha256(encode_plain(described)).digest()[:16]
 
 
-def hash_pieces(pieces: Sequence[Piece], progress: Progress) -> list[HashedPiece]:
+def hash_pieces(pieces: Sequence[Piece], progress: WorkProgress) -> list[HashedPiece]:
     """Return the bytes of ``pieces`` with their hashes, by a few threads at once."""
     memories = [_bytes_of(piece.array) for piece in pieces]
     blocks = _hash_blocks(memories, progress)
@@ -67,7 +67,7 @@ def hash_pieces(pieces: Sequence[Piece], progress: Progress) -> list[HashedPiece
     ]
 
 
-def check_unchanged(hashed: Sequence[HashedPiece], progress: Progress) -> None:
+def check_unchanged(hashed: Sequence[HashedPiece], progress: WorkProgress) -> None:
     """Raise ``CheckpointError`` naming the tensor if what was written may not be what was hashed."""
     blocks = _hash_blocks([content.memory for content in hashed], progress)
     for content, hashes in zip(hashed, blocks, strict=True):
@@ -78,7 +78,7 @@ def check_unchanged(hashed: Sequence[HashedPiece], progress: Progress) -> None:
             )
 
 
-def _hash_blocks(memories: Sequence[memoryview], progress: Progress) -> list[tuple[bytes, ...]]:
+def _hash_blocks(memories: Sequence[memoryview], progress: WorkProgress) -> list[tuple[bytes, ...]]:
     def digest(block: memoryview) -> bytes:
         found = hashlib.sha256(block).digest()
         progress.advance(len(block))
@@ -93,7 +93,7 @@ def write_rank(
     folder: Path,
     hashed: Sequence[HashedPiece],
     files: FileSystem,
-    progress: Progress,
+    progress: WorkProgress,
     *,
     rank: int,
     step: int,
@@ -124,7 +124,7 @@ def write_rank(
     return ManifestStamp(size=len(manifest), sha256=digest_of(manifest)), size + len(manifest)
 
 
-def write_file(path: Path, parts: Sequence[bytes | memoryview], files: FileSystem, progress: Progress) -> None:
+def write_file(path: Path, parts: Sequence[bytes | memoryview], files: FileSystem, progress: WorkProgress) -> None:
     """Write a new file of ``parts``, and return when its content is on disk."""
     file = files.create(path)
     try:

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from asyncpar.checkpoint.group import CheckpointGroup
-from asyncpar.checkpoint.threads import Progress, Stopped
+from asyncpar.checkpoint.threads import Stopped, WorkProgress
 from asyncpar.errors import CheckpointError
 from asyncpar.testing.loop import run_virtual
 from asyncpar.testing.world import local_world
@@ -34,7 +34,7 @@ def test_work_that_is_not_wanted_any_more_is_stopped() -> None:
     """One rank fails; the thread of the other ends with it, not when it is through.  In real time."""
     ends: list[BaseException] = []
 
-    def go_on(progress: Progress) -> None:
+    def go_on(progress: WorkProgress) -> None:
         end = time.monotonic() + 20.0
         try:
             while time.monotonic() < end:
@@ -43,7 +43,7 @@ def test_work_that_is_not_wanted_any_more_is_stopped() -> None:
             ends.append(stopped)
             raise
 
-    def fail(_progress: Progress) -> None:
+    def fail(_progress: WorkProgress) -> None:
         raise CheckpointError("the disk is on fire")
 
     async def main() -> None:
@@ -61,7 +61,7 @@ def test_work_that_is_not_wanted_any_more_is_stopped() -> None:
 
 @pytest.mark.parametrize("culprit", [0, 1, 2])
 def test_errors_name_ranks_of_the_group_rather_than_of_the_world(culprit: int) -> None:
-    def fail(_progress: Progress) -> None:
+    def fail(_progress: WorkProgress) -> None:
         raise OSError(5, "Input/output error")
 
     async def main() -> None:
@@ -87,7 +87,7 @@ def test_errors_name_ranks_of_the_group_rather_than_of_the_world(culprit: int) -
 def test_work_may_take_longer_than_the_timeout_while_it_goes_on() -> None:
     """Ranks that are through wait for one that makes progress, in real time."""
 
-    def plod(progress: Progress) -> None:
+    def plod(progress: WorkProgress) -> None:
         for _ in range(12):
             waiting.wait(0.05)
             progress.advance(1)

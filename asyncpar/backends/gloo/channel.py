@@ -27,7 +27,7 @@ _LENGTH = struct.Struct("<Q")
 _FIRST_BYTES = OPENING_BYTES - _LENGTH.size
 
 
-class Work(Protocol):
+class GlooWork(Protocol):
     """An operation of torch."""
 
     def wait(self) -> object: ...
@@ -39,8 +39,8 @@ class Pipe(Protocol):
     Waiting blocks, and raises ``RuntimeError`` where the operation has failed.
     """
 
-    def send(self, piece: memoryview, *, is_rest: bool) -> Work: ...
-    def receive(self, memory: memoryview, *, is_rest: bool) -> Work: ...
+    def send(self, piece: memoryview, *, is_rest: bool) -> GlooWork: ...
+    def receive(self, memory: memoryview, *, is_rest: bool) -> GlooWork: ...
 
 
 class GlooChannel(MessageChannel):
@@ -192,7 +192,7 @@ class GlooChannel(MessageChannel):
                 return
 
     def _receive_all(self) -> None:
-        openings: deque[tuple[memoryview, Work]] = deque()
+        openings: deque[tuple[memoryview, GlooWork]] = deque()
         length = -1
         while length:
             self._places.acquire()
