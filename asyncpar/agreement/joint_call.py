@@ -124,7 +124,7 @@ def _named(body: Coroutine[Any, Any, T], name: str, give_up: Callable[[], None])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Row:
+class _CallRow:
     """What a rank is about to do: ``text`` may be cut off, ``digest`` is that of all of it."""
 
     is_error: bool
@@ -141,17 +141,17 @@ def _row(line: str, extent: Extent = (0, 0), *, is_error: bool = False) -> Array
     return np.frombuffer(content.ljust(_ROW_BYTES, b"\0"), np.uint8)
 
 
-def _read_rows(rows: Array) -> list[_Row]:
+def _read_rows(rows: Array) -> list[_CallRow]:
     found = []
     for row in rows:
         content = row.tobytes()
         is_error, digest, *extent = _HEADER.unpack_from(content)
         text = content[_HEADER.size :].rstrip(b"\0").decode(errors="ignore")
-        found.append(_Row(is_error=is_error, digest=digest, extent=(extent[0], extent[1]), text=text))
+        found.append(_CallRow(is_error=is_error, digest=digest, extent=(extent[0], extent[1]), text=text))
     return found
 
 
-def _check_rows(communicator: Communicator, name: str, rows: Sequence[_Row]) -> None:
+def _check_rows(communicator: Communicator, name: str, rows: Sequence[_CallRow]) -> None:
     me = f"rank {communicator.ranks[communicator.rank]}: {name}"
     for rank, row in zip(communicator.ranks, rows, strict=True):
         if row.is_error:

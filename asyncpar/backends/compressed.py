@@ -1,29 +1,27 @@
-"""All-reduce through a codec: owners decode.
-
-Encoded values cannot be summed in general.  So each rank owns one slice of the array: all ranks encode all slices, send
-each to its owner, the owner decodes and sums what it got in float32, encodes the sum, and everyone gathers and decodes
-the sums, the owner too.  Thus all ranks end with the same bits.
-"""
+"""All-reduce through a codec: owners decode, see ``codecs.rows``."""
 
 from __future__ import annotations
 
-from collections.abc import Coroutine
 from functools import partial
-from typing import Any
 
 import numpy as np
 
-from asyncpar.codecs import Bytes, Codec, Values
+from asyncpar.agreement.exchanges import OwedCollective
+from asyncpar.codecs import Bytes, Codec
+from asyncpar.codecs.rows import ShardedSum
 from asyncpar.collectives.arrays import Array
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.core.concurrency.offload import off_loop
+from asyncpar.errors import NonFiniteValue
+
+_WHAT = "all_reduce"
 
 
 class CompressedAllReduce:
     """One sum, or mean, of ``x`` of all ranks through ``codec``, into ``out`` (which may be ``x``).
 
-    ``keys`` are used for this call alone.  Whether it ends well or not, both of its collectives have been begun on this
-    rank, so that no rank waits for one that will not come.
+    ``keys`` are used for this call alone.  Whether it ends well or not, this rank has begun or closed both of its
+    collectives, so no rank waits for one that does not come.
     """
 
     def __init__(
@@ -36,67 +34,56 @@ class CompressedAllReduce:
         is_mean: bool,
         keys: tuple[str, str],
     ) -> None:
-        self._communicator = communicator
-        self._codec = codec
         self._x = x
         self._out = out
         self._is_mean = is_mean
-        self._keys = keys
-        size = communicator.size
-        self._length = -(-x.size // size)
-        encoded = codec.encoded_bytes(self._length)
-        self._shards = np.empty((size, encoded), np.uint8)
-        self._sum = np.empty(encoded, np.uint8)
-        self._begun = 0
+        self._sum = total = ShardedSum(codec, x.size, rank=communicator.rank, size=communicator.size)
+        self._exchange: OwedCollective[Bytes] = OwedCollective(
+            lambda: communicator.all_to_all(total.outgoing, out=total.incoming, key=keys[0])
+        )
+        self._gather: OwedCollective[Bytes] = OwedCollective(
+            lambda: communicator.all_gather(total.owned, out=total.incoming, key=keys[1])
+        )
 
     async def run(self) -> Array:
         """Return ``out``.  Raises ``NonFiniteValue`` for values that are not finite in float32, and as collectives do.
 
         ``out`` is as it was if anything is raised.
         """
-        nbytes = self._x.nbytes
+        work = partial(off_loop, nbytes=self._x.nbytes)
         try:
-            await off_loop(self._encode, nbytes=nbytes)
-            incoming = await self._exchange()
-            await off_loop(partial(self._sum_owned, incoming), nbytes=nbytes)
-            sums = await self._gather()
-            await off_loop(partial(self._decode, sums), nbytes=nbytes)
+            await work(self._encode)
+            await self._exchange.run()
+            await work(self._sum_owned)
+            await self._gather.run()
+            await work(self._decode)
         except BaseException:
-            self.give_up()
+            self.close()
             raise
         return self._out
 
-    def give_up(self) -> None:
-        """Tell ranks that wait, or will wait, for this one that it will not come, without waiting.  Idempotent."""
-        for collective in (self._exchange, self._gather)[self._begun :]:
-            collective().close()
-
-    def _exchange(self) -> Coroutine[Any, Any, Bytes]:
-        self._begun = 1
-        return self._communicator.all_to_all(self._shards, key=self._keys[0])
-
-    def _gather(self) -> Coroutine[Any, Any, Bytes]:
-        self._begun = 2
-        return self._communicator.all_gather(self._sum, key=self._keys[1])
+    def close(self) -> None:
+        """Abort, on all ranks, the collectives that this rank has not begun.  Does not wait."""
+        self._exchange.close()
+        self._gather.close()
 
     def _encode(self) -> None:
-        size = self._communicator.size
-        values = np.zeros(size * self._length, np.float32)
-        with np.errstate(over="ignore"):  # what is too large for float32 is infinite now, which the codec refuses
+        values = np.zeros(self._sum.padded_count, np.float32)
+        with np.errstate(over="ignore"):  # values too large for float32 become infinite, which the codec refuses
             values[: self._x.size] = self._x.reshape(-1)
-        for rank in range(size):
-            self._codec.encode(values[rank * self._length :][: self._length], self._shards[rank])
+        _check(self._sum.encode(values), "values: expected finite numbers, got NaN or infinity")
 
-    def _sum_owned(self, incoming: Bytes) -> None:
-        total: Values = np.zeros(self._length, np.float32)
-        for encoded in incoming:
-            self._codec.decode_add(encoded, total)
-        if self._is_mean:
-            total /= np.float32(self._communicator.size)
-        self._codec.encode(total, self._sum)
+    def _sum_owned(self) -> None:
+        is_finite = self._sum.sum_owned(what=_WHAT, is_mean=self._is_mean)
+        _check(is_finite, "the sum over ranks: expected finite numbers, got infinity")
 
-    def _decode(self, sums: Bytes) -> None:
-        values = np.empty(len(sums) * self._length, np.float32)
-        for rank, encoded in enumerate(sums):
-            self._codec.decode(encoded, values[rank * self._length :][: self._length])
+    def _decode(self) -> None:
+        values = np.empty(self._sum.padded_count, np.float32)
+        self._sum.decode(values, what=_WHAT)
         self._out[...] = values[: self._x.size].reshape(self._x.shape)
+
+
+def _check(is_finite: bool, text: str) -> None:
+    """The rank that finds values that are not finite raises ``NonFiniteValue``, so the others get ``PeerCancelled``."""
+    if not is_finite:
+        raise NonFiniteValue(text)

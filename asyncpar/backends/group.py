@@ -206,7 +206,7 @@ class CommunicationGroup:
             is_mean=reduction is ReductionOp.AVERAGE,
             keys=use.keys,
         )
-        return WatchedCall(self._finish(operation, call.run, codec.name, is_apart=True), call.give_up)
+        return WatchedCall(self._finish(operation, call.run, codec.name, is_apart=True), call.close)
 
     async def _finish(
         self,

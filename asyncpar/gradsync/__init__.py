@@ -7,9 +7,8 @@ and ``step.py``; ``synchronizer.py`` puts them together, ``layout_cache.py`` kee
 from asyncpar.gradsync.config import GradientBucketingConfig, GradientCompressionConfig, NonFinitePolicy
 from asyncpar.gradsync.groups import HostGroups
 from asyncpar.gradsync.layout import least_bytes
-from asyncpar.gradsync.outcome import StepOutcome
 from asyncpar.gradsync.plan import Bucket, BucketPlan, GradientSpec, Slot, plan_buckets
-from asyncpar.gradsync.statistics import SyncMemory, SyncStatistics
+from asyncpar.gradsync.statistics import StepOutcome, SyncMemory, SyncStatistics
 from asyncpar.gradsync.step import SyncStep
 from asyncpar.gradsync.synchronizer import GradientSynchronizer
 

@@ -20,18 +20,16 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncpar.agreement.owed import OwedCollective
+from asyncpar.agreement.exchanges import OwedCollective
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.core.concurrency.offload import INLINE_BYTES, off_loop
 from asyncpar.core.config.placement import Replication
 from asyncpar.errors import UsageError
 from asyncpar.gradsync.config import NonFinitePolicy
-from asyncpar.gradsync.groups import SyncGroups
-from asyncpar.gradsync.keys import BucketKeys, Name
-from asyncpar.gradsync.model import HasGradient, Parameters
-from asyncpar.gradsync.outcome import BucketOutcome
-from asyncpar.gradsync.plan import Bucket, Slot
+from asyncpar.gradsync.groups import BucketKeys, Name, SyncGroups
+from asyncpar.gradsync.plan import Bucket, HasGradient, Parameters, Slot
 from asyncpar.gradsync.schemes import Place, ReductionStep, Scheme
+from asyncpar.gradsync.statistics import BucketOutcome
 
 
 class ThreadTurns:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from asyncpar.agreement.owed import OwedCollective
+from asyncpar.agreement.exchanges import OwedCollective
 from asyncpar.codecs import AnyCodec, Identity, RoundCodec, automatic_codecs, parse_codec
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.errors import UsageError

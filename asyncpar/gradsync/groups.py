@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from asyncpar.agreement.comparison import Partitions
+from asyncpar.agreement.exchanges import Partitions
 from asyncpar.collectives.algorithms.hierarchical import Hosts
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.collectives.subgroups import hosts_of
 from asyncpar.core.config.parallel import ProcessGroupIds, RankMapping, ThreeDParallelismConfig
-from asyncpar.errors import UsageError
+from asyncpar.errors import ProtocolError, UsageError
+from asyncpar.gradsync.plan import Bucket
 
-EVERYONE, REPLICAS, SLICES, ENDS = "everyone", "dp", "tp", "pp"
+ALL_RANKS, REPLICAS, TENSOR_PARALLEL, EMBEDDING = "everyone", "dp", "tp", "pp"
 """Kinds of groups."""
 
 
@@ -51,8 +52,13 @@ class SyncGroups:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostGroups:
-    """``inside`` joins the ranks of this host, ``between`` the first ones of all hosts: None on the others."""
+    """The groups of ``world`` by host, or by node of several hosts' worth of ranks.
 
+    ``inside`` joins the ranks of this host, ``between`` the leaders, which are the first ranks of all hosts: None on
+    the others.  ``hosts`` is how many there are.
+    """
+
+    world: Communicator
     inside: Communicator
     between: Communicator | None
     hosts: int
@@ -68,6 +74,7 @@ class HostGroups:
             raise UsageError(f"hosts: expected each of {communicator.size} ranks once, got {ranks}")
         own = next(host for host in hosts if communicator.rank in host)
         return cls(
+            world=communicator,
             inside=_member(communicator, own, f"host/{own[0]}"),
             between=communicator.subgroup([host[0] for host in hosts], key="leaders"),
             hosts=len(hosts),
@@ -100,10 +107,10 @@ def make_groups(config: ThreeDParallelismConfig, mapping: RankMapping, communica
     pipelines = config.rank_order().groups("pp")
     return SyncGroups(
         partitions={
-            EVERYONE: (range(communicator.size),),
+            ALL_RANKS: (range(communicator.size),),
             REPLICAS: config.rank_order().groups("dp"),
-            SLICES: config.rank_order().groups("tp"),
-            ENDS: [(ranks[0], ranks[-1]) for ranks in pipelines],
+            TENSOR_PARALLEL: config.rank_order().groups("tp"),
+            EMBEDDING: [(ranks[0], ranks[-1]) for ranks in pipelines],
         },
         everyone=communicator,
         replicas=_member(communicator, mapping.dp_group_ranks(), ids.get_dp_group_id(tp, pp)),
@@ -131,3 +138,96 @@ def _member(communicator: Communicator, ranks: Sequence[int], key: str) -> Commu
     group = communicator.subgroup(ranks, key=key)
     assert group is not None, "this rank is one of them"
     return group
+
+
+_STEPS_BITS = 32
+"""Steps between two restarts have less."""
+
+
+class Name:
+    """The name of a collective, complete when it is used: by then ranks have agreed on the epoch, which is part of it.
+
+    As a string it is the name itself, so ``f"{name}/shards"`` must be written where the collective begins.
+    """
+
+    def __init__(self, keys: Keys, rest: str) -> None:
+        self._keys = keys
+        self._rest = rest
+
+    def __str__(self) -> str:
+        return f"{self._keys.prefix}/{self._keys.epoch}/{self._rest}"
+
+    def __truediv__(self, rest: str) -> Name:
+        return Name(self._keys, f"{self._rest}/{rest}")
+
+    def other(self, rest: str) -> Name:
+        """Return another name in the same step."""
+        return Name(self._keys, rest)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BucketKeys:
+    """Prefixes of one bucket's names, over replicas, tensor-parallel ranks and both ends of a pipeline."""
+
+    replicas: Name
+    tp: Name
+    embedding: Name
+
+
+@dataclass(slots=True)
+class Keys:
+    """Names for the steps of the synchronizer ``name``.
+
+    Every rank uses the name of the agreement exactly once in every step, whatever happens in it.  All other names begin
+    with the epoch: a step that fails on a rank begins a new one there, and in the next agreement all ranks take over
+    the latest.  So it does not matter which names a rank has used up in steps that failed.
+    """
+
+    name: str
+    steps: int = 0
+    epoch: int = 0
+    restarts: int = 0
+    has_agreed: bool = False
+    """Has the name of the agreement been used in this step, by an earlier agreement to measure?"""
+
+    @property
+    def agreement(self) -> str:
+        return f"{self.rare}/agreement" if self.has_agreed else f"{self.prefix}/agreement"
+
+    @property
+    def ending(self) -> Name:
+        return Name(self, "ending")
+
+    @property
+    def rare(self) -> str:
+        """What names begin with that are used in this step only."""
+        return f"{self.prefix}/step/{self.steps}"
+
+    @property
+    def prefix(self) -> str:
+        """What all names begin with since the last ``restart``."""
+        return f"{self.name}/restart/{self.restarts}" if self.restarts else self.name
+
+    def begin_step(self) -> None:
+        """Go on to the next step."""
+        self.steps += 1
+        self.has_agreed = False
+
+    def restart(self, number: int) -> None:
+        """Begin anew, with names and steps of their own for each ``number``."""
+        self.restarts, self.steps, self.epoch = number, number << _STEPS_BITS, 0
+        self.has_agreed = False
+
+    def bucket(self, bucket: Bucket) -> BucketKeys:
+        """Return the names of a bucket."""
+        return BucketKeys(
+            replicas=Name(self, f"bucket/{bucket.index}"),
+            tp=Name(self, f"tp/{bucket.shared_name}"),
+            embedding=Name(self, f"pp/{bucket.shared_name}"),
+        )
+
+    def adopt(self, epoch: int) -> None:
+        """Go on in ``epoch``, the latest of all ranks.  Raises ``ProtocolError`` for one that cannot be."""
+        if epoch > self.steps:
+            raise ProtocolError(f"gradients: expected at most one failed step in each of {self.steps}, got {epoch}")
+        self.epoch = max(self.epoch, epoch)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from asyncpar.agreement.comparison import digest_of
+from asyncpar.agreement.exchanges import digest_of
 from asyncpar.codecs import AnyCodec, Identity, RoundCodec, Values
 from asyncpar.collectives.algorithms.hierarchical import Hosts
 from asyncpar.collectives.communicator import Communicator
@@ -23,10 +23,10 @@ from asyncpar.gradsync.schemes import (
     CopyHolders,
     Exact,
     Hosted,
-    Memory,
     Pair,
     Rounds,
     Scheme,
+    SchemeMemory,
     ShardedReduce,
     Summed,
     headroom,
@@ -95,7 +95,7 @@ def is_alike(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Layout:
+class BucketLayout:
     """The plan, its description for other ranks, and a scheme for each bucket.
 
     ``settings`` must be equal on all ranks, ``lines`` on all replicas.  ``is_observed``: the plan follows the order in
@@ -106,19 +106,12 @@ class Layout:
     settings: tuple[str, ...]
     lines: tuple[str, ...]
     schemes: tuple[Scheme, ...]
-    is_exact: bool
+    least_bytes: int | None
+    """What this rank would send in all-reduces of least traffic without a codec; None without a codec."""
     is_observed: bool
     digest: bytes
-    replicas: Communicator
     communicators: tuple[Communicator, ...]
     """All by which buckets are reduced."""
-
-    @property
-    def least_bytes(self) -> int | None:
-        """What this rank would send in all-reduces of least traffic without a codec; None without a codec."""
-        if self.is_exact:
-            return None
-        return least_bytes(self.plan.nbytes, self.replicas)
 
     @property
     def nbytes(self) -> int:
@@ -179,7 +172,7 @@ class SchemeMaker:
 
     def make(self, bucket: Bucket) -> Scheme:
         """Return the scheme of a bucket."""
-        memory = Memory(empty=self.groups.replicas.empty, keeps_input=self.as_views)
+        memory = SchemeMemory(empty=self.groups.replicas.empty, keeps_input=self.as_views)
         if self.groups.replicas.size == 1:
             return Alone(bucket, keeps_input=self.as_views)
         holders = None if self.is_alike else CopyHolders.of(bucket, self.groups)
@@ -189,7 +182,7 @@ class SchemeMaker:
         size, dtype = self.groups.replicas.size, self._dtype(bucket)
         return Copies(bucket, holders, inner, size=size, dtype=dtype, memory=memory)
 
-    def _over_replicas(self, bucket: Bucket, memory: Memory) -> Scheme:
+    def _over_replicas(self, bucket: Bucket, memory: SchemeMemory) -> Scheme:
         """Return the scheme over the replicas of this rank."""
         if self.hosts is None:
             return self._flat(bucket, self.groups.replicas, self.algorithm, memory)
@@ -224,7 +217,7 @@ class SchemeMaker:
             return True
         return not codec.is_summable and ranks == PAIR
 
-    def _flat(self, bucket: Bucket, communicator: Communicator, algorithm: str | None, memory: Memory) -> Scheme:
+    def _flat(self, bucket: Bucket, communicator: Communicator, algorithm: str | None, memory: SchemeMemory) -> Scheme:
         """Return the scheme over ``communicator``, which depends on what the codec can do."""
         codec = self.codec
         if isinstance(codec, Identity):
@@ -239,18 +232,17 @@ class SchemeMaker:
         return ShardedReduce(bucket, communicator, codec, **lossy)
 
 
-def make_layout(plan: BucketPlan, settings: tuple[str, ...], maker: SchemeMaker, *, is_observed: bool) -> Layout:
+def make_layout(plan: BucketPlan, settings: tuple[str, ...], maker: SchemeMaker, *, is_observed: bool) -> BucketLayout:
     """Return the layout of ``plan``; ``settings`` are what all ranks must agree upon besides."""
     order = (f"buckets in the order {', '.join(plan.order)}",) if is_observed else ()
     lines = (*settings, *map(str, plan.specs), *order)
-    return Layout(
+    return BucketLayout(
         plan=plan,
         settings=settings,
         lines=lines,
         schemes=tuple(map(maker.make, plan.buckets)),
-        is_exact=isinstance(maker.codec, Identity),
+        least_bytes=None if isinstance(maker.codec, Identity) else least_bytes(plan.nbytes, maker.groups.replicas),
         is_observed=is_observed,
         digest=digest_of(lines),
-        replicas=maker.groups.replicas,
         communicators=(*maker.groups.all, *([] if maker.hosts is None else maker.hosts.all)),
     )

@@ -19,9 +19,8 @@ from asyncpar.gradsync import bucket_run
 from asyncpar.gradsync.choice import Resolved, resolve
 from asyncpar.gradsync.config import GradientBucketingConfig, GradientCompressionConfig, NonFinitePolicy
 from asyncpar.gradsync.groups import HostGroups, SyncGroups
-from asyncpar.gradsync.layout import Layout, SchemeMaker, algorithm_of, is_alike, make_layout
-from asyncpar.gradsync.model import Parameters, spec_of
-from asyncpar.gradsync.plan import BucketPlan, GradientSpec, plan_buckets
+from asyncpar.gradsync.layout import BucketLayout, SchemeMaker, algorithm_of, is_alike, make_layout
+from asyncpar.gradsync.plan import BucketPlan, GradientSpec, Parameters, plan_buckets, spec_of
 
 T = TypeVar("T")
 
@@ -59,7 +58,7 @@ class LayoutCache:
 
     def __init__(self, settings: SyncSettings, compression: GradientCompressionConfig) -> None:
         self._settings = settings
-        self._layout: Layout | None = None
+        self._layout: BucketLayout | None = None
         self._resolved: Resolved | None = None
         self._chosen: str | None = None
         self._kept = _Kept()
@@ -71,7 +70,7 @@ class LayoutCache:
         self._check_views()
 
     @property
-    def layout(self) -> Layout | None:
+    def layout(self) -> BucketLayout | None:
         """The layout of the last step; None when the next one makes another."""
         return self._layout
 
@@ -97,7 +96,7 @@ class LayoutCache:
             self._check_views()
         return self._resolved
 
-    def lay_out(self, by_name: Parameters, resolved: Resolved) -> Layout:
+    def lay_out(self, by_name: Parameters, resolved: Resolved) -> BucketLayout:
         """Return the layout for these gradients; if they are new, plan it and allocate its buffers.
 
         Raises ``UsageError`` for a gradient whose shape or dtype is not that of earlier steps.
@@ -233,7 +232,7 @@ class LayoutCache:
             order=order,
         )
 
-    def _make(self, specs: Sequence[GradientSpec], resolved: Resolved) -> Layout:
+    def _make(self, specs: Sequence[GradientSpec], resolved: Resolved) -> BucketLayout:
         settings, groups, replicas = self._settings, self._settings.groups, self._settings.groups.replicas
         alike = groups.is_data_parallel_only or (
             not resolved.adds_in_hosts
@@ -281,7 +280,7 @@ class LayoutCache:
             raise UsageError("gradient_as_bucket_view: not with a codec between hosts only")
 
 
-def bind_views(layout: Layout, by_name: Parameters) -> None:
+def bind_views(layout: BucketLayout, by_name: Parameters) -> None:
     """Move the gradients into the buckets."""
     for scheme in layout.schemes:
         bucket_run.pack(scheme, bucket_run.Packing(parameters=by_name))

@@ -9,17 +9,14 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from asyncpar.agreement.comparison import Comparison, Lines, digest_of
 from asyncpar.agreement.errors import SettingsDiffer
-from asyncpar.agreement.owed import OwedCollective
+from asyncpar.agreement.exchanges import Comparison, Lines, OwedCollective, digest_of
 from asyncpar.errors import PeerCancelled, UsageError
 from asyncpar.gradsync.bucket_run import BucketFlow
-from asyncpar.gradsync.groups import ENDS, EVERYONE, REPLICAS, SLICES, SyncGroups
-from asyncpar.gradsync.keys import Keys
-from asyncpar.gradsync.layout import Layout
-from asyncpar.gradsync.outcome import Findings, StepOutcome, collect
+from asyncpar.gradsync.groups import ALL_RANKS, EMBEDDING, REPLICAS, TENSOR_PARALLEL, Keys, SyncGroups
+from asyncpar.gradsync.layout import BucketLayout
 from asyncpar.gradsync.plan import BucketPlan
-from asyncpar.gradsync.statistics import StepRecord
+from asyncpar.gradsync.statistics import NonFiniteFindings, StepOutcome, StepRecord, collect
 
 
 class SyncStep:
@@ -111,13 +108,13 @@ class StepRun:
         self._keys = keys
         self._agreed = agreed
         self._observed: list[str] = []
-        self._findings = Findings({}, [])
+        self._findings = NonFiniteFindings({}, [])
         self._has_lost = np.zeros(1, np.uint8)
         self._size = groups.everyone.size
         everyone, replicas = groups.everyone, groups.replicas
         self._ending = OwedCollective(lambda: everyone.all_gather(self._has_lost, key=str(keys.ending)))
         self._all_findings = OwedCollective(
-            lambda: everyone.all_gather_object(self._findings, key=f"{keys.rare}/findings", wanted=Findings)
+            lambda: everyone.all_gather_object(self._findings, key=f"{keys.rare}/findings", wanted=NonFiniteFindings)
         )
         self._order = OwedCollective(
             lambda: replicas.broadcast_object(self._observed, key=f"{keys.rare}/order", wanted=list[str])
@@ -183,7 +180,7 @@ def first_error() -> Iterator[None]:
 
 
 def propose(
-    groups: SyncGroups, keys: Keys, layout: Layout, *, number: int, micro_steps: int, is_observed: bool
+    groups: SyncGroups, keys: Keys, layout: BucketLayout, *, number: int, micro_steps: int, is_observed: bool
 ) -> Comparison:
     """Return the comparison of a step, which is the ``number``-th, with what all other ranks are about to do."""
     order = "known" if is_observed else "unknown"
@@ -191,7 +188,12 @@ def propose(
     if groups.is_data_parallel_only:
         digest = digest_of((*step, layout.digest.hex()))
         return _compare(groups, keys, {REPLICAS: (*step, *layout.lines)}, {REPLICAS: digest})
-    lines = {EVERYONE: (*step, *layout.settings), REPLICAS: layout.lines, SLICES: layout.replicated, ENDS: layout.tied}
+    lines = {
+        ALL_RANKS: (*step, *layout.settings),
+        REPLICAS: layout.lines,
+        TENSOR_PARALLEL: layout.replicated,
+        EMBEDDING: layout.tied,
+    }
     return _compare(groups, keys, lines, {REPLICAS: layout.digest})
 
 

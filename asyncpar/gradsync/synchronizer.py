@@ -24,13 +24,11 @@ from asyncpar.errors import NonFiniteValue, PeerError, UsageError
 from asyncpar.gradsync import bucket_run
 from asyncpar.gradsync.bucket_run import BucketFlow, FlowSettings, ThreadTurns
 from asyncpar.gradsync.config import GradientBucketingConfig, GradientCompressionConfig, NonFinitePolicy
-from asyncpar.gradsync.groups import HostGroups, make_groups
-from asyncpar.gradsync.keys import Keys
-from asyncpar.gradsync.layout import Layout
+from asyncpar.gradsync.groups import HostGroups, Keys, make_groups
+from asyncpar.gradsync.layout import BucketLayout
 from asyncpar.gradsync.layout_cache import LayoutCache, SyncSettings
-from asyncpar.gradsync.model import Accumulation, HasGradient, ModelShards, Parameters, parameters_by_name
-from asyncpar.gradsync.outcome import StepOutcome
-from asyncpar.gradsync.statistics import SyncMemory, SyncStatistics, SyncTraffic
+from asyncpar.gradsync.plan import Accumulation, HasGradient, HasParameters, Parameters, parameters_by_name
+from asyncpar.gradsync.statistics import StepOutcome, SyncMemory, SyncStatistics, SyncTraffic
 from asyncpar.gradsync.step import StepRun, SyncStep, first_error, propose, propose_to_measure, refuse
 
 
@@ -108,7 +106,7 @@ class GradientSynchronizer:
 
     # -- steps -------------------------------------------------------------------------------------------------------
 
-    async def synchronize_gradients(self, model_shards: ModelShards) -> StepOutcome:
+    async def synchronize_gradients(self, model_shards: HasParameters) -> StepOutcome:
         """Replace every gradient by its mean over all replicas, and return what became of the step.  See ``step``."""
         async with self.step(model_shards.parameters()) as step:
             pass
@@ -177,7 +175,7 @@ class GradientSynchronizer:
             resolved = await self._layouts.resolve("reserve")
             self._layouts.lay_out(parameters_by_name(parameters), resolved)
 
-    def accumulate(self, model_shards: ModelShards) -> None:
+    def accumulate(self, model_shards: HasParameters) -> None:
         """Keep the gradients of a micro-step and zero them; the next step takes the mean over micro-steps, too.
 
         Call it after each micro-step but the last, whose gradients the step itself takes: ``k`` micro-steps weigh
@@ -283,7 +281,7 @@ class GradientSynchronizer:
 
     # -- inside ------------------------------------------------------------------------------------------------------
 
-    async def _prepare(self, parameters: Iterable[HasGradient]) -> tuple[dict[str, HasGradient], Layout]:
+    async def _prepare(self, parameters: Iterable[HasGradient]) -> tuple[dict[str, HasGradient], BucketLayout]:
         """Return the parameters and the layout for them.
 
         What is wrong on this rank alone is told to the others, which then raise, too.
@@ -316,7 +314,7 @@ class GradientSynchronizer:
         except PeerError as lost:
             error.add_note(f"the other ranks could not be told: {lost}")
 
-    def _make_run(self, layout: Layout, by_name: Parameters) -> StepRun:
+    def _make_run(self, layout: BucketLayout, by_name: Parameters) -> StepRun:
         """Return what has to run in this step."""
         agreed = asyncio.Event()
         settings = FlowSettings(

@@ -14,10 +14,7 @@ from asyncpar.core.config.parallel import MemoryOptimizationStrategy, RankMappin
 from asyncpar.errors import UsageError
 from asyncpar.gradsync import GradientSynchronizer, NonFinitePolicy
 from asyncpar.hybrid.config import HybridConfig
-from asyncpar.hybrid.flow import GradientFlow
 from asyncpar.hybrid.model import Loss, ParallelModel, StageLayers, StagePlace, stage_ranges
-from asyncpar.hybrid.replicated import ReplicatedFlow
-from asyncpar.hybrid.sharded import ShardedFlow
 from asyncpar.hybrid.watch import FiniteWatch, WatchedStage, watched_loss
 from asyncpar.nn.optimizers import distinct
 from asyncpar.nn.parameter import Parameter
@@ -32,6 +29,8 @@ from asyncpar.pipeline.schedule import Schedule
 from asyncpar.tensors.process_groups import ProcessGroups
 from asyncpar.zero.config import ZeROStage
 from asyncpar.zero.engine import ZeroEngine
+from asyncpar.zero.flow import GradientFlow, ReplicatedFlow
+from asyncpar.zero.sharded_flow import ShardedFlow
 
 T = TypeVar("T")
 Args = TypeVarTuple("Args")

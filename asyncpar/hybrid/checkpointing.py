@@ -21,7 +21,7 @@ _WHAT = "what the reduction of gradients keeps between steps (residuals of compr
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunState:
+class TrainingState:
     """Numbers of steps and of updates (without skipped steps), and the state of the loss scaler.
 
     ``reduction`` is what the reduction of gradients keeps on this rank, None in a checkpoint of another layout, and
@@ -39,7 +39,7 @@ async def save(
     folder: Path,
     assembly: Assembly,
     model: ParallelModel,
-    state: RunState,
+    state: TrainingState,
     *,
     communicator: Communicator,
     extra: Mapping[str, Any] | None,
@@ -89,7 +89,7 @@ def layout_of(assembly: Assembly) -> str:
 
 async def load(
     folder: Path, wanted: Sequence[Wanted], model: ParallelModel, assembly: Assembly, *, communicator: Communicator
-) -> tuple[dict[tuple[str, str], Array], RunState, dict[str, Any]]:
+) -> tuple[dict[tuple[str, str], Array], TrainingState, dict[str, Any]]:
     """Return arrays for what this rank holds, the state of the run, and what the user has saved with it."""
     loaded = await load_checkpoint(folder, wanted, model=model.identity, communicator=communicator)
     run = loaded.extra[_RUN]
@@ -102,7 +102,7 @@ async def load(
         what=_WHAT,
     )
     arrays = {(one.name, one.kind): array.reshape(-1) for one, array in zip(wanted, loaded.arrays, strict=True)}
-    state = RunState(
+    state = TrainingState(
         steps=run["steps"],
         updates=run["updates"],
         scaler=run["scaler"],

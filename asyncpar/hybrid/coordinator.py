@@ -24,7 +24,7 @@ from asyncpar.hybrid.loss_scaling import LossScaler
 from asyncpar.hybrid.model import ParallelModel
 from asyncpar.hybrid.monitor import Performance3DMonitor
 from asyncpar.hybrid.recovery import Intent, RankStatus, RecoveryPlan, plan_recovery
-from asyncpar.hybrid.step import StepRandomness, StepResult, StepRunner, Verdict
+from asyncpar.hybrid.step import StepRandomness, StepResult, StepRunner, StepVerdict
 from asyncpar.nn.parameter import Array, Parameter
 from asyncpar.tensors.process_groups import ProcessGroups
 from asyncpar.zero.errors import StepTorn
@@ -62,7 +62,7 @@ class ThreeDParallelismCoordinator:
         assert meeting is not None, "this rank is in its own group"
         self._meeting = meeting
         self._wanted = checkpointing.describe(assembly)
-        self._verdict: Verdict | None = None
+        self._verdict: StepVerdict | None = None
         self._seconds_before = 0.0
         self._last_norm = self._last_rate = 0.0
         self._has_failed = self._was_taken = self._is_torn = False
@@ -328,7 +328,7 @@ class ThreeDParallelismCoordinator:
             await self._assembly.flow.resume(plan.attempt)
         self._was_taken = plan.was_taken
 
-    async def _take(self, verdict: Verdict, rate: float) -> None:
+    async def _take(self, verdict: StepVerdict, rate: float) -> None:
         """Take the step, or skip it; whatever happens meanwhile, ``steps`` tells whether it was taken."""
         if verdict.is_finite:
             updates = self._assembly.flow.step_count
@@ -355,7 +355,7 @@ class ThreeDParallelismCoordinator:
         self._runner.is_ready = False
         self.steps += 1
 
-    def _conclude(self, verdict: Verdict, began: float) -> StepResult:
+    def _conclude(self, verdict: StepVerdict, began: float) -> StepResult:
         if not verdict.is_finite and not self._runner.skips:
             raise NonFiniteValue(
                 f"gradients: expected a finite global norm at step {self.steps}, got another; parameters are "
@@ -374,8 +374,8 @@ class ThreeDParallelismCoordinator:
             pipeline=pipeline,
         )
 
-    def _state(self) -> checkpointing.RunState:
-        return checkpointing.RunState(
+    def _state(self) -> checkpointing.TrainingState:
+        return checkpointing.TrainingState(
             steps=self.steps,
             updates=self._assembly.flow.step_count,
             scaler=self._scaler.state(),

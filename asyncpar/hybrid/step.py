@@ -17,7 +17,7 @@ from asyncpar.hybrid.assembly import Assembly, GradientScale
 from asyncpar.hybrid.config import HybridConfig, Precision
 from asyncpar.hybrid.loss_scaling import LossScaler
 from asyncpar.hybrid.model import ParallelModel
-from asyncpar.hybrid.watch import Report, find_origins
+from asyncpar.hybrid.watch import FiniteReport, find_origins
 from asyncpar.nn.optimizers import clip_factor, combined
 from asyncpar.nn.stage import Stage
 from asyncpar.pipeline.result import PipelineResult
@@ -66,7 +66,7 @@ class StepResult:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class StepVerdict:
     """What ranks have found together about the gradients of a step."""
 
     loss: float
@@ -104,7 +104,7 @@ class StepRunner:
         self._communicating = 0.0
         self._sliced = 0.0
 
-    async def backward(self, inputs: Sequence[Any] | None, targets: Sequence[Any] | None) -> Verdict:
+    async def backward(self, inputs: Sequence[Any] | None, targets: Sequence[Any] | None) -> StepVerdict:
         """Compute gradients and reduce them; return what all ranks have found."""
         assembly, flow = self._assembly, self._assembly.flow
         if assembly.executor.has_first_stage:
@@ -186,14 +186,14 @@ class StepRunner:
             raise UsageError("targets: expected at least one that counts in the whole batch, got none")
         return total
 
-    async def _judge(self, tokens: int, pipeline: PipelineResult) -> Verdict:
+    async def _judge(self, tokens: int, pipeline: PipelineResult) -> StepVerdict:
         loss = math.fsum(pipeline.losses) if self._tells else 0.0
         squared = await self._assembly.worker.run(self._assembly.flow.squared_norm, self._not_counted)
         own = np.array([loss, squared])
         began = self._clock()
         rows = await self._assembly.groups.world.all_gather(own, key=self._name("verdict"))
         self._communicating += self._clock() - began
-        verdict = Verdict(
+        verdict = StepVerdict(
             loss=math.fsum(rows[:, 0]) / tokens, tokens=tokens, gradient_norm=math.sqrt(self._squared_norm(rows[:, 1]))
         )
         if verdict.is_finite or self.skips:
@@ -204,14 +204,14 @@ class StepRunner:
         """Return where the step stopped being finite, in words that are equal on all ranks."""
         assembly = self._assembly
         world, flow = assembly.groups.world, assembly.flow
-        report = Report(
+        report = FiniteReport(
             rank=world.ranks[world.rank],
             slices=assembly.groups.tp.ranks,
             sighting=assembly.watch.sighting,
             spoiled=list(flow.spoiled),
             overflowed=list(flow.overflowed),
         )
-        reports = await world.all_gather_object(report, key=self._name("origins"), wanted=Report)
+        reports = await world.all_gather_object(report, key=self._name("origins"), wanted=FiniteReport)
         return find_origins(reports)
 
     def _squared_norm(self, parts: NDArray[np.float64]) -> float:

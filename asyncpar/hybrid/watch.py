@@ -36,7 +36,7 @@ class Sighting(msgspec.Struct, frozen=True):
     calls: int
 
 
-class Report(msgspec.Struct, frozen=True):
+class FiniteReport(msgspec.Struct, frozen=True):
     """What one rank tells the others of a step that is not finite.
 
     ``slices`` are the ranks that share its stage, ``spoiled`` the parameters whose gradients were not finite there
@@ -127,7 +127,7 @@ def watched_loss(loss: Loss, watch: FiniteWatch) -> Loss:
     return compute
 
 
-def find_origins(reports: Sequence[Report]) -> str:
+def find_origins(reports: Sequence[FiniteReport]) -> str:
     """Say on which ranks it began that a step is not finite, and in what.  Pure: all ranks say the same."""
     by_rank = {report.rank: report for report in reports}
     origins = [
@@ -146,7 +146,7 @@ def find_origins(reports: Sequence[Report]) -> str:
     )
 
 
-def _is_origin(report: Report, by_rank: dict[int, Report]) -> bool:
+def _is_origin(report: FiniteReport, by_rank: dict[int, FiniteReport]) -> bool:
     """Made is not taken; and of ranks that share a stage, those who had it first are to blame."""
     sighting = report.sighting
     if sighting is None:
@@ -155,7 +155,7 @@ def _is_origin(report: Report, by_rank: dict[int, Report]) -> bool:
     return sighting.is_own and sighting.calls == min(one.calls for one in others if one is not None)
 
 
-def _place_of(report: Report) -> str:
+def _place_of(report: FiniteReport) -> str:
     return ", ".join(report.spoiled) if report.sighting is None else report.sighting.place
 
 

@@ -17,7 +17,7 @@ _WHAT = "what the reduction of gradients keeps between steps (residuals of compr
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunState:
+class TrainerProgress:
     """Optimizer steps, and micro-steps in them."""
 
     steps: int
@@ -27,7 +27,7 @@ class RunState:
 async def save(
     folder: Path,
     known: Registered,
-    state: RunState,
+    state: TrainerProgress,
     *,
     world: Communicator,
     extra: Mapping[str, Any] | None,
@@ -57,7 +57,7 @@ async def save(
     return saved.path
 
 
-async def load(folder: Path, known: Registered, *, world: Communicator) -> tuple[RunState, dict[str, Any]]:
+async def load(folder: Path, known: Registered, *, world: Communicator) -> tuple[TrainerProgress, dict[str, Any]]:
     """Restore what all ranks hold; return the rest."""
     wanted = [
         Wanted(name=one.parameter, kind=one.kind, slice=one.slice, flat=one.flat, dtype=one.array.dtype)
@@ -73,7 +73,7 @@ async def load(folder: Path, known: Registered, *, world: Communicator) -> tuple
         communicator=world,
         what=_WHAT,
     )
-    state = RunState(steps=run["steps"], micro_steps=run["micro_steps"])
+    state = TrainerProgress(steps=run["steps"], micro_steps=run["micro_steps"])
     arrays = {(one.name, one.kind): array.reshape(-1) for one, array in zip(wanted, loaded.arrays, strict=True)}
     await known.flow.restore(arrays, step_count=state.steps)
     known.flow.restore_reduction(reduction, run.get("reductions", 0))

@@ -1,84 +1,296 @@
-"""What becomes of the gradients of a step: how they are reduced, and how they move parameters."""
+"""How gradients of micro-steps are reduced over a multi-node world, and move parameters: inside nodes, then between."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from contextlib import AbstractAsyncContextManager
+import asyncio
+import math
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from functools import partial
+from typing import Any
 
-from asyncpar.gradsync import SyncStatistics
+from asyncpar.agreement.errors import SettingsDiffer
+from asyncpar.agreement.exchanges import ALL, Comparison
+from asyncpar.core.concurrency.bridge import LoopBridge
+from asyncpar.core.concurrency.offload import off_loop
+from asyncpar.core.config.parallel import CommunicationStrategy, RankMapping, ThreeDParallelismConfig
+from asyncpar.errors import NonFiniteValue, UsageError
+from asyncpar.gradsync import (
+    GradientBucketingConfig,
+    GradientCompressionConfig,
+    GradientSynchronizer,
+    HostGroups,
+    SyncStatistics,
+)
+from asyncpar.multinode.config import MultiNodeConfig
 from asyncpar.multinode.gradient_buffer import GradientIntake
-from asyncpar.multinode.statistics import CompressionInfo, MemoryUsage
+from asyncpar.multinode.node_sum import NodeSums, TimedSums
+from asyncpar.multinode.statistics import CompressionInfo, LeaderTraffic, ShardedTimes
+from asyncpar.nn import Stage
+from asyncpar.nn.optimizers import Rule, clip_factor
 from asyncpar.nn.parameter import Array, OnGradient
+from asyncpar.zero.engine import ZeroEngine
+from asyncpar.zero.flow import GradientFlow, MemoryUsage, ReplicatedFlow
+from asyncpar.zero.row_sum import ReplicaSums, RowSums
+from asyncpar.zero.sharded_flow import ShardedFlow
 from asyncpar.zero.share import StatePiece
 
+BETWEEN_NODES = "int8"
+"""The codec of compressed gradients."""
 
-class StepFlow(ABC):
-    """The way of gradients on one rank; all ranks go it together, ``run``, then ``apply``, then ``step``."""
+_UNLIMITED = 1 << 16
+"""Buckets: their size is what is asked for, however many that makes."""
 
-    @abstractmethod
-    def run(self, intake: GradientIntake) -> AbstractAsyncContextManager[OnGradient]:
-        """Make the sums of ``intake`` the mean over all ranks; yields what to call for those that are final.
+
+class NodeFlow:
+    """Takes the gradients of ``intake`` through ``flow``.  All ranks call ``run``, then ``apply``, then ``step``.
+
+    In ``run`` ranks compare how many micro-steps they have taken in, and the step before.  ``engine`` is that of a
+    sharded flow, whose ``times`` are counted here.
+    """
+
+    def __init__(
+        self,
+        flow: GradientFlow,
+        intake: GradientIntake,
+        config: MultiNodeConfig,
+        groups: HostGroups,
+        *,
+        name: str,
+        engine: ZeroEngine | None = None,
+        times: ShardedTimes | None = None,
+    ) -> None:
+        self._flow = flow
+        self._intake = intake
+        self._groups = groups
+        self._engine = engine
+        self._times = times
+        self._traffic = LeaderTraffic(groups, is_compressed=config.compresses_between_nodes)
+        self._weight = 1 if config.zero_config.average else groups.world.size
+        self._nbytes = sum(parameter.size * parameter.dtype.itemsize for parameter in flow.parameters)
+        self._key = f"{name}/micro_steps"
+        self._runs = 0
+        self._last = "no step"
+        self._is_broken = False
+
+    @asynccontextmanager
+    async def run(self) -> AsyncIterator[OnGradient]:
+        """Make the sums of the intake the mean over all ranks; yields what to call for those that are final.
 
         Leaving the block means that all are.  Whatever goes wrong, on any rank, raises on every rank.  Ranks that have
         taken in different numbers of micro-steps, or none, are a ``UsageError``, on every rank.
         """
+        intake, difference = self._intake, None
+        count, comparison = intake.micro_steps, self._compare()
+        try:
+            await self._resume()
+            self._traffic.begin()
+            if self._times is not None:
+                self._times.begin()
+            async with self._flow.reducing() as ready:
+                yield ready if self._engine is None else partial(self._report, ready)
+                self._complete()
+                try:
+                    await comparison.run()
+                except SettingsDiffer as error:  # known to all ranks, which end what is under way, and then raise it
+                    difference = error
+        except BaseException:
+            await self._break("synchronization")
+            comparison.close()
+            raise
+        self._count_traffic()
+        if difference is not None:
+            raise difference
+        if not count:
+            raise UsageError("synchronize_gradients: expected gradients of at least one micro-step, got none")
 
-    @abstractmethod
-    async def apply(self, intake: GradientIntake) -> None:
-        """Divide the means by the number of micro-steps, and forget what ``intake`` has of them."""
+    async def apply(self) -> None:
+        """Divide the means by the number of micro-steps, and forget what the intake has of them."""
+        intake = self._intake
+        if self._flow.is_sharded:
+            self._flow.scale(1.0 / intake.micro_steps)
+            intake.clear()
+        else:
+            hand_over = partial(intake.hand_over, intake.micro_steps, weight=self._weight)
+            await off_loop(hand_over, nbytes=intake.buffer.nbytes)
 
-    @abstractmethod
     async def step(self, learning_rate: float, *, clip_norm: float | None) -> float:
         """Move all parameters once and return the global norm of gradients before clipping.
 
         Raises ``NonFiniteValue``, on every rank and with nothing changed, where gradients are not finite.
         """
+        flow = self._flow
+        try:
+            norm = await flow.norm()
+            if clip_norm is not None and math.isfinite(norm):
+                await off_loop(partial(flow.scale, clip_factor(norm, clip_norm)), nbytes=self._nbytes)
+            await flow.step(learning_rate)
+        except NonFiniteValue:
+            raise
+        except BaseException:
+            await self._break("optimizer_step")
+            raise
+        self._last = f"step {flow.step_count} with learning rate {learning_rate!r} and clip_norm {clip_norm!r}"
+        return norm
 
-    @abstractmethod
     def forget(self) -> None:
         """Forget all gradients."""
+        if not self._is_broken:  # else they are forgotten when ranks resume
+            self._flow.zero_grad()
+        if not self._flow.is_sharded:
+            for parameter in self._flow.parameters:
+                parameter.release_grad()
 
-    @abstractmethod
     def memory(self) -> MemoryUsage:
         """Return what parameters, gradients, states and buffers take now."""
+        return self._flow.memory()
 
     @property
-    @abstractmethod
     def memory_savings(self) -> float:
         """The part of parameters, gradients and states that is not held on this rank because others hold it."""
+        return 0.0 if self._engine is None else self._engine.memory_stats().reduction
 
-    @abstractmethod
     def statistics(self) -> SyncStatistics:
         """Return times and traffic so far."""
+        return self._flow.statistics() if self._times is None else replace(self._times.statistics)
 
-    @abstractmethod
     async def pieces(self) -> list[StatePiece]:
         """Return what a checkpoint must hold of this rank; all ranks call it."""
+        await self._resume()
+        return list(self._flow.pieces())
 
-    @abstractmethod
     async def restore(self, arrays: Mapping[tuple[str, str], Array], *, step_count: int) -> None:
         """Go on from the ``pieces`` of a checkpoint, flat, by (parameter, kind); all ranks call it."""
+        await self._flow.restore(arrays, step_count)
+        self._is_broken = False
 
-    @abstractmethod
     def reduction_state(self) -> dict[str, Array]:
         """Return what the reduction of gradients keeps on this rank between steps, by name."""
+        return self._flow.reduction_state()
 
     @property
-    @abstractmethod
     def reductions(self) -> int:
         """The number of the last reduction, equal on all ranks."""
+        return self._flow.reductions
 
-    @abstractmethod
     def restore_reduction(self, state: Mapping[str, Array] | None, reductions: int) -> None:
         """Go on from ``reduction_state`` and ``reductions``, or, where that is None, from nothing."""
+        self._flow.restore_reduction(state, reductions)
 
     @property
-    @abstractmethod
     def compression(self) -> CompressionInfo:
-        """What this rank has sent to other nodes."""
+        """The bytes that this rank has sent to other nodes."""
+        return self._traffic.info
 
     @property
-    @abstractmethod
     def owns_part(self) -> bool:
         """Does this rank own states that no other rank has?"""
+        if self._engine is None:
+            return False
+        partition, rank = self._engine.partition, self._groups.world.rank
+        bounds = [partition.bounds(index, rank) for index in range(len(partition.specs))]
+        return any(start < stop for start, stop in bounds)
+
+    # -- inside ------------------------------------------------------------------------------------------------------
+
+    def _compare(self) -> Comparison:
+        """Return the comparison of what this rank has done since the last run with what the others have."""
+        self._runs += 1
+        lines = (f"{self._intake.micro_steps} micro-steps after {self._last}",)
+        return Comparison(self._groups.world, {ALL: lines}, key=self._key, rare=f"{self._key}/{self._runs}")
+
+    def _report(self, ready: OnGradient, name: str) -> None:
+        """Give ``name`` its sum, which the engine takes off the parameter.  From any thread."""
+        self._intake.give_back(name)
+        ready(name)
+
+    def _complete(self) -> None:
+        """All gradients are final."""
+        if self._times is None:
+            self._intake.fill()
+        else:
+            self._times.last_gradient()
+            self._intake.give_back()
+
+    def _count_traffic(self) -> None:
+        if self._engine is None or self._times is None:
+            self._traffic.end(self._intake.buffer.nbytes)
+            return
+        partition = self._engine.partition
+        nbytes = sum(partition.bucket_nbytes(bucket) for bucket in partition.buckets)
+        self._traffic.end(nbytes // 2)  # a reduce-scatter sends half of what an all-reduce does
+        self._times.end()
+
+    async def _resume(self) -> None:
+        """Come together again after a failure, which was one of all ranks."""
+        if self._is_broken:
+            await self._flow.resume(0)
+            self._is_broken = False
+
+    async def _break(self, why: str) -> None:
+        """Tell the others of a sharded flow, which must resume."""
+        if self._engine is not None:
+            self._is_broken = True
+            await self._engine.abandon(why)
+
+
+def replicated(
+    intake: GradientIntake, rule: Rule, config: MultiNodeConfig, groups: HostGroups, *, name: str
+) -> NodeFlow:
+    """Return the flow where every rank moves all parameters: a ``GradientSynchronizer`` that takes nodes for hosts."""
+    world = groups.world
+    parallelism = ThreeDParallelismConfig(
+        dp_size=world.size, comm_strategy=CommunicationStrategy.HIERARCHICAL_ALL_REDUCE
+    )
+    compression = GradientCompressionConfig(codec=BETWEEN_NODES, error_feedback=config.zero_config.error_feedback)
+    synchronizer = GradientSynchronizer(
+        parallelism,
+        RankMapping(parallelism, world.rank),
+        communicator=world,
+        bucketing=GradientBucketingConfig(
+            bucket_size_mb=config.bucket_size_mb, max_buckets=_UNLIMITED, overlap_communication=config.overlaps
+        ),
+        compression=compression if config.compresses else None,
+        name=f"{name}/gradients",
+        hosts=groups if groups.hosts > 1 else None,
+    )
+    flow = ReplicatedFlow(
+        intake.parameters, rule, synchronizer, replicas=1, rank=world.ranks[world.rank], gradients=intake.gradients
+    )
+    return NodeFlow(flow, intake, config, groups, name=name)
+
+
+async def sharded(
+    intake: GradientIntake,
+    layers: Sequence[Stage[Any]],
+    rule: Rule,
+    config: MultiNodeConfig,
+    groups: HostGroups,
+    *,
+    bridge: LoopBridge | None,
+    name: str,
+) -> tuple[NodeFlow, Sequence[Stage[Any]]]:
+    """Return the flow where ranks share out states, gradients or parameters, and the layers to compute with.
+
+    Rows are added node by node on their way to their owners; buckets overlap, and are as large, as both configurations
+    allow.
+    """
+    zero = replace(config.zero_config, overlap_comm=config.overlaps, bucket_size_mb=config.bucket_size_mb)
+    sums: RowSums = ReplicaSums(groups.world, is_compressed=zero.gradient_compression, algorithm=zero.algorithm)
+    if groups.hosts > 1:
+        sums = NodeSums(groups, is_compressed=config.compresses_between_nodes)
+    times = ShardedTimes(groups, asyncio.get_running_loop().time)
+    engine = ZeroEngine(
+        intake.parameters,
+        rule,
+        zero,
+        groups.world,
+        bridge=bridge,
+        name=f"{name}/zero",
+        row_sums=TimedSums(sums, lambda: times.record.intervals, times.clock),
+    )
+    prepared = tuple(engine.shard(layer) for layer in layers)
+    await engine.prepare()
+    flow = ShardedFlow(engine, None)
+    return NodeFlow(flow, intake, config, groups, name=name, engine=engine, times=times), prepared

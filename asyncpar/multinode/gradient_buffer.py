@@ -140,6 +140,7 @@ class GradientIntake:
     """
 
     def __init__(self, parameters: Sequence[Parameter]) -> None:
+        self.parameters = tuple(parameters)
         self.buffer = GradientSyncBuffer()
         self.micro_steps = 0
         self._by_name = {parameter.name: parameter for parameter in parameters}

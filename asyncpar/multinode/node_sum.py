@@ -10,8 +10,8 @@ import numpy as np
 from asyncpar.collectives.arrays import collective_reduction
 from asyncpar.collectives.call import WatchedCall
 from asyncpar.core.concurrency.offload import off_loop
+from asyncpar.gradsync import HostGroups
 from asyncpar.gradsync.schemes import ReductionStep
-from asyncpar.multinode.groups import NodeGroups
 from asyncpar.zero.buffers import BufferPool, Loans
 from asyncpar.zero.feedback import RowFeedback
 from asyncpar.zero.partition import Rows
@@ -21,10 +21,10 @@ from asyncpar.zero.row_sum import CompressedSum, ReplicaSums, RowSum, RowSums
 class NodeSums(RowSums):
     """Sums over the world node by node: see ``NodeSum``."""
 
-    def __init__(self, groups: NodeGroups, *, is_compressed: bool) -> None:
+    def __init__(self, groups: HostGroups, *, is_compressed: bool) -> None:
         self.is_lossy = is_compressed
         self._groups = groups
-        leaders = groups.leaders
+        leaders = groups.between
         self._between = None if leaders is None else ReplicaSums(leaders, is_compressed=is_compressed)
 
     def make(self, rows: Rows, row: Rows, *, op: str, pool: BufferPool, feedback: RowFeedback | None) -> RowSum:
@@ -32,7 +32,7 @@ class NodeSums(RowSums):
 
     def extra_bytes(self, rows: int, width: int, dtype: np.dtype[Any]) -> int:
         """Return what the first rank of a node takes: the sum of the node, the part of the node, and both encoded."""
-        nodes = self._groups.num_nodes
+        nodes = self._groups.hosts
         part = rows // nodes * width
         encoded = CompressedSum.extra_bytes(nodes, part) if self.is_lossy else 0
         return (rows * width + part) * dtype.itemsize + encoded
@@ -47,7 +47,7 @@ class NodeSum(RowSum):
 
     def __init__(
         self,
-        groups: NodeGroups,
+        groups: HostGroups,
         rows: Rows,
         row: Rows,
         *,
@@ -58,13 +58,13 @@ class NodeSum(RowSum):
     ) -> None:
         super().__init__(groups.world, rows, row, op=op)
         self._reduction = collective_reduction(op, rows.dtype)
-        self._node = groups.node
+        self._node = groups.inside
         self._loans = Loans(pool)
         self._total: Rows | None = None
         self._between: RowSum | None = None
-        if between is not None and groups.leaders is not None:
+        if between is not None and groups.between is not None:
             self._total = self._loans.take(rows.shape, rows.dtype)
-            by_node = self._total.reshape(groups.leaders.size, -1)
+            by_node = self._total.reshape(groups.between.size, -1)
             part = self._loans.take(by_node[:1].shape, rows.dtype)
             self._between = between.make(by_node, part, op="sum", pool=pool, feedback=feedback)
 

@@ -6,20 +6,20 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from asyncpar.agreement.comparison import compare
+from asyncpar.agreement.exchanges import compare
 from asyncpar.backends import BackendConfig, CommunicationBackend, CommunicationRuntime
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.errors import UsageError
+from asyncpar.gradsync import HostGroups
 from asyncpar.multinode.config import MultiNodeConfig
-from asyncpar.multinode.flow import StepFlow
+from asyncpar.multinode.flow import NodeFlow
 from asyncpar.multinode.gradient_buffer import GradientIntake
-from asyncpar.multinode.groups import NodeGroups
 from asyncpar.nn import Parameter
 from asyncpar.nn.half import stored_value
 from asyncpar.nn.optimizers import distinct
 
 
-async def register(parameters: Iterable[Parameter], groups: NodeGroups, *, key: str) -> tuple[Parameter, ...]:
+async def register(parameters: Iterable[Parameter], groups: HostGroups, *, key: str) -> tuple[Parameter, ...]:
     """Return the parameters, each once, with the values of rank 0 of the world on all ranks.
 
     Raises ``UsageError``, on every rank, where names, shapes, dtypes or their order differ, and for parameters that
@@ -36,12 +36,12 @@ async def register(parameters: Iterable[Parameter], groups: NodeGroups, *, key: 
     return chosen
 
 
-async def _broadcast(parameters: Sequence[Parameter], groups: NodeGroups, *, key: str) -> None:
-    """Hand the values of rank 0 to the first ranks of all nodes, and on from there."""
+async def _broadcast(parameters: Sequence[Parameter], groups: HostGroups, *, key: str) -> None:
+    """Broadcast the values of rank 0 to the leaders of all nodes, then inside each node."""
     for parameter in parameters:
-        if groups.leaders is not None:
-            await groups.leaders.broadcast(stored_value(parameter), key=key)
-        await groups.node.broadcast(stored_value(parameter), key=key)
+        if groups.between is not None:
+            await groups.between.broadcast(stored_value(parameter), key=key)
+        await groups.inside.broadcast(stored_value(parameter), key=key)
 
 
 def _problem(parameters: Sequence[Parameter]) -> str | None:
@@ -113,7 +113,7 @@ class Environment:
             await opened.finalize()
 
 
-class Phase(Enum):
+class TrainerPhase(Enum):
     """What may be called next in a step."""
 
     GATHERING = "update_gradients or synchronize_gradients"
@@ -128,18 +128,18 @@ class Registered:
 
     parameters: tuple[Parameter, ...]
     intake: GradientIntake
-    flow: StepFlow
+    flow: NodeFlow
     reduction: str
-    phase: Phase = Phase.GATHERING
+    phase: TrainerPhase = TrainerPhase.GATHERING
 
-    def check(self, phase: Phase, what: str) -> None:
+    def check(self, phase: TrainerPhase, what: str) -> None:
         """Raise ``UsageError`` unless it is time for ``what``."""
         if self.phase is not phase:
             raise UsageError(f"{what}: expected {self.phase.value} next")
 
     def check_between_steps(self, what: str) -> None:
         """Raise ``UsageError`` in the middle of a step."""
-        self.check(Phase.GATHERING, what)
+        self.check(TrainerPhase.GATHERING, what)
         if self.intake.micro_steps:
             raise UsageError(f"{what}: expected no gradients, got those of {self.intake.micro_steps} micro-steps")
 
@@ -147,3 +147,38 @@ class Registered:
         """Forget all gradients."""
         self.intake.drop()
         self.flow.forget()
+
+
+async def check_world(config: MultiNodeConfig, world: Communicator, settings: tuple[str, ...], *, key: str) -> None:
+    """Raise ``UsageError``, on every rank, unless ``config`` fits ``world`` and is the same on all its ranks.
+
+    ``settings`` are what must be equal besides.  All ranks of ``world`` call it.
+    """
+    problem = misfit(config, world)
+    lines = (*config.describe(), *settings, "its place in the world" if problem is None else f"an error: {problem}")
+    await compare(world, lines, key=key)
+    if problem is not None:
+        raise UsageError(problem)
+
+
+def misfit(config: MultiNodeConfig, world: Communicator) -> str | None:
+    """Return what is wrong with ``config`` in ``world``, None if nothing is."""
+    if config.world_size != world.size:
+        return (
+            f"num_nodes, devices_per_node: expected {world.size} ranks in all, as the communicator has, "
+            f"got {config.num_nodes} * {config.devices_per_node}"
+        )
+    if config.global_rank != world.rank:
+        return f"global_rank: expected {world.rank}, the communicator's rank, got {config.global_rank}"
+    for number, node in enumerate(config.nodes()):
+        firsts = [min(here) for host in world.hosts if (here := set(host) & set(node))]
+        if len(firsts) > 1:
+            return (
+                f"devices_per_node: expected the ranks of node {number}, {_listed(node)}, on one host, "
+                f"but rank {firsts[0]} and rank {firsts[1]} are on two"
+            )
+    return None
+
+
+def _listed(ranks: tuple[int, ...]) -> str:
+    return ", ".join(map(str, ranks)) if len(ranks) <= 8 else f"{ranks[0]} to {ranks[-1]}"

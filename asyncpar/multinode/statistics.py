@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TextIO
 
 from asyncpar.backends.backend import CommunicationBackend
-from asyncpar.gradsync import least_bytes
-from asyncpar.gradsync.statistics import SyncStatistics, SyncTraffic
-from asyncpar.multinode.groups import NodeGroups
+from asyncpar.gradsync import HostGroups, least_bytes
+from asyncpar.gradsync.statistics import StepRecord, SyncStatistics, SyncTraffic
 from asyncpar.zero.config import ZeROStage
+from asyncpar.zero.flow import MemoryUsage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,27 +25,6 @@ class CompressionInfo:
     def compression_ratio(self) -> float:
         """How many times fewer bytes were sent; 1 without compression, and on ranks that send nothing."""
         return self.original_size / self.compressed_size if self.compressed_size else 1.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryUsage:
-    """Bytes of the arrays that a trainer holds on this rank now, by what they are for.
-
-    ``accumulation`` are sums of gradients over micro-steps, ``buffers`` what is there for what travels, ``residuals``
-    what error feedback keeps.
-    """
-
-    parameters: int = 0
-    gradients: int = 0
-    accumulation: int = 0
-    optimizer_states: int = 0
-    buffers: int = 0
-    residuals: int = 0
-
-    @property
-    def total(self) -> int:
-        kept = self.parameters + self.gradients + self.accumulation + self.optimizer_states
-        return kept + self.buffers + self.residuals
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +49,7 @@ class MultiNodeStats:
     parameter_count: int = 0
     steps: int = 0
     micro_steps: int = 0
-    memory: MemoryUsage = MemoryUsage()
+    memory: MemoryUsage = field(default_factory=MemoryUsage)
     compression: CompressionInfo = CompressionInfo()
     synchronization: SyncStatistics = field(default_factory=SyncStatistics)
 
@@ -117,8 +97,8 @@ def _size(nbytes: int) -> str:
 class LeaderTraffic:
     """Reads the counters of the leaders' group; nothing is counted where there is one node, or on other ranks."""
 
-    def __init__(self, groups: NodeGroups, *, is_compressed: bool) -> None:
-        self._leaders = groups.leaders if groups.num_nodes > 1 else None
+    def __init__(self, groups: HostGroups, *, is_compressed: bool) -> None:
+        self._leaders = groups.between if groups.hosts > 1 else None
         self._is_compressed = is_compressed
         self._before = SyncTraffic()
         self.info = CompressionInfo()
@@ -140,3 +120,27 @@ class LeaderTraffic:
 
     def _read(self) -> SyncTraffic:
         return SyncTraffic.read([] if self._leaders is None else [self._leaders])
+
+
+class ShardedTimes:
+    """Times and traffic of the reductions of a sharded flow: ``clock`` returns seconds."""
+
+    def __init__(self, groups: HostGroups, clock: Callable[[], float]) -> None:
+        self.clock = clock
+        self.record = StepRecord()
+        self.statistics = SyncStatistics()
+        self._communicators = [groups.world, *groups.all]
+        self._before = SyncTraffic()
+
+    def begin(self) -> None:
+        """Count a reduction from here on."""
+        self.record, self._before = StepRecord(), SyncTraffic.read(self._communicators)
+
+    def last_gradient(self) -> None:
+        """The caller has nothing left to do but wait."""
+        self.record.last_gradient_at = self.clock()
+
+    def end(self) -> None:
+        """Add the reduction to the totals."""
+        self.record.count(SyncTraffic.read(self._communicators) - self._before, least_bytes=None)
+        self.record.add_to(self.statistics)

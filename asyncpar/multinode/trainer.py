@@ -14,18 +14,17 @@ from asyncpar.backends import BackendConfig, CommunicationRuntime
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.core.concurrency.bridge import LoopBridge
 from asyncpar.errors import UsageError
+from asyncpar.gradsync import HostGroups
 from asyncpar.multinode import checkpointing
 from asyncpar.multinode.config import MultiNodeConfig
-from asyncpar.multinode.flow import StepFlow
+from asyncpar.multinode.flow import NodeFlow, replicated, sharded
 from asyncpar.multinode.gradient_buffer import Array, GradientIntake
-from asyncpar.multinode.groups import NodeGroups, check_world
-from asyncpar.multinode.registration import Environment, Phase, Registered, register
-from asyncpar.multinode.replicated import ReplicatedFlow
-from asyncpar.multinode.sharded import ShardedFlow
-from asyncpar.multinode.statistics import MemoryUsage, MultiNodeStats
+from asyncpar.multinode.registration import Environment, Registered, TrainerPhase, check_world, register
+from asyncpar.multinode.statistics import MultiNodeStats
 from asyncpar.nn import Parameter, Stage
 from asyncpar.nn.optimizers import Rule
 from asyncpar.nn.parameter import OnGradient
+from asyncpar.zero.flow import MemoryUsage
 
 
 class MultiNodeTrainer:
@@ -59,7 +58,7 @@ class MultiNodeTrainer:
         self._rule = rule
         self._environment = Environment(config, communicator, runtime=runtime, backend=backend)
         self._name = name
-        self._groups: NodeGroups | None = None
+        self._groups: HostGroups | None = None
         self._registered: Registered | None = None
         self._is_finalized = False
         self._steps = self._micro_steps = 0
@@ -91,7 +90,7 @@ class MultiNodeTrainer:
             world.release(self._name, self)
             await self._environment.close()
             raise
-        self._groups = NodeGroups.of(self.config, world)
+        self._groups = HostGroups.of(world, self.config.nodes())
 
     async def register_parameters(self, parameters: Iterable[Parameter]) -> None:
         """Train ``parameters``, with the values that rank 0 has; in the same order on all ranks.
@@ -135,7 +134,7 @@ class MultiNodeTrainer:
 
         They must be of this micro-step alone.  Callable from the thread that computes.
         """
-        known = self._at(Phase.GATHERING, "update_gradients")
+        known = self._at(TrainerPhase.GATHERING, "update_gradients")
         known.intake.add(gradients)
 
     async def synchronize_gradients(self) -> None:
@@ -164,13 +163,13 @@ class MultiNodeTrainer:
         Parameters hold them then, where gradients are not sharded.  Raises ``UsageError`` unless
         ``accumulation_steps`` micro-steps were taken in.
         """
-        known = self._at(Phase.SYNCHRONIZED, "apply_gradients")
+        known = self._at(TrainerPhase.SYNCHRONIZED, "apply_gradients")
         taken = known.intake.micro_steps
         if accumulation_steps != taken:
             raise UsageError(f"accumulation_steps: expected {taken}, as were taken in, got {accumulation_steps}")
-        await known.flow.apply(known.intake)
+        await known.flow.apply()
         self._micro_steps += taken
-        known.phase = Phase.APPLIED
+        known.phase = TrainerPhase.APPLIED
 
     async def optimizer_step(self, learning_rate: float, *, clip_norm: float | None = None) -> float:
         """Move parameters against their gradients, which are zero after it; return the norm of all gradients together.
@@ -178,8 +177,8 @@ class MultiNodeTrainer:
         A larger norm than ``clip_norm`` is scaled down to it: the norm is that of the means over all ranks.  Raises
         ``NonFiniteValue``, on every rank and with nothing changed, for gradients that are not finite.
         """
-        known = self._at(Phase.APPLIED, "optimizer_step")
-        known.phase = Phase.GATHERING
+        known = self._at(TrainerPhase.APPLIED, "optimizer_step")
+        known.phase = TrainerPhase.GATHERING
         try:
             norm = await known.flow.step(learning_rate, clip_norm=clip_norm)
         finally:
@@ -200,7 +199,7 @@ class MultiNodeTrainer:
         """
         known = self._known("save_checkpoint")
         known.check_between_steps("save_checkpoint")
-        state = checkpointing.RunState(steps=self._steps, micro_steps=self._micro_steps)
+        state = checkpointing.TrainerProgress(steps=self._steps, micro_steps=self._micro_steps)
         world = self._open("save_checkpoint").world
         return await checkpointing.save(Path(folder), known, state, world=world, extra=extra, keep=keep)
 
@@ -253,8 +252,8 @@ class MultiNodeTrainer:
         return self.config.is_master or self._known("should_save_checkpoint").flow.owns_part
 
     @property
-    def groups(self) -> NodeGroups:
-        """All ranks, those of this node, and the first ranks of nodes."""
+    def groups(self) -> HostGroups:
+        """The groups of all ranks, of this node, and of the leaders, which are the first ranks of nodes."""
         return self._open("groups")
 
     # -- inside ------------------------------------------------------------------------------------------------------
@@ -264,18 +263,18 @@ class MultiNodeTrainer:
         self, what: str, *, opens: bool = False
     ) -> AsyncIterator[tuple[GradientIntake, OnGradient]]:
         """Synchronize around a block, which with ``opens`` is one more micro-step."""
-        known = self._at(Phase.GATHERING, what)
-        known.phase = Phase.SYNCHRONIZING
+        known = self._at(TrainerPhase.GATHERING, what)
+        known.phase = TrainerPhase.SYNCHRONIZING
         try:
             if opens:
                 known.intake.open()
-            async with known.flow.run(known.intake) as ready:
+            async with known.flow.run() as ready:
                 yield known.intake, ready
         except BaseException:
             known.drop()
-            known.phase = Phase.GATHERING
+            known.phase = TrainerPhase.GATHERING
             raise
-        known.phase = Phase.SYNCHRONIZED
+        known.phase = TrainerPhase.SYNCHRONIZED
 
     async def _register(
         self,
@@ -289,18 +288,18 @@ class MultiNodeTrainer:
         if self._registered is not None:
             raise UsageError(f"{what}: parameters are registered already")
         chosen = await register(parameters, groups, key=f"{self._name}/parameters")
-        flow: StepFlow
+        intake = GradientIntake(chosen)
+        flow: NodeFlow
         if config.zero_config.stage.shards_states:
-            flow = sharded = ShardedFlow(chosen, self._rule, config, groups, bridge=bridge, name=self._name)
-            layers = await sharded.prepare(layers)
+            flow, layers = await sharded(intake, layers, self._rule, config, groups, bridge=bridge, name=self._name)
         else:
-            flow = ReplicatedFlow(chosen, self._rule, config, groups, name=self._name)
+            flow = replicated(intake, self._rule, config, groups, name=self._name)
         self._registered = Registered(
-            parameters=chosen, intake=GradientIntake(chosen), flow=flow, reduction=", ".join(config.describe())
+            parameters=chosen, intake=intake, flow=flow, reduction=", ".join(config.describe())
         )
         return tuple(layers)
 
-    def _open(self, what: str) -> NodeGroups:
+    def _open(self, what: str) -> HostGroups:
         if self._groups is None:
             state = "after finalize" if self._is_finalized else "before initialize_environment"
             raise UsageError(f"{what}: expected an open environment, but it is called {state}")
@@ -312,7 +311,7 @@ class MultiNodeTrainer:
             raise UsageError(f"{what}: expected registered parameters; await register_parameters first")
         return self._registered
 
-    def _at(self, phase: Phase, what: str) -> Registered:
+    def _at(self, phase: TrainerPhase, what: str) -> Registered:
         known = self._known(what)
         known.check(phase, what)
         return known

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from asyncpar.agreement.ballot import Ballot
+from asyncpar.agreement.exchanges import Ballot
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.core.concurrency.worker import WorkerThread
 from asyncpar.errors import AsyncparError, UsageError
@@ -98,7 +98,7 @@ class GradientAveraging:
         if self._has_failed or self._communicator.size == 1:
             return
         nothing = LocalGradients(self._parameters, must_reach_all=False)
-        with suppress(_Abandoned, TimeoutError, AsyncparError):
+        with suppress(_RoundAbandoned, TimeoutError, AsyncparError):
             async with asyncio.timeout(_FAREWELL_SECONDS):
                 await self.rounds.run(nothing, _compute_and_abandon)
 
@@ -193,12 +193,12 @@ async def _compute_nothing(_ready: OnGradient) -> None:
     """What a shadow computes."""
 
 
-class _Abandoned(Exception):  # noqa: N818
+class _RoundAbandoned(Exception):  # noqa: N818
     """Ends a round from inside."""
 
 
 async def _compute_and_abandon(_ready: OnGradient) -> None:
-    raise _Abandoned
+    raise _RoundAbandoned
 
 
 def _check_bucket_size(nbytes: object) -> int:

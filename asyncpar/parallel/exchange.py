@@ -33,7 +33,7 @@ from asyncpar.parallel.clock import (
     StepWanted,
     TellSettling,
 )
-from asyncpar.parallel.update import Update, UpdateLayout, merged
+from asyncpar.parallel.update import AsyncUpdate, UpdateLayout, merged
 
 _UPDATES = 0
 _NOTICES = 1
@@ -53,10 +53,10 @@ class UpdateExchange:
         self._layout = layout
         self._clock = clock
         self._peers = [rank for rank in range(communicator.size) if rank != communicator.rank]
-        self._unsent: dict[int, Update] = {}
+        self._unsent: dict[int, AsyncUpdate] = {}
         self._has_unsent = {peer: asyncio.Event() for peer in self._peers}
         self._notices: asyncio.Queue[int] = asyncio.Queue()
-        self._arrived: Update | None = None
+        self._arrived: AsyncUpdate | None = None
         self._arrived_turn = asyncio.Lock()
         self._awaited: asyncio.Future[None] | None = None
         self._progress = asyncio.Event()
@@ -105,14 +105,14 @@ class UpdateExchange:
             self._failure = self._failure or AsyncparError(f"settle: given up before all had come as far ({error!r})")
             raise
 
-    async def take_arrived(self) -> Update | None:
+    async def take_arrived(self) -> AsyncUpdate | None:
         """Return the sum of all updates that have arrived and were not taken before; None if there are none."""
         self._check()
         async with self._arrived_turn:
             arrived, self._arrived = self._arrived, None
         return arrived
 
-    def publish(self, update: Update) -> None:
+    def publish(self, update: AsyncUpdate) -> None:
         """Send ``update``, which is not changed any more, as the next step of this rank.  Waits for nobody."""
         self._check()
         self._handle(StepDone())
@@ -201,7 +201,7 @@ class UpdateExchange:
             await self._communicator.send(update.bytes, peer, tag=_UPDATES)
 
     async def _receive_updates(self, peer: int) -> None:
-        received = Update(self._layout)
+        received = AsyncUpdate(self._layout)
         while True:
             try:
                 await self._communicator.recv(peer, out=received.bytes, tag=_UPDATES)
@@ -209,7 +209,7 @@ class UpdateExchange:
                 continue
             async with self._arrived_turn:
                 if self._arrived is None:
-                    self._arrived = Update(self._layout)
+                    self._arrived = AsyncUpdate(self._layout)
                 await off_loop(partial(self._arrived.add, received), nbytes=received.nbytes)
             self._handle(PeerStepped(peer, received.step))
 

@@ -13,7 +13,7 @@ from asyncpar.parallel.exchange import UpdateExchange
 from asyncpar.parallel.mode import SynchronizationMode
 from asyncpar.parallel.module import Trainable
 from asyncpar.parallel.replicas import broadcast
-from asyncpar.parallel.update import Mover, Update, UpdateLayout
+from asyncpar.parallel.update import AsyncUpdate, Mover, UpdateLayout
 
 T = TypeVar("T")
 
@@ -84,7 +84,7 @@ class UpdateGossip:
         if arrived is not None:
             await worker.run(arrived.apply)
 
-    def _move(self, step: Callable[[], T]) -> tuple[T, Update]:
+    def _move(self, step: Callable[[], T]) -> tuple[T, AsyncUpdate]:
         self._mover.remember()
         try:
             result = step()

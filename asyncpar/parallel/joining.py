@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from asyncpar.agreement.ballot import Ballot
+from asyncpar.agreement.exchanges import Ballot
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.errors import AsyncparError
 

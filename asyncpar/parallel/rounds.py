@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from asyncpar.agreement.ballot import Ballot
+from asyncpar.agreement.exchanges import Ballot
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.errors import UsageError
 from asyncpar.gradsync import GradientSynchronizer, StepOutcome

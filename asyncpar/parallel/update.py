@@ -37,7 +37,7 @@ class UpdateLayout:
         self.nbytes = start
 
 
-class Update:
+class AsyncUpdate:
     """One message: the number of the last step that it contains, and what to add to each parameter.
 
     A new one is step 0 and zero.  ``nbytes`` is nearly that of the parameters.
@@ -71,7 +71,7 @@ class Update:
             for parameter, (span, start) in shaped
         ]
 
-    def add(self, other: Update) -> None:
+    def add(self, other: AsyncUpdate) -> None:
         """Take ``other``, which is later, in."""
         for mine, more in zip(self.spans, other.spans, strict=True):
             mine += more
@@ -91,9 +91,9 @@ class Update:
         raise NonFiniteValue(f"update: expected finite parameters, got NaN or infinity in {', '.join(broken)}")
 
 
-def merged(earlier: Update, later: Update) -> Update:
+def merged(earlier: AsyncUpdate, later: AsyncUpdate) -> AsyncUpdate:
     """Return one update that does what both do; neither is changed."""
-    total = Update(earlier.layout)
+    total = AsyncUpdate(earlier.layout)
     total.add(earlier)
     total.add(later)
     return total
@@ -117,12 +117,12 @@ class Mover:
         for before, parameter in zip(self._before, self._layout.parameters, strict=True):
             np.copyto(parameter.value, before)
 
-    def measure(self) -> Update:
+    def measure(self) -> AsyncUpdate:
         """Return the share of the movement since; the parameters are left where it leads.
 
         Raises ``NonFiniteValue``, with the parameters back where they were, when they are not finite.
         """
-        update = Update(self._layout)
+        update = AsyncUpdate(self._layout)
         changes = update.views()
         for change, before, parameter in zip(changes, self._before, self._layout.parameters, strict=True):
             with np.errstate(over="ignore", invalid="ignore"):

@@ -17,7 +17,15 @@ from asyncpar.pipeline.operation import Content, Message, OperationKind, Pipelin
 from asyncpar.pipeline.recompute import Recomputed, apply_memory_strategy
 from asyncpar.pipeline.result import BoundaryTraffic, PipelineResult
 from asyncpar.pipeline.schedule import PipelineSchedule, Schedule
-from asyncpar.pipeline.simulation import UNIT_COSTS, CostModel, Costs, Simulation, Span, peak_in_flight, simulate
+from asyncpar.pipeline.simulation import (
+    UNIT_COSTS,
+    CostModel,
+    Costs,
+    OperationSpan,
+    Simulation,
+    peak_in_flight,
+    simulate,
+)
 
 __all__ = [
     "UNIT_COSTS",
@@ -33,6 +41,7 @@ __all__ = [
     "Message",
     "OffloadError",
     "OperationKind",
+    "OperationSpan",
     "PipelineExecutor",
     "PipelineMismatch",
     "PipelineOp",
@@ -41,7 +50,6 @@ __all__ = [
     "Recomputed",
     "Schedule",
     "Simulation",
-    "Span",
     "StageLayout",
     "StepAlarm",
     "StepFailed",

@@ -114,17 +114,17 @@ def _missing(backwards: Sequence[OperationKind], *, has_forward: bool) -> Iterat
         yield OperationKind.BACKWARD_INPUT
 
 
-class _State(StrEnum):
+class _MessageState(StrEnum):
     MADE = "made"
     SENT = "sent"
     RECEIVED = "received"
 
 
 _STATES = {
-    OperationKind.SEND_ACTIVATION: (_State.MADE, _State.SENT),
-    OperationKind.SEND_GRADIENT: (_State.MADE, _State.SENT),
-    OperationKind.RECV_ACTIVATION: (_State.SENT, _State.RECEIVED),
-    OperationKind.RECV_GRADIENT: (_State.SENT, _State.RECEIVED),
+    OperationKind.SEND_ACTIVATION: (_MessageState.MADE, _MessageState.SENT),
+    OperationKind.SEND_GRADIENT: (_MessageState.MADE, _MessageState.SENT),
+    OperationKind.RECV_ACTIVATION: (_MessageState.SENT, _MessageState.RECEIVED),
+    OperationKind.RECV_GRADIENT: (_MessageState.SENT, _MessageState.RECEIVED),
 }
 """How far a message has to be before an operation, and how far it is behind it."""
 
@@ -132,7 +132,7 @@ _STATES = {
 class _Event(NamedTuple):
     """How far a message has come."""
 
-    state: _State
+    state: _MessageState
     message: Message
 
     def __str__(self) -> str:
@@ -203,7 +203,7 @@ def _rules(schedule: Schedule) -> DependencyRules[_Event]:
         rank = layout.ranks[operation.stage]
         return tuple(
             [
-                _Event(_State.MADE if layout.ranks[message.stage] == rank else _State.RECEIVED, message)
+                _Event(_MessageState.MADE if layout.ranks[message.stage] == rank else _MessageState.RECEIVED, message)
                 for message in needs_of(operation, last)
             ]
         )
@@ -213,6 +213,6 @@ def _rules(schedule: Schedule) -> DependencyRules[_Event]:
             _, after = _STATES[operation.kind]
             return _Event(after, operation.message)
         made = operation.made
-        return None if made is None else _Event(_State.MADE, made)
+        return None if made is None else _Event(_MessageState.MADE, made)
 
     return DependencyRules(needs=needs, makes=makes)

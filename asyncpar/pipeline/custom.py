@@ -20,7 +20,7 @@ _CELL = re.compile(r"([0-9]{1,6})([A-Za-z_]+)([0-9]{1,6})")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Cell:
+class _TextCell:
     """``text`` stands in the place ``row``, ``column`` (counted from 0) and says what to do."""
 
     row: int
@@ -84,7 +84,7 @@ class CustomSchedule(Schedule):
         return f"<{type(self).__name__} {self._name!r}: {self.num_stages} ranks, {self.num_microbatches} micro-batches>"
 
 
-def _read_row(name: str, row: int, texts: Sequence[str]) -> list[_Cell]:
+def _read_row(name: str, row: int, texts: Sequence[str]) -> list[_TextCell]:
     if isinstance(texts, str):
         raise UsageError(f"{name}: row {row + 1}: expected a sequence of cells, got one text {texts!r}")
     cells = [_read_cell(name, row, column, str(text).strip()) for column, text in enumerate(texts)]
@@ -94,7 +94,7 @@ def _read_row(name: str, row: int, texts: Sequence[str]) -> list[_Cell]:
     return found
 
 
-def _read_cell(name: str, row: int, column: int, text: str) -> _Cell | None:
+def _read_cell(name: str, row: int, column: int, text: str) -> _TextCell | None:
     if not text:
         return None
     match = _CELL.fullmatch(text)
@@ -104,10 +104,10 @@ def _read_cell(name: str, row: int, column: int, text: str) -> _Cell | None:
         raise UsageError(
             f"{_place(name, row, column, text)}: expected stage, F, B, I or W, and micro-batch, such as '0F1'{hint}"
         )
-    return _Cell(row=row, column=column, text=text, stage=int(match[1]), kind=kind, micro_batch=int(match[3]))
+    return _TextCell(row=row, column=column, text=text, stage=int(match[1]), kind=kind, micro_batch=int(match[3]))
 
 
-def _layout(name: str, cells: Sequence[Sequence[_Cell]]) -> StageLayout:
+def _layout(name: str, cells: Sequence[Sequence[_TextCell]]) -> StageLayout:
     """A stage belongs to the rank with most of its cells; of equals, to the first."""
     if not cells:
         raise UsageError(f"{name}: expected one row per rank, got none")

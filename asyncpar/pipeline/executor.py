@@ -39,7 +39,7 @@ from asyncpar.pipeline.schedule import Schedule
 _OF_INFERENCE = (OperationKind.FORWARD, OperationKind.SEND_ACTIVATION, OperationKind.RECV_ACTIVATION)
 
 
-class _Mismatch(Exception):  # noqa: N818
+class _OpeningMismatch(Exception):  # noqa: N818
     """All ranks know that they do not fit together: nobody needs to be told."""
 
 
@@ -214,7 +214,7 @@ class PipelineExecutor:
             problem=problem,
         )
 
-    async def _try(self, execution: PipelineRun, opening: PipelineOpening) -> _Mismatch | None:
+    async def _try(self, execution: PipelineRun, opening: PipelineOpening) -> _OpeningMismatch | None:
         """Run it; return, instead of raising, what all ranks know alike."""
         topic = self._next_topic()
 
@@ -227,13 +227,13 @@ class PipelineExecutor:
                 await agree()
             else:
                 await execution.run(agree)
-        except _Mismatch as found:
+        except _OpeningMismatch as found:
             return found
         except BaseExceptionGroup as group:
-            failure = principal_of(group.subgroup(_Mismatch) or group)
+            failure = principal_of(group.subgroup(_OpeningMismatch) or group)
         else:
             return None
-        if isinstance(failure, _Mismatch):
+        if isinstance(failure, _OpeningMismatch):
             return failure
         raise failure
 
@@ -248,7 +248,7 @@ class PipelineExecutor:
         """Return the group for the messages of this run."""
         mismatch = find_mismatch(openings, self._group.ranks)
         if mismatch is not None:
-            raise _Mismatch(mismatch)
+            raise _OpeningMismatch(mismatch)
         agreed = max(opening.attempt for opening in openings)
         self._attempt = agreed + 1
         group = self._group.subgroup(range(self._group.size), name=self._group.name, key=f"attempt {agreed}")

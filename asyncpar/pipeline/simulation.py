@@ -79,7 +79,7 @@ def cost_of(operation: PipelineOp, costs: CostModel) -> float:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Span:
+class OperationSpan:
     """An operation and when it ran."""
 
     operation: PipelineOp
@@ -96,7 +96,7 @@ class Simulation:
 
     name: str
     virtual_stages: tuple[tuple[int, ...], ...]
-    spans: tuple[tuple[Span, ...], ...]
+    spans: tuple[tuple[OperationSpan, ...], ...]
     peak_in_flight: tuple[int, ...]
 
     @property
@@ -163,12 +163,12 @@ def simulate(schedule: Schedule, costs: CostModel = UNIT_COSTS, latency: float =
     ranks = schedule.layout.ranks
     orders = [schedule.compute_order(rank) for rank in range(schedule.num_stages)]
     ready: dict[Message, float] = {}
-    spans: list[list[Span]] = [[] for _ in orders]
+    spans: list[list[OperationSpan]] = [[] for _ in orders]
     for rank, operation, needed in in_order_of_need(orders, computing(len(ranks) - 1), schedule.place_of):
         arrivals = [ready[message] + (latency if ranks[message.stage] != rank else 0.0) for message in needed]
         start = max([*arrivals, spans[rank][-1].end if spans[rank] else 0.0])
         end = start + cost_of(operation, costs)
-        spans[rank].append(Span(operation=operation, start=start, end=end))
+        spans[rank].append(OperationSpan(operation=operation, start=start, end=end))
         if operation.made is not None:
             ready[operation.made] = end
     return Simulation(

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 from numpy.typing import NDArray
 
-from asyncpar.agreement.comparison import compare
+from asyncpar.agreement.exchanges import compare
 from asyncpar.codecs import Values
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.core.concurrency.bridge import LoopBridge
@@ -39,8 +39,8 @@ from asyncpar.zero.reducer import Reducer
 from asyncpar.zero.reduction import make_means
 from asyncpar.zero.row_sum import RowSums
 from asyncpar.zero.share import StatePiece, describe, pieces_of, restore_pieces
-from asyncpar.zero.step_state import Phase, StepState
-from asyncpar.zero.stepping import Update, gather_values
+from asyncpar.zero.step_state import EnginePhase, StepState
+from asyncpar.zero.stepping import OwnedUpdate, gather_values
 
 T = TypeVar("T")
 
@@ -155,7 +155,7 @@ class ZeroEngine:
                 share.part_with_value()
             for layer in self._layers:
                 layer.settle(gatherer)
-        self._state.phase = Phase.OPEN
+        self._state.phase = EnginePhase.OPEN
 
     # -- gradients ---------------------------------------------------------------------------------------------------
 
@@ -176,7 +176,7 @@ class ZeroEngine:
         self._state.check_giving("reduce")
         async with self._recovery.all_or_none("reduce"):
             await self._reducer.finish()
-        self._state.phase = Phase.REDUCED
+        self._state.phase = EnginePhase.REDUCED
 
     def reduced(self) -> Mapping[str, Array]:
         """Return the flat gradients of the values that this rank updates, by parameter: all of them before stage 1.
@@ -267,8 +267,8 @@ class ZeroEngine:
         await self._update(step=self.step_count, **settings)
 
     async def _update(self, **settings: float) -> None:
-        update = Update(self._means, window=self._budget.window, **settings)
-        self._state.phase = Phase.STEPPED
+        update = OwnedUpdate(self._means, window=self._budget.window, **settings)
+        self._state.phase = EnginePhase.STEPPED
         self._commit_feedback()
         try:
             await update.run()
@@ -298,7 +298,7 @@ class ZeroEngine:
         await self._recovery.break_off("catch_up() was called")
         self.step_count += 1
         self._commit_feedback()
-        update = Update(
+        update = OwnedUpdate(
             self._means,
             window=self._budget.window,
             step=self.step_count,
@@ -331,7 +331,7 @@ class ZeroEngine:
             self._means.feedback.drop()
         for share in self._means.shares:
             share.zero_grad()
-        self._state.phase = Phase.OPEN
+        self._state.phase = EnginePhase.OPEN
 
     # -- parameters, states, memory ----------------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncpar.agreement.owed import OwedCollective
+from asyncpar.agreement.exchanges import OwedCollective
 from asyncpar.errors import AsyncparError, NonFiniteValue, UsageError
 from asyncpar.nn.optimizers import all_finite, combined
 from asyncpar.zero.reduction import Means

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asyncpar.codecs import Values
-from asyncpar.zero.partition import Bucket, Partition, pack_rows, unpack_rows
+from asyncpar.zero.partition import Partition, RowBucket, pack_rows, unpack_rows
 
 Residuals = NDArray[np.float32]
 """A row per rank, like the rows of a bucket."""
@@ -74,7 +74,7 @@ class StepFeedback:
         self._partition = partition
         self._rows = tuple(RowFeedback((partition.size, bucket.width)) for bucket in partition.buckets)
 
-    def of(self, bucket: Bucket) -> RowFeedback:
+    def of(self, bucket: RowBucket) -> RowFeedback:
         """Return the residuals of ``bucket``."""
         return self._rows[bucket.index]
 
@@ -120,7 +120,7 @@ class StepFeedback:
             for slot, flat in known:
                 pack_rows(self._partition, slot, flat, matrix)
 
-    def _fitting(self, bucket: Bucket, residuals: Mapping[str, NDArray[Any]]) -> Iterator[tuple[Any, Values]]:
+    def _fitting(self, bucket: RowBucket, residuals: Mapping[str, NDArray[Any]]) -> Iterator[tuple[Any, Values]]:
         for slot in bucket.slots:
             spec = self._partition.specs[slot.parameter]
             flat = residuals.get(spec.name)

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from asyncpar.agreement.owed import OwedCollective
+from asyncpar.agreement.exchanges import OwedCollective
 from asyncpar.core.concurrency.offload import off_loop
 from asyncpar.nn.parameter import Array
 from asyncpar.zero.buffers import BufferPool, Lent
-from asyncpar.zero.partition import Bucket, Partition, pack_own, unpack_rows
+from asyncpar.zero.partition import Partition, RowBucket, pack_own, unpack_rows
 from asyncpar.zero.reduction import Means
-from asyncpar.zero.share import Share
+from asyncpar.zero.share import ParameterShare
 
 
 class BucketGather:
@@ -22,7 +22,7 @@ class BucketGather:
     """
 
     def __init__(
-        self, bucket: Bucket, means: Means, partition: Partition, shares: Sequence[Share], *, key: str
+        self, bucket: RowBucket, means: Means, partition: Partition, shares: Sequence[ParameterShare], *, key: str
     ) -> None:
         self._bucket = bucket
         self._partition = partition

@@ -43,7 +43,7 @@ class Spec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Slot:
+class RowSlot:
     """The place of a parameter in the rows of a bucket.
 
     From ``offset`` on, row r holds the values ``low`` to ``high`` of rank r's chunk, as far as there are any.
@@ -56,13 +56,13 @@ class Slot:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bucket:
+class RowBucket:
     """Rows of ``width`` values of one dtype."""
 
     index: int
     dtype: np.dtype[Any]
     width: int
-    slots: tuple[Slot, ...]
+    slots: tuple[RowSlot, ...]
 
     @property
     def parameters(self) -> tuple[int, ...]:
@@ -76,13 +76,13 @@ class Partition:
 
     size: int
     specs: tuple[Spec, ...]
-    buckets: tuple[Bucket, ...]
+    buckets: tuple[RowBucket, ...]
 
     def bounds(self, parameter: int, rank: int) -> tuple[int, int]:
         """Return start and stop of what ``rank`` owns of the flat values."""
         return ceil_chunk(self.specs[parameter].count, self.size, rank)
 
-    def range_of(self, slot: Slot, rank: int) -> tuple[int, int]:
+    def range_of(self, slot: RowSlot, rank: int) -> tuple[int, int]:
         """Return start and stop of the flat values that row ``rank`` holds in ``slot``."""
         start, stop = self.bounds(slot.parameter, rank)
         return min(start + slot.low, stop), min(start + slot.high, stop)
@@ -91,7 +91,7 @@ class Partition:
         """Return the indices of the buckets that a parameter is in: several if it was cut, none if it is empty."""
         return tuple(bucket.index for bucket in self.buckets if parameter in bucket.parameters)
 
-    def bucket_nbytes(self, bucket: Bucket) -> int:
+    def bucket_nbytes(self, bucket: RowBucket) -> int:
         """Return the bytes of a bucket's rows."""
         return self.size * bucket.width * bucket.dtype.itemsize
 
@@ -125,8 +125,8 @@ class _Packer:
         self._size = size
         self._bucket_bytes = bucket_bytes
         self._widest = widest
-        self._open: dict[np.dtype[Any], list[Slot]] = {}
-        self._closed: list[tuple[np.dtype[Any], list[Slot]]] = []
+        self._open: dict[np.dtype[Any], list[RowSlot]] = {}
+        self._closed: list[tuple[np.dtype[Any], list[RowSlot]]] = []
 
     def add(self, parameter: int, spec: Spec) -> None:
         chunk = ceil_div(spec.count, self._size)
@@ -137,20 +137,20 @@ class _Packer:
             if slots and (row_bytes * self._size > self._bucket_bytes or width + high - low > self._widest):
                 self._closed.append((spec.dtype, slots))
                 slots, width = [], 0
-            slots.append(Slot(parameter=parameter, low=low, high=high, offset=width))
+            slots.append(RowSlot(parameter=parameter, low=low, high=high, offset=width))
             self._open[spec.dtype] = slots
 
-    def finish(self) -> tuple[Bucket, ...]:
+    def finish(self) -> tuple[RowBucket, ...]:
         """Return all buckets.  Later parameters have smaller numbers, so the least number in a bucket comes last."""
         groups = [*self._closed, *self._open.items()]
         groups.sort(key=lambda group: (-group[1][-1].parameter, group[1][-1].low))
         return tuple(
-            Bucket(index=index, dtype=dtype, width=_width(slots), slots=tuple(slots))
+            RowBucket(index=index, dtype=dtype, width=_width(slots), slots=tuple(slots))
             for index, (dtype, slots) in enumerate(groups)
         )
 
 
-def _width(slots: Sequence[Slot]) -> int:
+def _width(slots: Sequence[RowSlot]) -> int:
     return slots[-1].offset + slots[-1].high - slots[-1].low if slots else 0
 
 
@@ -163,7 +163,7 @@ Rows: TypeAlias = NDArray[Any]
 """A row per rank, as wide as the bucket."""
 
 
-def pack_rows(partition: Partition, slot: Slot, flat: Array | None, rows: Rows) -> None:
+def pack_rows(partition: Partition, slot: RowSlot, flat: Array | None, rows: Rows) -> None:
     """Copy what all ranks own of one parameter's ``flat`` values into ``rows``; zeros where there are none."""
     for rank in range(partition.size):
         start, stop = partition.range_of(slot, rank)
@@ -175,14 +175,14 @@ def pack_rows(partition: Partition, slot: Slot, flat: Array | None, rows: Rows) 
             place.fill(0)
 
 
-def unpack_rows(partition: Partition, slot: Slot, rows: Rows, flat: Array, *, ranks: Iterable[int]) -> None:
+def unpack_rows(partition: Partition, slot: RowSlot, rows: Rows, flat: Array, *, ranks: Iterable[int]) -> None:
     """Copy what ``ranks`` own of one parameter out of ``rows`` into its ``flat`` values."""
     for rank in ranks:
         start, stop = partition.range_of(slot, rank)
         flat[start:stop] = _place(slot, rows[rank])[: stop - start]
 
 
-def pack_own(slot: Slot, part: Array, row: Rows) -> None:
+def pack_own(slot: RowSlot, part: Array, row: Rows) -> None:
     """Copy what this rank owns of a parameter, ``part``, into its row."""
     held = part[slot.low : slot.high]
     place = _place(slot, row)
@@ -190,7 +190,7 @@ def pack_own(slot: Slot, part: Array, row: Rows) -> None:
     place[held.size :] = 0
 
 
-def own_in_row(slot: Slot, row: Rows, length: int) -> tuple[slice, Array]:
+def own_in_row(slot: RowSlot, row: Rows, length: int) -> tuple[slice, Array]:
     """Return which part of the ``length`` values that this rank owns of a parameter are in its row, and a view of them.
 
     The row may hold fewer than the slot has room for, or none.
@@ -199,12 +199,12 @@ def own_in_row(slot: Slot, row: Rows, length: int) -> tuple[slice, Array]:
     return part, _place(slot, row)[: part.stop - part.start]
 
 
-def values_in_rows(slot: Slot, rows: Rows) -> Rows:
+def values_in_rows(slot: RowSlot, rows: Rows) -> Rows:
     """Return all that ``rows`` hold of one parameter, with its padding."""
     return rows[:, slot.offset : slot.offset + slot.high - slot.low]
 
 
-def _place(slot: Slot, row: Rows) -> Array:
+def _place(slot: RowSlot, row: Rows) -> Array:
     place: Array = row[slot.offset : slot.offset + slot.high - slot.low]
     return place
 

@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 
 from asyncpar.agreement.errors import SettingsDiffer
-from asyncpar.agreement.owed import OwedCollective
+from asyncpar.agreement.exchanges import OwedCollective
 from asyncpar.errors import PeerError
 from asyncpar.zero.errors import StepTorn
 from asyncpar.zero.exchanges import NormExchange, StepAgreement
 from asyncpar.zero.parameter_gatherer import ParameterGatherer
 from asyncpar.zero.reducer import Reducer
 from asyncpar.zero.reduction import Means
-from asyncpar.zero.step_state import Phase, StepState
+from asyncpar.zero.step_state import EnginePhase, StepState
 from asyncpar.zero.stepping import value_gathers
 
 
@@ -60,7 +60,7 @@ class Recovery:
 
     async def break_off(self, why: str) -> None:
         """Give everything up, once.  Waits for nobody."""
-        if self._state.phase is Phase.BROKEN:
+        if self._state.phase is EnginePhase.BROKEN:
             return
         self._state.break_off(why)
         await self._reducer.abandon()

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from asyncpar.agreement.owed import OwedCollective
+from asyncpar.agreement.exchanges import OwedCollective
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.core.concurrency.offload import off_loop
 from asyncpar.errors import UsageError
@@ -20,8 +20,8 @@ from asyncpar.zero.config import ZeROConfig
 from asyncpar.zero.feedback import StepFeedback
 from asyncpar.zero.memory import TransientBytes
 from asyncpar.zero.partition import (
-    Bucket,
     Partition,
+    RowBucket,
     Rows,
     Spec,
     make_partition,
@@ -31,7 +31,7 @@ from asyncpar.zero.partition import (
     values_in_rows,
 )
 from asyncpar.zero.row_sum import ReplicaSums, RowSum, RowSums
-from asyncpar.zero.share import Share
+from asyncpar.zero.share import ParameterShare
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +43,7 @@ class Means:
 
     communicator: Communicator
     partition: Partition
-    shares: Sequence[Share]
+    shares: Sequence[ParameterShare]
     config: ZeROConfig
     pool: BufferPool
     key: Callable[[], str]
@@ -57,7 +57,7 @@ class BucketReduction:
     ``contributions`` hold the flat gradients that are taken instead of the parameters' own, None for zeros.
     """
 
-    def __init__(self, bucket: Bucket, means: Means, contributions: Mapping[int, Array | None]) -> None:
+    def __init__(self, bucket: RowBucket, means: Means, contributions: Mapping[int, Array | None]) -> None:
         self._bucket = bucket
         self._means = means
         self._contributions = contributions
@@ -187,7 +187,7 @@ def make_means(
         communicator=communicator,
         partition=partition,
         shares=[
-            Share(parameter, partition.bounds(index, communicator.rank), rule, config.stage)
+            ParameterShare(parameter, partition.bounds(index, communicator.rank), rule, config.stage)
             for index, parameter in enumerate(parameters)
         ],
         config=config,

@@ -10,15 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asyncpar.codecs.int8 import Int8
+from asyncpar.codecs.rows import RowFormat, are_finite
 from asyncpar.collectives.arrays import reduction_for
 from asyncpar.collectives.communicator import Communicator
-from asyncpar.errors import NonFiniteValue, ProtocolError
-from asyncpar.gradsync.schemes.lossy import FINE, NON_FINITE, body_of, row_bytes, set_status
 from asyncpar.zero.buffers import BufferPool, Loans
 from asyncpar.zero.feedback import RowFeedback
 from asyncpar.zero.partition import Rows
 
-_FINE_CODEC = Int8()
+_CODEC = Int8()
 
 
 class RowSum(ABC):
@@ -107,10 +106,10 @@ class CompressedSum(RowSum):
         feedback: RowFeedback | None,
     ) -> None:
         super().__init__(communicator, rows, row, op=op)
-        self._body = body_of(_FINE_CODEC, rows.shape[1])
+        self._format = RowFormat(_CODEC, rows.shape[1])
         self._feedback = feedback
         self._loans = Loans(pool)
-        shape = (len(rows), row_bytes(self._body))
+        shape = (len(rows), self._format.nbytes)
         self._outgoing: NDArray[np.uint8] = self._loans.take(shape, np.uint8)
         self._incoming: NDArray[np.uint8] = self._loans.take(shape, np.uint8)
         self._total: NDArray[np.float32] = self._loans.take(rows.shape[1:], np.float32)
@@ -119,22 +118,14 @@ class CompressedSum(RowSum):
         residual = lost = None
         if self._feedback is not None:
             residual, lost = (array.reshape(self.rows.shape) for array in self._feedback.open())
-        self._outgoing[:, self._body.stop :] = 0
         for rank, row in enumerate(self.rows):
-            if rank == self._communicator.rank:
-                continue
-            out = self._outgoing[rank]
-            try:
-                _FINE_CODEC.encode(
+            if rank != self._communicator.rank:
+                self._format.encode(
                     row.astype(np.float32, copy=False),
-                    out[self._body],
+                    self._outgoing[rank],
                     residual=None if residual is None else residual[rank],
                     lost=None if lost is None else lost[rank],
                 )
-            except NonFiniteValue:
-                set_status(out, NON_FINITE)
-            else:
-                set_status(out, FINE)
 
     def begin(self, key: str) -> Coroutine[Any, Any, Any]:
         return self._communicator.all_to_all(self._outgoing, out=self._incoming, key=key)
@@ -143,29 +134,23 @@ class CompressedSum(RowSum):
         total = self._total
         total.fill(0.0)
         with np.errstate(over="ignore", invalid="ignore"):
-            for rank, encoded in enumerate(self._incoming):
+            for rank in range(len(self._incoming)):
                 if rank == self._communicator.rank:
                     total += self.rows[rank].astype(np.float32, copy=False)
-                elif encoded[0] != FINE:
-                    total.fill(np.nan)
+                elif are_finite(self._incoming[rank]):
+                    self._format.decode(self._incoming, rank, total, adds=True, what="gradients")
                 else:
-                    self._add(rank, encoded[self._body], total)
+                    total.fill(np.nan)
             reduction_for(self._op, total.dtype).finish(total, self._communicator.size)
             self.row[0] = total
 
     def close(self, *, is_over: bool) -> None:
         self._loans.close(is_over=is_over)
 
-    def _add(self, rank: int, encoded: NDArray[np.uint8], total: NDArray[np.float32]) -> None:
-        try:
-            _FINE_CODEC.decode_add(encoded, total)
-        except ProtocolError as error:
-            raise ProtocolError(f"gradients that rank {rank} sent cannot be decoded: {error}") from error
-
     @staticmethod
     def extra_bytes(rows: int, width: int) -> int:
         """Return what the encoded rows, which go and come, and the total take."""
-        return 2 * rows * row_bytes(body_of(_FINE_CODEC, width)) + 4 * width
+        return 2 * rows * RowFormat(_CODEC, width).nbytes + 4 * width
 
 
 class ReplicaSums(RowSums):

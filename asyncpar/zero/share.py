@@ -18,7 +18,7 @@ from asyncpar.zero.config import ZeROStage
 from asyncpar.zero.partition import Spec
 
 
-class Share:
+class ParameterShare:
     """The flat range ``start`` to ``stop`` of a parameter that this rank owns: its values, gradient and states.
 
     Without sharding, the range that is *updated* is the whole parameter, and the one that is *counted*, for norms, is
@@ -196,7 +196,7 @@ class StatePiece:
         return f"{self.kind} of {self.parameter}, values {start} to {stop} of {list(self.slice.local_shape)}"
 
 
-def pieces_of(shares: Iterable[Share]) -> list[StatePiece]:
+def pieces_of(shares: Iterable[ParameterShare]) -> list[StatePiece]:
     """Return all that must be kept of ``shares``."""
     return [
         StatePiece(
@@ -211,7 +211,7 @@ def pieces_of(shares: Iterable[Share]) -> list[StatePiece]:
     ]
 
 
-def restore_pieces(shares: Iterable[Share], arrays: Mapping[tuple[str, str], Array]) -> None:
+def restore_pieces(shares: Iterable[ParameterShare], arrays: Mapping[tuple[str, str], Array]) -> None:
     """Write ``arrays``, by name of the parameter and kind, into ``shares``.
 
     Raises ``UsageError``, with nothing written, unless there is one for each piece, as long as it and of its dtype.
@@ -232,7 +232,7 @@ def restore_pieces(shares: Iterable[Share], arrays: Mapping[tuple[str, str], Arr
         share.restore(key[1], arrays[key].reshape(-1))
 
 
-def _arrays(share: Share) -> dict[str, Array]:
+def _arrays(share: ParameterShare) -> dict[str, Array]:
     states = {kind: array for kind, array in share.range.arrays().items() if kind != MASTER}
     return {VALUE: share.range.exact(share.value), **states}
 

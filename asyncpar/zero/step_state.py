@@ -7,7 +7,7 @@ from enum import StrEnum
 from asyncpar.errors import UsageError
 
 
-class Phase(StrEnum):
+class EnginePhase(StrEnum):
     """NEW: not prepared.  OPEN: gradients come.  REDUCED: owners have them.  STEPPED: they are used up.  BROKEN: a step
     has failed.
     """
@@ -20,10 +20,10 @@ class Phase(StrEnum):
 
 
 _ADVICE = {
-    Phase.NEW: "await prepare() on all ranks first",
-    Phase.OPEN: "the gradients of this step are not reduced; await reduce() first",
-    Phase.REDUCED: "the gradients of this step are reduced, and must not be averaged twice; zero_grad() first",
-    Phase.STEPPED: "the gradients of the last step are used up; zero_grad() first",
+    EnginePhase.NEW: "await prepare() on all ranks first",
+    EnginePhase.OPEN: "the gradients of this step are not reduced; await reduce() first",
+    EnginePhase.REDUCED: "the gradients of this step are reduced, and must not be averaged twice; zero_grad() first",
+    EnginePhase.STEPPED: "the gradients of the last step are used up; zero_grad() first",
 }
 
 
@@ -31,19 +31,19 @@ class StepState:
     """``accumulates`` says that gradients may be reduced several times in a step."""
 
     def __init__(self, *, accumulates: bool) -> None:
-        self.phase = Phase.NEW
+        self.phase = EnginePhase.NEW
         self._why = ""
-        self._giving = (Phase.OPEN, Phase.REDUCED) if accumulates else (Phase.OPEN,)
+        self._giving = (EnginePhase.OPEN, EnginePhase.REDUCED) if accumulates else (EnginePhase.OPEN,)
 
     def check_new(self, what: str) -> None:
         """Raise ``UsageError`` unless the engine is not prepared yet."""
-        if self.phase is not Phase.NEW:
+        if self.phase is not EnginePhase.NEW:
             raise UsageError(f"{what}: this must come before prepare()")
 
     def check_prepared(self, what: str) -> None:
         """Raise ``UsageError`` unless the engine was prepared."""
-        if self.phase is Phase.NEW:
-            raise UsageError(f"{what}: {_ADVICE[Phase.NEW]}")
+        if self.phase is EnginePhase.NEW:
+            raise UsageError(f"{what}: {_ADVICE[EnginePhase.NEW]}")
 
     def check_giving(self, what: str) -> None:
         """Raise ``UsageError`` unless gradients may come."""
@@ -51,20 +51,20 @@ class StepState:
 
     def check_reduced(self, what: str) -> None:
         """Raise ``UsageError`` unless gradients are reduced and wait for the step."""
-        self._check(what, Phase.REDUCED)
+        self._check(what, EnginePhase.REDUCED)
 
     def check_sound(self, what: str) -> None:
         """Raise ``UsageError`` unless the engine is prepared and not broken."""
-        self._check(what, Phase.OPEN, Phase.REDUCED, Phase.STEPPED)
+        self._check(what, EnginePhase.OPEN, EnginePhase.REDUCED, EnginePhase.STEPPED)
 
     def break_off(self, why: str) -> None:
         """Something has failed; what came first is remembered."""
-        if self.phase is not Phase.BROKEN:
-            self.phase, self._why = Phase.BROKEN, why
+        if self.phase is not EnginePhase.BROKEN:
+            self.phase, self._why = EnginePhase.BROKEN, why
 
-    def _check(self, what: str, *allowed: Phase) -> None:
+    def _check(self, what: str, *allowed: EnginePhase) -> None:
         if self.phase in allowed:
             return
-        if self.phase is Phase.BROKEN:
+        if self.phase is EnginePhase.BROKEN:
             raise UsageError(f"{what}: an earlier step failed ({self._why}); await resume() on all ranks first")
         raise UsageError(f"{what}: {_ADVICE[self.phase]}")

@@ -10,11 +10,11 @@ from typing import Any
 from asyncpar.core.concurrency.offload import off_loop
 from asyncpar.zero.gathering import BucketGather
 from asyncpar.zero.reduction import Means
-from asyncpar.zero.share import Share
+from asyncpar.zero.share import ParameterShare
 from asyncpar.zero.tasks import ended, first_failure, stopped
 
 
-class Update:
+class OwnedUpdate:
     """The part of a step after which there is no way back.
 
     ``window`` is how many buckets are under way at a time.
@@ -86,6 +86,6 @@ async def gather_values(means: Means) -> None:
         await gather.run([share.flat_value for share in means.shares], has_own=True)
 
 
-def _update_all(shares: Sequence[Share], settings: dict[str, Any]) -> None:
+def _update_all(shares: Sequence[ParameterShare], settings: dict[str, Any]) -> None:
     for share in shares:
         share.update(**settings)

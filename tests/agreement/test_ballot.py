@@ -7,7 +7,7 @@ import asyncio
 import numpy as np
 import pytest
 
-from asyncpar.agreement.ballot import Ballot
+from asyncpar.agreement.exchanges import Ballot
 from asyncpar.errors import PeerCancelled
 from asyncpar.node import Node
 from asyncpar.testing.world import local_world

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from asyncpar.agreement.owed import OwedCollective
+from asyncpar.agreement.exchanges import OwedCollective
 from asyncpar.collectives.call import cancel_reason
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.errors import PeerCancelled

@@ -12,13 +12,13 @@ import pytest
 
 from asyncpar.core.config.parallel import MemoryOptimizationStrategy, ThreeDParallelismConfig
 from asyncpar.gradsync import synchronizer
-from asyncpar.gradsync.model import HasGradient, parameters_by_name
+from asyncpar.gradsync.plan import HasGradient, parameters_by_name
 from asyncpar.hybrid import HybridConfig
-from asyncpar.hybrid.replicated import ReplicatedFlow
 from asyncpar.nn.optimizers import SGD, clip_factor
 from asyncpar.nn.parameter import OnGradient
 from asyncpar.nn.tensor import TensorRegion
 from asyncpar.nn.tensor.group import BridgedGroup
+from asyncpar.zero.flow import ReplicatedFlow
 from tests.breakages.breakage import Breakage, Mistake, first_error
 from tests.breakages.partitions import let_the_world_be_every_group
 from tests.breakages.pipelines import recompute_from_zeros, save_outputs_of_recomputed_layers

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -13,7 +14,7 @@ import pytest
 
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.gradsync import GradientSynchronizer, HostGroups, SyncStep
-from asyncpar.gradsync.model import HasGradient
+from asyncpar.gradsync.plan import HasGradient
 from asyncpar.multinode import MultiNodeConfig
 from asyncpar.multinode.gradient_buffer import GradientIntake, GradientSyncBuffer
 from asyncpar.nn.optimizers import SGD, Optimizer, clip_factor
@@ -126,9 +127,7 @@ def leaders_are_the_world(patch: pytest.MonkeyPatch) -> None:
     def wrong(communicator: Communicator, hosts: Iterable[Sequence[int]]) -> HostGroups:
         groups = right(communicator, list(hosts))
         everyone = communicator.subgroup(range(communicator.size), key="broken")
-        return (
-            groups if groups.between is None else HostGroups(inside=groups.inside, between=everyone, hosts=groups.hosts)
-        )
+        return groups if groups.between is None else dataclasses.replace(groups, between=everyone)
 
     patch.setattr(HostGroups, "of", wrong)
 

@@ -15,7 +15,7 @@ from asyncpar.nn.parameter import Array, Parameter
 from asyncpar.zero import ZeROStage, engine, partition, stepping
 from asyncpar.zero.reduction import BucketReduction
 from asyncpar.zero.row_sum import PlainSum
-from asyncpar.zero.share import Share
+from asyncpar.zero.share import ParameterShare
 from tests.breakages.breakage import Breakage, Mistake, impatient, on_virtual_time
 from tests.zero.replicas import (
     EVEN_SHAPES,
@@ -140,17 +140,17 @@ def forget_to_clamp_chunks(patch: pytest.MonkeyPatch) -> None:
 
 
 def keep_released_values(patch: pytest.MonkeyPatch) -> None:
-    def wrong(self: Share) -> None:
+    def wrong(self: ParameterShare) -> None:
         """Say that the value is released, and keep it."""
 
-    patch.setattr(Share, "part_with_value", wrong)
+    patch.setattr(ParameterShare, "part_with_value", wrong)
 
 
 def keep_whole_gradients(patch: pytest.MonkeyPatch) -> None:
-    def wrong(self: Share) -> Array | None:
+    def wrong(self: ParameterShare) -> Array | None:
         return self.parameter.grad.reshape(-1).copy() if self.parameter.has_grad else None
 
-    patch.setattr(Share, "take_gradient", wrong)
+    patch.setattr(ParameterShare, "take_gradient", wrong)
 
 
 # -- cases ------------------------------------------------------------------------------------------------------------

@@ -10,14 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from asyncpar.agreement.owed import OwedCollective
 from asyncpar.collectives.arrays import Reduction
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.core.config.parallel import RankMapping, ThreeDParallelismConfig
 from asyncpar.gradsync import bucket_run, choice, synchronizer
-from asyncpar.gradsync.groups import HostGroups, SyncGroups, make_groups, split_by_host
-from asyncpar.gradsync.keys import Name
-from asyncpar.gradsync.model import Accumulation, HasGradient, Parameters, parameters_by_name
+from asyncpar.gradsync.groups import HostGroups, Name, SyncGroups, make_groups, split_by_host
+from asyncpar.gradsync.plan import Accumulation, HasGradient, Parameters, parameters_by_name
 from asyncpar.gradsync.schemes import Exact, ReductionStep, Scheme
 from tests.breakages.breakage import Breakage, Mistake, impatient, on_virtual_time
 from tests.gradsync.worlds import Rank, assert_right, compressed, on_all, parallel_world, synchronize_all
@@ -64,7 +62,7 @@ async def _take_micro_steps(rank: Rank) -> None:
 def sum_all_slices(patch: pytest.MonkeyPatch) -> None:
     right = bucket_run.tensor_parallel_phase
 
-    def wrong(scheme: Scheme, groups: SyncGroups, key: Name) -> OwedCollective[Any] | None:
+    def wrong(scheme: Scheme, groups: SyncGroups, key: Name) -> ReductionStep | None:
         tp = groups.tp
         if tp is None or scheme.bucket.placement.replicated is not None:
             return right(scheme, groups, key)

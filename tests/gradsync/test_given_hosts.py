@@ -22,7 +22,7 @@ def halves(node: Node) -> HostGroups:
     inside = node.world.subgroup(own, key="half")
     assert inside is not None
     between = node.world.subgroup((0, 2), key="firsts") if node.rank in (0, 2) else None
-    return HostGroups(inside=inside, between=between, hosts=2)
+    return HostGroups(world=node.world, inside=inside, between=between, hosts=2)
 
 
 async def mean_of(

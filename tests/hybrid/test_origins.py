@@ -17,7 +17,7 @@ import pytest
 
 from asyncpar.errors import NonFiniteValue
 from asyncpar.hybrid import TransformerModel
-from asyncpar.hybrid.watch import FiniteWatch, Report, Sighting, find_origins
+from asyncpar.hybrid.watch import FiniteReport, FiniteWatch, Sighting, find_origins
 from asyncpar.zero.config import ZeROConfig, ZeROStage
 from tests.hybrid.faults import Fault, FaultyModel, Moment
 from tests.hybrid.ranks import Outcomes, Ranks, assert_has_taken, outcomes_of, running
@@ -80,8 +80,10 @@ async def test_the_rank_is_named_where_it_began(layout: tuple[int, int, int], st
         assert_has_taken(ranks, 1)
 
 
-def report(rank: int, sighting: Sighting | None = None, *, slices: Sequence[int] = (), **names: list[str]) -> Report:
-    return Report(rank, tuple(slices) or (rank,), sighting, names.get("spoiled", []), names.get("overflowed", []))
+def report(
+    rank: int, sighting: Sighting | None = None, *, slices: Sequence[int] = (), **names: list[str]
+) -> FiniteReport:
+    return FiniteReport(rank, tuple(slices) or (rank,), sighting, names.get("spoiled", []), names.get("overflowed", []))
 
 
 def own(calls: int = 0) -> Sighting:
@@ -106,7 +108,7 @@ def taken(calls: int = 0) -> Sighting:
         ([report(0), report(1)], "the sum of squares overflowed"),
     ],
 )
-def test_what_ranks_report_says_where_it_began(reports: list[Report], text: str) -> None:
+def test_what_ranks_report_says_where_it_began(reports: list[FiniteReport], text: str) -> None:
     assert find_origins(reports) == text
 
 

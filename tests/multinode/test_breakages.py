@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 
 from asyncpar.collectives.communicator import Communicator
-from asyncpar.gradsync import bucket_run
+from asyncpar.gradsync import HostGroups, bucket_run
 from asyncpar.gradsync.schemes import Scheme
-from asyncpar.multinode import GradientSyncBuffer, MultiNodeConfig, registration
+from asyncpar.multinode import GradientSyncBuffer, registration
 from asyncpar.multinode.gradient_buffer import GradientIntake
-from asyncpar.multinode.groups import NodeGroups
 from asyncpar.multinode.node_sum import NodeSum
 from asyncpar.testing.loop import run_virtual
 from asyncpar.zero.config import ZeROStage
@@ -33,24 +32,24 @@ async def check(stage: ZeROStage) -> None:
 
 
 def leaders_call_a_world_collective(monkeypatch: pytest.MonkeyPatch) -> None:
-    make = NodeGroups.of
+    make = HostGroups.of
 
-    def broken(config: MultiNodeConfig, world: Communicator) -> NodeGroups:
-        groups = make(config, world)
-        leaders = None if groups.leaders is None else world
-        return NodeGroups(world=world, node=groups.node, leaders=leaders, num_nodes=groups.num_nodes)
+    def broken(world: Communicator, nodes: Sequence[Sequence[int]]) -> HostGroups:
+        groups = make(world, nodes)
+        leaders = None if groups.between is None else world
+        return HostGroups(world=world, inside=groups.inside, between=leaders, hosts=groups.hosts)
 
-    monkeypatch.setattr(NodeGroups, "of", broken)
+    monkeypatch.setattr(HostGroups, "of", broken)
 
 
 def sub_groups_are_the_world(monkeypatch: pytest.MonkeyPatch) -> None:
-    make = NodeGroups.of
+    make = HostGroups.of
 
-    def broken(config: MultiNodeConfig, world: Communicator) -> NodeGroups:
-        groups = make(config, world)
-        return NodeGroups(world=world, node=world, leaders=groups.leaders, num_nodes=groups.num_nodes)
+    def broken(world: Communicator, nodes: Sequence[Sequence[int]]) -> HostGroups:
+        groups = make(world, nodes)
+        return HostGroups(world=world, inside=world, between=groups.between, hosts=groups.hosts)
 
-    monkeypatch.setattr(NodeGroups, "of", broken)
+    monkeypatch.setattr(HostGroups, "of", broken)
 
 
 def the_mean_over_ranks_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:

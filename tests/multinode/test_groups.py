@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from asyncpar.gradsync import HostGroups
 from asyncpar.gradsync.statistics import SyncTraffic
 from asyncpar.multinode import MultiNodeTrainer
-from asyncpar.multinode.groups import NodeGroups
 from asyncpar.node import Node
 from asyncpar.zero.config import ZeROStage
 from tests.multinode.worlds import RULE, TINY_BUCKETS, Member, Model, config_of, members, node_world, on_all
@@ -30,9 +30,9 @@ async def test_nodes_and_leaders_are_groups_of_their_own(
 ) -> None:
     async with members(*world) as ranks:
         groups = [member.trainer.groups for member in ranks]
-    assert [one.node.ranks for one in groups] == nodes
-    assert [one.leaders.ranks for one in groups if one.leaders is not None] == [leaders] * len(leaders)
-    assert [member.rank for member, one in zip(ranks, groups, strict=True) if one.leaders is not None] == list(leaders)
+    assert [one.inside.ranks for one in groups] == nodes
+    assert [one.between.ranks for one in groups if one.between is not None] == [leaders] * len(leaders)
+    assert [member.rank for member, one in zip(ranks, groups, strict=True) if one.between is not None] == list(leaders)
     assert all(one.world.size == len(ranks) for one in groups)
 
 
@@ -40,8 +40,8 @@ async def test_a_sum_inside_a_node_is_that_of_the_node() -> None:
     async with node_world(2, 2) as nodes:
 
         async def main(node: Node) -> float:
-            groups = NodeGroups.of(config_of(node.rank, 2, 2), node.world)
-            return float((await groups.node.all_reduce(np.array([10.0**node.rank])))[0])
+            groups = HostGroups.of(node.world, config_of(node.rank, 2, 2).nodes())
+            return float((await groups.inside.all_reduce(np.array([10.0**node.rank])))[0])
 
         assert await on_all(nodes, main) == [11.0, 11.0, 1100.0, 1100.0]
 
@@ -49,8 +49,8 @@ async def test_a_sum_inside_a_node_is_that_of_the_node() -> None:
 def sent(member: Member) -> dict[str, int]:
     """Return the payload bytes that a rank has sent, by group."""
     groups = member.trainer.groups
-    leaders = [] if groups.leaders is None else [groups.leaders]
-    named = {"world": [groups.world], "node": [groups.node], "leaders": leaders}
+    leaders = [] if groups.between is None else [groups.between]
+    named = {"world": [groups.world], "node": [groups.inside], "leaders": leaders}
     return {name: SyncTraffic.read(communicators).payload_bytes for name, communicators in named.items()}
 
 
@@ -96,6 +96,6 @@ async def test_nodes_need_not_be_hosts_of_their_own() -> None:
             trainer = MultiNodeTrainer(config_of(node.rank, 2, 2), RULE, communicator=node.world)
             async with trainer:
                 await trainer.register_parameters(Model().parameters)
-                return trainer.groups.node.ranks
+                return trainer.groups.inside.ranks
 
         assert await on_all(nodes, main) == [(0, 1), (0, 1), (2, 3), (2, 3)]

@@ -18,7 +18,7 @@ STAGES = [ZeROStage.NONE, ZeROStage.STAGE1, ZeROStage.STAGE2]
 
 def moved(member: Member) -> int:
     """Return the payload bytes that a rank has sent inside its node."""
-    return SyncTraffic.read([member.trainer.groups.node]).payload_bytes
+    return SyncTraffic.read([member.trainer.groups.inside]).payload_bytes
 
 
 async def moved_in_a_pass(member: Member) -> tuple[int, int]:

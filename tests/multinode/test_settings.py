@@ -58,7 +58,7 @@ async def test_compression_of_either_configuration_makes_fewer_bytes(stage: ZeRO
 async def traffic_of_a_step(member: Member) -> int:
     """Return the bytes that the trainer's groups send in a step that reduce gradients."""
     groups = member.trainer.groups
-    known = [groups.world, *([] if groups.leaders is None or groups.num_nodes == 1 else [groups.leaders])]
+    known = [groups.world, *([] if groups.between is None or groups.hosts == 1 else [groups.between])]
     reductions = ("all_reduce", "reduce_scatter", "all_to_all", "all_gather")
 
     def sent() -> int:

@@ -123,12 +123,12 @@ async def multi_node(*, stage: ZeROStage = ZeROStage.NONE, early: bool = False, 
         async with trainer:
             await trainer.register_parameters(model.parameters)
             for step in range(2):
-                before = trainer.groups.node.traffic
+                before = trainer.groups.inside.traffic
                 async with trainer.synchronization() as ready:
                     model.backward(step, node.rank, 0, ready=ready)
                     for _ in range(50):
                         await asyncio.sleep(0)
-                    seen.append(early and trainer.groups.node.traffic == before)
+                    seen.append(early and trainer.groups.inside.traffic == before)
                 await trainer.apply_gradients(1)
                 seen.append(await trainer.optimizer_step(0.05))
             stats = trainer.get_training_stats()

@@ -13,7 +13,7 @@ from asyncpar.nn import Array, Parameter
 from asyncpar.node import Node
 from asyncpar.parallel.clock import StalenessClock
 from asyncpar.parallel.exchange import UpdateExchange
-from asyncpar.parallel.update import Update, UpdateLayout
+from asyncpar.parallel.update import AsyncUpdate, UpdateLayout
 from asyncpar.testing import run_virtual
 from asyncpar.testing.world import local_world
 from tests.parallel.replicas import on_all, on_all_failing
@@ -37,7 +37,7 @@ class Rank:
         """Take in what has arrived, then add ``value`` here and everywhere."""
         await self.exchange.begin_step()
         await self.take()
-        update = Update(self.layout)
+        update = AsyncUpdate(self.layout)
         update.views()[0][...] = value
         update.apply()
         self.exchange.publish(update)

@@ -7,7 +7,7 @@ import pytest
 
 from asyncpar.errors import NonFiniteValue, UsageError
 from asyncpar.nn import Parameter
-from asyncpar.parallel.update import Mover, Update, UpdateLayout, merged
+from asyncpar.parallel.update import AsyncUpdate, Mover, UpdateLayout, merged
 
 SHAPES = {"a": ((2, 3), "float64"), "b": ((5,), "float32"), "c": ((), "float64"), "d": ((3,), "float32")}
 
@@ -16,8 +16,8 @@ def make_parameters() -> list[Parameter]:
     return [Parameter(name, np.ones(shape, dtype)) for name, (shape, dtype) in SHAPES.items()]
 
 
-def make_update(layout: UpdateLayout, value: float, step: int) -> Update:
-    update = Update(layout)
+def make_update(layout: UpdateLayout, value: float, step: int) -> AsyncUpdate:
+    update = AsyncUpdate(layout)
     update.step = step
     for view in update.views():
         view[...] = value
@@ -27,7 +27,7 @@ def make_update(layout: UpdateLayout, value: float, step: int) -> Update:
 def test_an_update_survives_its_bytes() -> None:
     parameters = make_parameters()
     layout = UpdateLayout(parameters)
-    sent, received = make_update(layout, 2.5, 7), Update(layout)
+    sent, received = make_update(layout, 2.5, 7), AsyncUpdate(layout)
     received.bytes[...] = sent.bytes
     assert received.step == 7
     received.apply()

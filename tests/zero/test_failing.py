@@ -18,7 +18,7 @@ from asyncpar.testing.world import local_world
 from asyncpar.zero import StepTorn, ZeROConfig, ZeroEngine, ZeROStage
 from asyncpar.zero.buffers import BufferPool
 from asyncpar.zero.exchanges import StepAgreement
-from asyncpar.zero.step_state import Phase
+from asyncpar.zero.step_state import EnginePhase
 from tests.zero.layers import Replica, replicas
 from tests.zero.replicas import (
     PATIENCE,
@@ -163,7 +163,7 @@ async def test_a_rank_that_is_cancelled_in_the_middle_of_the_step_updates_all_it
     monkeypatch.setattr("asyncpar.zero.stepping.off_loop", off_loop)
     async with engines(2, ZeROStage.STAGE1, bucket_size_mb=1e-5) as made:
         tasks = [asyncio.ensure_future(take_step(engine, 0)) for engine in made]
-        while made[1]._state.phase is not Phase.STEPPED:  # noqa: ASYNC110
+        while made[1]._state.phase is not EnginePhase.STEPPED:  # noqa: ASYNC110
             await asyncio.sleep(0)
         tasks[1].cancel()
         results = await asyncio.gather(*tasks, return_exceptions=True)

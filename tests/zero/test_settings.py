@@ -11,7 +11,7 @@ from asyncpar.errors import UsageError
 from asyncpar.zero import MemoryExceeded, ZeROConfig, ZeROStage, memory_reduction
 from asyncpar.zero.config import MIB
 from asyncpar.zero.partition import Spec, make_budget, make_partition
-from asyncpar.zero.step_state import Phase, StepState
+from asyncpar.zero.step_state import EnginePhase, StepState
 
 
 def test_defaults_are_those_of_the_contract() -> None:
@@ -104,24 +104,24 @@ def test_nothing_comes_before_prepare() -> None:
     for check in (state.check_giving, state.check_reduced, state.check_sound, state.check_prepared):
         with pytest.raises(UsageError, match=r"step: await prepare\(\) on all ranks first"):
             check("step")
-    state.phase = Phase.OPEN
+    state.phase = EnginePhase.OPEN
     with pytest.raises(UsageError, match=r"shard: this must come before prepare"):
         state.check_new("shard")
 
 
 def test_gradients_are_not_averaged_twice() -> None:
     state = StepState(accumulates=False)
-    state.phase = Phase.REDUCED
+    state.phase = EnginePhase.REDUCED
     with pytest.raises(UsageError, match="must not be averaged twice"):
         state.check_giving("reduce")
     accumulating = StepState(accumulates=True)
-    accumulating.phase = Phase.REDUCED
+    accumulating.phase = EnginePhase.REDUCED
     accumulating.check_giving("reduce")
 
 
 def test_after_a_failure_replicas_must_meet_first() -> None:
     state = StepState(accumulates=True)
-    state.phase = Phase.OPEN
+    state.phase = EnginePhase.OPEN
     state.break_off("rank 1 left")
     state.break_off("and then more")
     with pytest.raises(UsageError, match=r"step: an earlier step failed \(rank 1 left\); await resume\(\)"):

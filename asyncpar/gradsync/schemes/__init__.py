@@ -1,10 +1,9 @@
 """How a bucket becomes its mean over replicas: a scheme for every kind of codec.  Start with ``scheme.py``."""
 
-from asyncpar.gradsync.schemes.owners import ShardedReduce
-from asyncpar.gradsync.schemes.pair import PAIR, Pair
+from asyncpar.gradsync.schemes.encoded import PAIR, Pair, ShardedReduce
 from asyncpar.gradsync.schemes.relayed import Copies, CopyHolders, Hosted
 from asyncpar.gradsync.schemes.rounds import Rounds
-from asyncpar.gradsync.schemes.scheme import Empty, Memory, Place, ReductionStep, Scheme
+from asyncpar.gradsync.schemes.scheme import Empty, Place, ReductionStep, Scheme, SchemeMemory
 from asyncpar.gradsync.schemes.summed import Alone, Exact, Summed, headroom
 
 __all__ = [
@@ -15,12 +14,12 @@ __all__ = [
     "Empty",
     "Exact",
     "Hosted",
-    "Memory",
     "Pair",
     "Place",
     "ReductionStep",
     "Rounds",
     "Scheme",
+    "SchemeMemory",
     "ShardedReduce",
     "Summed",
     "headroom",

@@ -17,10 +17,9 @@ import numpy as np
 
 from asyncpar.codecs import Values
 from asyncpar.collectives.communicator import Communicator
-from asyncpar.gradsync.groups import SyncGroups
-from asyncpar.gradsync.keys import Name
+from asyncpar.gradsync.groups import Name, SyncGroups
 from asyncpar.gradsync.plan import Bucket
-from asyncpar.gradsync.schemes.scheme import Memory, Place, ReductionStep, Scheme, all_finite, scale
+from asyncpar.gradsync.schemes.scheme import Place, ReductionStep, Scheme, SchemeMemory, all_finite, scale
 
 
 class Relayed(Scheme):
@@ -30,7 +29,14 @@ class Relayed(Scheme):
     """
 
     def __init__(
-        self, bucket: Bucket, inner: Scheme | None, *, size: int, is_mean: bool, dtype: np.dtype[Any], memory: Memory
+        self,
+        bucket: Bucket,
+        inner: Scheme | None,
+        *,
+        size: int,
+        is_mean: bool,
+        dtype: np.dtype[Any],
+        memory: SchemeMemory,
     ) -> None:
         super().__init__(bucket, size=size)
         self._inner = inner
@@ -123,7 +129,7 @@ class Copies(Relayed):
         *,
         size: int,
         dtype: np.dtype[Any],
-        memory: Memory,
+        memory: SchemeMemory,
     ) -> None:
         super().__init__(bucket, inner, size=size, is_mean=True, dtype=dtype, memory=memory)
         self._holders = holders
@@ -162,7 +168,7 @@ class Hosted(Relayed):
         hosts: int,
         is_mean: bool,
         dtype: np.dtype[Any],
-        memory: Memory,
+        memory: SchemeMemory,
         divisor: int,
         divisor_inside: int,
     ) -> None:

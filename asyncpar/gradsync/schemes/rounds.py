@@ -11,10 +11,9 @@ from numpy.typing import NDArray
 from asyncpar.codecs import RoundCodec, Values
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.errors import NonFiniteValue
-from asyncpar.gradsync.keys import Name
+from asyncpar.gradsync.groups import Name
 from asyncpar.gradsync.plan import Bucket
-from asyncpar.gradsync.schemes.lossy import Lossy
-from asyncpar.gradsync.schemes.scheme import Memory, Place, ReductionStep, all_finite
+from asyncpar.gradsync.schemes.scheme import Lossy, Place, ReductionStep, SchemeMemory, all_finite
 
 
 class Rounds(Lossy):
@@ -30,7 +29,7 @@ class Rounds(Lossy):
         *,
         algorithm: str | None,
         has_feedback: bool,
-        memory: Memory,
+        memory: SchemeMemory,
     ) -> None:
         count = bucket.count
         super().__init__(bucket, size=communicator.size, count=count, has_feedback=has_feedback, memory=memory)

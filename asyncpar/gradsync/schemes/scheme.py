@@ -15,10 +15,10 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncpar.agreement.owed import OwedCollective
+from asyncpar.agreement.exchanges import OwedCollective
 from asyncpar.codecs import Values
 from asyncpar.errors import ArenaFull, UsageError
-from asyncpar.gradsync.keys import Name
+from asyncpar.gradsync.groups import Name
 from asyncpar.gradsync.plan import Bucket
 
 Empty: TypeAlias = Callable[[tuple[int, ...], np.dtype[Any]], NDArray[Any]]
@@ -26,7 +26,7 @@ Empty: TypeAlias = Callable[[tuple[int, ...], np.dtype[Any]], NDArray[Any]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Memory:
+class SchemeMemory:
     """``empty`` makes what other ranks read, so that collectives need not copy it.
 
     With ``keeps_input`` what a bucket comes to goes elsewhere than what went into it.
@@ -112,7 +112,7 @@ class Scheme(ABC):
     def settle(self) -> None:
         """Make ``result`` of what the last collective brought.
 
-        Raises ``PeerCancelled`` when a rank gave the step up, ``ProtocolError`` when what came cannot be decoded.
+        Raises ``ProtocolError`` when what came cannot be decoded.
         """
 
     def lend(self, values: NDArray[Any]) -> bool:  # noqa: ARG002
@@ -173,3 +173,67 @@ def scale(values: NDArray[np.floating[Any]], factor: float) -> bool:
 
 def _is_finite(piece: NDArray[np.floating[Any]]) -> bool:
     return bool(np.isfinite(piece.min()) and np.isfinite(piece.max()))
+
+
+class Feedback:
+    """``residual`` is what earlier steps failed to send; ``lost`` becomes the next residual when the step succeeds.
+
+    Both are float32 vectors of ``count`` values, those of the bucket first; None where nothing is kept.
+    """
+
+    def __init__(self, bucket: Bucket, *, count: int, is_kept: bool) -> None:
+        self._bucket = bucket
+        self.residual: Values | None = np.zeros(count, np.float32) if is_kept else None
+        self.lost: Values | None = np.zeros(count, np.float32) if is_kept else None
+
+    def commit(self) -> None:
+        """Make what this step lost the residual of the next."""
+        self.residual, self.lost = self.lost, self.residual
+        if self.residual is not None:
+            self.residual[self._bucket.count :] = 0.0  # padding belongs to no parameter
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held."""
+        return sum(array.nbytes for array in (self.residual, self.lost) if array is not None)
+
+    def by_name(self) -> Iterator[tuple[str, Values]]:
+        """Yield a view of each parameter's residual, flat, by name."""
+        if self.residual is not None:
+            for slot in self._bucket.slots:
+                yield slot.name, self.residual[slot.start : slot.stop]
+
+
+class Lossy(Scheme):
+    """``flat`` and ``result`` are float32 vectors of ``count`` values; error feedback is kept where it is asked for."""
+
+    def __init__(self, bucket: Bucket, *, size: int, count: int, has_feedback: bool, memory: SchemeMemory) -> None:
+        super().__init__(bucket, size=size, keeps_input=memory.keeps_input)
+        self.flat = np.zeros(count, np.float32)
+        self.result = np.zeros(count, np.float32) if memory.keeps_input else self.flat
+        self.feedback = Feedback(bucket, count=count, is_kept=has_feedback)
+        self._is_lent = False
+
+    def lend(self, values: NDArray[Any]) -> bool:
+        is_fit = values.dtype == np.float32 and values.shape == self.flat.shape and values.flags.c_contiguous
+        if is_fit and not self.keeps_input:
+            self.flat = self.result = values
+            self._is_lent = True
+        elif self._is_lent:
+            self.flat = self.result = np.zeros(self.flat.shape, np.float32)
+            self._is_lent = False
+        return self._is_lent
+
+    def commit(self) -> None:
+        self.feedback.commit()
+
+    def buffers(self) -> Iterator[NDArray[Any]]:
+        if not self._is_lent:
+            yield from super().buffers()
+
+    @property
+    def residual_nbytes(self) -> int:
+        return self.feedback.nbytes
+
+    def residuals(self) -> Iterator[tuple[str, Values]]:
+        return self.feedback.by_name()

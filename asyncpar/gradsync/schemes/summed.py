@@ -15,10 +15,9 @@ from numpy.typing import NDArray
 from asyncpar.codecs import Bytes, Codec, Values
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.errors import NonFiniteValue, ProtocolError
-from asyncpar.gradsync.keys import Name
+from asyncpar.gradsync.groups import Name
 from asyncpar.gradsync.plan import Bucket
-from asyncpar.gradsync.schemes.lossy import Lossy
-from asyncpar.gradsync.schemes.scheme import Memory, Place, ReductionStep, Scheme, all_finite
+from asyncpar.gradsync.schemes.scheme import Lossy, Place, ReductionStep, Scheme, SchemeMemory, all_finite
 
 
 class Exact(Scheme):
@@ -26,7 +25,9 @@ class Exact(Scheme):
 
     is_mean = True
 
-    def __init__(self, bucket: Bucket, communicator: Communicator, *, algorithm: str | None, memory: Memory) -> None:
+    def __init__(
+        self, bucket: Bucket, communicator: Communicator, *, algorithm: str | None, memory: SchemeMemory
+    ) -> None:
         super().__init__(bucket, size=communicator.size, keeps_input=memory.keeps_input)
         self._communicator = communicator
         self._algorithm = algorithm
@@ -84,7 +85,7 @@ class Summed(Lossy):
         *,
         algorithm: str | None,
         has_feedback: bool,
-        memory: Memory,
+        memory: SchemeMemory,
         divisor: int,
     ) -> None:
         count = bucket.count

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.errors import AsyncparError, PeerCancelled, UsageError
-from asyncpar.gradsync.model import HasGradient, ModelShards
-from asyncpar.gradsync.outcome import StepOutcome
+from asyncpar.gradsync.plan import HasGradient, HasParameters
+from asyncpar.gradsync.statistics import StepOutcome
 from asyncpar.parallel.local.rounds import Synchronizer
 
 HEADER_BYTES = 8
@@ -45,7 +45,7 @@ class HostSynchronizer:
         self._name = name
         host.claim(name, self)
 
-    async def synchronize_gradients(self, model_shards: ModelShards) -> StepOutcome:
+    async def synchronize_gradients(self, model_shards: HasParameters) -> StepOutcome:
         """Replace every gradient by its mean over hosts, and return what became of it.
 
         Raises what ``between`` raises on the first rank of the host, ``PeerCancelled`` on the others, ``UsageError`` on
@@ -83,8 +83,8 @@ class HostSynchronizer:
         """Return the packed means over hosts, on the first rank of the host; memory for them on the others."""
         if self._between is None:
             return _pack(gradients, status=_FINE)
-        copies = [_Copy(name=gradient.name, grad=gradient.grad.copy()) for gradient in gradients]
-        outcome = await self._between.synchronize_gradients(_Copies(copies))
+        copies = [_HostCopy(name=gradient.name, grad=gradient.grad.copy()) for gradient in gradients]
+        outcome = await self._between.synchronize_gradients(_HostCopies(copies))
         return _pack(copies, status=_SKIPPED if outcome.is_skipped else _FINE)
 
     async def _agree(self, digest: NDArray[np.uint8]) -> None:
@@ -113,14 +113,14 @@ class HostSynchronizer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Copy:
+class _HostCopy:
     name: str
     grad: NDArray[np.floating]
 
 
 @dataclass(frozen=True, slots=True)
-class _Copies:
-    copies: Sequence[_Copy]
+class _HostCopies:
+    copies: Sequence[_HostCopy]
 
     def parameters(self) -> Iterable[HasGradient]:
         return self.copies

@@ -52,7 +52,7 @@ class OuterConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Difference:
+class OuterDifference:
     """How far a parameter is from the common point; with the face of a gradient, so that it is reduced like one."""
 
     name: str
@@ -80,7 +80,7 @@ class OuterOptimizer:
         self._common = {name: parameter.value.copy() for name, parameter in self._parameters.items()}
         self._momentum = {name: np.zeros_like(common) for name, common in self._common.items()}
         self.differences = tuple(
-            Difference(name=name, grad=np.zeros_like(common)) for name, common in self._common.items()
+            OuterDifference(name=name, grad=np.zeros_like(common)) for name, common in self._common.items()
         )
 
     @property
@@ -137,7 +137,7 @@ class OuterOptimizer:
             self._common[name] = state.common[name].copy()
             self._momentum[name] = state.momentum[name].copy()
 
-    def _propose(self, difference: Difference) -> tuple[Array, Array]:
+    def _propose(self, difference: OuterDifference) -> tuple[Array, Array]:
         """Return the new common point and the new momentum of a parameter, in new arrays."""
         rate, decay = self.config.learning_rate, self.config.momentum
         old, mean = self._common[difference.name], difference.grad

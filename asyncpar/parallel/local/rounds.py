@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 
 from asyncpar.core.concurrency.offload import off_loop
 from asyncpar.errors import UsageError
-from asyncpar.gradsync.model import HasGradient, ModelShards
-from asyncpar.gradsync.outcome import StepOutcome
-from asyncpar.parallel.local.outer import Difference, HasValue, OuterConfig, OuterOptimizer, OuterState
+from asyncpar.gradsync.plan import HasGradient, HasParameters
+from asyncpar.gradsync.statistics import StepOutcome
+from asyncpar.parallel.local.outer import HasValue, OuterConfig, OuterDifference, OuterOptimizer, OuterState
 
 
 class Synchronizer(Protocol):
@@ -26,7 +26,7 @@ class Synchronizer(Protocol):
     ``GradientSynchronizer`` is one, ``HostSynchronizer`` another.
     """
 
-    async def synchronize_gradients(self, model_shards: ModelShards) -> StepOutcome: ...
+    async def synchronize_gradients(self, model_shards: HasParameters) -> StepOutcome: ...
 
     def state(self) -> dict[str, NDArray[Any]]: ...
 
@@ -56,11 +56,11 @@ class _Shards:
     """
 
     purpose: str
-    differences: Sequence[Difference]
+    differences: Sequence[OuterDifference]
 
     def parameters(self) -> Iterable[HasGradient]:
         nothing = np.zeros(0, self.differences[0].grad.dtype)
-        return [Difference(name=self.purpose, grad=nothing), *self.differences]
+        return [OuterDifference(name=self.purpose, grad=nothing), *self.differences]
 
 
 class DiLoCo:

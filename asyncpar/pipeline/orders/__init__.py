@@ -7,15 +7,15 @@ from collections.abc import Iterator
 from asyncpar.core.config.parallel import PipelineScheduleType
 from asyncpar.pipeline.orders.breadth_first import gpipe, round_robin, sequential
 from asyncpar.pipeline.orders.one_forward_one_backward import interleaved, one_f1b, zero_bubble
-from asyncpar.pipeline.orders.step import Step
+from asyncpar.pipeline.orders.step import ComputeStep
 from asyncpar.pipeline.orders.v_shaped import dualpipe_v, zbv
 
-__all__ = ["Step", "rank_order"]
+__all__ = ["ComputeStep", "rank_order"]
 
 
 def rank_order(
     schedule_type: PipelineScheduleType, *, rank: int, ranks: int, micro_batches: int, chunks: int
-) -> Iterator[Step]:
+) -> Iterator[ComputeStep]:
     """Yield what ``rank`` of ``ranks`` computes; sizes are checked by the caller."""
     match schedule_type:
         case PipelineScheduleType.SEQUENTIAL:

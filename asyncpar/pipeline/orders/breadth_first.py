@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from asyncpar.pipeline.orders.step import Step, backward, forward
+from asyncpar.pipeline.orders.step import ComputeStep, backward, forward
 
 
-def gpipe(micro_batches: int, chunks: int) -> Iterator[Step]:
+def gpipe(micro_batches: int, chunks: int) -> Iterator[ComputeStep]:
     """All forwards, then all backwards, the micro-batch that came first going first in both."""
     yield from _forwards(micro_batches, chunks)
     for chunk in reversed(range(chunks)):
@@ -20,7 +20,7 @@ def gpipe(micro_batches: int, chunks: int) -> Iterator[Step]:
             yield backward(chunk, micro_batch)
 
 
-def sequential(micro_batches: int, chunks: int) -> Iterator[Step]:
+def sequential(micro_batches: int, chunks: int) -> Iterator[ComputeStep]:
     """All forwards, then all backwards in reverse."""
     yield from _forwards(micro_batches, chunks)
     for chunk in reversed(range(chunks)):
@@ -28,7 +28,7 @@ def sequential(micro_batches: int, chunks: int) -> Iterator[Step]:
             yield backward(chunk, micro_batch)
 
 
-def round_robin(micro_batches: int, chunks: int) -> Iterator[Step]:
+def round_robin(micro_batches: int, chunks: int) -> Iterator[ComputeStep]:
     """One micro-batch at a time: only one rank computes at any moment, and only one micro-batch is kept."""
     for micro_batch in range(micro_batches):
         for chunk in range(chunks):
@@ -37,7 +37,7 @@ def round_robin(micro_batches: int, chunks: int) -> Iterator[Step]:
             yield backward(chunk, micro_batch)
 
 
-def _forwards(micro_batches: int, chunks: int) -> Iterator[Step]:
+def _forwards(micro_batches: int, chunks: int) -> Iterator[ComputeStep]:
     for chunk in range(chunks):
         for micro_batch in range(micro_batches):
             yield forward(chunk, micro_batch)

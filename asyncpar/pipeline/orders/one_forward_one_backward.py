@@ -16,10 +16,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
-from asyncpar.pipeline.orders.step import Step, backward, backward_input, backward_weight, forward, only_first
+from asyncpar.pipeline.orders.step import ComputeStep, backward, backward_input, backward_weight, forward, only_first
 
 
-def one_f1b(rank: int, ranks: int, micro_batches: int) -> Iterator[Step]:
+def one_f1b(rank: int, ranks: int, micro_batches: int) -> Iterator[ComputeStep]:
     """Run ahead by as many forwards as there are ranks behind this one, then alternate, then finish the backwards."""
     ahead = min(ranks - 1 - rank, micro_batches)
     for micro_batch in range(ahead):
@@ -31,7 +31,7 @@ def one_f1b(rank: int, ranks: int, micro_batches: int) -> Iterator[Step]:
         yield backward(0, micro_batch)
 
 
-def interleaved(rank: int, ranks: int, micro_batches: int, chunks: int) -> Iterator[Step]:
+def interleaved(rank: int, ranks: int, micro_batches: int, chunks: int) -> Iterator[ComputeStep]:
     """Run ahead through all chunks but the last and two steps per rank behind this one, then alternate.
 
     With one chunk there is nothing to interleave, and the order is that of 1F1B.
@@ -57,7 +57,7 @@ def group_by_group(groups: Sequence[range], chunks: range) -> list[tuple[int, in
     return [(chunk, micro_batch) for group in groups for chunk in chunks for micro_batch in group]
 
 
-def _interleave(rank: int, groups: Sequence[range], ranks: int, chunks: int) -> Iterator[Step]:
+def _interleave(rank: int, groups: Sequence[range], ranks: int, chunks: int) -> Iterator[ComputeStep]:
     forwards = group_by_group(groups, range(chunks))
     backwards = group_by_group(groups, range(chunks)[::-1])
     total = len(forwards)
@@ -69,12 +69,12 @@ def _interleave(rank: int, groups: Sequence[range], ranks: int, chunks: int) -> 
             yield backward(*backwards[place - ahead])
 
 
-def zero_bubble(rank: int, ranks: int, micro_batches: int, chunks: int) -> Iterator[Step]:
+def zero_bubble(rank: int, ranks: int, micro_batches: int, chunks: int) -> Iterator[ComputeStep]:
     """Run one step ahead for each rank behind this one; weight gradients lag by one step for each rank before it."""
     return only_first(_split_backwards(rank, groups_of(ranks, micro_batches), ranks, chunks), micro_batches)
 
 
-def _split_backwards(rank: int, groups: Sequence[range], ranks: int, chunks: int) -> Iterator[Step]:
+def _split_backwards(rank: int, groups: Sequence[range], ranks: int, chunks: int) -> Iterator[ComputeStep]:
     forwards = group_by_group(groups, range(chunks))
     backwards = group_by_group(groups, range(chunks)[::-1])
     total = len(forwards)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from asyncpar.pipeline.operation import OperationKind
 
 
-class Step(NamedTuple):
+class ComputeStep(NamedTuple):
     """Compute ``kind`` for ``micro_batch`` with the rank's own ``chunk``."""
 
     kind: OperationKind
@@ -16,27 +16,27 @@ class Step(NamedTuple):
     micro_batch: int
 
 
-def forward(chunk: int, micro_batch: int) -> Step:
+def forward(chunk: int, micro_batch: int) -> ComputeStep:
     """The forward pass of one micro-batch through one chunk."""
-    return Step(OperationKind.FORWARD, chunk, micro_batch)
+    return ComputeStep(OperationKind.FORWARD, chunk, micro_batch)
 
 
-def backward(chunk: int, micro_batch: int) -> Step:
+def backward(chunk: int, micro_batch: int) -> ComputeStep:
     """The whole backward pass."""
-    return Step(OperationKind.BACKWARD, chunk, micro_batch)
+    return ComputeStep(OperationKind.BACKWARD, chunk, micro_batch)
 
 
-def backward_input(chunk: int, micro_batch: int) -> Step:
+def backward_input(chunk: int, micro_batch: int) -> ComputeStep:
     """The half of the backward pass that the stage before waits for."""
-    return Step(OperationKind.BACKWARD_INPUT, chunk, micro_batch)
+    return ComputeStep(OperationKind.BACKWARD_INPUT, chunk, micro_batch)
 
 
-def backward_weight(chunk: int, micro_batch: int) -> Step:
+def backward_weight(chunk: int, micro_batch: int) -> ComputeStep:
     """The half of the backward pass that nobody waits for."""
-    return Step(OperationKind.BACKWARD_WEIGHT, chunk, micro_batch)
+    return ComputeStep(OperationKind.BACKWARD_WEIGHT, chunk, micro_batch)
 
 
-def only_first(steps: Iterable[Step], micro_batches: int) -> Iterator[Step]:
+def only_first(steps: Iterable[ComputeStep], micro_batches: int) -> Iterator[ComputeStep]:
     """Leave out all steps of micro-batches from number ``micro_batches`` on.
 
     Steps depend on steps of their own micro-batch only, so what is left of a schedule that ends is one that ends.

@@ -17,24 +17,24 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 
-from asyncpar.pipeline.orders.step import Step, backward, backward_input, backward_weight, forward, only_first
+from asyncpar.pipeline.orders.step import ComputeStep, backward, backward_input, backward_weight, forward, only_first
 
 _DOWN, _UP = 0, 1
 
 
-def zbv(rank: int, ranks: int, micro_batches: int) -> Iterator[Step]:
+def zbv(rank: int, ranks: int, micro_batches: int) -> Iterator[ComputeStep]:
     """Fill the V, then one forward and one backward through each chunk in turn, then drain it."""
     enough = max(micro_batches, 2 * ranks - 1)
     return only_first(_zbv_order(rank, ranks, enough), micro_batches)
 
 
-def _zbv_order(rank: int, ranks: int, micro_batches: int) -> Iterator[Step]:
+def _zbv_order(rank: int, ranks: int, micro_batches: int) -> Iterator[ComputeStep]:
     yield from _zbv_fill(rank, ranks)
     yield from _zbv_steady(rank, ranks, micro_batches)
     yield from _zbv_drain(rank, ranks, micro_batches)
 
 
-def _zbv_fill(rank: int, ranks: int) -> Iterator[Step]:
+def _zbv_fill(rank: int, ranks: int) -> Iterator[ComputeStep]:
     """Go down until the first micro-batch is back up; then both ways until the first gradient is here."""
     alone = 2 * (ranks - rank) - 1
     for micro_batch in range(alone):
@@ -47,7 +47,7 @@ def _zbv_fill(rank: int, ranks: int) -> Iterator[Step]:
         yield from _whole_backward(_UP, backwards)
 
 
-def _zbv_steady(rank: int, ranks: int, micro_batches: int) -> Iterator[Step]:
+def _zbv_steady(rank: int, ranks: int, micro_batches: int) -> Iterator[ComputeStep]:
     down, up = 2 * ranks - rank - 1, ranks
     for done in range(micro_batches - ranks):
         if down + done < micro_batches:
@@ -57,7 +57,7 @@ def _zbv_steady(rank: int, ranks: int, micro_batches: int) -> Iterator[Step]:
         yield from _whole_backward(_UP, ranks - rank + done)
 
 
-def _zbv_drain(rank: int, ranks: int, micro_batches: int) -> Iterator[Step]:
+def _zbv_drain(rank: int, ranks: int, micro_batches: int) -> Iterator[ComputeStep]:
     """Send gradients on as soon as they come; what weights still need fills the time between, and is done last."""
     down, up = micro_batches - ranks, micro_batches - rank
     down_weight = down
@@ -74,12 +74,12 @@ def _zbv_drain(rank: int, ranks: int, micro_batches: int) -> Iterator[Step]:
         yield backward_weight(_DOWN, micro_batch)
 
 
-def _whole_backward(chunk: int, micro_batch: int) -> Iterator[Step]:
+def _whole_backward(chunk: int, micro_batch: int) -> Iterator[ComputeStep]:
     yield backward_input(chunk, micro_batch)
     yield backward_weight(chunk, micro_batch)
 
 
-def dualpipe_v(rank: int, ranks: int, micro_batches: int) -> Iterator[Step]:
+def dualpipe_v(rank: int, ranks: int, micro_batches: int) -> Iterator[ComputeStep]:
     """Fill the V, overlap forwards with backwards, then drain it with backward passes in two halves."""
     enough = max(micro_batches, 2 * ranks)
     return only_first(_DualPipe(rank, ranks, enough).steps(), micro_batches)
@@ -94,9 +94,9 @@ class _DualPipe:
         self._overlapped = micro_batches - 2 * ranks + rank + 1
         self._forwards = [0, 0]
         self._backwards = [0, 0]
-        self._late: deque[Step] = deque()
+        self._late: deque[ComputeStep] = deque()
 
-    def steps(self) -> Iterator[Step]:
+    def steps(self) -> Iterator[ComputeStep]:
         for _ in range(2 * self._behind):
             yield self._forward(_DOWN)
         for _ in range(self._rank + 1):
@@ -117,7 +117,7 @@ class _DualPipe:
             yield self._backward(_DOWN)
         yield from self._drain()
 
-    def _drain(self) -> Iterator[Step]:
+    def _drain(self) -> Iterator[ComputeStep]:
         """The second half of the backwards on both ways come in two halves, so that weight gradients fill the end."""
         half = self._rank + 1
         for place in range(2 * (self._rank + 1)):
@@ -129,18 +129,18 @@ class _DualPipe:
         while self._late:
             yield self._weight()
 
-    def _forward(self, chunk: int) -> Step:
+    def _forward(self, chunk: int) -> ComputeStep:
         self._forwards[chunk] += 1
         return forward(chunk, self._forwards[chunk] - 1)
 
-    def _backward(self, chunk: int) -> Step:
+    def _backward(self, chunk: int) -> ComputeStep:
         self._backwards[chunk] += 1
         return backward(chunk, self._backwards[chunk] - 1)
 
-    def _backward_input(self, chunk: int) -> Step:
+    def _backward_input(self, chunk: int) -> ComputeStep:
         micro_batch = self._backward(chunk).micro_batch
         self._late.append(backward_weight(chunk, micro_batch))
         return backward_input(chunk, micro_batch)
 
-    def _weight(self) -> Step:
+    def _weight(self) -> ComputeStep:
         return self._late.popleft()

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from asyncpar.codecs import Values
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.errors import UsageError
-from asyncpar.gradsync.keys import Name
+from asyncpar.gradsync.groups import Name
 from asyncpar.gradsync.plan import Bucket, Slot
 from asyncpar.gradsync.schemes import Place, ReductionStep, Scheme
 from asyncpar.gradsync.schemes.scheme import all_finite

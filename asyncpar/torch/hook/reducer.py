@@ -16,16 +16,15 @@ from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from asyncpar.agreement.comparison import Lines, find_difference
 from asyncpar.agreement.errors import SettingsDiffer
+from asyncpar.agreement.exchanges import Lines, find_difference
 from asyncpar.codecs import Identity
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.errors import PeerCancelled, UsageError
 from asyncpar.gradsync import GradientCompressionConfig, HostGroups
 from asyncpar.gradsync.bucket_run import BucketRun, RunTimes, ThreadTurns
 from asyncpar.gradsync.choice import Resolved, resolve
-from asyncpar.gradsync.groups import REPLICAS, SyncGroups
-from asyncpar.gradsync.keys import Keys
+from asyncpar.gradsync.groups import REPLICAS, Keys, SyncGroups
 from asyncpar.gradsync.layout import SchemeMaker, least_bytes
 from asyncpar.gradsync.schemes import Scheme
 from asyncpar.gradsync.statistics import SyncTraffic

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from asyncpar.codecs import Codec, parse_codec
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.gradsync import Bucket, GradientSpec, plan_buckets
-from asyncpar.gradsync.schemes import Alone, Memory, Pair, ShardedReduce
+from asyncpar.gradsync.schemes import Alone, Pair, SchemeMemory, ShardedReduce
 from tests.gradsync.schemes.test_owners import Seat
 
 COUNT = 64
@@ -23,14 +23,14 @@ def make_bucket() -> Bucket:
     return bucket
 
 
-def make_pair(memory: Memory) -> Pair:
+def make_pair(memory: SchemeMemory) -> Pair:
     codec = parse_codec("int8")
     assert isinstance(codec, Codec)
     return Pair(make_bucket(), cast(Communicator, Seat(rank=0, size=2)), codec, has_feedback=True, memory=memory)
 
 
 def test_a_lossy_scheme_works_in_what_it_is_lent() -> None:
-    scheme, lent = make_pair(Memory()), np.ones(COUNT, np.float32)
+    scheme, lent = make_pair(SchemeMemory()), np.ones(COUNT, np.float32)
     assert scheme.lend(lent)
     assert scheme.flat is scheme.result is lent
     scheme.encode()
@@ -41,7 +41,7 @@ def test_a_lossy_scheme_works_in_what_it_is_lent() -> None:
 
 @pytest.mark.parametrize("lent", [np.ones(COUNT), np.ones(COUNT + 1, np.float32), np.ones(2 * COUNT, np.float32)[::2]])
 def test_what_does_not_fit_is_left_alone(lent: NDArray[Any]) -> None:
-    scheme = make_pair(Memory())
+    scheme = make_pair(SchemeMemory())
     own = scheme.flat
     assert not scheme.lend(lent)
     assert scheme.flat is scheme.result is own
@@ -49,7 +49,7 @@ def test_what_does_not_fit_is_left_alone(lent: NDArray[Any]) -> None:
 
 def test_what_was_lent_is_let_go_when_the_next_does_not_fit() -> None:
     """Else the gradients of the next step would be written into memory that its owner uses for something else."""
-    scheme, lent = make_pair(Memory()), np.ones(COUNT, np.float32)
+    scheme, lent = make_pair(SchemeMemory()), np.ones(COUNT, np.float32)
     assert scheme.lend(lent)
     assert not scheme.lend(np.ones(COUNT))
     assert scheme.flat is scheme.result
@@ -58,7 +58,7 @@ def test_what_was_lent_is_let_go_when_the_next_does_not_fit() -> None:
 
 
 def test_a_scheme_that_keeps_its_input_works_in_its_own_memory() -> None:
-    scheme = make_pair(Memory(keeps_input=True))
+    scheme = make_pair(SchemeMemory(keeps_input=True))
     own = scheme.flat, scheme.result
     assert not scheme.lend(np.ones(COUNT, np.float32))
     assert scheme.flat is own[0]
@@ -70,7 +70,7 @@ def test_owners_take_a_bucket_that_is_cut_without_padding() -> None:
     assert isinstance(codec, Codec)
     for size, fits in ((4, True), (3, False)):
         seat = cast(Communicator, Seat(rank=0, size=size))
-        scheme = ShardedReduce(make_bucket(), seat, codec, has_feedback=True, memory=Memory())
+        scheme = ShardedReduce(make_bucket(), seat, codec, has_feedback=True, memory=SchemeMemory())
         assert scheme.lend(np.ones(COUNT, np.float32)) == fits
 
 

@@ -13,7 +13,7 @@ from asyncpar.collectives.communicator import Communicator
 from asyncpar.errors import ProtocolError
 from asyncpar.gradsync import GradientSpec, bucket_run, plan_buckets
 from asyncpar.gradsync.plan import Bucket
-from asyncpar.gradsync.schemes import Memory, ShardedReduce
+from asyncpar.gradsync.schemes import SchemeMemory, ShardedReduce
 from asyncpar.nn import Parameter
 
 SIZE = 3
@@ -49,7 +49,7 @@ def make_bucket(dtype: str = "float32") -> Bucket:
 
 def make_scheme(rank: int = 0, dtype: str = "float32", *, feedback: bool = True) -> ShardedReduce:
     seat = cast(Communicator, Seat(rank))
-    return ShardedReduce(make_bucket(dtype), seat, Int8(), has_feedback=feedback, memory=Memory())
+    return ShardedReduce(make_bucket(dtype), seat, Int8(), has_feedback=feedback, memory=SchemeMemory())
 
 
 def exchange(ranks: list[ShardedReduce]) -> None:

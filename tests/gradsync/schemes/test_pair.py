@@ -11,8 +11,8 @@ import pytest
 from asyncpar.codecs import Codec, parse_codec
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.gradsync import bucket_run
-from asyncpar.gradsync.keys import Keys, Name
-from asyncpar.gradsync.schemes import PAIR, Memory, Pair
+from asyncpar.gradsync.groups import Keys, Name
+from asyncpar.gradsync.schemes import PAIR, Pair, SchemeMemory
 from asyncpar.nn import Parameter
 from tests.gradsync.schemes.test_owners import Seat, make_bucket, make_parameters
 
@@ -22,7 +22,7 @@ CODECS = ("int8", "int4", "sign", "topk:0.1", "topk:0.1+int8", "randomk:0.25")
 def make_pair(name: str = "int8", *, keeps_input: bool = False) -> list[Pair]:
     codec = parse_codec(name)
     assert isinstance(codec, Codec)
-    memory = Memory(keeps_input=keeps_input)
+    memory = SchemeMemory(keeps_input=keeps_input)
     seats = [cast(Communicator, replace(Seat(rank), size=PAIR)) for rank in range(PAIR)]
     return [Pair(make_bucket(), seat, codec, has_feedback=True, memory=memory) for seat in seats]
 

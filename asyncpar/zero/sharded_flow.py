@@ -12,10 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asyncpar.core.config.placement import Placement
-from asyncpar.gradsync import GradientSynchronizer, StepOutcome
-from asyncpar.hybrid.flow import GradientFlow
+from asyncpar.gradsync import GradientSynchronizer, StepOutcome, SyncStatistics
 from asyncpar.nn.parameter import Array, OnGradient
 from asyncpar.zero.engine import ZeroEngine
+from asyncpar.zero.flow import GradientFlow, MemoryUsage
 from asyncpar.zero.share import StatePiece
 
 _ENGINE, _SHARED = "engine/", "shared/"
@@ -64,6 +64,9 @@ class ShardedFlow(GradientFlow):
             await self._engine.abandon()
             raise
 
+    async def norm(self) -> float:
+        return await self._engine.global_norm()
+
     def squared_norm(self, without: Collection[str]) -> float:
         return math.inf if self._outcome.is_skipped else self._engine.squared_norm(without=without)
 
@@ -92,10 +95,12 @@ class ShardedFlow(GradientFlow):
     def pieces(self) -> Sequence[StatePiece]:
         return self._engine.state_pieces()
 
-    async def restore(self, arrays: Mapping[tuple[str, str], Array], step_count: int, attempt: int) -> None:
-        if self._synchronizer is not None:
+    async def restore(
+        self, arrays: Mapping[tuple[str, str], Array], step_count: int, attempt: int | None = None
+    ) -> None:
+        if self._synchronizer is not None and attempt is not None:
             self._synchronizer.restart(attempt)
-        await self._engine.restore(arrays, step_count=step_count, attempt=attempt)
+        await self._engine.restore(arrays, step_count=step_count, attempt=attempt or 0)
 
     def reduction_state(self) -> dict[str, Array]:
         own = {f"{_ENGINE}{name}": values for name, values in self._engine.residuals().items()}
@@ -108,7 +113,9 @@ class ShardedFlow(GradientFlow):
 
     def restore_reduction(self, state: Mapping[str, Array] | None, reductions: int) -> None:
         known = state or {}
-        self._engine.restore_residuals(_under(_ENGINE, known))
+        self._engine.restore_residuals(
+            {key.removeprefix(_ENGINE): array for key, array in known.items() if not key.startswith(_SHARED)}
+        )
         if self._synchronizer is not None:
             self._synchronizer.restore(_under(_SHARED, known), steps=None if state is None else reductions)
 
@@ -116,6 +123,19 @@ class ShardedFlow(GradientFlow):
         self._engine.close()
         if self._synchronizer is not None:
             self._synchronizer.close()
+
+    def statistics(self) -> SyncStatistics:
+        return SyncStatistics() if self._synchronizer is None else self._synchronizer.get_sync_stats()
+
+    def memory(self) -> MemoryUsage:
+        stats = self._engine.memory_stats()
+        return MemoryUsage(
+            parameters=stats.parameters + stats.gathered,
+            gradients=stats.gradients,
+            optimizer_states=stats.states,
+            buffers=stats.buffers,
+            residuals=stats.residuals,
+        )
 
     @property
     def kept_nbytes(self) -> int:

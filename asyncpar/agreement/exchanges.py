@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, Generic, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from asyncpar.agreement.errors import SettingsDiffer
-from asyncpar.agreement.owed import OwedCollective
 from asyncpar.collectives.communicator import Communicator
+from asyncpar.errors import AsyncparError
 
 DIGEST_BYTES: Final = 8
 _EPOCH_BYTES = 8
@@ -144,3 +146,59 @@ def find_difference(everything: Sequence[Lines], partitions: Partitions, names: 
 
 def _line(lines: Sequence[str], index: int) -> str:
     return lines[index] if index < len(lines) else "nothing more"
+
+
+T = TypeVar("T")
+
+
+class OwedCollective(Generic[T]):
+    """One use of a key, which this rank takes exactly once: by ``run``, or by ``close`` if it fails before that.
+
+    So all ranks have used a key equally often after a step that failed on some, and no rank waits for a collective
+    that this one does not run.  ``begin`` calls the collective.
+    """
+
+    __slots__ = ("_begin", "has_begun")
+
+    def __init__(self, begin: Callable[[], Coroutine[Any, Any, T]]) -> None:
+        self._begin = begin
+        self.has_begun = False
+
+    async def run(self) -> T:
+        """Begin the collective and return its result."""
+        self.has_begun = True
+        return await self._begin()
+
+    def close(self) -> None:
+        """Unless it has begun, abort the collective on all ranks.  Does not wait, and sends none of this rank's data.
+
+        The other ranks raise ``PeerCancelled`` with the reason that ``cancel_reason`` has for this rank.
+        """
+        if not self.has_begun:
+            self.has_begun = True
+            with suppress(AsyncparError, asyncio.CancelledError):  # of ranks that are gone, or the one thrown here
+                self._begin().throw(asyncio.CancelledError())
+
+
+class Ballot:
+    """One vote on ``count`` questions; the answer to each is yes if any rank says yes.
+
+    Each rank calls ``cast`` or ``close``; the uses of ``key`` stay equal on all ranks either way.
+    """
+
+    def __init__(self, communicator: Communicator, *, count: int, key: str) -> None:
+        self._votes = np.zeros(count, np.uint8)
+        self._exchange: OwedCollective[Any] = OwedCollective(
+            lambda: communicator.all_reduce(self._votes, "max", key=key)
+        )
+
+    async def cast(self, answers: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """Return the answers of all ranks together.  Raises ``PeerCancelled`` when a rank closes its ballot."""
+        assert answers.shape == self._votes.shape, "one answer for each question"
+        self._votes[:] = answers
+        await self._exchange.run()
+        return self._votes.astype(np.bool_)
+
+    def close(self) -> None:
+        """Abort the vote on all ranks, unless this rank has voted.  Does not wait."""
+        self._exchange.close()

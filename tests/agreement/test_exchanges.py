@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from asyncpar.agreement.comparison import digest_of, find_difference
+from asyncpar.agreement.exchanges import digest_of, find_difference
 
 
 def difference(*everything: Sequence[str], names: Sequence[int] | None = None) -> str | None:

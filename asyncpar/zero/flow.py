@@ -1,0 +1,305 @@
+"""How gradients are reduced over replicas and move parameters: the interface, and replicas that hold all of them."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+
+from asyncpar.core.concurrency.offload import off_loop
+from asyncpar.gradsync import GradientSynchronizer, StepOutcome, SyncStatistics
+from asyncpar.gradsync.plan import HasGradient
+from asyncpar.nn.half import HalfParameter, stored_value
+from asyncpar.nn.optimizers import MASTER, Optimizer, Rule
+from asyncpar.nn.parameter import Array, OnGradient, Parameter
+from asyncpar.zero.share import VALUE, StatePiece
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryUsage:
+    """Bytes of the arrays that are held on this rank now, by what they are for.
+
+    ``accumulation`` are sums of gradients over micro-steps, ``buffers`` what is sent and received, ``residuals`` what
+    error feedback keeps.
+    """
+
+    parameters: int = 0
+    gradients: int = 0
+    accumulation: int = 0
+    optimizer_states: int = 0
+    buffers: int = 0
+    residuals: int = 0
+
+    @property
+    def total(self) -> int:
+        kept = self.parameters + self.gradients + self.accumulation + self.optimizer_states
+        return kept + self.buffers + self.residuals
+
+
+class GradientFlow(ABC):
+    """Reduces the gradients of ``parameters`` over all ranks that have a part of them, and moves the parameters.
+
+    A step is ``zero_grad``, ``reducing`` around the backward passes, then, after ranks have looked at norms, ``scale``
+    and ``step``, or neither.
+    """
+
+    def __init__(self, parameters: Iterable[Parameter]) -> None:
+        self.parameters = tuple(parameters)
+
+    @property
+    @abstractmethod
+    def is_sharded(self) -> bool:
+        """Does ``squared_norm`` count this rank's shards only, and not what all replicas have alike?"""
+
+    @property
+    @abstractmethod
+    def step_count(self) -> int:
+        """Number of updates so far."""
+
+    @abstractmethod
+    def zero_grad(self) -> None:
+        """Forget all gradients."""
+
+    @abstractmethod
+    def reducing(self) -> AbstractAsyncContextManager[OnGradient]:
+        """Reduce gradients as they become final in the block; behind it all are means over the replicas."""
+
+    @abstractmethod
+    async def norm(self) -> float:
+        """Return the norm of the reduced gradients of all replicas; may be not finite.  All replicas call it."""
+
+    @abstractmethod
+    def squared_norm(self, without: Collection[str]) -> float:
+        """Return the square of the norm of this rank's reduced gradients but those ``without``; may be not finite."""
+
+    @property
+    @abstractmethod
+    def spoiled(self) -> Sequence[str]:
+        """Names of the parameters whose gradients were not finite on this rank, before the reduction, in the last step.
+
+        Known once the gradients are reduced.
+        """
+
+    @property
+    @abstractmethod
+    def overflowed(self) -> Sequence[str]:
+        """Names of the reduced gradients that are not finite on this rank, or of the buckets that they are in."""
+
+    @abstractmethod
+    def scale(self, factor: float) -> None:
+        """Multiply the gradients by ``factor``, in the step."""
+
+    @abstractmethod
+    async def step(self, learning_rate: float) -> None:
+        """Move the parameters."""
+
+    @abstractmethod
+    async def catch_up(self, learning_rate: float) -> None:
+        """Take, alone, the step that other ranks have taken with these gradients; ``resume`` follows on all ranks."""
+
+    @abstractmethod
+    async def resume(self, attempt: int) -> None:
+        """Bring ranks together again after a failure.  All ranks call it, with the same number, a new one each time."""
+
+    @abstractmethod
+    def pieces(self) -> Sequence[StatePiece]:
+        """Return what a checkpoint has to hold of this rank: values and optimizer states."""
+
+    @abstractmethod
+    async def restore(
+        self, arrays: Mapping[tuple[str, str], Array], step_count: int, attempt: int | None = None
+    ) -> None:
+        """Go on from other ``pieces``, by (parameter, kind).  All ranks call it.
+
+        Where a rank may fail before it comes to this, all pass the same new number as ``attempt`` each time.
+        """
+
+    @abstractmethod
+    def reduction_state(self) -> dict[str, Array]:
+        """Return what the reduction of gradients keeps on this rank between steps, by name."""
+
+    @property
+    @abstractmethod
+    def reductions(self) -> int:
+        """The number of the last reduction, equal on all ranks."""
+
+    @abstractmethod
+    def restore_reduction(self, state: Mapping[str, Array] | None, reductions: int) -> None:
+        """Go on from ``reduction_state`` and ``reductions``, or, where that is None, from nothing."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Give back the names by which its collectives meet."""
+
+    @abstractmethod
+    def statistics(self) -> SyncStatistics:
+        """Return times and traffic of the reductions by a synchronizer so far."""
+
+    @abstractmethod
+    def memory(self) -> MemoryUsage:
+        """Return what this rank holds now, by what it is for."""
+
+    @property
+    @abstractmethod
+    def kept_nbytes(self) -> int:
+        """Bytes of parameters, gradients and states that this rank holds."""
+
+    @property
+    @abstractmethod
+    def nbytes(self) -> int:
+        """Bytes of parameters, gradients, states, buckets and residuals that this rank holds, at their peak."""
+
+    @property
+    @abstractmethod
+    def nbytes_needed(self) -> int:
+        """Bytes that it will hold in a step, which are not all there before the first one."""
+
+
+class ReplicatedFlow(GradientFlow):
+    """``synchronizer`` makes gradients equal, over tensor-parallel ranks and ties, too; each replica updates all.
+
+    A ``synchronizer`` that skips what is not finite makes the norm infinite.  ``rank`` is this one's number in the
+    world.  ``gradients`` are what is synchronized, if it is not the gradients of the parameters.
+    """
+
+    is_sharded = False
+
+    def __init__(
+        self,
+        parameters: Iterable[Parameter],
+        rule: Rule,
+        synchronizer: GradientSynchronizer,
+        *,
+        replicas: int,
+        rank: int,
+        gradients: Sequence[HasGradient] | None = None,
+    ) -> None:
+        super().__init__(parameters)
+        self._gradients = self.parameters if gradients is None else gradients
+        self._optimizer = Optimizer(self.parameters, rule)
+        self._synchronizer = synchronizer
+        self._replicas = replicas
+        self._rank = rank
+        self._outcome = StepOutcome()
+
+    @property
+    def step_count(self) -> int:
+        return self._optimizer.step_count
+
+    def zero_grad(self) -> None:
+        self._optimizer.zero_grad()
+
+    @asynccontextmanager
+    async def reducing(self) -> AsyncIterator[OnGradient]:
+        async with self._synchronizer.step(self._gradients) as step:
+            yield step.ready
+        self._outcome = step.outcome
+
+    async def norm(self) -> float:
+        found: list[float] = []
+        await off_loop(lambda: found.append(self.squared_norm(())), nbytes=self._stored_nbytes)
+        return math.sqrt(found[0])
+
+    def squared_norm(self, without: Collection[str]) -> float:
+        """The sum is that of as many parts as there are replicas: what it comes to when each owns a part."""
+        return (
+            math.inf
+            if self._outcome.is_skipped
+            else self._optimizer.squared_norm(without=without, parts=self._replicas)
+        )
+
+    @property
+    def spoiled(self) -> Sequence[str]:
+        return self._outcome.culprits.get(self._rank, [])
+
+    @property
+    def overflowed(self) -> Sequence[str]:
+        return self._outcome.lost
+
+    def scale(self, factor: float) -> None:
+        self._optimizer.scale(factor)
+
+    async def step(self, learning_rate: float) -> None:
+        await off_loop(partial(self._optimizer.step, learning_rate), nbytes=4 * self._stored_nbytes)
+
+    async def catch_up(self, learning_rate: float) -> None:
+        await self.step(learning_rate)
+
+    async def resume(self, attempt: int) -> None:
+        self._synchronizer.restart(attempt)
+
+    def pieces(self) -> Sequence[StatePiece]:
+        return [
+            StatePiece(
+                parameter=parameter.name,
+                kind=kind,
+                slice=parameter.slice,
+                flat=(0, parameter.size),
+                array=array.reshape(-1),
+            )
+            for parameter in self.parameters
+            for kind, array in self._arrays(parameter).items()
+        ]
+
+    async def restore(
+        self, arrays: Mapping[tuple[str, str], Array], step_count: int, attempt: int | None = None
+    ) -> None:
+        if attempt is not None:
+            self._synchronizer.restart(attempt)
+        for parameter in self.parameters:
+            for kind, array in self._arrays(parameter).items():
+                array[...] = arrays[parameter.name, kind].reshape(array.shape)
+            if isinstance(parameter, HalfParameter):
+                parameter.stored[...] = self._optimizer.state(parameter.name)[MASTER]
+        self._optimizer.step_count = step_count
+
+    def reduction_state(self) -> dict[str, Array]:
+        return self._synchronizer.state()
+
+    @property
+    def reductions(self) -> int:
+        return self._synchronizer.steps
+
+    def restore_reduction(self, state: Mapping[str, Array] | None, reductions: int) -> None:
+        self._synchronizer.restore(state or {}, steps=None if state is None else reductions)
+
+    def close(self) -> None:
+        self._synchronizer.close()
+
+    def statistics(self) -> SyncStatistics:
+        return self._synchronizer.get_sync_stats()
+
+    def memory(self) -> MemoryUsage:
+        held = self._synchronizer.get_memory_usage()
+        return MemoryUsage(
+            parameters=self._stored_nbytes,
+            gradients=sum(parameter.grad.nbytes for parameter in self.parameters if parameter.has_grad),
+            optimizer_states=self._optimizer.nbytes,
+            buffers=held.buffers,
+            residuals=held.residuals,
+        )
+
+    @property
+    def _stored_nbytes(self) -> int:
+        return sum(stored_value(parameter).nbytes for parameter in self.parameters)
+
+    @property
+    def kept_nbytes(self) -> int:
+        return 2 * self._stored_nbytes + self._optimizer.nbytes
+
+    @property
+    def nbytes(self) -> int:
+        return self.kept_nbytes + self._synchronizer.get_memory_usage().total
+
+    @property
+    def nbytes_needed(self) -> int:
+        return self.nbytes
+
+    def _arrays(self, parameter: Parameter) -> dict[str, Array]:
+        """Return the values, those of the optimizer where they are more exact, and the states, by kind."""
+        arrays = dict(self._optimizer.state(parameter.name))
+        arrays[VALUE] = arrays.pop(MASTER) if isinstance(parameter, HalfParameter) else parameter.value
+        return arrays
