@@ -15,6 +15,7 @@ from asyncpar.collectives.algorithms.catalog import (
     Algorithm,
     known_algorithms,
     register_algorithm,
+    schedule_of,
     unregister_algorithm,
 )
 from asyncpar.collectives.algorithms.steps import Recv, Round, Send, one
@@ -86,6 +87,20 @@ async def test_its_name_is_known_as_long_as_it_is_registered() -> None:
             await node.world.all_reduce(np.zeros(3), algorithm="star")
     with pytest.raises(UsageError, match=r"expected one of ring, .*, got 'star'"):
         unregister_algorithm("all_reduce", "star")
+
+
+def test_a_name_that_is_registered_anew_is_the_new_algorithm() -> None:
+    def one_chunk(size: int) -> int:
+        return 1
+
+    def two_chunks(size: int) -> int:
+        return 2
+
+    found = []
+    for chunks in (one_chunk, two_chunks):
+        with ALGORITHMS["all_reduce"].registered(replace(STAR, chunks=chunks)):
+            found.append(schedule_of("all_reduce", "star", rank=0, size=3).chunks)
+    assert found == [1, 2]
 
 
 def deaf(rank: int, size: int) -> Iterator[Round]:

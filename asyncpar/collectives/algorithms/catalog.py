@@ -150,7 +150,6 @@ def register_algorithm(algorithm: Algorithm) -> None:
     registry.check(algorithm.name)
     _prove(algorithm)
     registry.register(algorithm)
-    schedule_of.cache_clear()
 
 
 def unregister_algorithm(operation: str, name: str) -> None:
@@ -158,7 +157,6 @@ def unregister_algorithm(operation: str, name: str) -> None:
     if operation not in ALGORITHMS:
         raise UsageError(f"operation: expected one of {', '.join(ALGORITHMS)}, got {operation!r}")
     ALGORITHMS[operation].unregister(name)
-    schedule_of.cache_clear()
 
 
 def _prove(algorithm: Algorithm) -> None:
@@ -192,8 +190,9 @@ def check_algorithm(operation: str, algorithm: str) -> None:
     registry = ALGORITHMS.get(operation)
     if registry is None:
         raise UsageError(f"operation: expected one of {', '.join(ALGORITHMS)}, got {operation!r}")
-    is_hierarchical = operation == "all_reduce" and algorithm in _HIERARCHICAL
-    if algorithm not in registry.kinds and algorithm != ARENA and not is_hierarchical:
+    if algorithm in registry.kinds or algorithm == ARENA:
+        return
+    if operation != "all_reduce" or algorithm not in _HIERARCHICAL:
         known = (*known_algorithms(operation), ARENA)
         raise UsageError(f"algorithm: {operation} has {', '.join(known)}; got {algorithm!r}")
 
@@ -207,7 +206,6 @@ def work_of(operation: str, algorithm: str, size: int, payload: float) -> Work:
     return Work(0, 0) if size == 1 else found.work(size, payload)
 
 
-@lru_cache(maxsize=512)
 def schedule_of(
     operation: str, algorithm: str, *, rank: int, size: int, root: int = 0, hosts: Hosts | None = None
 ) -> Schedule:
@@ -218,11 +216,16 @@ def schedule_of(
     found = ALGORITHMS[operation].get(algorithm)
     if found is not None:
         return _plan(found, rank, size, root)
+    return _hierarchical_plan(algorithm, rank, hosts or (tuple(range(size)),))
+
+
+@lru_cache(maxsize=512)
+def _hierarchical_plan(algorithm: str, rank: int, hosts: Hosts) -> Schedule:
     by_host, count_hosts = _HIERARCHICAL[algorithm]
-    hosts = hosts or (tuple(range(size)),)
     return schedule(count_hosts(hosts), by_host(rank, hosts))
 
 
+@lru_cache(maxsize=512)
 def _plan(algorithm: Algorithm, rank: int, size: int, root: int) -> Schedule:
     place = (rank, size, root) if algorithm.operation in _ROOTED else (rank, size)
     return schedule(algorithm.chunks(size), algorithm.rounds(*place))
