@@ -1,1 +1,1 @@
-"""What ranks settle before they go on: equal settings, owed collectives, and the errors where ranks differ."""
+"""Agreement of ranks: comparison of settings and calls, votes, owed collectives, and the error where ranks differ."""

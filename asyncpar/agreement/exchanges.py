@@ -20,7 +20,7 @@ DIGEST_BYTES: Final = 8
 _EPOCH_BYTES = 8
 
 Lines: TypeAlias = Mapping[str, Sequence[str]]
-"""What a rank is about to do, by the kind of group in which it must be the same."""
+"""Lines that describe what a rank will do, by the kind of group in which they must be equal."""
 
 Partitions: TypeAlias = Mapping[str, Sequence[Sequence[int]]]
 """The groups of each kind, which need not hold all ranks."""

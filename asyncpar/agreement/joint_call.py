@@ -1,10 +1,10 @@
-"""Do all ranks call the same, on tensors that fit together?
+"""Calls on tensors that all ranks make together, with a check that they call the same on tensors that match.
 
 Theory of operation.  A call on tensors is two collectives, and both take their places in the order of operations when
 it is made: an exchange of what each rank is about to do, in rows of a fixed size, and the one that moves elements,
 which is awaited only if all rows agree.  A rank whose arguments are wrong takes both places, too: its row says why.  So
-every rank learns who differs in what and nobody waits for a rank that has given up; and afterwards all ranks have used
-as many places, so the group stays usable.
+every rank learns which ranks differ and how, no rank waits for one that has given up, and afterwards all ranks have
+used as many places, so the group stays usable.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class Joint(Generic[R, T]):
     """A call that all ranks make together.
 
     ``line`` says what it is, equal on all ranks; ``extent`` is this rank's part.  ``begin`` begins the collective, and
-    must not find fault any more; ``check`` sees the parts of all ranks and raises ``UsageError`` where they do not fit
-    together, which has to be the same on all; ``finish`` makes the result.
+    must not raise for wrong arguments; ``check`` gets the parts of all ranks and raises ``UsageError`` unless they
+    match, which has to be the same on all; ``finish`` makes the result.
     """
 
     line: str
@@ -125,7 +125,7 @@ def _named(body: Coroutine[Any, Any, T], name: str, give_up: Callable[[], None])
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _CallRow:
-    """What a rank is about to do: ``text`` may be cut off, ``digest`` is that of all of it."""
+    """Description of a rank's call: ``text`` may be cut off, ``digest`` covers all of it."""
 
     is_error: bool
     digest: bytes

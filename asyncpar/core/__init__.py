@@ -1,1 +1,1 @@
-"""What every layer uses: settings, diagnostics of event loops and processes, weak sets of callbacks."""
+"""Base of all layers: settings, threads and event loops, signal handlers, diagnostics."""

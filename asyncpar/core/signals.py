@@ -1,10 +1,10 @@
 """Handlers that belong to one process, and that the children of its forks do not inherit.
 
-Such a handler leaves the worlds that this process is in, or wakes its loop through a file that a child shares.  A child
-that inherited it would wake the parent's loop in place of ending; and since Python runs handlers only between two steps
-of its own, a child that is just going to sleep in a system call would sleep on, and who waits for its end, such as a
-pool of multiprocessing, with it.  So children get what handled the signal before.  Signals are kept back from before
-the fork until then, so that none comes to a handler that is not the child's.
+Such a handler leaves the worlds of this process, or wakes its loop through a file descriptor that a child shares.  A
+child that inherited it would wake the parent's loop instead of ending.  Python runs handlers only between two bytecode
+steps, so a child that is about to block in a system call would stay blocked, and so would a pool of multiprocessing
+that waits for its end.  Therefore children get the handler that was installed before.  Signals are blocked from before
+the fork until then, so that none reaches a handler of the parent.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ HANDLED = (
     signal.SIGPROF,
     signal.SIGCHLD,
 )
-"""What programs handle.  Looking for handlers of all signals there are would take longer than a small operation."""
+"""Signals that programs handle.  Looking at all signals would take longer than a small operation."""
 
 
 class OwnHandler:
@@ -71,7 +71,7 @@ def _hand_down() -> None:
         for number in HANDLED:
             handler = signal.getsignal(number)
             if isinstance(handler, OwnHandler):
-                signal.set_wakeup_fd(-1)  # who reads what is written there is the parent
+                signal.set_wakeup_fd(-1)  # the parent reads from it
                 while isinstance(handler, OwnHandler):
                     handler = handler.before
                 signal.signal(number, signal.SIG_DFL if handler is None else handler)  # None: one of C, which is gone

@@ -18,18 +18,18 @@ Inside such an actor ``self.group("dp")`` is the communicator over those that di
 What is promised
 
 - *All at once.*  A call is checked and its arguments are encoded once, then sent to all; the values come in mesh order.
-- *Failures.*  The others are waited for.  Then ``MeshError``, an ``ExceptionGroup``, has one exception for each that
-  failed, as an ask raises it, with a note that says where; ``values`` are what the others returned.  What is wrong with
-  the call itself is a ``UsageError``, and nothing was sent.  Cancelling (``asyncio.timeout`` does) cancels all.
+- *Failures.*  The call waits for the other actors.  Then ``MeshError``, an ``ExceptionGroup``, has one exception for
+  each that failed, as an ask raises it, with a note that says where; ``values`` are what the others returned.  A wrong
+  call raises ``UsageError`` and sends nothing.  Cancelling (``asyncio.timeout`` does) cancels all.
 - *Collectives in calls that fail.*  If a call fails on some, collectives that the others wait in half a second later
-  are given up (``PeerCancelled``); whatever else they do goes on.  Such a call, and one that is cancelled, ends the
+  are given up (``PeerCancelled``); their other work goes on.  Such a call, and one that is cancelled, ends the
   groups of those who were called, so that no operation meets one of an earlier call: ``self.group(...)`` gives new
   ones.  Calls of single actors (``at``, ``choose``) and tells do not do that.
 
-Where to read
+Modules
 
 - ``shape``: ranks and coordinates; ``values``: results and errors of a call.  Both are pure.
 - ``nodes``: the ranks on which actors are spawned.  ``mesh_ref``: references to the actors of a mesh, their endpoints
-  and watches; ``tally`` counts the asks in flight.
-- ``calls``: rounds of calls, and the notices by which one failure ends a round.
+  and watches.
+- ``calls``: rounds of calls, the notices by which one failure ends a round, and the count of asks in flight.
 """

@@ -1,17 +1,19 @@
 """Calls to all actors of a mesh: all values together, or each as it arrives.
 
-``notices`` is for those that still work when others have failed.
+``Notices`` tells the actors that still work that others have failed; ``CallCounter`` counts asks in flight per rank.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping
 from types import TracebackType
 from typing import Any, Final, Generic, Self, TypeAlias, TypeVar
 
 from asyncpar.actors.meshes.shape import Coordinates, MeshShape
 from asyncpar.actors.meshes.values import MeshValues, mesh_error
+from asyncpar.actors.runtime.ref import ActorRef, Messenger, Told
 from asyncpar.errors import AsyncparError
 
 R = TypeVar("R")
@@ -20,7 +22,7 @@ _END: Final = object()
 
 
 class _Outcomes(Generic[R]):
-    """How the calls of one round came out."""
+    """Results and failures of the calls of one round."""
 
     def __init__(self, notices: Notices) -> None:
         self.found: dict[int, R] = {}
@@ -28,7 +30,7 @@ class _Outcomes(Generic[R]):
         self._notices = notices
 
     async def follow(self, rank: int, call: Coroutine[Any, Any, R]) -> None:
-        """Run ``call`` and note how it came out."""
+        """Run ``call`` and record its result or failure."""
         try:
             self.found[rank] = await call
         except Exception as error:  # noqa: BLE001  # of an actor on this rank it may be what ``on_stop`` raised
@@ -113,7 +115,7 @@ T = TypeVar("T")
 
 
 class Arrivals(Generic[T]):
-    """The work of several ranks, in tasks that end with its ``async with``; whatever is not done then is cancelled.
+    """The work of several ranks, in tasks; its ``async with`` cancels those that are not done at its end.
 
     Unlike a task group it may be left in the middle, as an async generator is whose reader has seen enough.
     """
@@ -123,7 +125,7 @@ class Arrivals(Generic[T]):
         self._done: asyncio.Queue[asyncio.Task[T]] = asyncio.Queue()
 
     def __len__(self) -> int:
-        """How many have not been taken yet."""
+        """Number of tasks not taken yet."""
         return len(self._ranks)
 
     def begin(self, rank: int, work: Coroutine[Any, Any, T]) -> None:
@@ -133,7 +135,7 @@ class Arrivals(Generic[T]):
         task.add_done_callback(self._done.put_nowait)
 
     async def take(self) -> tuple[int, asyncio.Task[T]]:
-        """Return what was done first, and not taken yet: its rank and its task, which has ended."""
+        """Wait for the next task that has ended; return its rank and the task."""
         task = await self._done.get()
         return self._ranks.pop(task), task
 
@@ -160,8 +162,8 @@ GiveUp: TypeAlias = Callable[[int, str], None]
 class Notices:
     """Gives up the collectives of a round that has failed, as long as some are still at work, and once in the end.
 
-    They may wait for a rank that will never do its part; whatever else they do goes on.  The first notice is late,
-    since most who need the one that failed notice by themselves, and know better what happened.  Use as ``with``.
+    Those may wait for a rank that has failed; other work goes on.  The first notice comes after ``INTERVAL``, because
+    most ranks detect the failure themselves, with a better error.  Use as ``with``.
     """
 
     def __init__(self, rank: int, ranks: Iterable[int], give_up: GiveUp) -> None:
@@ -173,7 +175,7 @@ class Notices:
         self._timer: asyncio.TimerHandle | None = None
 
     def answered(self, rank: int, failure: Exception | None = None) -> None:
-        """``rank`` has answered, or failed."""
+        """Record that ``rank`` has answered or failed."""
         self._waiting.discard(rank)
         if failure is not None and self._failure is None:
             lines = str(failure).splitlines() or [type(failure).__name__]
@@ -201,3 +203,36 @@ class Notices:
             self._failure = self._rank, f"rank {self._rank} cancelled the call"
         if self._failure is not None:
             self._give_up(*self._failure)
+
+
+class CallCounter(Messenger):
+    """Passes the messages of a mesh's references to ``messenger`` and counts the asks that wait, by rank."""
+
+    def __init__(self, messenger: Messenger) -> None:
+        self._messenger = messenger
+        self._asks: Counter[int] = Counter()
+
+    def waiting(self, rank: int) -> int:
+        """Return how many asks wait for the actor on ``rank``."""
+        return self._asks[rank]
+
+    def ask(
+        self, ref: ActorRef[Any], endpoint: str, arguments: tuple[Any, ...], keywords: dict[str, Any]
+    ) -> Coroutine[Any, Any, Any]:
+        return self.counted(ref.rank, self._messenger.ask(ref, endpoint, arguments, keywords))
+
+    def tell(self, ref: ActorRef[Any], endpoint: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Told:
+        return self._messenger.tell(ref, endpoint, arguments, keywords)
+
+    def stream(
+        self, ref: ActorRef[Any], endpoint: str, arguments: tuple[Any, ...], keywords: dict[str, Any]
+    ) -> AsyncGenerator[Any, None]:
+        return self._messenger.stream(ref, endpoint, arguments, keywords)
+
+    async def counted(self, rank: int, ask: Coroutine[Any, Any, R]) -> R:
+        """Return what ``ask``, to the actor on ``rank``, returns."""
+        self._asks[rank] += 1
+        try:
+            return await ask
+        finally:
+            self._asks[rank] -= 1

@@ -1,4 +1,4 @@
-"""What callers hold of the actors of a mesh, all together."""
+"""References to all actors of a mesh."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Generator,
 from typing import Any, Generic, ParamSpec, TypeVar, cast
 
 from asyncpar.actors.meshes import calls
-from asyncpar.actors.meshes.calls import Notices
+from asyncpar.actors.meshes.calls import CallCounter, Notices
 from asyncpar.actors.meshes.shape import Coordinates, MeshShape
-from asyncpar.actors.meshes.tally import CallCounter
 from asyncpar.actors.meshes.values import MeshValues, mesh_error
 from asyncpar.actors.runtime.actor import Actor
 from asyncpar.actors.runtime.ending import Down
@@ -78,7 +77,7 @@ class MeshRef(Generic[A]):
         """Return the reference to an actor with the fewest asks of this mesh in flight; equals take turns."""
         ranks = self.shape.ranks
         turns = [ranks[(self._turn + step) % len(ranks)] for step in range(len(ranks))]
-        chosen = min(turns, key=self._members.tally.waiting)
+        chosen = min(turns, key=self._members.counter.waiting)
         self._turn = (ranks.index(chosen) + 1) % len(ranks)
         return cast(A, self._members.actors[chosen])
 
@@ -181,7 +180,7 @@ class MeshEndpoint(Generic[P, R_co]):
 
         Leaving the loop early ends all streams.  Failures come at the end, as ``MeshError``.
         """
-        streams = {ref.rank: self._members.tally.stream(ref, self._name, args, kwargs) for ref in self._refs}
+        streams = {ref.rank: self._members.counter.stream(ref, self._name, args, kwargs) for ref in self._refs}
         return calls.items(self._name, self._shape, streams, self._members.round(self._shape.ranks))
 
     def tell(self, *args: P.args, **kwargs: P.kwargs) -> Told:
@@ -194,7 +193,7 @@ class MeshEndpoint(Generic[P, R_co]):
         failures: dict[int, Exception] = {}
         for ref in self._refs:
             try:
-                told[ref.rank] = self._members.tally.tell(ref, self._name, encoded, kwargs)
+                told[ref.rank] = self._members.counter.tell(ref, self._name, encoded, kwargs)
             except AsyncparError as error:
                 failures[ref.rank] = error
         if failures:
@@ -206,7 +205,7 @@ class MeshEndpoint(Generic[P, R_co]):
         asks: dict[int, Coroutine[Any, Any, R_co]] = {}
         try:
             for ref in self._refs:
-                asks[ref.rank] = self._members.tally.ask(ref, self._name, encoded, kwargs)
+                asks[ref.rank] = self._members.counter.ask(ref, self._name, encoded, kwargs)
         except UsageError:
             for ask in asks.values():
                 ask.close()
@@ -247,7 +246,7 @@ class MeshWatch(AsyncIterator[tuple[Coordinates, Down]]):
     def __init__(self, system: ActorSystem, shape: MeshShape, refs: Iterable[ActorRef[object]]) -> None:
         self._shape = shape
         self._downs: asyncio.Queue[Down | None] = asyncio.Queue()
-        """Holds None after the last one, for those who wait."""
+        """Holds None after the last one."""
         self._left = len(shape)
         self._watches = [system.watch(ref, self._downs.put_nowait) for ref in refs]
 
@@ -275,13 +274,15 @@ class MeshWatch(AsyncIterator[tuple[Coordinates, Down]]):
 class MeshActors:
     """The actors of one mesh, shared by the references to all its parts.
 
-    ``actors`` are by rank; their messages go through ``tally``.
+    ``actors`` are by rank; their messages go through ``counter``.
     """
 
-    def __init__(self, system: ActorSystem, mesh: str, actors: Mapping[int, ActorRef[Any]], tally: CallCounter) -> None:
+    def __init__(
+        self, system: ActorSystem, mesh: str, actors: Mapping[int, ActorRef[Any]], counter: CallCounter
+    ) -> None:
         self.system = system
         self.actors = actors
-        self.tally = tally
+        self.counter = counter
         self._mesh = mesh
         self._attempt = 0
 

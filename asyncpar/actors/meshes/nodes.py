@@ -8,9 +8,9 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping
 from typing import Any, TypeVar
 
 from asyncpar.actors.meshes import calls
+from asyncpar.actors.meshes.calls import CallCounter
 from asyncpar.actors.meshes.mesh_ref import MeshActors, MeshRef
 from asyncpar.actors.meshes.shape import Coordinates, MeshShape
-from asyncpar.actors.meshes.tally import CallCounter
 from asyncpar.actors.meshes.values import MeshError, MeshValues
 from asyncpar.actors.runtime.actor import Actor, as_reference
 from asyncpar.actors.runtime.lifecycle import check_actor_class
@@ -98,9 +98,9 @@ class Nodes:
             sizes=tuple(self.shape.sizes.values()),
             ranks=self.shape.ranks,
         )
-        tally = CallCounter(self._system)
-        actors = {rank: ActorRef(tally, name=own_name, rank=rank, actor_class=actor) for rank in self.ranks}
-        members = MeshActors(self._system, place.mesh, actors, tally)
+        counter = CallCounter(self._system)
+        actors = {rank: ActorRef(counter, name=own_name, rank=rank, actor_class=actor) for rank in self.ranks}
+        members = MeshActors(self._system, place.mesh, actors, counter)
         await self._start_all(
             members,
             {rank: self._system.spawn_on(rank, actor, args, kwargs, name=own_name, place=place) for rank in self.ranks},

@@ -18,7 +18,7 @@ MEMBER_AXIS: Final = "member"
 """The axis of a mesh over some ranks in a row; a place along it is not the number of a rank."""
 
 Selection: TypeAlias = "int | slice"
-"""What to keep of an axis: one place along it (the axis goes), or a range of places (it stays)."""
+"""Selection along an axis: one place (removes the axis) or a range of places (keeps it)."""
 
 
 class NoSuchPlace(UsageError, KeyError):  # noqa: N818

@@ -48,7 +48,7 @@ class ActorContext(ABC):
     async def end_child(self, ref: ActorRef[Any], *, within: float | None) -> BaseException | None:
         """Stop a child, if it has not ended yet, and kill it after ``within`` seconds; return what ``on_stop`` raised.
 
-        If this actor itself ends in a hurry, what the child does is cancelled, and what waits for it is refused.
+        If this actor itself is closed or fails, the child's endpoint is cancelled and its waiting messages are refused.
         """
 
     @abstractmethod
@@ -58,7 +58,7 @@ class ActorContext(ABC):
     @property
     @abstractmethod
     def is_ending(self) -> bool:
-        """Has the end of this actor begun?  It may still be handling messages that wait."""
+        """Whether the end of this actor has begun.  It may still handle messages that wait."""
 
     @abstractmethod
     def watch(self, ref: ActorRef[Any]) -> Watch:
@@ -97,20 +97,20 @@ class Actor(metaclass=ActorType):
     Endpoints of one actor run one at a time, in the order in which their messages arrived, all on the node's event
     loop (a plain ``def`` endpoint in the actor's own thread, while nothing else of the actor runs).  So an actor needs
     no locks; only endpoints marked with ``concurrency`` run beside the others.  The constructor runs on the loop, too;
-    what must be awaited belongs into ``on_start``.
+    asynchronous initialization belongs in ``on_start``.
 
-    An actor *fails* when a told message or one of the hooks raises: it ends, and its owner hears of it.  What an asked
-    endpoint raises belongs to the caller, and the actor goes on.
+    An actor *fails* when a told message or one of the hooks raises: it ends, and its owner is notified.  An error of
+    an asked endpoint is raised at the caller, and the actor goes on.
     """
 
     endpoints: ClassVar[frozenset[str]] = frozenset()
-    """The names of the methods that others may call."""
+    """Names of the endpoints."""
     mailbox: ClassVar[MailboxPolicy] = MailboxPolicy()
-    """How many messages may wait, and what happens to those that find no room."""
+    """Limit of waiting messages, and treatment of those beyond it."""
     name = _FromReference(lambda ref: ref.name)
     """The actor's name on its rank."""
     rank = _FromReference(lambda ref: ref.rank)
-    """The rank it lives on."""
+    """The rank on which the actor runs."""
     _actor_context: ActorContext | None = None
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -123,7 +123,7 @@ class Actor(metaclass=ActorType):
     # -- hooks -----------------------------------------------------------------------------------------------------
 
     async def on_start(self) -> None:
-        """Runs before the first message.  If it raises, ``spawn`` raises that."""
+        """Runs before the first message.  ``spawn`` raises its errors."""
 
     async def on_stop(self) -> None:
         """Runs after the last message and after the end of all children, if ``on_start`` had succeeded.
@@ -132,24 +132,24 @@ class Actor(metaclass=ActorType):
         """
 
     async def on_down(self, down: Down) -> None:
-        """An actor that this one watches has ended.  Runs before messages that wait."""
+        """Runs, before messages that wait, when an actor that this one watches has ended."""
 
     async def on_child_down(self, down: Down) -> None:
-        """A child ended, and not because this actor ended it.  Runs before messages that wait.
+        """Runs, before messages that wait, when a child ended that this actor did not end.
 
-        Unless a subclass decides otherwise, the failure of a child is a failure of its owner.
+        By default the failure of a child is a failure of its owner.
         """
         if down.reason is DownReason.FAILED and down.error is not None:
             raise down.error
 
     async def _end_children(self) -> None:
-        """End the children in another order than that of their age.  Does not run when the actor is killed."""
+        """End the children in an order of the subclass's own.  Does not run when the actor is killed."""
 
     # -- for subclasses --------------------------------------------------------------------------------------------
 
     @property
     def ref(self) -> Self:
-        """The reference to this actor, to be handed to others.  There is none before ``on_start``."""
+        """The reference to this actor, for other actors.  Not available before ``on_start``."""
         return cast(Self, self._require_context().ref)
 
     async def spawn(self, actor: type[A], *args: Any, name: str | None = None, **kwargs: Any) -> A:
@@ -160,15 +160,15 @@ class Actor(metaclass=ActorType):
         return cast(A, await self._require_context().spawn_child(actor, args, kwargs, name=name))
 
     async def stop_child(self, ref: ActorRef[Any] | Actor) -> None:
-        """Stop a child and return after its ``on_stop``; ``on_child_down`` does not hear of it."""
+        """Stop a child and return after its ``on_stop``; does not call ``on_child_down``."""
         await self._require_context().stop_child(as_reference(ref))
 
     async def kill_child(self, ref: ActorRef[Any] | Actor) -> None:
-        """Kill a child and return when it is gone; ``on_child_down`` does not hear of it."""
+        """Kill a child and return when it has ended; does not call ``on_child_down``."""
         await self._require_context().kill_child(as_reference(ref))
 
     def watch(self, ref: ActorRef[Any] | Actor) -> Watch:
-        """Let ``on_down`` hear, exactly once, when the actor has ended; whoever has ended already counts as missing."""
+        """Call ``on_down`` exactly once when the actor has ended; one that ended before counts as missing."""
         return self._require_context().watch(as_reference(ref))
 
     def stop_self(self) -> None:
@@ -178,11 +178,11 @@ class Actor(metaclass=ActorType):
     def group(self, axis: str | None = None) -> Communicator:
         """Return the communicator over the actors of this one's mesh that differ along ``axis`` only: collectives.
 
-        Without ``axis``: over all actors of the mesh.  Asking again gives the same one, except after a call of the mesh
-        that failed on some of its actors: that ends the groups of all that were called (``PeerCancelled`` where they
-        wait), and who asks then gets new ones.  So ask where you use it.
+        Without ``axis``: over all actors of the mesh.  Returns the same one each time, except after a call of the mesh
+        that failed on some actors: such a call ends the groups of all actors called (their collectives raise
+        ``PeerCancelled``), and later calls of this method return new ones.  So call it where you use the group.
 
-        Raises ``UsageError``, naming the axes that there are, for another one, and if this actor is not on a mesh.
+        Raises ``UsageError`` for an unknown axis, naming the known ones, and if this actor is not on a mesh.
         """
         return self._require_context().group(axis)
 
@@ -197,7 +197,7 @@ RESERVED: Final = frozenset(name for kind in (Actor, ActorRef) for name in dir(k
 
 
 class EndpointMethod(Generic[P, R_co]):
-    """What type checkers see of an endpoint: on a reference and on ``self`` it is an ``Endpoint``."""
+    """Type of an endpoint for type checkers: an ``Endpoint`` on a reference and on ``self``."""
 
     @abstractmethod
     def __get__(self, instance: object, owner: type | None = None) -> Endpoint[P, R_co]: ...

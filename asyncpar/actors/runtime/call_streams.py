@@ -32,7 +32,7 @@ class Feed:
 
     def __init__(self, source: AsyncIterable[Any], *, what: str, call: int, number: int, channel: ReplyChannel) -> None:
         self.error: BaseException | None = None
-        """What the source raised, or why one of its items cannot be sent."""
+        """The error of the source, or why one of its items cannot be sent."""
         self.outlet = Outlet(0, encode=self._encode, send=channel.send, is_stopped=lambda: self._is_stopped)
         self._source = source
         self._what = what
@@ -110,7 +110,7 @@ class Feeds:
 
     @property
     def error(self) -> BaseException | None:
-        """What the first source that failed raised."""
+        """The error of the first source that failed."""
         return next((feed.error for feed in self._feeds if feed.error is not None), None)
 
     def credit(self, number: int, amount: int) -> None:

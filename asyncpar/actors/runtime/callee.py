@@ -1,4 +1,4 @@
-"""The callee's half of an actor system: calls and tells on their way into mailboxes, answers on their way out."""
+"""The called half of an actor system: accepts calls and tells, sends answers."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from asyncpar.net.transport.links import MAX_MESSAGE_BYTES
 from asyncpar.net.wire.payload import Extension, PayloadEncoder
 
 GRACE: Final = 0.25
-"""Seconds for which a call outlives its deadline: its caller cancels it, or moves the deadline, if it still can."""
+"""Seconds after its deadline at which a call is ended; until then its caller may cancel it or move the deadline."""
 
 
 class Callee:
-    """The actors of one rank and the calls they serve.  Every call gets one answer, unless its caller has gone."""
+    """Calls that actors of this rank serve.  Every call gets one answer, unless its caller cancelled it or was lost."""
 
     def __init__(self, *, rank: int, extension: Extension, outbound: Outbound) -> None:
         self.dead_letters = DeadLetters()
@@ -100,7 +100,7 @@ class Callee:
         return delivery
 
     def peer_lost(self, rank: int, error: PeerLost) -> None:
-        """Cancel what a lost rank asked for.  What it told is still done."""
+        """Cancel the calls of a lost rank.  Its tells are still handled."""
         for place in [place for place in self._serving if place[0] == rank]:
             self._drop(place, error)
 
@@ -131,7 +131,7 @@ class Callee:
         try:
             is_inline = may_change or payload.nbytes <= INLINE_COPY_BYTES
             content = payload.write() if is_inline else await off_loop(payload.write, nbytes=payload.nbytes)
-        except asyncio.CancelledError:  # the caller is to be told all the same
+        except asyncio.CancelledError:  # the caller gets an answer all the same
             self._outbound.say(
                 delivery.sender, message.FailureMessage(delivery.call, message.CLOSED, "the node was closed")
             )

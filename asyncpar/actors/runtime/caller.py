@@ -1,4 +1,4 @@
-"""The caller's half of an actor system: calls and tells on their way out, answers on their way in."""
+"""The calling half of an actor system: sends calls and tells, receives answers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from asyncpar.net.wire.payload import Extension, PayloadDecoder, PayloadEncoder,
 
 
 class _Told(Told):
-    """A told message: sent, queued, or lost."""
+    """A told message: sent, queued or lost."""
 
     __slots__ = ("error", "outgoing", "waiter")
 
@@ -62,7 +62,7 @@ class Caller:
 
     @property
     def pending(self) -> int:
-        """Asks that wait for an answer."""
+        """Number of asks that wait for an answer."""
         return sum(not pending.future.done() for pending in self._pending.values())
 
     # -- out -------------------------------------------------------------------------------------------------------
@@ -149,7 +149,7 @@ class Caller:
             pending.outgoing.sending.release()  # the arguments are lent no longer
 
     def tell(self, ref: ActorRef[Any], endpoint: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Told:
-        """Send a call that nobody answers."""
+        """Send a call without an answer."""
         self._check_open(ref, endpoint)
         window = self._windows.get((ref.rank, ref.name))
         if window is not None:
@@ -182,21 +182,21 @@ class Caller:
                 self._send(ref, verb, payload)
             return await pending.future
         except asyncio.CancelledError:
-            if pending.future.done() and not pending.future.cancelled():  # nobody takes the answer, which is here
+            if pending.future.done() and not pending.future.cancelled():  # the answer has come, but nothing takes it
                 self._outbound.say(ref.rank, message.Cancel(call))
             raise
         finally:
             self.end(pending)
 
     def say_to(self, rank: int, envelope: message.Message) -> None:
-        """Send what needs no answer to a rank that need not be there any more."""
+        """Send a message without an answer to a rank that may be lost."""
         if not self._is_closed:
             self._outbound.say(rank, envelope)
 
     def encode(
         self, endpoint: str, arguments: tuple[Any, ...], keywords: dict[str, Any]
     ) -> tuple[PayloadEncoder, list[msgspec.Raw], dict[str, msgspec.Raw]]:
-        """Return the arguments in their parts, with the encoder that is to finish the call they are for."""
+        """Return the arguments as encoded parts, with the encoder that finishes their message."""
         if isinstance(arguments, EncodedArguments):
             return arguments.encoder, arguments.positional, arguments.named
         encoder = PayloadEncoder(extension=self._extension, limit=MAX_MESSAGE_BYTES)
@@ -211,7 +211,7 @@ class Caller:
         return encoder, encoded, named
 
     def _refusal(self, endpoint: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> UsageError | None:
-        """Say which argument it is that cannot be sent."""
+        """Return the error that names the argument that cannot be sent."""
         try:
             self.encode(endpoint, arguments, keywords)
         except UsageError as error:
@@ -269,7 +269,7 @@ class Caller:
     # -- in --------------------------------------------------------------------------------------------------------
 
     def reply(self, rank: int, reply: message.Reply, payload: memoryview) -> None:
-        """An answer arrived; ignored if nobody waits for it any more."""
+        """End a call with its result; ignored if the call is over."""
         pending = self.find(rank, reply.call)
         if pending is None:
             return
@@ -281,13 +281,13 @@ class Caller:
             pending.future.set_result(value)
 
     def failure(self, rank: int, failure: message.FailureMessage) -> None:
-        """There is no result; ignored if nobody waits for it any more."""
+        """End a call with an error; ignored if the call is over."""
         pending = self.find(rank, failure.call)
         if pending is not None:
             pending.future.set_exception(error_of(failure, rank, pending.title))
 
     def credit(self, rank: int, credit: message.Credit) -> None:
-        """An actor took messages of ours."""
+        """Add the credit that an actor returned, and send messages that wait for it."""
         if self._is_closed:
             return
         place = (rank, credit.actor)
@@ -303,7 +303,7 @@ class Caller:
             del self._windows[place]
 
     def _send_queued(self, rank: int, window: SendWindow) -> None:
-        """Send what may travel, in order.  A message to this rank may be refused at once, and so set free the next."""
+        """Send queued messages as far as there is credit.  Sending to this rank may return credit at once."""
         window.is_sending = True
         try:
             while (outgoing := window.next()) is not None:
@@ -317,7 +317,7 @@ class Caller:
             window.is_sending = False
 
     def peer_lost(self, rank: int, error: PeerLost) -> None:
-        """End everything that waits for ``rank``."""
+        """End all calls and messages to ``rank``, which was lost."""
         for pending in list(self._pending.values()):
             if pending.ref.rank == rank and not pending.future.done():
                 pending.future.set_exception(lost_during(error, pending.title))
@@ -329,14 +329,14 @@ class Caller:
                     told.wake()
 
     def close(self) -> None:
-        """End everything that waits, whatever it waits for, and refuse everything new."""
+        """End all calls and refuse new ones."""
         self._is_closed = True
         self.deadlines.close()
         for rank in {pending.ref.rank for pending in self._pending.values()} | {rank for rank, _ in self._windows}:
             self.peer_lost(rank, self._closed())
 
     def find(self, rank: int, call: int) -> PendingCall | None:
-        """Return what waits for the answer to ``call``; None if nothing does any more.
+        """Return the pending ``call``; None if it is over.
 
         Raises ``ProtocolError`` if ``rank`` is not the one that was called.
         """

@@ -47,7 +47,7 @@ class DeadLetters:
     def subscribe(self, observer: Callable[[DeadLetter], None]) -> Callable[[], None]:
         """Call ``observer`` with each dead letter from now on, on the node's loop; return what ends that.
 
-        Not with those that an observer causes itself: it would never come to an end.
+        Dead letters that an observer causes are not passed on, which would never end.
         """
         if not callable(observer):
             raise UsageError(f"observer: expected a function of one dead letter, got {observer!r}")
@@ -60,7 +60,7 @@ class DeadLetters:
         return unsubscribe
 
     def add(self, letter: DeadLetter) -> None:
-        """Count ``letter`` and tell who wants to know.  An observer that raises is logged, and not asked less."""
+        """Count ``letter`` and call the observers.  One that raises is logged and stays subscribed."""
         self.count += 1
         self.recent.append(letter)
         _LOG.warning("%s", letter)

@@ -42,7 +42,7 @@ class AlarmClock(Generic[K]):
 
     @property
     def is_ticking(self) -> bool:
-        """Is a timer set?"""
+        """Whether a timer is set."""
         return self._timer is not None
 
     @property
@@ -58,12 +58,12 @@ class AlarmClock(Generic[K]):
         self._arm()
 
     def drop(self, key: K) -> None:
-        """Do not ring for ``key``."""
+        """Remove ``key``."""
         if self._times.pop(key, None) is not None:
             self._arm()
 
     def clear(self) -> None:
-        """Do not ring any more."""
+        """Remove all keys."""
         self._times.clear()
         self._arm()
 
@@ -113,8 +113,8 @@ class DeadlineSweeper:
     """Calls ``report(call, when)`` for every watched ask whose task turns out to have a deadline.
 
     Quick asks cost two operations on a dict each.  All asks together have one timer for the search, and one for what
-    was found: when a deadline comes and the ask is still there, somebody has moved the deadline, so it is looked for
-    again and reported anew; as None if there is none any more.
+    was found: when a deadline passes and the ask still waits, the deadline was moved, so it is looked for again
+    and reported anew, as None if there is none left.
     """
 
     def __init__(
@@ -133,7 +133,7 @@ class DeadlineSweeper:
 
     @property
     def is_idle(self) -> bool:
-        """Is no timer set?"""
+        """Whether no timer is set."""
         return self._timer is None and not self._alarms.is_ticking
 
     def watch(
@@ -149,14 +149,14 @@ class DeadlineSweeper:
             self._timer = asyncio.get_running_loop().call_later(PERIOD, self._sweep)
 
     def forget(self, call: int) -> None:
-        """The ask is over."""
+        """Stop looking for deadlines of an ask, which is over."""
         if self._young.pop(call, None) is not None or self._old.pop(call, None) is not None:
             return
         if self._found.pop(call, None) is not None:
             self._alarms.drop(call)
 
     def tighten(self, call: int, limit: float | None) -> None:
-        """The limit of the ask turned out to be ``limit``."""
+        """Set the limit of an ask to ``limit``."""
         ask = self._young.get(call) or self._old.get(call)
         if ask is not None:
             ask.limit = limit
@@ -167,7 +167,7 @@ class DeadlineSweeper:
             self._examine(call, ask)
 
     def close(self) -> None:
-        """Forget everything."""
+        """Forget all asks and cancel the timers."""
         self._young.clear()
         self._old.clear()
         self._found.clear()
@@ -195,7 +195,7 @@ class DeadlineSweeper:
         when = self._find(ask.task, ask.iterator)
         if ask.limit is not None and (when is None or when > ask.limit):
             when = ask.limit
-        if when == ask.reported:  # also if it has just come: whoever set it is about to cancel the task
+        if when == ask.reported:  # also if it has just passed: the timeout is about to cancel the task
             return
         ask.reported = when
         if when is None or when == ask.limit:
@@ -220,31 +220,31 @@ class CallDeadlines:
         """Deadlines of calls that have not left yet."""
 
     def begin(self, pending: PendingCall, iterator: Iteration | None = None) -> None:
-        """The current task is about to wait for ``pending``, or to iterate over it by ``iterator``."""
+        """Look for the deadline of the current task, which awaits ``pending``, or of its loop over ``iterator``."""
         task = asyncio.current_task()
         if task is not None:
             limit = None if pending.origin is None else pending.origin.deadline
             self._sweeper.watch(pending.call, task, limit, iterator)
 
     def end(self, pending: PendingCall) -> None:
-        """The task waits no longer."""
+        """Stop looking for the deadline of ``pending``."""
         self._sweeper.forget(pending.call)
         if self._held and pending.outgoing is not None:
             self._held.pop(pending.outgoing, None)
 
     def sent(self, outgoing: OutboundMessage) -> None:
-        """A call that had to wait has left."""
+        """Report the deadline of a queued call, which was sent now."""
         held = self._held.pop(outgoing, None) if self._held else None
         if held is not None:
             self._say(*held)
 
     def tighten(self, calls: Iterable[int], deadline: float | None) -> None:
-        """The endpoint that waits for ``calls`` turned out to have until ``deadline``."""
+        """Limit ``calls``, which an endpoint waits for, to the ``deadline`` of that endpoint."""
         for call in tuple(calls):
             self._sweeper.tighten(call, deadline)
 
     def close(self) -> None:
-        """Forget everything."""
+        """Forget all asks and cancel the timers."""
         self._sweeper.close()
         self._held.clear()
 

@@ -19,7 +19,7 @@ _MARK: Final = "__asyncpar_endpoint__"
 
 @dataclass(frozen=True, slots=True)
 class EndpointMark:
-    """What ``@endpoint`` was told.  ``concurrency`` is None for an endpoint that runs alone."""
+    """Options of ``@endpoint``.  ``concurrency`` is None for an endpoint that runs alone."""
 
     concurrency: int | None = None
 
@@ -43,7 +43,7 @@ def mark_endpoint(function: Any, mark: EndpointMark) -> Any:
 
 
 def is_endpoint(attribute: object) -> bool:
-    """Is this class attribute marked as an endpoint?"""
+    """Whether this class attribute is marked as an endpoint."""
     return inspect.isfunction(attribute) and isinstance(getattr(attribute, _MARK, None), EndpointMark)
 
 
@@ -89,7 +89,7 @@ DEFAULT_LIMIT: Final = 1000
 
 
 class WhenFull(enum.StrEnum):
-    """What happens to a message that finds the mailbox full."""
+    """Treatment of a message that finds the mailbox full."""
 
     WAIT = "wait"
     """It waits at its sender: asks by themselves, tells if they are awaited."""

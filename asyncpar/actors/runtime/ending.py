@@ -13,7 +13,7 @@ from asyncpar.errors import ActorDown, AsyncparError, PeerLost
 
 
 class DownReason(enum.StrEnum):
-    """Why an actor is gone."""
+    """Why an actor ended."""
 
     STOPPED = "stopped"
     """It was stopped, or stopped itself."""
@@ -71,9 +71,9 @@ class Ending:
         self.is_urgent = False
         """Whether the actor does not handle the messages that wait."""
         self.error: BaseException | None = None
-        """Why it failed."""
+        """The error with which the actor failed."""
         self.stop_error: BaseException | None = None
-        """What ``on_stop`` raised."""
+        """The error that ``on_stop`` raised."""
 
     def begin(self, end: End, error: BaseException | None = None) -> None:
         """Record that the actor ends by ``end``, unless it already ends by something stronger."""

@@ -55,14 +55,14 @@ class Parameter:
     item: PayloadDecoder[Any] | None = None
     """Decodes the items, if the parameter is a stream; then ``decoder`` is for the None that may stand in its place."""
     is_optional: bool = False
-    """May None stand in place of the stream?"""
+    """Whether None may be passed in place of the stream."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndpointSpec:
     """One endpoint of an actor class, or its constructor.
 
-    ``title`` is its name for people (``Counter.add``).  ``concurrency`` is how many of its calls may run at once,
+    ``title`` is its name in texts (``Counter.add``).  ``concurrency`` is how many of its calls may run at once,
     beside others; None if it runs alone.
     """
 
@@ -78,9 +78,9 @@ class EndpointSpec:
     keyword_rest: Parameter | None
     result: PayloadDecoder[Any]
     has_streams: bool
-    """Does it yield, or does it read streams?"""
+    """Whether it yields or reads streams."""
     plain_count: int = field(init=False)
-    """How many arguments it takes if all of them are required and may be given by place; else -1."""
+    """Number of arguments if all are required and may be positional; else -1."""
 
     def __post_init__(self) -> None:
         names = {parameter.name for parameter in self.positional}
@@ -89,7 +89,7 @@ class EndpointSpec:
         object.__setattr__(self, "plain_count", len(names) if is_plain else -1)
 
     def misuse(self, *, wants_stream: bool, is_told: bool) -> str | None:
-        """Say which way of calling it is right, if this one is not."""
+        """Return how to call it, if this way is wrong; else None."""
         if self.is_stream and not wants_stream:
             return f"{self.name}() yields a stream; use `async for ... in ref.{self.name}.stream(...)`"
         if wants_stream and not self.is_stream and not is_told:

@@ -18,7 +18,7 @@ from asyncpar.errors import AsyncparError, ProtocolError, UsageError
 
 
 class SelfCancelled(AsyncparError):  # noqa: N818
-    """User code raised ``CancelledError`` although nobody cancelled it."""
+    """User code raised ``CancelledError`` although its task was not cancelled."""
 
     def __init__(self, text: str, error: asyncio.CancelledError) -> None:
         super().__init__(text)
@@ -63,7 +63,7 @@ class Executor:
         try:
             method = getattr(self.actor, spec.name)
             if spec.is_stream:
-                assert delivery.streams is not None, "nobody is told to stream"
+                assert delivery.streams is not None, "a told call never streams"
                 await execution.run(delivery.streams.produce(method(*args, **kwargs), lambda: execution.is_interrupted))
                 value = None
             elif spec.is_async:
@@ -73,7 +73,7 @@ class Executor:
         except BaseException as error:  # noqa: BLE001  # user code; its caller or its owner is told
             self._broken_off(delivery, error)
         else:
-            # other endpoints may change what one that runs beside them on the loop has returned: it is copied at once
+            # a result of a concurrent endpoint may be changed by other endpoints: it is copied at once
             await self._callee.answered(delivery, value, may_change=thread is not None and spec.is_async)
         finally:
             CURRENT.reset(token)
@@ -109,24 +109,24 @@ class Executor:
             self._running.interrupt()
 
     def decline(self, delivery: Delivery, reason: str, text: str) -> None:
-        """Answer that ``delivery`` is not handled, and has no place in the mailbox."""
+        """Refuse ``delivery``, which does not enter the mailbox."""
         self._callee.taken(delivery)
         self._callee.refused(delivery, reason, text)
 
     def turn_away(self, delivery: Delivery) -> None:
-        """Take ``delivery`` out of the mailbox unhandled, because the actor ends."""
+        """Refuse ``delivery``, taken from the mailbox, because the actor ends."""
         self._callee.taken(delivery)
         self._refuse_by_end(delivery)
 
     def close(self) -> None:
-        """Let the thread end.  Nothing runs any more."""
+        """End the thread.  Called when nothing runs in it."""
         if self._thread is not None:
             self._thread.close()
 
     # -- inside ----------------------------------------------------------------------------------------------------
 
     def _broken_off(self, delivery: Delivery, error: BaseException) -> None:
-        """An endpoint ended with ``error``."""
+        """Handle an ``error`` that ended an endpoint."""
         if isinstance(error, ENDS_PROGRAM):
             raise error
         if isinstance(error, asyncio.CancelledError):
@@ -143,7 +143,7 @@ class Executor:
         self._fail(error)
 
     def _cancelled(self, delivery: Delivery, error: asyncio.CancelledError) -> None:
-        """An endpoint ended with a cancellation: its caller's, its own, that of the actor or of the whole task."""
+        """Handle a cancellation of an endpoint: by its caller, by itself, by the actor's end, or of the whole task."""
         if is_task_cancelled():
             self._ending.begin(End.CLOSE)
             self._refuse_by_end(delivery)

@@ -61,7 +61,7 @@ _OWN_FILES: Final = frozenset({payload.__file__, *(str(Path(__file__).parent / f
 
 
 class FailureText(NamedTuple):
-    """What can be said of an exception."""
+    """Text, type and traceback of an exception."""
 
     text: str
     type_name: str

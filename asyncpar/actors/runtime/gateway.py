@@ -192,11 +192,11 @@ class ActorGateway(actors_pb2_grpc.ActorsServicer):
         actors_pb2_grpc.add_ActorsServicer_to_server(self, server.server)  # type: ignore[no-untyped-call]  # generated
 
     def open(self, system: ActorSystem) -> None:
-        """Let callers in."""
+        """Accept calls."""
         self._system = system
 
     def close(self) -> None:
-        """Let nobody in any more."""
+        """Refuse calls from now on."""
         self._system = None
 
     # -- service -----------------------------------------------------------------------------------------------------

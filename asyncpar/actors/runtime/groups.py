@@ -15,13 +15,13 @@ from asyncpar.errors import UsageError
 class Groups:
     """Makes the groups of this rank's actors, all of them subgroups of its ``world``, which comes later.
 
-    A group is known by its mesh and axis, so that meshes over the same ranks keep apart, in whatever order their actors
-    ask.  Groups last as long as the world; who takes the place of an actor that has ended gets the group it had.
+    A group is identified by its mesh and axis, so that meshes over the same ranks have separate groups in whatever
+    order their actors ask.  Groups last as long as the world; an actor that replaces an ended one gets its group.
 
-    Operations of a group meet by their number in the order of calls.  A call of the mesh that has failed on some ranks
-    may have left them at different numbers, so that an operation would meet an earlier one of somebody else, and get
-    its values.  Therefore such a call ends the groups of those who took part; whoever asks then gets new ones, with the
-    number of the ``attempt`` in their names, which whoever made the call gives and all get in the same order.
+    Ranks match operations of a group by their number in the order of calls.  After a mesh call that failed on some
+    ranks these numbers may differ, so that an operation would be matched with an earlier one of another rank.
+    Therefore such a call ends the groups of its ranks.  New groups have the number of the ``attempt`` in their names;
+    the caller of the mesh assigns it, and all ranks get it in the same order.
     """
 
     def __init__(self) -> None:
@@ -40,7 +40,7 @@ class Groups:
         return found
 
     def abandon(self, abandon: message.Abandon) -> None:
-        """A call of a mesh has failed: end the groups of those who took part."""
+        """End the groups of the ranks of a mesh call that failed."""
         attempts = self._attempts.setdefault(abandon.mesh, {})
         attempts.update(dict.fromkeys(abandon.ranks, abandon.attempt))
         groups = self._groups.get(abandon.mesh, {})

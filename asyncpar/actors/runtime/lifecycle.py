@@ -29,7 +29,7 @@ PATIENCE: Final = 5.0
 """Seconds after which a node that closes says for which actor it waits."""
 
 _UNENDING: Final = (
-    "it was cancelled and has not ended; a plain def endpoint has to return by itself, and nobody may swallow "
+    "it was cancelled and has not ended; a plain def endpoint has to return by itself, and no code may swallow "
     "CancelledError"
 )
 
@@ -170,7 +170,7 @@ class Lifecycle:
         if owner is not None:
             owner.children.remove(cell)
         if not cell.has_served:
-            return  # whoever waits for its start knows
+            return  # the spawn raises the error
         if owner is not None and not owner.is_finishing and not cell.is_dismissed:
             owner.notify("on_child_down", decode_down(cell.ref, downed))
         elif cell.ending.error is not None:

@@ -73,7 +73,7 @@ class ConcurrentEndpoint:
 
     @property
     def is_busy(self) -> bool:
-        """Does anything run or wait?"""
+        """Whether calls run or wait."""
         return bool(self._workers) or len(self._mailbox) > 0
 
     def put(self, delivery: Delivery) -> Delivery | None:
@@ -94,7 +94,7 @@ class ConcurrentEndpoint:
         return self._mailbox.clear()
 
     def runs(self, delivery: Delivery | None) -> bool:
-        """Is ``delivery`` being handled here?"""
+        """Whether ``delivery`` is being handled here."""
         return delivery in self._running
 
     def interrupt(self) -> None:
@@ -104,12 +104,12 @@ class ConcurrentEndpoint:
                 delivery.execution.interrupt()
 
     async def wait_idle(self) -> None:
-        """Return when nothing runs any more."""
+        """Return when no call runs."""
         while self._workers:
             await asyncio.wait(set(self._workers))
 
     def close(self) -> None:
-        """Let the threads end."""
+        """End the threads."""
         self._thread.close()
 
     def _work(self) -> None:
@@ -148,11 +148,11 @@ class ConcurrentEndpoints:
         self._endpoints: dict[str, ConcurrentEndpoint] = {}
         self._is_open = False
         self.on_idle: Callable[[], None] = lambda: None
-        """Called whenever nothing runs or waits any more."""
+        """Called whenever the last call has ended."""
 
     @property
     def is_busy(self) -> bool:
-        """Does anything run or wait?"""
+        """Whether calls run or wait."""
         return any(endpoint.is_busy for endpoint in self._endpoints.values())
 
     def put(self, delivery: Delivery) -> Delivery | None:
@@ -174,7 +174,7 @@ class ConcurrentEndpoints:
         return [delivery for endpoint in self._endpoints.values() for delivery in endpoint.clear()]
 
     def runs(self, delivery: Delivery | None) -> bool:
-        """Is ``delivery`` being handled here?"""
+        """Whether ``delivery`` is being handled here."""
         return any(endpoint.runs(delivery) for endpoint in self._endpoints.values())
 
     def interrupt(self) -> None:
@@ -183,12 +183,12 @@ class ConcurrentEndpoints:
             endpoint.interrupt()
 
     async def wait_idle(self) -> None:
-        """Return when nothing runs any more."""
+        """Return when no call runs."""
         for endpoint in self._endpoints.values():
             await endpoint.wait_idle()
 
     def close(self) -> None:
-        """Let the threads end.  Nothing runs any more."""
+        """End the threads.  Called when no call runs."""
         for endpoint in self._endpoints.values():
             endpoint.close()
 

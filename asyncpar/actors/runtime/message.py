@@ -1,8 +1,8 @@
-"""What actor systems say to each other: one payload per message, a tagged union of structs in its envelope.
+"""Messages between actor systems: one payload per message, with a tagged union of structs in its envelope.
 
 Structs travel as arrays that begin with their tag.  A newer version may add tags, and fields (with defaults) at the
-end: whoever does not know them ignores the fields and refuses the tags.  Arguments and results stay encoded
-(``msgspec.Raw``) until it is known which types they must have.
+end: an older one ignores unknown fields and refuses unknown tags.  Arguments and results stay encoded
+(``msgspec.Raw``) until their types are known.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ class MeshPlace(msgspec.Struct, frozen=True, array_like=True):
 class CallMessage(msgspec.Struct, frozen=True, array_like=True, tag=1):
     """Ask ``endpoint`` of ``actor``; answered by one ``Reply`` or ``FailureMessage`` with the same ``call``.
 
-    ``seconds`` is how long the caller will wait, if that is known.  With ``wants_stream`` the endpoint is one that
-    yields, and its items come before the answer, which is then empty.
+    ``seconds`` is how long the caller will wait, if known.  With ``wants_stream`` the endpoint yields; its items come
+    before the answer, which is then empty.
     """
 
     call: CallId
@@ -93,7 +93,7 @@ class FailureMessage(msgspec.Struct, frozen=True, array_like=True, tag=4):
 
 
 class Cancel(msgspec.Struct, frozen=True, array_like=True, tag=5):
-    """The caller does not want the answer any more; there will be none."""
+    """Cancel a call or request; it gets no answer."""
 
     call: CallId
 
@@ -142,7 +142,7 @@ class WatchMessage(msgspec.Struct, frozen=True, array_like=True, tag=10):
 
 
 class Unwatch(msgspec.Struct, frozen=True, array_like=True, tag=11):
-    """Nobody waits for that ``Downed`` any more."""
+    """Cancel a watch; no ``Downed`` follows."""
 
     watch: CallId
 

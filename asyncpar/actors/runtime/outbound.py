@@ -25,7 +25,7 @@ class Outbound:
         self._links = links
 
     def send(self, rank: int, payload: Payload) -> Sending | None:
-        """Send ``payload``, to which nobody writes until the sending has ended or was released; None if it has.
+        """Send ``payload``, whose memory must not change until the result has ended or is released; None if it has.
 
         Raises ``PeerLost`` if the rank is known to be gone.
         """
@@ -39,19 +39,19 @@ class Outbound:
         return sending
 
     def send_quietly(self, rank: int, payload: Payload) -> Sending | None:
-        """Send ``payload``, as ``send``, to a rank that need not be there any more."""
+        """Send ``payload``, as ``send``, to a rank that may be lost."""
         try:
             return self.send(rank, payload)
         except PeerLost:
             return None  # the loss listener ends what waits for that rank
 
     def say(self, rank: int, envelope: message.Message) -> None:
-        """Send a small message to a rank that need not be there any more."""
+        """Send a small message to a rank that may be lost."""
         self.send_quietly(rank, PayloadEncoder().finish(envelope, what="actor message"))
 
 
 def _look_at(done: asyncio.Future[None]) -> None:
-    """Retrieve the outcome of a send: if the peer was lost, the loss listener ends what waits for it."""
+    """Retrieve the outcome of a send; if the peer was lost, the loss listener ends its calls."""
     if not done.cancelled():
         done.exception()
 

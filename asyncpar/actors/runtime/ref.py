@@ -47,13 +47,13 @@ class Messenger(ABC):
 
     @abstractmethod
     def tell(self, ref: ActorRef[Any], endpoint: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Told:
-        """Send a call that nobody answers."""
+        """Send a call without an answer."""
 
     @abstractmethod
     def stream(
         self, ref: ActorRef[Any], endpoint: str, arguments: tuple[Any, ...], keywords: dict[str, Any]
     ) -> AsyncGenerator[Any, None]:
-        """Send a call and return the items that come of it."""
+        """Send a call and return the items that its endpoint yields."""
 
 
 class Endpoint(Generic[P, R_co]):
@@ -148,7 +148,7 @@ class ActorRef(Generic[A]):
         return f"it has {', '.join(sorted(getattr(self.actor_class, 'endpoints', ()))) or 'none'}"
 
     def __dir__(self) -> Iterable[str]:
-        """Endpoints, too: for those who press the tab key."""
+        """Attributes and endpoints, for completion in shells."""
         return [*super().__dir__(), *getattr(self.actor_class, "endpoints", ())]
 
     def __copy__(self) -> ActorRef[A]:

@@ -21,7 +21,7 @@ class ActorRegistry:
     def __init__(self, rank: int) -> None:
         self.cells: dict[str, Cell] = {}
         self.is_closing = False
-        """Is the node closing?  Actors that are missing from then on were closed with it."""
+        """Whether the node is closing, so that missing actors count as closed."""
         self.rank = rank
         self._exit_reasons: OrderedDict[str, str] = OrderedDict()
         self._names = 0
@@ -32,7 +32,7 @@ class ActorRegistry:
             while True:
                 self._names += 1
                 own_name = f"{actor_class.__name__}-{self._names}"
-                if own_name not in self.cells:  # somebody may have been given it
+                if own_name not in self.cells:  # a caller may have given an actor this name
                     return own_name
         check_name(name)
         if name in self.cells:

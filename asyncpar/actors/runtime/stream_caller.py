@@ -42,7 +42,7 @@ class StreamCaller:
         keywords: dict[str, Any],
         result: PayloadDecoder[Any],
     ) -> Any:
-        """Ask with streams among the arguments.  Raises as an ask does, and what a stream of ours raises."""
+        """Ask with streams among the arguments.  Raises as an ask does, and what one of these streams raises."""
         arguments, keywords, sources = take_streams(endpoint, arguments, keywords)
         pending = self._caller.begin(ref, endpoint, arguments, keywords, result)
         feeds = self._attach(pending, sources)
@@ -125,7 +125,7 @@ class StreamCaller:
     # -- in --------------------------------------------------------------------------------------------------------
 
     def item(self, rank: int, item: message.Yield, payload: memoryview) -> None:
-        """The endpoint yielded; ignored if nobody reads it any more."""
+        """Add an item that the endpoint yielded; dropped if the call is over."""
         pending = self._caller.find(rank, item.call)
         if pending is None:
             return
@@ -136,7 +136,7 @@ class StreamCaller:
         pending.inlet.put(item.value, payload)
 
     def credit(self, rank: int, credit: message.FeedCredit) -> None:
-        """The endpoint wants items of ours; ignored if the call is over."""
+        """Add credit for a stream among the arguments; ignored if the call is over."""
         pending = self._caller.find(rank, credit.call)
         if pending is None:
             return
@@ -146,7 +146,7 @@ class StreamCaller:
 
 
 def _end(inlet: Inlet[Any], answer: asyncio.Future[Any]) -> None:
-    """The call was answered, or never will be: whoever reads its items gets to know."""
+    """End the items of a call with its answer."""
     error = None if answer.cancelled() else answer.exception()
     if isinstance(error, PeerLost):
         inlet.abort(error)
@@ -156,7 +156,7 @@ def _end(inlet: Inlet[Any], answer: asyncio.Future[Any]) -> None:
 
 
 def _raise_first(own: BaseException | None, failure: AsyncparError | None) -> None:
-    """Raise what a stream of the caller raised, which is why the call failed if it did; else why it failed."""
+    """Raise ``own``, an error of a stream of the caller, which caused any ``failure``; else raise ``failure``."""
     if own is not None:
         raise own
     if failure is not None:

@@ -25,7 +25,7 @@ _OUTGOING: Final = (*_INCOMING, collections.abc.AsyncGenerator)
 
 
 class StreamType(NamedTuple):
-    """What an annotation says about a stream: the type of its items, and whether None may stand in its place."""
+    """A stream in an annotation: type of its items, and whether None may be passed in its place."""
 
     item: Any
     is_optional: bool
@@ -48,7 +48,7 @@ def outgoing(annotation: Any) -> StreamType | None:
 
 
 def is_stream(value: object) -> bool:
-    """Is this argument a stream?"""
+    """Whether this argument is a stream."""
     return hasattr(type(value), "__aiter__")
 
 
@@ -63,7 +63,7 @@ def find_stream(arguments: tuple[Any, ...], keywords: dict[str, Any]) -> int | s
 def take_streams(
     endpoint: str, arguments: tuple[Any, ...], keywords: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any], list[tuple[str, AsyncIterable[Any]]]]:
-    """Return the arguments with marks in place of streams, and the streams with their names for people."""
+    """Return the arguments with marks in place of streams, and the streams with their names for error texts."""
     sources: list[tuple[str, AsyncIterable[Any]]] = []
 
     def mark(value: Any, what: str) -> Any:

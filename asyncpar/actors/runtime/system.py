@@ -1,4 +1,4 @@
-"""The actor system of one rank: its actors, and the messages between them and everyone else's."""
+"""The actor system of one rank: starts and ends actors, and sends their messages."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class ActorSystem(Messenger):
     def __init__(self, links: Links, loop_watch: LoopWatch | None = None) -> None:
         self.rank = links.rank
         self.loop_watch = loop_watch or LoopWatch(rank=links.rank, blocked_after=None, describe=describe_culprit)
-        """Runs from the first actor on; whoever made it stops it."""
+        """Runs from the first actor on; its creator stops it."""
         self._links = links
         self._world_size = links.world.size
         self._extension = RefExtension(self, world_size=links.world.size)
@@ -117,7 +117,7 @@ class ActorSystem(Messenger):
 
     @property
     def dead_letters(self) -> DeadLetters:
-        """The told messages that were not handled on this rank."""
+        """Told messages that were not handled on this rank."""
         return self._callee.dead_letters
 
     @property
@@ -231,7 +231,7 @@ class ActorSystem(Messenger):
         self._requests.close()
         try:
             await self._lifecycle.close()
-        finally:  # also if this is cancelled: whoever waits must get to know
+        finally:  # also if this is cancelled: asks and watches must end
             self._watches.close()
             self._caller.close()
 

@@ -28,11 +28,11 @@ class Watch:
 
     @property
     def down(self) -> Down | None:
-        """How the actor ended; None until it has."""
+        """The ``Down`` of the actor; None while it lives."""
         return self._down
 
     def cancel(self) -> None:
-        """Watch no longer: no ``Down`` will come.  Whoever awaits the watch is cancelled."""
+        """End the watch without a ``Down``.  A task that awaits it gets ``CancelledError``."""
         self._cancel()
         self._is_cancelled = True
         if self._waiter is not None:
@@ -48,7 +48,7 @@ class Watch:
         return self._down
 
     def end(self, down: Down) -> None:
-        """The actor has ended."""
+        """End the watch with ``down``."""
         self._down = down
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
@@ -98,7 +98,7 @@ class Watches:
         return watch
 
     def downed(self, rank: int, downed: message.Downed) -> None:
-        """The rank of a watched actor says that it has ended."""
+        """Handle the message that a watched actor has ended."""
         watching = self._watching.get(downed.watch)
         if watching is None:
             return  # cancelled meanwhile
@@ -109,11 +109,11 @@ class Watches:
         _end(watching, down)
 
     def peer_lost(self, rank: int, error: PeerLost) -> None:
-        """Whatever lived on ``rank`` is gone."""
+        """End all watches of actors on ``rank``."""
         self._end_all(DownReason.LOST, error, lambda ref: ref.rank == rank)
 
     def close(self) -> None:
-        """This node closes: nothing more will be heard of anybody."""
+        """End all watches, because this node closes."""
         self._closed = PeerLost("this node is closed", rank=self._rank, cause="closed")
         self._end_all(DownReason.CLOSED, self._closed)
 

@@ -1,8 +1,8 @@
-"""From a compute thread to the event loop and back: how synchronous layers communicate.
+"""Calls of compute threads to the event loop, for layers that communicate.
 
 A layer that runs in a compute thread must wait for its peers in the middle of its work.  ``call`` runs a coroutine on
-the loop and blocks the thread, not the loop, until it has its result.  A thread cannot be cancelled, but what it waits
-for can: ``interrupt`` cancels that, so that the thread goes on, with ``Interrupted``, and comes to its end.
+the loop and blocks the thread, not the loop, until it has its result.  A thread cannot be cancelled, but the
+coroutine that it waits for can: ``interrupt`` cancels it, and the thread gets ``BridgeInterrupted`` and ends.
 """
 
 from __future__ import annotations
@@ -17,30 +17,30 @@ from asyncpar.errors import AsyncparError
 T = TypeVar("T")
 
 
-class Interrupted(AsyncparError):  # noqa: N818
-    """What a compute thread waited for was cancelled; not ``CancelledError``, which would pass for one of its task."""
+class BridgeInterrupted(AsyncparError):  # noqa: N818
+    """The coroutine that a compute thread waited for was interrupted; its own task was not cancelled."""
 
 
 class PendingResult(Generic[T]):
-    """A result that is on its way; ``wait`` is for compute threads."""
+    """The result of a coroutine on the loop; ``wait`` is for compute threads."""
 
     def __init__(self, future: Future[T]) -> None:
         self._future = future
 
     @property
     def is_done(self) -> bool:
-        """Has it come, or failed?"""
+        """Whether the coroutine has ended."""
         return self._future.done()
 
     def wait(self) -> T:
-        """Return it, or raise what its coroutine has raised; ``Interrupted`` if that was asked for."""
+        """Return the result, or raise what the coroutine raised; ``BridgeInterrupted`` if it was interrupted."""
         return self._future.result()
 
 
 class LoopBridge:
     """Runs coroutines on ``loop`` for compute threads.
 
-    Made on the loop, or given one.  What is under way when the loop ends must have been interrupted before.
+    Created on the loop, or given one.  Interrupt it before the loop ends.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
@@ -59,7 +59,7 @@ class LoopBridge:
         return PendingResult(future)
 
     def interrupt(self) -> None:
-        """Cancel all that is under way, and whatever is begun before ``resume``.  Called on the loop."""
+        """Cancel all calls under way, and those begun before ``resume``.  Called on the loop."""
         self._is_interrupted = True
         for task in self._tasks:
             task.cancel()
@@ -70,7 +70,7 @@ class LoopBridge:
 
     def _begin(self, make: Callable[[], Coroutine[Any, Any, T]], future: Future[T]) -> None:
         if self._is_interrupted:
-            future.set_exception(Interrupted("the step was interrupted while its thread waited for other ranks"))
+            future.set_exception(BridgeInterrupted("the step was interrupted while its thread waited for other ranks"))
             return
         task = self._loop.create_task(_start(make))
         self._tasks.add(task)
@@ -79,7 +79,7 @@ class LoopBridge:
     def _settle(self, task: asyncio.Task[T], future: Future[T]) -> None:
         self._tasks.discard(task)
         if task.cancelled():
-            future.set_exception(Interrupted("the step was interrupted while its thread waited for other ranks"))
+            future.set_exception(BridgeInterrupted("the step was interrupted while its thread waited for other ranks"))
         elif (error := task.exception()) is not None:
             future.set_exception(error)
         else:

@@ -1,4 +1,4 @@
-"""Everything of a node belongs to one event loop."""
+"""Checks that a call happens on the event loop of its node."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from asyncpar.errors import UsageError
 
 
 def is_home_loop(home: asyncio.AbstractEventLoop | None) -> bool:
-    """Is ``home`` the running loop?"""
+    """Whether ``home`` is the running loop."""
     return home is not None and _get_running_loop() is home
 
 
 def check_home_loop(home: asyncio.AbstractEventLoop, what: str) -> None:
-    """Raise ``UsageError`` about ``what`` unless it happens on ``home``: calls from other threads or loops corrupt."""
+    """Raise ``UsageError`` about ``what`` unless it happens on ``home``, since other threads corrupt its state."""
     running = _get_running_loop()
     if running is not home:
         raise UsageError(

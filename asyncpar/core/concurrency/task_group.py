@@ -1,4 +1,4 @@
-"""Tasks that end together, and leave no trace on the task that waits for them."""
+"""A task group that does not change the cancellation count of the task that awaits it."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ T = TypeVar("T")
 class CleanTaskGroup(asyncio.TaskGroup):
     """A task group after which ``asyncio.current_task().cancelling()`` is what it was before.
 
-    That of asyncio cancels the task that is at its end when one of its tasks fails, and takes that back only if this
-    happens before the end of the block; one more cancellation seems to have been asked for ever after.  So here the
-    end of the block waits for the tasks inside the block.
+    ``asyncio.TaskGroup`` cancels the task that waits at the end of its block when one of its tasks fails, and takes
+    that back only if it happens before the end of the block; otherwise ``cancelling()`` stays one too high.  So here
+    the wait for the tasks happens inside the block.
     """
 
     def __init__(self) -> None:
@@ -48,6 +48,6 @@ class CleanTaskGroup(asyncio.TaskGroup):
 
 
 def is_task_cancelled() -> bool:
-    """Is the current task being cancelled for good?"""
+    """Whether the current task has a cancellation that was not taken back."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0

@@ -1,8 +1,8 @@
 """Functions that block or compute for long, in threads, awaited on the event loop.
 
-``WorkerThread`` is for work on memory of ours: its caller waits for the end of the function even when it is cancelled,
-and so does the interpreter at exit.  ``DaemonThread`` is for calls that may never return: a cancelled caller leaves at
-once, and the thread does not keep the program from ending.
+``WorkerThread`` is for work on memory that is used again: its caller waits for the end of the function even when
+cancelled, and so does the interpreter at exit.  ``DaemonThread`` is for calls that may never return: a
+cancelled caller returns at once, and the thread does not keep the program from ending.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Frozen, validated settings and descriptions.  Pure: environment and files are read by those who call."""
+"""Frozen, validated settings and descriptions.  Pure: callers read environment and files."""

@@ -1,4 +1,4 @@
-"""What a rank finds in its environment when `asyncpar launch` started it."""
+"""Environment variables that `asyncpar launch` sets for its ranks."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ class LaunchEnvironment:
     """The place of one rank in its job; the launcher's side and the rank's side of the same variables.
 
     ``rendezvous`` is the ``host:port`` to join at, ``secret_file`` holds what to prove oneself with, ``bind`` is the
-    address for servers of this rank.  ``host`` is for people; ``host_id`` is equal exactly for ranks of one host.
-    ``certs`` is the directory with the certificates of this host (None: the job has none).  ``transport`` pins the lane
-    (None: negotiated), ``report_descriptor`` is an inherited pipe to the agent, ``notice_descriptor`` one from it;
-    ``timeout`` bounds in seconds the wait for the other ranks.
+    address for servers of this rank.  ``host`` is the name shown in texts; ``host_id`` is equal exactly for ranks of
+    one host.  ``certs`` is the directory with the certificates of this host (None: the job has none).
+    ``transport`` pins the lane (None: negotiated), ``report_descriptor`` is an inherited pipe to the agent,
+    ``notice_descriptor`` one from it; ``timeout`` bounds in seconds the wait for the other ranks.
     """
 
     rank: int
@@ -66,7 +66,7 @@ class LaunchEnvironment:
 
     @staticmethod
     def is_in(environment: Mapping[str, str]) -> bool:
-        """Did our launcher start the process that has ``environment``?"""
+        """Whether `asyncpar launch` started the process with this ``environment``."""
         return bool(environment.get(_MARK))
 
     @classmethod

@@ -7,9 +7,9 @@ from enum import StrEnum
 
 
 class Replication(StrEnum):
-    """What each tensor-parallel rank computes of the gradient of a parameter of which it holds a whole copy.
+    """Part of the gradient that each tensor-parallel rank computes for a parameter of which it holds a whole copy.
 
-    WHOLE: all of it, so copies are averaged, lest they drift apart.  PARTIAL: a part of the sum, as where the sequence
+    WHOLE: all of it, so copies are averaged to keep them equal.  PARTIAL: a part of the sum, as where the sequence
     is split, so parts are added.
     """
 

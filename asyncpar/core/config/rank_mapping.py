@@ -23,7 +23,7 @@ class _From3DCoords:
 class RankMapping:
     """The place of one rank among data-parallel replicas, tensor slices and pipeline stages.
 
-    ``local_rank`` is what the launcher says it is (None when nobody did): it does not follow from the rank.
+    ``local_rank`` is set by the launcher (None without one); it cannot be computed from the rank.
     """
 
     config: ThreeDParallelismConfig = field(repr=False)
@@ -49,19 +49,19 @@ class RankMapping:
     """
 
     def is_dp_head(self) -> bool:
-        """Is this the first replica?"""
+        """Whether this is the first replica."""
         return self.dp_rank == 0
 
     def is_tp_head(self) -> bool:
-        """Does this rank hold the first slice?"""
+        """Whether this rank holds the first slice."""
         return self.tp_rank == 0
 
     def is_pp_head(self) -> bool:
-        """Does this rank hold the first stage?"""
+        """Whether this rank holds the first stage."""
         return self.pp_rank == 0
 
     def is_pp_tail(self) -> bool:
-        """Does this rank hold the last stage?"""
+        """Whether this rank holds the last stage."""
         return self.pp_rank == self.config.pp_size - 1
 
     def dp_group_ranks(self) -> tuple[int, ...]:

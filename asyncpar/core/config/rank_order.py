@@ -1,4 +1,4 @@
-"""How the ranks of a world are laid out along named axes."""
+"""Layout of the ranks of a world along named axes."""
 
 from __future__ import annotations
 

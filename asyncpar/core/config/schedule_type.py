@@ -48,7 +48,7 @@ class PipelineScheduleType(StrEnum):
 
     @property
     def is_v_shaped(self) -> bool:
-        """Does the model go from the first rank to the last and back, so that the first has both its ends?"""
+        """Whether stages go from the first rank to the last and back, so that the first rank holds both ends."""
         return self in (PipelineScheduleType.ZBV, PipelineScheduleType.DUALPIPE_V)
 
     def chunks(self, num_model_chunks: int) -> int:

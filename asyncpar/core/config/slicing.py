@@ -76,7 +76,7 @@ class TensorSlice:
 
     @property
     def is_whole(self) -> bool:
-        """Is it everything?"""
+        """Whether it covers the whole."""
         return not self.view_shape or (self.start, self.stop) == (0, self.view_shape[self.dim])
 
     def cut(self, whole: NDArray[Any]) -> NDArray[Any]:

@@ -1,4 +1,4 @@
-"""How memory is saved and how gradients are reduced.  Pure."""
+"""Strategies for saving memory and for reducing gradients.  Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _MEGABYTES_PER_LAYER = 1024.0
 
 
 class MemoryOptimizationStrategy(StrEnum):
-    """What is kept of the activations between forward and backward."""
+    """Activations kept between forward and backward."""
 
     BASIC = "basic"
     STANDARD = "standard"
@@ -20,7 +20,7 @@ class MemoryOptimizationStrategy(StrEnum):
 
 
 class CommunicationStrategy(StrEnum):
-    """How gradients are reduced."""
+    """Method of reducing gradients."""
 
     ALL_REDUCE = "all_reduce"
     HIERARCHICAL_ALL_REDUCE = "hierarchical_all_reduce"

@@ -33,7 +33,7 @@ _CHOICES: Mapping[str, type[StrEnum]] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ThreeDParallelismConfig:
-    """How a model and its batch are spread over ranks.
+    """Distribution of a model and its batch over ranks.
 
     ``dp_size``, ``tp_size`` and ``pp_size`` are the numbers of replicas, of slices of each layer, and of stages.
     ``order`` names the axes, fastest first (``"tp-dp-pp"`` makes tensor-parallel peers adjacent).  ``layers_per_stage``
@@ -107,8 +107,8 @@ class ThreeDParallelismConfig:
     ) -> None:
         """Raise ``UsageError`` unless the configuration fits ``world_size`` ranks and, where given, model and batch.
 
-        ``vocabulary`` is for those who need equal slices of it; our own layers take any.  ``batch`` counts the
-        sequences that all replicas together see in one step.
+        ``vocabulary`` is checked for models that need equal slices of it; the layers of this package take any.
+        ``batch`` counts the sequences that all replicas together see in one step.
         """
         if self.world_size != world_size:
             product = f"{self.dp_size}*{self.tp_size}*{self.pp_size}"

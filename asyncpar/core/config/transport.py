@@ -16,7 +16,7 @@ IN_PROCESS_TRANSPORTS = ("inproc", *TRANSPORTS)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaneCosts:
-    """What a lane costs: seconds of ``latency`` per message, bytes/s of ``bandwidth`` and of ``reduction``.
+    """Cost of a lane: seconds of ``latency`` per message, bytes/s of ``bandwidth`` and of ``reduction``.
 
     ``is_measured`` tells figures of this machine from built-in ones, which were measured on two cores with Python 3.11
     and which ``Communicator.calibrate`` replaces with what is there.
@@ -35,7 +35,7 @@ class LaneCosts:
 
 
 INPROC_COSTS = LaneCosts(latency=20e-6, bandwidth=6e9)
-"""What handing frames over inside a process costs."""
+"""Cost of passing frames inside a process."""
 
 MOST_CONNECTIONS = 16
 
@@ -53,7 +53,7 @@ def parse_connections(text: str | None) -> int:
 
 
 LINK_SECONDS = 5.0
-"""How long nothing may come from a peer's host before the peer is lost, on every kind of lane between hosts."""
+"""Seconds without any byte from a peer's host after which the peer is lost, on every lane between hosts."""
 
 
 def parse_link_timeout(text: str | None) -> float:

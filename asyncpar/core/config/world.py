@@ -12,8 +12,8 @@ from asyncpar.errors import UsageError
 class Member:
     """One rank of a world.
 
-    ``host`` is a name for people, ``host_id`` is equal exactly for ranks of one host (chosen by the launcher), and
-    ``address`` is the ``host:port`` of the rank's gRPC server (empty for ranks that only live in this process).
+    ``host`` is the name shown in texts, ``host_id`` is equal exactly for ranks of one host (chosen by the
+    launcher), and ``address`` is the ``host:port`` of the rank's gRPC server (empty for ranks of this process only).
     """
 
     rank: int
@@ -52,5 +52,5 @@ class World:
 
 
 def world_of_one(*, host: str = "localhost") -> World:
-    """Return the world of a process that nobody launched."""
+    """Return the world of a process without a launcher: one rank."""
     return World(members=(Member(rank=0, host=host, host_id=host),))

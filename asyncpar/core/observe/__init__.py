@@ -1,1 +1,1 @@
-"""What a process tells about itself: progress, failures, counters."""
+"""Reports of a process about itself: progress, failures, blocked loops."""

@@ -57,7 +57,7 @@ class AgentLine:
 
     @property
     def is_closed(self) -> bool:
-        """Has ``close`` been called?"""
+        """Whether ``close`` was called."""
         return self._is_over.is_set()
 
     def close(self) -> None:

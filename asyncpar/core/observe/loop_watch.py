@@ -1,14 +1,13 @@
-"""Notice code that blocks an event loop, and show where it is while it does.
+"""Detect code that blocks an event loop, and report its stack while it does.
 
-Theory of operation.  A daemon thread looks at the loop's thread twenty times a second.  A loop that sleeps in its
-selector, or runs code of its own only, is left in peace: a look costs microseconds and wakes nobody.  If other code
-runs, the thread asks the loop for an answer, which comes after all that is ready to run now.  Until then the thread
-sees, by task and outermost frame, whether it is still the same step that runs: a loop with very much to do is late, but
-not blocked.  If one step lasts as long as is allowed, it is reported with the stack of the loop's thread.  So a stall
-is reported at most a look later than it is long enough, and none is reported that was shorter.
+Theory of operation.  A daemon thread examines the loop's thread every ``LOOK_SECONDS``.  A loop that sleeps in its
+selector, or runs only its own code, is not disturbed: examining it costs microseconds and wakes no thread.  If other
+code runs, the thread schedules a callback on the loop, which runs after everything that is ready now.  Until then the
+thread compares task and outermost frame, to see whether the same step still runs: an overloaded loop is late, but not
+blocked.  A step that lasts longer than allowed is reported with the stack of the loop's thread.  So a stall is reported
+at most ``LOOK_SECONDS`` after it has become too long, and shorter ones are never reported.
 
-What blocks the loop in compiled code that a callback *is* (``loop.call_soon(time.sleep, 1)`` on uvloop) cannot be told
-from sleeping.
+A callback that is compiled code itself (``loop.call_soon(time.sleep, 1)`` on uvloop) cannot be told from sleeping.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from asyncpar.core.observe.reporting import text_of
 from asyncpar.errors import UsageError
 
 BLOCKED_AFTER: Final = 0.1
-"""How many seconds code may keep the loop from going on before that is reported."""
+"""Seconds for which code may block the loop before that is reported."""
 
 LOOK_SECONDS: Final = 0.05
 _STEP_SECONDS: Final = 0.01
@@ -42,10 +41,10 @@ _LOG: Final = logging.getLogger("asyncpar.runtime")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Blocked:
-    """The event loop was blocked: reported once while it is (``is_over`` False), and once when it goes on.
+    """A report that the event loop is blocked (``is_over`` False), or goes on after that.
 
-    ``seconds`` is how long it was so far, or in all, at least; ``what`` says whose code it is, as far as that is known,
-    and ``stack`` is the formatted stack of the loop's thread, seen when ``blocked_after`` had passed.
+    ``seconds`` is the least time so far, or in all; ``what`` describes whose code it is, as far as known, and
+    ``stack`` is the formatted stack of the loop's thread, seen when ``blocked_after`` had passed.
     """
 
     rank: int
@@ -65,7 +64,7 @@ OnBlocked = Callable[[Blocked], None]
 """Told of stalls in the watching thread, since the loop cannot.  It must be quick."""
 
 Describe = Callable[[FrameType], str | None]
-"""Says, in the watching thread, whose code runs at this frame; None if it is nobody's that is known."""
+"""Describes, in the watching thread, whose code runs at a frame; None if that is not known."""
 
 
 def check_blocked_after(seconds: object) -> float | None:
@@ -80,7 +79,7 @@ def check_blocked_after(seconds: object) -> float | None:
 class LoopWatch:
     """Watches the running loop from ``start`` to ``stop``, both called on it.  ``blocked_after`` None: it never starts.
 
-    Stalls are logged as warnings of the logger ``asyncpar.actors.runtime`` and told to whoever subscribed.
+    Stalls are logged as warnings of the logger ``asyncpar.runtime`` and passed to subscribers.
     """
 
     def __init__(self, *, rank: int, blocked_after: float | None = BLOCKED_AFTER, describe: Describe) -> None:
@@ -134,7 +133,7 @@ class LoopWatch:
                 return
 
     def _ask(self, loop: asyncio.AbstractEventLoop, sleeper: Sleeper) -> bool:
-        """See whether the loop goes on, and wait until it does; False if there is nothing more to watch."""
+        """Wait until the loop goes on, and report a stall; False if there is nothing more to watch."""
         self._is_answered = False
         try:
             loop.call_soon_threadsafe(self._answer, sleeper)
@@ -155,20 +154,20 @@ class LoopWatch:
         return not self._is_stopping
 
     def _answer(self, sleeper: Sleeper) -> None:
-        """The loop's side: it goes on, perhaps started anew by someone else (to clean up, say)."""
+        """Runs on the loop: it goes on, perhaps in another ``run`` (for cleaning up, say)."""
         sleeper.learn()
         self._is_answered = True
         self._news.set()
 
     def _report(self, since: float, sleeper: Sleeper) -> None:
-        """Tell of a stall, and of its end when it has come."""
+        """Report a stall, wait for its end, and report that."""
         try:
             what, stack = sleeper.show(self._describe)
         except (Exception, SystemExit) as error:  # noqa: BLE001  # whatever a stack in motion may show: tell of the stall
             what, stack = "some code", f"  (its stack cannot be shown: {type(error).__name__}({text_of(error)!r}))"
         seconds = sleeper.time() - since
         if self._news.is_set():
-            return  # it went on while we looked: what we saw is not what blocked it
+            return  # the loop went on meanwhile: the stack is not of what blocked it
         self._tell(Blocked(rank=self._rank, seconds=seconds, what=what, stack=stack, is_over=False))
         self._news.wait()
         seconds = sleeper.time() - since
@@ -187,7 +186,7 @@ Activity = tuple["asyncio.Task[Any] | None", FrameType]
 
 
 class Sleeper:
-    """The thread of a loop, seen from outside: does it sleep, and where is it if it does not?"""
+    """The thread of a loop, seen from another thread: whether it sleeps, and its stack otherwise."""
 
     def __init__(self, thread: int, loop: asyncio.AbstractEventLoop) -> None:
         self._thread = thread
@@ -196,7 +195,7 @@ class Sleeper:
         self._waits = f"/proc/self/task/{threading.get_native_id()}/schedstat"
 
     def learn(self) -> None:
-        """Called by the loop itself: everything below this call is the loop, and what started it."""
+        """Record the frames below this call, which is made by the loop, as the loop's own."""
         own: set[CodeType] = set()
         frame: FrameType | None = sys._getframe(1)
         while frame is not None:
@@ -207,7 +206,7 @@ class Sleeper:
     def time(self) -> float:
         """Return the seconds since some moment, without those in which the thread only waited for a processor.
 
-        On a machine with far too much to do, code is slow that blocks nobody.  Where the system does not say how long
+        On an overloaded machine code is slow without blocking the loop.  Where the system does not report how long
         threads wait, all time counts.
         """
         try:
@@ -218,12 +217,12 @@ class Sleeper:
         return time.monotonic() - waited * 1e-9
 
     def is_awake(self) -> bool:
-        """Does other code than the loop's own run?"""
+        """Whether code other than the loop's own runs."""
         frame = sys._current_frames().get(self._thread)
         return frame is not None and self._is_foreign(frame)
 
     def activity(self) -> Activity | None:
-        """Return what tells the step that runs from others; None if the loop sleeps."""
+        """Return task and outermost frame of the step that runs; None if the loop sleeps."""
         frame = sys._current_frames().get(self._thread)
         if frame is None or not self._is_foreign(frame):
             return None

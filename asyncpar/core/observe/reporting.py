@@ -75,7 +75,7 @@ Clock = Callable[[], float]
 
 
 class Phase(StrEnum):
-    """How far a rank is on its way into its world."""
+    """Steps of a rank on its way into its world."""
 
     FORMING = "forming"
     MEMBER = "member"
@@ -114,7 +114,7 @@ class Reporter:
 
     @property
     def is_connected(self) -> bool:
-        """Does anybody listen?"""
+        """Whether the launcher listens."""
         return self._descriptor is not None
 
     def progress(

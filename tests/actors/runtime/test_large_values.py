@@ -139,7 +139,7 @@ def threads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         "actors.runtime.caller",
         "actors.runtime.stream_ends",
         "collectives.objects",
-        "collectives.mailbox",
+        "collectives.point_to_point",
     ):
         monkeypatch.setattr(f"asyncpar.{module}.INLINE_COPY_BYTES", 1 << 19)
     monkeypatch.setattr(payload, "write_array", write)

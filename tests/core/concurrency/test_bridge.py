@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from asyncpar.core.concurrency.bridge import Interrupted, LoopBridge
+from asyncpar.core.concurrency.bridge import BridgeInterrupted, LoopBridge
 
 
 async def value_of(value: int) -> int:
@@ -53,9 +53,9 @@ async def test_interrupting_ends_a_waiting_thread_and_lasts_until_resumed() -> N
     waiting = asyncio.ensure_future(asyncio.to_thread(bridge.call, hang))
     await begun.wait()
     bridge.interrupt()
-    with pytest.raises(Interrupted, match="interrupted"):
+    with pytest.raises(BridgeInterrupted, match="interrupted"):
         await waiting
-    with pytest.raises(Interrupted, match="interrupted"):
+    with pytest.raises(BridgeInterrupted, match="interrupted"):
         await asyncio.to_thread(bridge.call, lambda: value_of(1))
     bridge.resume()
     assert await asyncio.to_thread(bridge.call, lambda: value_of(2)) == 2
