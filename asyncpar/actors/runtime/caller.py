@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
 
 from asyncpar.actors.runtime import message
-from asyncpar.actors.runtime.calls import CURRENT, EncodedArguments, PendingCall, time_left
+from asyncpar.actors.runtime.calls import CURRENT, EncodedArguments, PendingCall, QueuedTell, time_left
 from asyncpar.actors.runtime.deadlines import CallDeadlines
 from asyncpar.actors.runtime.failure import error_of, lost_during
 from asyncpar.actors.runtime.outbound import Outbound
@@ -23,29 +23,6 @@ from asyncpar.net.wire.frame import Payload
 from asyncpar.net.wire.payload import Extension, PayloadDecoder, PayloadEncoder, UnwrittenPayload
 
 
-class _Told(Told):
-    """A told message: sent, queued or lost."""
-
-    __slots__ = ("error", "outgoing", "waiter")
-
-    def __init__(self, outgoing: OutboundMessage) -> None:
-        self.outgoing = outgoing
-        self.error: PeerLost | None = None
-        self.waiter: asyncio.Future[None] | None = None
-
-    def __await__(self) -> Generator[Any, None, None]:
-        while not self.outgoing.is_sent:
-            if self.error is not None:
-                raise self.error.with_traceback(None)
-            if self.waiter is None or self.waiter.done():
-                self.waiter = asyncio.get_running_loop().create_future()
-            yield from asyncio.shield(self.waiter).__await__()
-
-    def wake(self) -> None:
-        if self.waiter is not None and not self.waiter.done():
-            self.waiter.set_result(None)
-
-
 class Caller:
     """Sends calls to actors and ends each with its result or an error."""
 
@@ -56,7 +33,7 @@ class Caller:
         self._pending: dict[int, PendingCall] = {}
         self.deadlines = CallDeadlines(self._pending, outbound)
         self._windows: dict[tuple[int, str], SendWindow] = {}
-        self._told: dict[OutboundMessage, _Told] = {}
+        self._told: dict[OutboundMessage, QueuedTell] = {}
         self._next_call = 0
         self._is_closed = False
 
@@ -157,7 +134,7 @@ class Caller:
         encoder, encoded, named = self.encode(endpoint, arguments, keywords)
         envelope = message.TellMessage(ref.name, endpoint, encoded, named)
         outgoing = OutboundMessage(encoder.finish(envelope, what=f"the call of {endpoint}"))
-        told = _Told(outgoing)
+        told = QueuedTell(outgoing)
         if not self._put(ref, endpoint, outgoing):
             self._told[outgoing] = told
         return told

@@ -8,7 +8,7 @@ however it ended, its count of interrupts is taken back.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Generator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Final, Self, TypeVar
@@ -17,10 +17,10 @@ import msgspec
 
 from asyncpar.actors.runtime.call_streams import Feeds, ServedStreams
 from asyncpar.actors.runtime.endpoint import EndpointSpec
-from asyncpar.actors.runtime.ref import ActorRef
+from asyncpar.actors.runtime.ref import ActorRef, Told
 from asyncpar.actors.runtime.stream_ends import Inlet
 from asyncpar.actors.runtime.window import OutboundMessage, ReceiveWindow
-from asyncpar.errors import AsyncparError
+from asyncpar.errors import AsyncparError, PeerLost
 from asyncpar.net.wire.payload import PayloadDecoder, PayloadEncoder
 
 T = TypeVar("T")
@@ -162,6 +162,29 @@ class PendingCall:
 
     def __str__(self) -> str:
         return f"the result of {self.title}"
+
+
+class QueuedTell(Told):
+    """A told message: sent, queued or lost."""
+
+    __slots__ = ("error", "outgoing", "waiter")
+
+    def __init__(self, outgoing: OutboundMessage) -> None:
+        self.outgoing = outgoing
+        self.error: PeerLost | None = None
+        self.waiter: asyncio.Future[None] | None = None
+
+    def __await__(self) -> Generator[Any, None, None]:
+        while not self.outgoing.is_sent:
+            if self.error is not None:
+                raise self.error.with_traceback(None)
+            if self.waiter is None or self.waiter.done():
+                self.waiter = asyncio.get_running_loop().create_future()
+            yield from asyncio.shield(self.waiter).__await__()
+
+    def wake(self) -> None:
+        if self.waiter is not None and not self.waiter.done():
+            self.waiter.set_result(None)
 
 
 class EncodedArguments(tuple[Any, ...]):

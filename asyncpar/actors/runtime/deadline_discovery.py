@@ -254,7 +254,7 @@ def _unfold(context: object) -> Iterator[object]:
 
 
 def _is_leaving(frame: Frame, group: asyncio.TaskGroup) -> bool:
-    """Is ``frame`` the ``__aexit__`` of ``group``, waiting for its tasks?"""
+    """Whether ``frame`` is the ``__aexit__`` of ``group`` that waits for its tasks."""
     if not isinstance(frame, CoroutineType) or frame.cr_code is not asyncio.TaskGroup.__aexit__.__code__:
         return False
     return any(item is group for item in gc.get_referents(frame))

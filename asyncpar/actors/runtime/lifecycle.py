@@ -147,7 +147,7 @@ class Lifecycle:
         self._registry.remove(cell)
         self._callee.settle(cell.name)
         details = () if cell.ending.error is None else describe_error(cell.ending.error)
-        for rank, number in list(cell.watchers):  # who hears of it may watch, or watch no longer
+        for rank, number in list(cell.watchers):  # a listener may add or remove watches
             self._watched.pop((rank, number), None)
             self._outbound.say(rank, message.Downed(number, cell.ending.reason, *details))
         self._tell_owner(cell, message.Downed(0, cell.ending.reason, *details))

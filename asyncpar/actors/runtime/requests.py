@@ -126,7 +126,7 @@ class Requests:
                 self._outbound.say(sender, message.FailureMessage(call, message.CLOSED, "the node was closed"))
         except ENDS_PROGRAM:
             raise
-        except BaseException as error:  # noqa: BLE001  # user code; whoever asked is told
+        except BaseException as error:  # noqa: BLE001  # user code; the caller gets the error
             self._outbound.say(sender, describe_failure(call, error))
         else:
             encoder = PayloadEncoder(limit=MAX_MESSAGE_BYTES)

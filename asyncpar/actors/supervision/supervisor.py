@@ -152,7 +152,7 @@ class Supervisor(Actor):
 
     async def _serve(self, event: StopRequest | RestartRequest, done: asyncio.Future[None]) -> None:
         if done.done():
-            return  # whoever asked has gone
+            return  # the caller was cancelled
         try:
             commands = self._machine.handle(event, now=self._now())
         except UsageError as error:

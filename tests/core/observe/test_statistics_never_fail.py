@@ -8,7 +8,7 @@ import json
 import math
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import cached_property
 from typing import Any
@@ -63,6 +63,8 @@ class Filler:
             return self.of(arguments[0])
         if isinstance(origin, type) and issubclass(origin, Mapping):
             return {self.of(arguments[0]): self.of(arguments[1]) for _ in range(self._length)}
+        if origin is Sequence:
+            return self._items(arguments)
         if origin in (tuple, list, frozenset, set):
             return origin(self._items(arguments))
         if not isinstance(hint, type):
@@ -148,4 +150,4 @@ def test_any_measurements_are_shown_in_a_table() -> None:
 
 def test_every_class_of_statistics_is_looked_at() -> None:
     known = {kind.__name__ for kind in CLASSES}
-    assert {"MultiNodeStats", "PerformanceAnalysis", "SyncStatistics", "Report", "CollectiveStatistics"} <= known
+    assert {"MultiNodeStats", "PerformanceAnalysis", "SyncStatistics", "BenchReport", "CollectiveStatistics"} <= known
