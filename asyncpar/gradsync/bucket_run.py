@@ -33,7 +33,7 @@ from asyncpar.gradsync.statistics import BucketOutcome
 
 
 class ThreadTurns:
-    """Who may use a thread: ``sending`` work comes before a bucket's first message, ``receiving`` work after it.
+    """Limits of threads: of ``sending`` work before a bucket's first message, and of ``receiving`` work after it.
 
     Of each kind a few run at a time, in the order in which they asked.  Buckets that are ready together would otherwise
     all be encoded together, and the wire would be idle until the first of them is done, which is almost when the last
@@ -108,7 +108,7 @@ class BucketRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlowSettings:
-    """What the flows of a step share.
+    """Settings that the flows of a step share.
 
     Nothing is exchanged before ``agreed`` is set.  ``step`` is the number of the step, part of the keys that are used
     only when something is not finite.
@@ -125,7 +125,7 @@ class FlowSettings:
 class BucketFlow:
     """One bucket in one step.  Gradients are read and not written.
 
-    When a mean is not finite, which all replicas find alike, they tell each other who brought what.
+    When a mean is not finite, which all replicas find alike, they exchange whose gradients were not finite.
     """
 
     def __init__(self, scheme: Scheme, *, keys: BucketKeys, place: Place, settings: FlowSettings) -> None:
@@ -148,7 +148,7 @@ class BucketFlow:
     async def run(self) -> None:
         """Reduce the bucket over all ranks.
 
-        Afterwards ``scheme.result`` holds what became of it, unless ``outcome`` says that it cannot be had.
+        Afterwards ``scheme.result`` holds the reduced bucket, unless ``outcome`` says that there is none.
         """
         await self._run.take(self._steps, before=self._pack)
         if not self.scheme.is_finite:
@@ -175,7 +175,7 @@ class BucketFlow:
         pack(self.scheme, self._settings.packing)
 
     async def _explain(self) -> None:
-        """Find out whose values are not finite; go on without them if that is wanted."""
+        """Find the ranks whose values are not finite, and reduce without them if the policy says so."""
         await self._run.work([self._find_own], is_first=False)
         every = await self._report.run()
         ranks = self._settings.groups.replicas.ranks
@@ -211,7 +211,7 @@ class Packing:
 
 def pack(scheme: Scheme, packing: Packing) -> None:
     """Copy the gradients into the bucket, unless they lie there."""
-    with np.errstate(over="ignore"):  # float64 beyond float32 becomes infinite, and is found by whoever encodes it
+    with np.errstate(over="ignore"):  # float64 beyond float32 becomes infinite, which encoding finds
         for slot in scheme.bucket.slots:
             place = scheme.flat[slot.start : slot.stop].reshape(slot.shape)
             gradient = packing.parameters[slot.name].grad

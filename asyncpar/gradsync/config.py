@@ -17,7 +17,7 @@ class NonFinitePolicy(StrEnum):
     """What all ranks do about a step in which a gradient of some rank is NaN or infinite.
 
     ABORT: raise ``NonFiniteValue``.  SKIP_STEP: leave gradients as they are and say so in the step's outcome.  DROP:
-    leave the ranks with such gradients out of the bucket's mean; where that leaves nobody, or where finite gradients
+    leave the ranks with such gradients out of the bucket's mean; where that leaves no rank, or where finite gradients
     have an infinite sum, raise as ABORT does.
     """
 

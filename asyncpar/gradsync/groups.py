@@ -22,7 +22,7 @@ class SyncGroups:
     """``everyone`` joins all ranks of the configuration, ``replicas`` those with this rank's slice of this stage.
 
     ``tp`` joins the tensor-parallel ranks of this replica and stage, ``embedding`` the first and the last stage of this
-    rank's pipeline; None where there is nobody else, and ``embedding`` also on the stages in between.
+    rank's pipeline; None where that is one rank, and ``embedding`` also on the stages in between.
     """
 
     everyone: Communicator

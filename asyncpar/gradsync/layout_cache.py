@@ -47,7 +47,7 @@ class SyncSettings:
 
 @dataclass(slots=True)
 class _Kept:
-    """What waits for the next layout: residuals and the state of codecs, float32 vectors by parameter's name."""
+    """Residuals and codec state for the next layout: float32 vectors by parameter's name."""
 
     residuals: dict[str, Values] = field(default_factory=dict)
     codec_state: dict[str, Values] = field(default_factory=dict)
@@ -76,7 +76,7 @@ class LayoutCache:
 
     @property
     def codec_table(self) -> str:
-        """What ``"auto"`` went by and picked; empty where it had nothing to pick from."""
+        """The table of what ``"auto"`` measured and chose; empty where it had no choice."""
         return "" if self._resolved is None else self._resolved.table()
 
     @property
@@ -149,7 +149,7 @@ class LayoutCache:
             self._layout = None
 
     def start_over(self) -> None:
-        """Forget all that ranks may disagree about: the layout, the observed order, and what was measured."""
+        """Forget everything in which ranks may differ: the layout, the observed order, and what was measured."""
         self.drop()
         self._specs, self._order, self.is_observed, self._resolved, self._chosen = {}, None, False, None, None
 

@@ -114,7 +114,7 @@ class SyncStatistics:
 
 @dataclass(slots=True)
 class StepRecord:
-    """What happened in one step: intervals in which buckets were under way, and traffic."""
+    """Intervals of one step in which buckets were under way, and its traffic."""
 
     intervals: list[tuple[float, float]] = field(default_factory=list)
     traffic: SyncTraffic = field(default_factory=SyncTraffic)
@@ -164,10 +164,10 @@ def merge_intervals(intervals: list[tuple[float, float]]) -> list[tuple[float, f
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BucketOutcome:
-    """What became of one bucket: the same on all replicas.
+    """The outcome of one bucket, the same on all replicas.
 
-    ``culprits`` are the ranks that brought NaN or infinity, with the names of the parameters.  ``lost`` says which
-    bucket it is whose mean cannot be had; it is empty if it can.
+    ``culprits`` are the ranks whose gradients were NaN or infinite, with the names of the parameters.  ``lost`` is the
+    bucket if its mean cannot be computed, else empty.
     """
 
     culprits: Mapping[int, Sequence[str]] = field(default_factory=dict)
@@ -176,7 +176,7 @@ class BucketOutcome:
 
 
 class NonFiniteFindings(msgspec.Struct, frozen=True):
-    """What the replicas of one group know of a step: who brought what, and the buckets whose mean cannot be had."""
+    """The culprits of a step that the replicas of one group know, and the buckets whose mean cannot be computed."""
 
     culprits: dict[int, list[str]]
     lost: list[str]
@@ -184,11 +184,11 @@ class NonFiniteFindings(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True)
 class StepOutcome:
-    """What became of a step; complete when its block has been left.
+    """The outcome of a step; complete when its block has been left.
 
     ``is_skipped``: gradients are as they were, because some were not finite (``NonFinitePolicy.SKIP_STEP``).
     ``culprits``: which ranks of the world had which parameters NaN or infinite, if any.  ``lost`` are the buckets whose
-    means cannot be had, ``text`` says why, and is empty if they can.
+    means cannot be computed, ``text`` says why, and is empty if there are none.
     """
 
     is_skipped: bool = False
@@ -197,9 +197,9 @@ class StepOutcome:
     text: str = ""
 
     def add(self, findings: Iterable[NonFiniteFindings]) -> None:
-        """Take in what groups of replicas found, some more than once.
+        """Add the findings of groups of replicas, some of which occur more than once.
 
-        Where nobody brought anything, finite values had an infinite sum.
+        Without culprits, finite values had an infinite sum.
         """
         for finding in findings:
             for rank, names in finding.culprits.items():
@@ -214,7 +214,7 @@ class StepOutcome:
 
 
 def collect(outcomes: Iterable[BucketOutcome]) -> NonFiniteFindings:
-    """Return what the replicas know of all buckets together."""
+    """Return the findings of all buckets together."""
     culprits: dict[int, list[str]] = {}
     lost: list[str] = []
     for outcome in outcomes:

@@ -1,4 +1,4 @@
-"""One step: which gradients are final, the agreement of ranks, the runs of all buckets, and the ending."""
+"""One step: which gradients are final, the comparison of ranks, the runs of all buckets, and the ending."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from asyncpar.gradsync.statistics import NonFiniteFindings, StepOutcome, StepRec
 
 
 class SyncStep:
-    """What ``GradientSynchronizer.step`` yields.  Call ``ready`` as gradients become final, from any thread."""
+    """The step that ``GradientSynchronizer.step`` yields.  Report final gradients by ``ready``, from any thread."""
 
     def __init__(self, plan: BucketPlan, *, overlap: bool) -> None:
         self.record = StepRecord()
@@ -70,7 +70,7 @@ class SyncStep:
             self._complete[index].set()
 
     def close(self) -> None:
-        """Ignore whatever a worker thread may still report."""
+        """Ignore what a worker thread still reports."""
         with self._lock:
             self._is_over = True
 

@@ -39,7 +39,7 @@ class GradientSynchronizer:
     one of them until that is closed or collected, and a second one is a ``UsageError``.  All ranks run the same steps
     in the same order.  Parameters with a ``placement`` are also reduced over tensor-parallel ranks, where they are
     replicated, and over the first and the last stage, where they are tied, in that order and before the replicas.
-    ``when_not_finite`` says what NaN and infinity lead to.
+    ``when_not_finite`` says what to do about NaN and infinity.
 
     ``hosts`` are groups of replicas for the hierarchical strategy, of equal size, where it is not to go by the hosts
     that ranks are on: then buckets are added inside each group, reduced between the first ranks of all groups, and
@@ -107,7 +107,7 @@ class GradientSynchronizer:
     # -- steps -------------------------------------------------------------------------------------------------------
 
     async def synchronize_gradients(self, model_shards: HasParameters) -> StepOutcome:
-        """Replace every gradient by its mean over all replicas, and return what became of the step.  See ``step``."""
+        """Replace every gradient by its mean over all replicas, and return the outcome of the step.  See ``step``."""
         async with self.step(model_shards.parameters()) as step:
             pass
         return step.outcome
@@ -119,8 +119,8 @@ class GradientSynchronizer:
         Inside the block, call ``ready(name)`` for each gradient that is final; leaving it means that all are, and waits
         for the last bucket.  Then, and only then, all gradients are replaced by their mean: whatever goes wrong before,
         on any rank, raises on every rank and leaves gradients and residuals as they were.  When a bucket fails, the
-        block is cancelled at once; a worker thread that computes in it goes on to its end, unheard.  Only a rank that
-        is cancelled when all ranks have said that they are through has the mean, as the others have.
+        block is cancelled at once; a worker thread that computes in it goes on to its end, and what it reports is
+        ignored.  A rank that is cancelled after all ranks have completed their buckets has the mean, as the others.
 
         Raises ``UsageError`` when ranks differ in their parameters or settings, or a gradient has another shape or
         dtype than in earlier steps, ``NonFiniteValue`` (see ``NonFinitePolicy``) that names ranks and parameters, and

@@ -161,7 +161,7 @@ class PerformanceAnalysis:
 
     @property
     def imbalance(self) -> float:
-        """How many times as long as the mean of all ranks the slowest one computes; 1 where nobody does."""
+        """How many times as long as the mean of all ranks the slowest one computes; 1 where none does."""
         mean = sum(one.compute_per_step for one in self.ranks) / len(self.ranks)
         return _ratio(self.slowest.compute_per_step, mean) if mean else 1.0
 

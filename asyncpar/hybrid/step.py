@@ -51,7 +51,7 @@ class StepRandomness:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
-    """What became of a step; the same on all ranks but for ``pipeline`` and ``seconds``.
+    """The result of a step; the same on all ranks but for ``pipeline`` and ``seconds``.
 
     ``loss`` is the mean over the ``tokens`` that count, of all replicas; ``gradient_norm`` the global norm before
     clipping, not finite in a step that ``is_skipped``.

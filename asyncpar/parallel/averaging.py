@@ -94,7 +94,7 @@ class GradientAveraging:
             await self.run(local, lambda _: worker.run(local.finish), worker)
 
     async def abandon(self) -> None:
-        """Tell the ranks that wait for the next round, or will, that this one does not come.  Waits for nobody."""
+        """Abort the next round on all ranks.  Waits a bounded time."""
         if self._has_failed or self._communicator.size == 1:
             return
         nothing = LocalGradients(self._parameters, must_reach_all=False)

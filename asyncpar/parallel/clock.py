@@ -5,7 +5,7 @@ arrive says where its rank is, or was: what is known of others is never too much
 made at most ``max_staleness`` more updates than the slowest, by what is known (stale synchronous parallel, Ho et al.
 2013); so it never runs a step that is more than ``max_staleness`` ahead of the one that another rank runs.
 
-A rank that has run out of work *settles*: nobody waits for it from then on.  When all ranks settle, and all their
+A rank that has run out of work *settles*: no rank waits for it from then on.  When all ranks settle, and all their
 updates have arrived, the settlement is complete, and the next step of each rank counts as the first.
 """
 
@@ -77,7 +77,7 @@ Command: TypeAlias = Begin | TellSettling | Settled
 
 
 class StalenessClock:
-    """The clocks of all ranks as rank ``rank`` of ``size`` knows them.  ``max_staleness`` None: nobody ever waits."""
+    """The clocks of all ranks as rank ``rank`` of ``size`` knows them.  ``max_staleness`` None: no rank ever waits."""
 
     def __init__(self, *, rank: int, size: int, max_staleness: int | None) -> None:
         if not 0 <= rank < size:

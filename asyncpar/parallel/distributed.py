@@ -174,7 +174,7 @@ class DistributedDataParallel:
         return self._group.rank
 
     def local_rank(self) -> int:
-        """Return this process's number on its host, as whoever started it says."""
+        """Return this process's number on its host, as the launcher says."""
         return self._group.communicator.local_rank
 
     def world_size(self) -> int:
@@ -205,7 +205,7 @@ class DistributedDataParallel:
         return self.synchronizer.get_sync_stats()
 
     def outcome(self) -> StepOutcome:
-        """Return what became of the last round; after one that was skipped gradients are not averaged."""
+        """Return the outcome of the last round; after one that was skipped gradients are not averaged."""
         return self._averaging.rounds.outcome
 
     def unused_parameters(self) -> tuple[str, ...]:

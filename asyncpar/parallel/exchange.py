@@ -1,7 +1,7 @@
 """The exchange of updates between ranks that do not wait for each other.
 
-Theory of operation.  Every rank sends each of its updates to every other, in order, and keeps receiving: so nobody ever
-waits to be received from, and nothing can deadlock.  For each peer one task sends, one receives updates, and one
+Theory of operation.  Every rank sends each of its updates to every other, in order, and keeps receiving: so none
+ever waits to be received from, and nothing can deadlock.  For each peer one task sends, one receives updates, and one
 receives notices (that the peer settles, or has failed).  Memory is bounded on both ends: what a slow peer has not taken
 yet is merged into one update, and so are updates that have arrived until the trainer takes them.  The clock decides
 when a step may begin.  Each update of P bytes costs a rank (ranks - 1) P on the wire.
@@ -44,8 +44,8 @@ _FAREWELL_SECONDS = 1.0
 class UpdateExchange:
     """Sends the updates of this rank and collects those of others.
 
-    ``communicator`` is used by nobody else.  Use ``start`` and ``close`` from the loop that runs the rank.  When a peer
-    is lost or has failed, every call raises what happened.
+    ``communicator`` is used for nothing else.  Use ``start`` and ``close`` from the loop that runs the rank.  When a
+    peer is lost or has failed, every call raises what happened.
     """
 
     def __init__(self, communicator: Communicator, layout: UpdateLayout, clock: StalenessClock) -> None:
@@ -86,7 +86,7 @@ class UpdateExchange:
     async def begin_step(self) -> None:
         """Return when this rank may begin its next step.
 
-        Raises ``PeerTimeout``, naming the slowest rank, when nobody makes progress for the communicator's timeout.
+        Raises ``PeerTimeout``, naming the slowest rank, when no rank makes progress for the communicator's timeout.
         """
         try:
             await self._ask(StepWanted())
@@ -113,7 +113,7 @@ class UpdateExchange:
         return arrived
 
     def publish(self, update: AsyncUpdate) -> None:
-        """Send ``update``, which is not changed any more, as the next step of this rank.  Waits for nobody."""
+        """Send ``update``, which is not changed any more, as the next step of this rank.  Does not wait."""
         self._check()
         self._handle(StepDone())
         update.step = self._clock.steps
@@ -205,7 +205,7 @@ class UpdateExchange:
         while True:
             try:
                 await self._communicator.recv(peer, out=received.bytes, tag=_UPDATES)
-            except PeerTimeout:  # nobody owes an update; who needs one says so
+            except PeerTimeout:  # no rank owes an update; a rank that needs one says so
                 continue
             async with self._arrived_turn:
                 if self._arrived is None:

@@ -77,7 +77,7 @@ class UpdateGossip:
         await self._exchange.settle()
         await self._apply_arrived(worker)
         await broadcast(self._parameters, self._communicator, root=0, key="settled")
-        await self._communicator.barrier(key="settled")  # before it, nobody makes updates that would be overwritten
+        await self._communicator.barrier(key="settled")  # before it, no rank makes updates that would be overwritten
 
     async def _apply_arrived(self, worker: WorkerThread) -> None:
         arrived = await self._exchange.take_arrived()

@@ -1,4 +1,4 @@
-"""Uneven inputs: ranks that have run out keep the others company until all have."""
+"""Uneven inputs: ranks that have no more inputs take part in the collectives of the others until all have none."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Joining:
     """The roll-call of one ``join`` block.
 
     Before each round all ranks say whether they have inputs of their own (are *active*); those that have not go along
-    as shadows, until nobody is active.  ``wants_parameters`` says that this rank, as a shadow, does not update its
+    as shadows, until no rank is active.  ``wants_parameters`` says that this rank, as a shadow, does not update its
     parameters, and so needs those of a rank that was active to the end.
     """
 
@@ -26,7 +26,7 @@ class Joining:
         self.is_broken = False
         """Has a round failed, so that all ranks know that this one will not go on?"""
         self.root: int | None = None
-        """A rank that was active in the last round; None when there was none, or nobody needs to know."""
+        """A rank that was active in the last round; None when there was none, or no rank needs to know."""
 
     async def call_roll(self, *, is_active: bool) -> bool:
         """Say whether this rank is active, and return whether any is.  Every rank has to call it."""

@@ -91,7 +91,7 @@ class ReplicaTraining:
         return result
 
     def settle(self, index: int) -> None:
-        """Let nobody wait for ``index`` until all have settled."""
+        """Exempt ``index`` from staleness bounds until all have settled."""
         self._settling.add(index)
         self._tell(index, SettleWanted(), lambda steps: PeerSettling(index, steps))
 

@@ -38,7 +38,7 @@ class GradientRounds:
         self.synchronizer = synchronizer
         self.unused: tuple[str, ...] = ()
         self.outcome = StepOutcome()
-        """What became of the last round."""
+        """The outcome of the last round."""
         self._communicator = communicator
         self._by_name = {parameter.name: parameter for parameter in parameters}
         self._config = config

@@ -134,7 +134,7 @@ class StepAlarm:
             if not was_told:
                 return await self._tell(block, error, NoticeKind.CANCELLED, "it was cancelled")
             if block.error is not None and not is_known:
-                error = block.error  # nobody but this rank may have seen it
+                error = block.error  # perhaps only this rank has seen it
         if not isinstance(error, (PeerCancelled, asyncio.CancelledError)):
             culprit = error.rank if isinstance(error, PeerError) else None
             is_loss = isinstance(error, PeerLost) and culprit is not None
@@ -227,7 +227,7 @@ class StepAlarm:
 
 
 def _give_up(call: Coroutine[Any, Any, None]) -> None:
-    """Let nobody wait for what this rank has called and will not do."""
+    """Abort, on all ranks, a call that this rank does not await."""
     call.close()
     asyncio.get_running_loop().call_soon(call.close)  # keeps it alive until the others have been told
 
@@ -255,7 +255,7 @@ class RunningBlock:
         return next((notice for notice in self.notices if notice.is_origin), None)
 
     def tell(self, what: Notice | AsyncparError) -> None:
-        """Another rank has left the block, or nobody can be heard any more: this ends it here, too."""
+        """End the block here: another rank has left it, or no notice can be received any more."""
         if isinstance(what, Notice):
             self.notices.append(what)
         elif self.error is None:
@@ -271,5 +271,5 @@ class RunningBlock:
         return self.task.cancelling() > self.cancelling
 
     def take_back(self) -> bool:
-        """Return whether the task was cancelled by nobody but ``tell``; that cancellation is over now."""
+        """Return whether only ``tell`` cancelled the task, and end that cancellation."""
         return self.has_cancelled and self.task.uncancel() <= self.cancelling

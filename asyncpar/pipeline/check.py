@@ -1,4 +1,4 @@
-"""Whether a schedule can be run: each action is there once, on its rank, and nobody waits for ever.  Pure."""
+"""Check that a schedule can be run: each action occurs once, on its rank, and no rank waits for ever.  Pure."""
 
 from __future__ import annotations
 

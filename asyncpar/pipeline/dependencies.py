@@ -97,7 +97,7 @@ def _deadlock(
     stuck: dict[int, tuple[int, Event]],
     place_of: Callable[[int, int], str],
 ) -> InvalidSchedule:
-    """Follow who waits for whom until a rank comes again, and describe that circle."""
+    """Follow the rank that each rank waits for until one occurs again, and describe that cycle."""
     makers = {
         rules.makes(operation): (rank, action)
         for rank, order in enumerate(orders)

@@ -7,7 +7,7 @@ simulation of the schedule shows that no rank waits for ever.
 
 Each run begins with an exchange of what the ranks are about to do, behind which the first forward passes hide.  It
 finds ranks that do not fit together before anything is sent, and agrees on the number of the *attempt*: after a failure
-on any rank all go on with messages of another group, so that what is left of the failed run meets nobody.
+on any rank all go on with messages of another group, so that messages of the failed run are not received.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _OF_INFERENCE = (OperationKind.FORWARD, OperationKind.SEND_ACTIVATION, Operation
 
 
 class _OpeningMismatch(Exception):  # noqa: N818
-    """All ranks know that they do not fit together: nobody needs to be told."""
+    """The openings of ranks do not fit together, which all ranks know, so none has to be told."""
 
 
 class PipelineExecutor:

@@ -11,7 +11,7 @@ class OperationKind(StrEnum):
     """What one operation does with one micro-batch of one virtual stage.
 
     BACKWARD is BACKWARD_INPUT (the gradient of the stage's input, which the stage before waits for) and
-    BACKWARD_WEIGHT (the gradients of its parameters, which nobody waits for) in one.
+    BACKWARD_WEIGHT (the gradients of its parameters, which no other rank waits for) in one.
     """
 
     FORWARD = "forward"

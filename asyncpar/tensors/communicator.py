@@ -163,7 +163,7 @@ async def create_communicator(
     """Open ``backend`` and return the communicator over all ranks of its world; close it at the end.
 
     ``runtime`` knows backends of other names, and closing the communicator finalizes it; by default there is a new one.
-    Raises ``BackendNotRegistered`` for a name that nobody knows, ``BackendUnavailable`` that says which extra to
+    Raises ``BackendNotRegistered`` for an unknown name, ``BackendUnavailable`` that says which extra to
     install where a library is missing, and what the backend raises.
     """
     runtime = runtime or CommunicationRuntime()

@@ -1,7 +1,7 @@
 """Which part of a tensor each rank holds, in ceil chunks.  Pure.
 
 There are two ways to part a dimension, and both are needed.  ``shards.plan.split_bounds`` gives parts that differ by
-one at most, larger ones first: nobody is without work, so that is how layers are cut, whose ranks must all have some.
+one at most, larger ones first.  No rank is without work, so layers are cut like this.
 Here a part has ``ceil(length / parts)`` places and only the last ones are shorter, or empty: where an element is
 follows from its index by one division, every rank can keep a buffer of the same size, and it is what
 ``Communicator.reduce_scatter`` hands out; so it is how whole tensors are scattered and gathered.
@@ -51,7 +51,7 @@ class TensorPartition:
     """The part ``start_idx`` to ``end_idx`` along dimension ``split_dim``, of ``num_partitions`` parts.
 
     ``partition_rank`` is the number of the part.  An empty part may begin at the end of the dimension, never past it.
-    One partition is the whole tensor: it is not split, whoever holds it.
+    One partition is the whole tensor: it is not split, whichever rank holds it.
     """
 
     split_dim: int

@@ -282,7 +282,7 @@ class ZeroEngine:
     # -- failure -----------------------------------------------------------------------------------------------------
 
     async def abandon(self, why: str = "it was abandoned") -> None:
-        """Tell the other replicas that this one does not finish the step.  Waits for nobody.
+        """Abort the step on all replicas.  Does not wait.
 
         For failures outside the engine, in a backward pass say; those inside it tell the others themselves.
         """

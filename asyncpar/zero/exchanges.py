@@ -1,4 +1,4 @@
-"""What replicas tell each other before a step."""
+"""Exchanges between replicas before a step."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class NormExchange:
         return math.sqrt(combined(rows[:, 0].tolist()))
 
     def give_up(self) -> None:
-        """Tell the others that this rank has no part.  Waits for nobody."""
+        """Abort the exchange on all ranks, unless it has begun.  Does not wait."""
         self._exchange.close()
 
 
@@ -59,7 +59,7 @@ class StepAgreement:
         return NonFiniteValue(f"gradients: expected finite numbers at step {int(self._own[0])}, but {found}")
 
     def give_up(self) -> None:
-        """Tell the others that this rank takes no step.  Waits for nobody."""
+        """Abort the exchange on all ranks, unless it has begun.  Does not wait."""
         self._exchange.close()
         self._search.give_up()
 
@@ -85,7 +85,7 @@ class CulpritSearch:
         return "; ".join(brought) or f"the sum over ranks overflowed in {', '.join(names[found[:, 1].any(axis=0)])}"
 
     def give_up(self) -> None:
-        """Tell the others that this rank has nothing to say.  Waits for nobody."""
+        """Abort the exchange on all ranks, unless it has begun.  Does not wait."""
         self._exchange.close()
 
     def _own(self) -> NDArray[np.bool_]:

@@ -1,4 +1,4 @@
-"""Values on their way from their owners to everyone."""
+"""Gather values from their owners on all ranks."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class BucketGather:
             self._close(is_over=is_over)
 
     def give_up(self) -> None:
-        """Tell the others that this rank does not take part.  Waits for nobody."""
+        """Abort the gather on all ranks, unless it has begun.  Does not wait."""
         try:
             self._gather.close()
         finally:

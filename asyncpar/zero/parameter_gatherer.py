@@ -206,7 +206,7 @@ class ParameterGatherer:
                 self._drop(unit)
 
     async def abandon(self) -> None:
-        """Give up all units that others may be waiting for.  Waits for nobody."""
+        """Abort all gathers that other ranks may be waiting for.  Does not wait."""
         for task in self._gathering:
             task.cancel()
         if self._gathering:
@@ -232,7 +232,7 @@ class ParameterGatherer:
     # -- parameters --------------------------------------------------------------------------------------------------
 
     def release(self, unit: ParameterUnit) -> None:
-        """Take the values from the parameters that nobody else uses."""
+        """Take the values from the parameters that no other unit uses."""
         unit.is_whole = False
         for share in unit.shares:
             name = share.parameter.name
@@ -263,7 +263,7 @@ class ShardedStage(Stage[Any]):
 
     Runs in a compute thread, which waits here for what is not there yet.  Weight gradients that are deferred must not
     need values, as those of all layers of ``asyncpar.nn`` do not.  To recompute activations, shard the layer that
-    recomputes, not the one inside it, lest values are gathered once more.
+    recomputes, not the one inside it, so that values are not gathered once more.
     """
 
     def __init__(self, inner: Stage[Any], index: int) -> None:

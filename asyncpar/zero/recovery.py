@@ -59,7 +59,7 @@ class Recovery:
             raise
 
     async def break_off(self, why: str) -> None:
-        """Give everything up, once.  Waits for nobody."""
+        """Abort, on all ranks, every collective of the step that this rank has not begun; once.  Does not wait."""
         if self._state.phase is EnginePhase.BROKEN:
             return
         self._state.break_off(why)
@@ -88,7 +88,7 @@ class Recovery:
             )
 
     def stay_away(self, attempt: int) -> None:
-        """Tell the others that this rank does not come to the meeting.  Waits for nobody."""
+        """Abort the meeting on all ranks.  Does not wait."""
         self._meeting(0, attempt).close()
 
     def _meeting(self, step_count: int, attempt: int) -> OwedCollective[Any]:

@@ -1,4 +1,4 @@
-"""Gradients on their way to their owners."""
+"""Reduce gradients to their owners, bucket by bucket in a fixed order."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Reducer:
         return not self._round.reported
 
     def ready(self, name: str) -> None:
-        """The gradient of the parameter ``name`` is final.  From any thread; waits for nothing."""
+        """Report that the gradient of the parameter ``name`` is final.  From any thread; does not wait."""
         index = self._index.get(name)
         if index is None:
             raise UsageError(f"name: expected a parameter of this engine, got {name!r}")
@@ -65,7 +65,7 @@ class Reducer:
         self._round = self._new_round()
 
     async def abandon(self) -> None:
-        """End the round without a result, and tell the others.  Waits for nobody."""
+        """End the round without a result, and abort it on all ranks.  Does not wait for other ranks."""
         current, self._round = self._round, self._new_round()
         current.is_over = True
         await stopped(current.tasks)

@@ -36,7 +36,7 @@ from asyncpar.zero.share import ParameterShare
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Means:
-    """What reductions and gathers work with; ``key`` begins the names by which collectives meet.
+    """Shared settings of reductions and gathers; ``key`` begins the names by which collectives meet.
 
     ``row_sums`` makes the sums of rows; ``feedback`` keeps what they lose, None where they lose nothing.
     """
@@ -87,7 +87,7 @@ class BucketReduction:
             self._close(is_over=is_over)
 
     def give_up(self) -> None:
-        """Tell the others that this rank does not reduce the bucket in this round.  Waits for nobody."""
+        """Abort the reduction of the bucket on all ranks, unless it has begun.  Does not wait."""
         try:
             for owed in self.owed:
                 owed.close()

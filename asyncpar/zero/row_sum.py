@@ -24,7 +24,7 @@ class RowSum(ABC):
     """Brings this rank the sum, or the mean, of its row over all ranks.
 
     ``rows`` is filled first; after ``prepare``, what ``begin`` returns and ``settle``, ``row`` holds the result.
-    ``prepare`` and ``settle`` compute, and wait for nobody.
+    ``prepare`` and ``settle`` compute, and wait for no rank.
     """
 
     def __init__(self, communicator: Communicator, rows: Rows, row: Rows, *, op: str) -> None:
@@ -43,7 +43,7 @@ class RowSum(ABC):
 
     @abstractmethod
     def settle(self) -> None:
-        """Make ``row`` of what has come."""
+        """Compute ``row`` from the received data."""
 
     def close(self, *, is_over: bool) -> None:  # noqa: B027
         """Give back memory; unless all ``is_over``, others may still read it."""
@@ -53,7 +53,7 @@ class RowSums(ABC):
     """Makes the sums of buckets, all in one way."""
 
     is_lossy: bool
-    """Do rows lose something that error feedback can make up for?"""
+    """Do rows lose values that error feedback can send later?"""
 
     @abstractmethod
     def make(self, rows: Rows, row: Rows, *, op: str, pool: BufferPool, feedback: RowFeedback | None) -> RowSum:

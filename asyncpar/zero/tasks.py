@@ -23,7 +23,7 @@ async def stopped(tasks: Sequence[asyncio.Task[Any]]) -> None:
         await asyncio.wait(tasks)
     for task in tasks:
         if not task.cancelled():
-            task.exception()  # looked at, so that nobody complains that it was not
+            task.exception()  # retrieved, so that asyncio does not report it as never retrieved
 
 
 async def ended(task: asyncio.Task[Any]) -> None:

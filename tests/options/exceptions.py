@@ -39,7 +39,7 @@ NOT_CONFIGURED: dict[str, str] = {
             "gradsync.Bucket",
             "gradsync.GradientSpec",
             "gradsync.schemes.Alone",
-            "gradsync.schemes.Memory",
+            "gradsync.schemes.SchemeMemory",
             "gradsync.schemes.Scheme",
             "nn.tensor.TransformerStage",
             "pipeline.PipelineOp",

@@ -68,9 +68,9 @@ class Scheme(ABC):
     ``flat`` takes the bucket's gradients before the first reduction step.  After ``settle``, ``result``, which may be
     ``flat``, holds their sum or mean: the mean over ``contributors`` ranks is ``result * factor(contributors)``.  Both
     begin with the values of the bucket; what comes behind them is padding.  With ``keeps_input`` nothing but ``pack``
-    ever writes to ``flat``, and ``result`` is another array (unless there is nobody to reduce with).
+    ever writes to ``flat``, and ``result`` is another array (unless there is only one rank).
 
-    ``divisor`` is by what that sum or mean was divided on the way, lest it overflows.
+    ``divisor`` is the power of two by which that sum or mean was divided so that it does not overflow.
 
     Values that are not finite on some rank make ``is_finite`` false after ``settle`` on all of them; nothing raises.
     """
@@ -110,7 +110,7 @@ class Scheme(ABC):
 
     @abstractmethod
     def settle(self) -> None:
-        """Make ``result`` of what the last collective brought.
+        """Compute ``result`` from the data of the last collective.
 
         Raises ``ProtocolError`` when what came cannot be decoded.
         """
@@ -123,7 +123,7 @@ class Scheme(ABC):
         return False
 
     def commit(self) -> None:  # noqa: B027
-        """Keep what the step lost for the next one, and other state: the step is done."""
+        """End a successful step: keep what it lost, and other state, for the next one."""
 
     def swap(self) -> None:
         """Let ``result`` be the ``flat`` of the next step, and the other way round."""

@@ -62,7 +62,7 @@ class Alone(Scheme):
 
 
 def headroom(dtype: np.dtype[Any] | None, parts: int) -> int:
-    """Return the power of two by which ``parts`` values of ``dtype`` are divided lest their sum overflows.
+    """Return the power of two by which ``parts`` values of ``dtype`` are divided so that their sum does not overflow.
 
     1 for all but float16, whose largest value sums of gradients may well reach.
     """

@@ -46,7 +46,7 @@ class HostSynchronizer:
         host.claim(name, self)
 
     async def synchronize_gradients(self, model_shards: HasParameters) -> StepOutcome:
-        """Replace every gradient by its mean over hosts, and return what became of it.
+        """Replace every gradient by its mean over hosts, and return the outcome.
 
         Raises what ``between`` raises on the first rank of the host, ``PeerCancelled`` on the others, ``UsageError`` on
         all of a host whose ranks differ in their gradients, and leaves gradients as they were.
@@ -98,7 +98,7 @@ class HostSynchronizer:
                 raise UsageError(f"{self._name}: rank {rank} has other gradients, or other settings, than rank {first}")
 
     async def _give_up(self, gradients: list[HasGradient], *, has_broadcast: bool) -> None:
-        """Tell the others of this host that this rank takes no part in what is left.  Waits for nobody.
+        """Abort, on all ranks of this host, the collectives that this rank has not begun.  Does not wait.
 
         What has not begun is begun and cancelled, which aborts it everywhere; so the uses of a key agree between ranks.
         Should that be over before it is aborted, a digest of zeros says the same.

@@ -46,7 +46,7 @@ class SpillFile:
         return start
 
     def release(self, start: int) -> None:
-        """Give a range back; nobody may be writing to it."""
+        """Give a range back; nothing may be writing to it."""
         self._ranges.release(start)
 
     def write(self, start: int, blocks: Sequence[Array]) -> int:
@@ -88,7 +88,7 @@ class SpillFile:
         return blocks
 
     def close(self) -> None:
-        """Let the file go.  Idempotent; nobody may be using it."""
+        """Close and remove the file.  Idempotent; nothing may be using it."""
         self._finalizer()
 
     def _failed(self, what: str, rest: memoryview, error: OSError) -> OffloadError:

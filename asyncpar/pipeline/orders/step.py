@@ -32,7 +32,7 @@ def backward_input(chunk: int, micro_batch: int) -> ComputeStep:
 
 
 def backward_weight(chunk: int, micro_batch: int) -> ComputeStep:
-    """The half of the backward pass that nobody waits for."""
+    """The half of the backward pass that no other rank waits for."""
     return ComputeStep(OperationKind.BACKWARD_WEIGHT, chunk, micro_batch)
 
 
