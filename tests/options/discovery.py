@@ -23,12 +23,15 @@ class Option(NamedTuple):
 
 
 def public_modules() -> list[Any]:
-    """Return the modules that say what of them is public, packages before what is in them."""
+    """Return the modules that say what of them is public, packages before their modules; but for the deprecated one."""
     names = [found.name for found in pkgutil.walk_packages(asyncpar.__path__, "asyncpar.")]
     modules = [
         importlib.import_module(name)
         for name in ("asyncpar", *names)
-        if "._proto" not in name and not name.startswith("asyncpar.torch") and not name.endswith("__main__")
+        if "._proto" not in name
+        and name != "asyncpar.config"
+        and not name.startswith("asyncpar.torch")
+        and not name.endswith("__main__")
     ]
     return sorted((one for one in modules if hasattr(one, "__all__")), key=lambda one: one.__name__.count("."))
 

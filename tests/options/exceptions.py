@@ -45,6 +45,7 @@ NOT_CONFIGURED: dict[str, str] = {
             "pipeline.PipelineOp",
         )
     },
+    "asyncpar.codecs.CodecKind": "It is the record by which a codec is registered, whose tests use all of it.",
     "asyncpar.Member": "It describes a rank of a world that the launcher or a test has made, and configures nothing.",
     "asyncpar.World": "It describes a world that the launcher or a test has made, and configures nothing.",
     "asyncpar.hybrid.StageLayers": "Models of the user's own fill it in with their layers; all of them are run.",

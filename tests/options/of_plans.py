@@ -223,7 +223,7 @@ EFFECTS = [
     *effects("pipeline.PipelineSchedule", schedule, num_model_chunks=2),
     *effects("pipeline.CustomSchedule", custom, name="mine"),
     *effects(
-        "config.parallel.ThreeDParallelismConfig",
+        "hybrid.ThreeDParallelismConfig",
         three_d,
         dp_size=2,
         tp_size=2,

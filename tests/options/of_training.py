@@ -333,7 +333,7 @@ TINY_BUCKETS = 1e-5
 
 EFFECTS = [
     *effects(
-        "config.parallel.ThreeDParallelismConfig",
+        "hybrid.ThreeDParallelismConfig",
         coordinate,
         comm_strategy=CommunicationStrategy.TREE_ALL_REDUCE,
         enable_mixed_precision=True,
@@ -431,6 +431,6 @@ EFFECTS = [
     *effects("zero.ZeROOptimizer", optimize, learning_rate=0.5, clip_norm=0.1),
     *effects("nn.tensor.BridgedGroup", bridged_group, clock=True, look=True),
     *effects("nn.tensor.ColumnParallelLinear", column, gather_output=True),
-    *effects("nn.tensor.Region", column, sequence_parallel=True),
+    *effects("nn.tensor.TensorRegion", column, sequence_parallel=True),
     *effects("nn.tensor.RowParallelLinear", row, input_is_parallel=False),
 ]
