@@ -19,7 +19,7 @@ from asyncpar.collectives.algorithms.catalog import (
     work_of,
 )
 from asyncpar.collectives.algorithms.hierarchical import Hosts
-from asyncpar.collectives.algorithms.work import PIECE_BYTES, Work
+from asyncpar.collectives.algorithms.work import PIECE_BYTES, AlgorithmWork
 from asyncpar.core.config.transport import LaneCosts
 from asyncpar.errors import UsageError
 
@@ -55,7 +55,11 @@ class CostModel:
         across = _seconds(self.lane, work_of("all_reduce", between, len(self.hosts), payload))
         if not self.has_arenas:
             share = payload * (size - 1) / parts
-            work = work_of("all_reduce", "tree", size, payload) if parts == 1 else Work(2 * size - 2, 2 * share, share)
+            work = (
+                work_of("all_reduce", "tree", size, payload)
+                if parts == 1
+                else AlgorithmWork(2 * size - 2, 2 * share, share)
+            )
             return across + _seconds(self.local, work)
         pieces = min(max(payload // PIECE_BYTES, 1), OVERLAPPED_PIECES)
         inside = arena_seconds("all_reduce", size, payload) + 2 * pieces * ARENA_TURN
@@ -94,7 +98,7 @@ def arena_seconds(operation: str, size: int, payload: float) -> float:
     return ARENA_LATENCY * (size - 1) * chunks + touched.get(operation, 2 * payload) / ARENA_BANDWIDTH
 
 
-def _seconds(lane: LaneCosts, work: Work) -> float:
+def _seconds(lane: LaneCosts, work: AlgorithmWork) -> float:
     return work.steps * lane.latency + work.moved / lane.bandwidth + work.combined / lane.reduction
 
 

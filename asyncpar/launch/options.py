@@ -95,7 +95,10 @@ class LaunchOptions:
         if self.silent_after is not None:
             _check_seconds("--silent-after", self.silent_after, least=1.0)
         if self.transport is not None and self.transport not in TRANSPORTS:
-            raise UsageError(f"--transport: expected one of {', '.join(TRANSPORTS)}, got {self.transport!r}")
+            raise UsageError(
+                f"--transport: expected one of {', '.join(TRANSPORTS)}, got {self.transport!r}; "
+                "a program pins a lane that it registers itself with init(transport=...)"
+            )
 
 
 def _check_seconds(name: str, value: float, *, least: float) -> None:

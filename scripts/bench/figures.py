@@ -1,6 +1,6 @@
 """Write scripts/bench/FIGURES.md, and the short table of the README, from stored results; run cases to renew these.
 
-    python scripts/bench/figures.py                       # write both pages from scripts/bench/figures/*.json
+    python scripts/bench/figures.py                       # write both pages from scripts/bench/results/*.json
     python scripts/bench/figures.py --run codecs actors   # run the commands of these cases first and store their output
     python scripts/bench/figures.py --run all             # run every case; this takes more than an hour
     python scripts/bench/figures.py --list                # the cases, their commands and the dates of their results
@@ -25,7 +25,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-RESULTS = ROOT / "scripts" / "bench" / "figures"
+RESULTS = ROOT / "scripts" / "bench" / "results"
 PAGE = ROOT / "scripts" / "bench" / "FIGURES.md"
 README = ROOT / "README.md"
 BEGIN, END = "<!-- figures: begin -->\n", "<!-- figures: end -->\n"
@@ -53,7 +53,7 @@ SHOWN_COLUMNS = ("size", "asyncpar (us)", "Gloo (us)", "Gloo / asyncpar", "best 
 
 _HEAD = """# Figures
 
-`python scripts/bench/figures.py` writes this page from the results in `scripts/bench/figures/`; do not edit it.
+`python scripts/bench/figures.py` writes this page from the results in `scripts/bench/results/`; do not edit it.
 `python scripts/bench/figures.py --run NAME` runs a case again and stores its result.
 
 Ranks are real processes, unless a section says otherwise; times are medians of interleaved rounds, so that a slow spell

@@ -19,7 +19,7 @@ from asyncpar.collectives.algorithms.catalog import (
     unregister_algorithm,
 )
 from asyncpar.collectives.algorithms.steps import Recv, Round, Send, one
-from asyncpar.collectives.algorithms.work import Work
+from asyncpar.collectives.algorithms.work import AlgorithmWork
 from asyncpar.errors import UsageError
 from asyncpar.testing import local_world
 
@@ -35,8 +35,8 @@ def star(rank: int, size: int) -> Iterator[Round]:
         yield (Recv(0, one(0)),)
 
 
-def work(size: int, payload: float) -> Work:
-    return Work(size, 2 * (size - 1) * payload, (size - 1) * payload)
+def work(size: int, payload: float) -> AlgorithmWork:
+    return AlgorithmWork(size, 2 * (size - 1) * payload, (size - 1) * payload)
 
 
 STAR = Algorithm(operation="all_reduce", name="star", rounds=star, work=work)
@@ -75,7 +75,7 @@ async def test_a_pin_takes_it() -> None:
 
 
 async def test_the_cost_model_chooses_it_where_it_is_the_cheapest() -> None:
-    with ALGORITHMS["all_reduce"].registered(replace(STAR, work=lambda size, payload: Work(0.1, 0))):
+    with ALGORITHMS["all_reduce"].registered(replace(STAR, work=lambda size, payload: AlgorithmWork(0.1, 0))):
         _, sent = await sums(4)
     assert sent == 3 * 8000
 
@@ -124,9 +124,18 @@ def forgetful(rank: int, size: int) -> Iterator[Round]:
         ({"operation": "sort"}, "operation: expected one of all_reduce, .*, got 'sort'"),
         ({"rounds": deaf}, "algorithm 'star' of all_reduce: rounds: wrong on 2 ranks: .*; correct the schedule"),
         ({"rounds": forgetful}, "rounds: wrong on 2 ranks: .*; correct the schedule"),
-        ({"work": lambda size, payload: Work(-1, 0)}, r"work: expected a Work of finite figures .*steps=-1"),
-        ({"work": lambda size, payload: Work(1, math.inf)}, r"work: expected a Work of finite figures .*moved=inf"),
-        ({"work": lambda size, payload: 3.0}, "work: expected a Work of finite figures from 0, got 3.0 for 2 ranks"),
+        (
+            {"work": lambda size, payload: AlgorithmWork(-1, 0)},
+            r"work: expected an AlgorithmWork .*steps=-1",
+        ),
+        (
+            {"work": lambda size, payload: AlgorithmWork(1, math.inf)},
+            r"work: expected an AlgorithmWork .*moved=inf",
+        ),
+        (
+            {"work": lambda size, payload: 3.0},
+            r"expected an AlgorithmWork of finite figures from 0, got 3.0 for 2 ranks",
+        ),
     ],
 )
 def test_a_wrong_registration_is_refused_and_says_what_to_change(changes: dict[str, object], message: str) -> None:

@@ -15,7 +15,7 @@ from asyncpar.collectives.algorithms import cyclic, hierarchical, recursive, roo
 from asyncpar.collectives.algorithms.check import ScheduleError, verify
 from asyncpar.collectives.algorithms.hierarchical import Hosts
 from asyncpar.collectives.algorithms.steps import Round, Schedule, schedule
-from asyncpar.collectives.algorithms.work import Work, WorkOf
+from asyncpar.collectives.algorithms.work import AlgorithmWork, WorkOf
 from asyncpar.core.config.registry import Registry
 from asyncpar.errors import UsageError
 
@@ -168,12 +168,14 @@ def _prove(algorithm: Algorithm) -> None:
                 verify(algorithm.operation, schedules, root=root)
             except ScheduleError as error:
                 raise UsageError(f"{what}: rounds: wrong on {size} ranks: {error}; correct the schedule") from error
-        needed: object = algorithm.work(size, 1.0) if size > 1 else Work(0, 0)
-        if not isinstance(needed, Work) or not all(0 <= one < float("inf") for one in _figures(needed)):
-            raise UsageError(f"{what}: work: expected a Work of finite figures from 0, got {needed!r} for {size} ranks")
+        needed: object = algorithm.work(size, 1.0) if size > 1 else AlgorithmWork(0, 0)
+        if not isinstance(needed, AlgorithmWork) or not all(0 <= one < float("inf") for one in _figures(needed)):
+            raise UsageError(
+                f"{what}: work: expected an AlgorithmWork of finite figures from 0, got {needed!r} for {size} ranks"
+            )
 
 
-def _figures(needed: Work) -> tuple[float, float, float]:
+def _figures(needed: AlgorithmWork) -> tuple[float, float, float]:
     return needed.steps, needed.moved, needed.combined
 
 
@@ -197,13 +199,13 @@ def check_algorithm(operation: str, algorithm: str) -> None:
         raise UsageError(f"algorithm: {operation} has {', '.join(known)}; got {algorithm!r}")
 
 
-def work_of(operation: str, algorithm: str, size: int, payload: float) -> Work:
+def work_of(operation: str, algorithm: str, size: int, payload: float) -> AlgorithmWork:
     """Return the work of an operation over ``payload`` bytes, the largest buffer of any rank.  Not hierarchical."""
     check_algorithm(operation, algorithm)
     found = ALGORITHMS[operation].get(algorithm)
     if found is None:
         raise UsageError(f"algorithm: expected one of {', '.join(ALGORITHMS[operation].names)}, got {algorithm!r}")
-    return Work(0, 0) if size == 1 else found.work(size, payload)
+    return AlgorithmWork(0, 0) if size == 1 else found.work(size, payload)
 
 
 def schedule_of(

@@ -10,7 +10,7 @@ PIECE_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class AlgorithmWork:
     """What the busiest rank has to do: message times, bytes moved in sequence, bytes combined."""
 
     steps: float
@@ -18,7 +18,7 @@ class Work:
     combined: float = 0.0
 
 
-WorkOf = Callable[[int, float], Work]
+WorkOf = Callable[[int, float], AlgorithmWork]
 """The work of an algorithm on ``size`` ranks, at least 2, over ``payload`` bytes, the largest buffer of any rank."""
 
 
@@ -30,112 +30,112 @@ def _log(size: int) -> int:
     return (size - 1).bit_length()
 
 
-def _folded(size: int, work: Callable[[int], Work], payload: float) -> Work:
+def _folded(size: int, work: Callable[[int], AlgorithmWork], payload: float) -> AlgorithmWork:
     """Return ``work`` on the largest power of two, and what folding the other ranks adds."""
     power = 1 << (size.bit_length() - 1)
     inner = work(power)
     if power == size:
         return inner
-    return Work(inner.steps + 2, inner.moved + 2 * payload, inner.combined + payload)
+    return AlgorithmWork(inner.steps + 2, inner.moved + 2 * payload, inner.combined + payload)
 
 
 # -- all_reduce ------------------------------------------------------------------------------------------------------
 
 
-def ring_all_reduce(size: int, payload: float) -> Work:
+def ring_all_reduce(size: int, payload: float) -> AlgorithmWork:
     share = _share(size, payload)
-    return Work(2 * (size - 1), 2 * share, share)
+    return AlgorithmWork(2 * (size - 1), 2 * share, share)
 
 
-def halving_all_reduce(size: int, payload: float) -> Work:
-    return _folded(size, lambda n: Work(2 * _log(n), 2 * _share(n, payload), _share(n, payload)), payload)
+def halving_all_reduce(size: int, payload: float) -> AlgorithmWork:
+    return _folded(size, lambda n: AlgorithmWork(2 * _log(n), 2 * _share(n, payload), _share(n, payload)), payload)
 
 
-def doubling_all_reduce(size: int, payload: float) -> Work:
-    return _folded(size, lambda n: Work(_log(n), payload * _log(n), payload * _log(n)), payload)
+def doubling_all_reduce(size: int, payload: float) -> AlgorithmWork:
+    return _folded(size, lambda n: AlgorithmWork(_log(n), payload * _log(n), payload * _log(n)), payload)
 
 
-def tree_all_reduce(size: int, payload: float) -> Work:
-    return Work(2 * _log(size), 2 * _log(size) * payload, _log(size) * payload)
+def tree_all_reduce(size: int, payload: float) -> AlgorithmWork:
+    return AlgorithmWork(2 * _log(size), 2 * _log(size) * payload, _log(size) * payload)
 
 
 # -- a chunk per rank ------------------------------------------------------------------------------------------------
 
 
-def gathering(size: int, payload: float) -> Work:
-    return Work(size - 1, _share(size, payload))
+def gathering(size: int, payload: float) -> AlgorithmWork:
+    return AlgorithmWork(size - 1, _share(size, payload))
 
 
-def bruck_all_gather(size: int, payload: float) -> Work:
-    return Work(_log(size), 1.5 * _share(size, payload))  # what wraps is packed and unpacked
+def bruck_all_gather(size: int, payload: float) -> AlgorithmWork:
+    return AlgorithmWork(_log(size), 1.5 * _share(size, payload))  # what wraps is packed and unpacked
 
 
-def halving_all_gather(size: int, payload: float) -> Work:
+def halving_all_gather(size: int, payload: float) -> AlgorithmWork:
     share = _share(size, payload)
-    return _folded(size, lambda n: Work(_log(n), 1.5 * share), payload)  # packed, too
+    return _folded(size, lambda n: AlgorithmWork(_log(n), 1.5 * share), payload)  # packed, too
 
 
-def ring_reduce_scatter(size: int, payload: float) -> Work:
+def ring_reduce_scatter(size: int, payload: float) -> AlgorithmWork:
     share = _share(size, payload)
-    return Work(size - 1, 1.25 * share, share)  # works on a copy of the input
+    return AlgorithmWork(size - 1, 1.25 * share, share)  # works on a copy of the input
 
 
-def pairwise_reduce_scatter(size: int, payload: float) -> Work:
+def pairwise_reduce_scatter(size: int, payload: float) -> AlgorithmWork:
     share = _share(size, payload)
-    return Work(size - 1, share, share)
+    return AlgorithmWork(size - 1, share, share)
 
 
-def halving_reduce_scatter(size: int, payload: float) -> Work:
+def halving_reduce_scatter(size: int, payload: float) -> AlgorithmWork:
     share = _share(size, payload)
-    return _folded(size, lambda n: Work(_log(n), 1.5 * share, share), payload)  # packed, too
+    return _folded(size, lambda n: AlgorithmWork(_log(n), 1.5 * share, share), payload)  # packed, too
 
 
 # -- a root ----------------------------------------------------------------------------------------------------------
 
 
-def tree_of_chunks(size: int, payload: float) -> Work:
-    return Work(_log(size), 2 * _share(size, payload))
+def tree_of_chunks(size: int, payload: float) -> AlgorithmWork:
+    return AlgorithmWork(_log(size), 2 * _share(size, payload))
 
 
-def linear_chunks(size: int, payload: float) -> Work:
-    return Work(1 + 0.25 * (size - 2), _share(size, payload))
+def linear_chunks(size: int, payload: float) -> AlgorithmWork:
+    return AlgorithmWork(1 + 0.25 * (size - 2), _share(size, payload))
 
 
-def tree_broadcast(size: int, payload: float) -> Work:
-    return Work(_log(size), _log(size) * payload)
+def tree_broadcast(size: int, payload: float) -> AlgorithmWork:
+    return AlgorithmWork(_log(size), _log(size) * payload)
 
 
-def chain_broadcast(size: int, payload: float) -> Work:
-    return Work(size - 1, payload + min(payload, PIECE_BYTES) * (size - 2))
+def chain_broadcast(size: int, payload: float) -> AlgorithmWork:
+    return AlgorithmWork(size - 1, payload + min(payload, PIECE_BYTES) * (size - 2))
 
 
-def linear_broadcast(size: int, payload: float) -> Work:
-    return Work(1 + 0.25 * (size - 2), (size - 1) * payload)
+def linear_broadcast(size: int, payload: float) -> AlgorithmWork:
+    return AlgorithmWork(1 + 0.25 * (size - 2), (size - 1) * payload)
 
 
-def tree_reduce(size: int, payload: float) -> Work:
-    return Work(_log(size), _log(size) * payload, _log(size) * payload)
+def tree_reduce(size: int, payload: float) -> AlgorithmWork:
+    return AlgorithmWork(_log(size), _log(size) * payload, _log(size) * payload)
 
 
-def chain_reduce(size: int, payload: float) -> Work:
+def chain_reduce(size: int, payload: float) -> AlgorithmWork:
     moved = payload + min(payload, PIECE_BYTES) * (size - 2)
-    return Work(size - 1, moved, moved)
+    return AlgorithmWork(size - 1, moved, moved)
 
 
-def linear_reduce(size: int, payload: float) -> Work:
-    return Work(size - 1, (size - 1) * payload, (size - 1) * payload)
+def linear_reduce(size: int, payload: float) -> AlgorithmWork:
+    return AlgorithmWork(size - 1, (size - 1) * payload, (size - 1) * payload)
 
 
 # -- others ----------------------------------------------------------------------------------------------------------
 
 
-def bruck_all_to_all(size: int, payload: float) -> Work:
-    return Work(_log(size), 3 * _log(size) * payload / 2)  # half of the buffer per step, packed and unpacked
+def bruck_all_to_all(size: int, payload: float) -> AlgorithmWork:
+    return AlgorithmWork(_log(size), 3 * _log(size) * payload / 2)  # half of the buffer per step, packed and unpacked
 
 
-def dissemination_barrier(size: int, payload: float) -> Work:  # noqa: ARG001
-    return Work(_log(size), 0)
+def dissemination_barrier(size: int, payload: float) -> AlgorithmWork:  # noqa: ARG001
+    return AlgorithmWork(_log(size), 0)
 
 
-def tree_barrier(size: int, payload: float) -> Work:  # noqa: ARG001
-    return Work(2 * _log(size), 0)
+def tree_barrier(size: int, payload: float) -> AlgorithmWork:  # noqa: ARG001
+    return AlgorithmWork(2 * _log(size), 0)
