@@ -19,12 +19,12 @@ class MemoryChannel(MessageChannel):
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._receiver: Receiver | None = None
-        self._outgoing: deque[bytes] = deque()
+        self.receiver: Receiver | None = None
+        self.outgoing: deque[bytes] = deque()
         self._other: MemoryChannel | None = None
-        self._broken: str | None = None
+        self.broken: str | None = None
         self._has_ended = False
-        self._is_stopped = False
+        self.is_stopped = False
 
     @staticmethod
     def pair() -> tuple[MemoryChannel, MemoryChannel]:
@@ -34,59 +34,59 @@ class MemoryChannel(MessageChannel):
 
     @property
     def is_full(self) -> bool:
-        return len(self._outgoing) >= WINDOW
+        return len(self.outgoing) >= WINDOW
 
     @property
     def is_idle(self) -> bool:
-        return not self._outgoing
+        return not self.outgoing
 
     def open(self, receiver: Receiver) -> None:
-        self._receiver = receiver
-        if self._broken is not None:
-            receiver.broke(self._broken)
+        self.receiver = receiver
+        if self.broken is not None:
+            receiver.broke(self.broken)
         elif self._other is not None:
-            self._other._move_soon()
+            self._other.move_soon()
 
     def post(self, segments: Sequence[bytes | memoryview]) -> None:
         assert not self.is_full
         message = b"".join(segments)
         assert 1 <= len(message) <= MESSAGE_BYTES
-        self._outgoing.append(message)
-        self._move_soon()
+        self.outgoing.append(message)
+        self.move_soon()
 
     def end(self) -> None:
         if not self._has_ended:
             self._has_ended = True
-            self._outgoing.append(b"")
-            self._move_soon()
+            self.outgoing.append(b"")
+            self.move_soon()
 
     def stop(self) -> None:
-        self._receiver = None
-        self._is_stopped = True
+        self.receiver = None
+        self.is_stopped = True
         if self._other is not None:
-            self._other._move_soon()
+            self._other.move_soon()
 
     def cut(self, cause: str) -> None:
         """Nothing goes either way any more."""
         for end in (self, self._other):
             assert end is not None
-            end._broken = cause
-            end._outgoing.clear()
-            if end._receiver is not None:
-                end._receiver.broke(cause)
+            end.broken = cause
+            end.outgoing.clear()
+            if end.receiver is not None:
+                end.receiver.broke(cause)
 
-    def _move_soon(self) -> None:
+    def move_soon(self) -> None:
         self._loop.call_soon(self._move)
 
     def _move(self) -> None:
         other = self._other
-        if not self._outgoing or other is None or (other._receiver is None and not other._is_stopped):
+        if not self.outgoing or other is None or (other.receiver is None and not other.is_stopped):
             return
-        message = self._outgoing.popleft()
-        if other._receiver is not None and message:
-            other._receiver.arrived(memoryview(message))
-        elif other._receiver is not None:
-            other._receiver.ended()
-        if self._receiver is not None:
-            self._receiver.has_room()
-        self._move_soon()
+        message = self.outgoing.popleft()
+        if other.receiver is not None and message:
+            other.receiver.arrived(memoryview(message))
+        elif other.receiver is not None:
+            other.receiver.ended()
+        if self.receiver is not None:
+            self.receiver.has_room()
+        self.move_soon()

@@ -33,8 +33,8 @@ async def test_no_more_messages_are_under_way_than_there_is_room_for() -> None:
     lane.start(RecordingEvents())
     sending = lane.send(*frame(0, bytes(2 * WINDOW * MESSAGE_BYTES)))
     assert sending is not None
-    assert len(here._outgoing) == WINDOW
-    assert {len(message) for message in here._outgoing} == {MESSAGE_BYTES}
+    assert len(here.outgoing) == WINDOW
+    assert {len(message) for message in here.outgoing} == {MESSAGE_BYTES}
 
 
 async def test_memory_of_a_send_that_is_released_may_change_although_the_frame_goes_out() -> None:
@@ -58,6 +58,6 @@ async def test_frames_that_wait_together_travel_in_one_message() -> None:
     lane.start(RecordingEvents())
     for tag in range(WINDOW + 20):
         lane.send(*frame(tag, b"abc", kind=FrameKind.EAGER))
-    here._outgoing.clear()
+    here.outgoing.clear()
     lane.has_room()
-    assert [len(message) for message in here._outgoing] == [20 * (HEADER_BYTES + 3)]
+    assert [len(message) for message in here.outgoing] == [20 * (HEADER_BYTES + 3)]

@@ -13,4 +13,4 @@ def thread() -> Iterator[LoopThread]:
     thread = LoopThread("loop under test")
     yield thread
     thread.close()
-    assert not thread._thread.is_alive()
+    assert not thread._thread.is_alive()  # noqa: SLF001  # close() says nothing of the thread itself, which must not outlive it

@@ -62,13 +62,13 @@ class Bell:
 
 def until_it_sleeps(loop: CallerRunsLoop) -> None:
     """Return when the loop has nothing to do: who waits then gets the bell."""
-    wake_up: socket.socket = loop._ssock  # type: ignore[attr-defined]  # the file by which asyncio wakes it
+    wake_up: socket.socket = loop._ssock  # type: ignore[attr-defined]  # noqa: SLF001  # the socket that call_soon_threadsafe writes to
     visits: list[int] = []
     end = time.monotonic() + 20
     while not visits:
         assert time.monotonic() < end, "the loop is never through"
         time.sleep(0)
-        if not loop._ready and not select.select([wake_up], [], [], 0)[0]:
+        if not loop._ready and not select.select([wake_up], [], [], 0)[0]:  # noqa: SLF001  # asyncio's queue of callbacks that are due: the loop sleeps only when it is empty
             loop.try_visit(lambda: visits.append(1))
 
 

@@ -113,7 +113,7 @@ def test_closing_ends_what_other_threads_wait_for() -> None:
 
         waiter = threading.Thread(target=wait)
         waiter.start()
-        while not nodes[0]._handle.thread._running:
+        while not nodes[0]._handle.thread._running:  # noqa: SLF001  # waits until a call has begun on the loop: a blocked caller tells nobody
             nodes[0].call(int)
         nodes[0].close()
         waiter.join(20)
@@ -246,7 +246,7 @@ def test_ctrl_c_ends_a_wait_and_its_operation_and_leaves_the_node_usable() -> No
         was_interrupted = threading.Event()
 
         def peer() -> None:
-            while not nodes[0]._handle.thread._running:
+            while not nodes[0]._handle.thread._running:  # noqa: SLF001  # waits until a call has begun on the loop: a blocked caller tells nobody
                 nodes[1].call(int)
             os.kill(os.getpid(), signal.SIGINT)
             assert was_interrupted.wait(20)
@@ -314,5 +314,5 @@ def test_ctrl_c_at_any_moment_leaves_the_loop_in_order(thread: LoopThread) -> No
         gc.enable()
     assert interrupted > 0
     assert thread.do(lambda: half == done)
-    assert eventually(lambda: not thread._running)  # what was interrupted last is being cancelled
+    assert eventually(lambda: not thread._running)  # what was interrupted last is being cancelled  # noqa: SLF001  # calls that are interrupted must not stay: the thread lists them nowhere else
     assert found is interrupt

@@ -172,7 +172,7 @@ def test_memory_stays_the_same_over_many_calls(thread: LoopThread) -> None:
     finally:
         tracemalloc.stop()
     assert grown < 10_000
-    assert thread._running == {}
+    assert thread._running == {}  # noqa: SLF001  # finished calls must not stay in memory: the thread lists them nowhere else
 
 
 # -- the end ---------------------------------------------------------------------------------------------------------
@@ -194,7 +194,7 @@ def test_closing_ends_what_others_wait_for() -> None:
     waiters = [threading.Thread(target=wait, args=(number,)) for number in range(6)]
     for waiter in waiters:
         waiter.start()
-    while len(thread._running) < len(waiters):
+    while len(thread._running) < len(waiters):  # noqa: SLF001  # waits until all callers' coroutines have begun: a blocked caller tells nobody
         thread.do(int)
     thread.close()
     for waiter in waiters:
@@ -272,7 +272,7 @@ def test_several_threads_may_close_and_all_return_when_it_is_closed() -> None:
         closer.start()
     for closer in closers:
         closer.join(20)
-    assert not thread._thread.is_alive()
+    assert not thread._thread.is_alive()  # noqa: SLF001  # close() says nothing of the thread itself, which must not outlive it
 
 
 def test_tasks_that_will_not_end_do_not_keep_closing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -109,7 +109,7 @@ def divide_by_micro_steps(times: int) -> Callable[[pytest.MonkeyPatch], None]:
     """Return the mistake of dividing another number of ``times`` than once."""
 
     def switch_on(patch: pytest.MonkeyPatch) -> None:
-        right = GradientSyncBuffer._divide
+        right = GradientSyncBuffer._divide  # noqa: SLF001  # a deliberate mistake inside the buffer: its division is replaced by another number of them
 
         def wrong(self: GradientSyncBuffer, micro_steps: int | None) -> None:
             for _ in range(times):

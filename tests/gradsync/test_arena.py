@@ -21,6 +21,7 @@ from asyncpar.net.arena.arena import Arena
 from asyncpar.nn import Array
 from asyncpar.node import Node
 from asyncpar.testing.world import local_world
+from tests.engines import engine_of
 from tests.gradsync.test_synchronizer import INT8, Model, make_synchronizer, on_all
 
 LARGE = {"first": (300_000,), "second": (700, 500), "third": (90_001,), "fourth": (3,)}
@@ -39,12 +40,12 @@ def wait(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Non
 async def arena_of(size: int) -> AsyncIterator[tuple[Node, ...]]:
     async with local_world(size, transport="shm") as nodes, asyncio.timeout(30):
         yield nodes
-        hosts = [node.world._engine.table.arena for node in nodes]
+        hosts = [engine_of(node.world).table.arena for node in nodes]
         assert [host.driver.rescues for host in hosts if host is not None] == [0] * size
 
 
 def arena_under(node: Node) -> Arena:
-    host = node.world._engine.table.arena
+    host = engine_of(node.world).table.arena
     assert host is not None
     return host.arena
 
@@ -53,12 +54,12 @@ def heap_bytes(node: Node) -> int:
     """Memory that the buffers of a rank take."""
     gc.collect()
     segment = arena_under(node).segments[node.rank]
-    return os.fstat(segment._descriptor).st_blocks * 512 - segment.control_bytes
+    return os.fstat(segment._descriptor).st_blocks * 512 - segment.control_bytes  # noqa: SLF001  # pages that the system has given to a segment are found by its descriptor alone
 
 
 def shown_arrays(synchronizer: GradientSynchronizer) -> list[NDArray[Any]]:
     """What a synchronizer shows other ranks."""
-    layout = synchronizer._layouts.layout
+    layout = synchronizer._layouts.layout  # noqa: SLF001  # where a synchronizer keeps what it shows other ranks is not public
     assert layout is not None
     arrays: list[NDArray[Any]] = []
     for scheme in layout.schemes:

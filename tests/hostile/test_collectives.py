@@ -64,9 +64,9 @@ async def tampered_world(change: Change) -> AsyncIterator[tuple[list[Communicato
         await InprocConnector(fabric).connect(links[0], 1)
         lane = links[0].link(1).lane
         assert isinstance(lane, InprocLane)
-        assert lane._events is not None
-        tampered = TamperedEvents(lane._events, change)
-        lane._events = tampered
+        assert lane._events is not None  # noqa: SLF001  # the lane has no public way to change what arrives on it: the events between lane and link are replaced
+        tampered = TamperedEvents(lane._events, change)  # noqa: SLF001  # the lane has no public way to change what arrives on it: the events between lane and link are replaced
+        lane._events = tampered  # noqa: SLF001  # the lane has no public way to change what arrives on it: the events between lane and link are replaced
         yield communicators, tampered
 
 

@@ -112,7 +112,7 @@ async def try_fault(lane: str, connections: int, seed: int, forwarded: dict[int,
         proxies = []
         for rank in ranks:
             if lane == "tcp":
-                tcp = rank.connector._acceptor._listeners["tcp"]
+                tcp = rank.connector._acceptor._listeners["tcp"]  # noqa: SLF001  # a proxy is put before the port that the listener tells peers, which has no setting
                 assert isinstance(tcp, TcpListener)
                 proxies.append(await stack.enter_async_context(proxy(("127.0.0.1", tcp.port))))
                 forwarded[tcp.port] = proxies[-1]

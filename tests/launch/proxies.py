@@ -23,6 +23,11 @@ class ResettingProxy:
         assert self._server is not None
         return f"127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
 
+    @property
+    def connections(self) -> int:
+        """Open sockets: two of each connection that is passed on."""
+        return len(self._writers)
+
     async def __aenter__(self) -> ResettingProxy:
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
         return self

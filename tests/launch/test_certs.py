@@ -92,7 +92,7 @@ def test_a_directory_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 
 
 def test_on_a_terminal_there_is_a_table(capsys: pytest.CaptureFixture[str]) -> None:
-    certs._show_table([("who", "job", "valid until", "", "file"), ("rank 0", "demo", "2030-01-01", "EXPIRED", "x.crt")])
+    certs._show_table([("who", "job", "valid until", "", "file"), ("rank 0", "demo", "2030-01-01", "EXPIRED", "x.crt")])  # noqa: SLF001  # the table is printed for a terminal only, and capsys is none
     shown = capsys.readouterr().out
     assert "rank 0" in shown
     assert "EXPIRED" in shown

@@ -24,6 +24,12 @@ def reaper_of(process: subprocess.Popen[str]) -> psutil.Process | None:
     return None
 
 
+def kill(reaper: ReaperClient) -> None:
+    process = reaper._process  # noqa: SLF001  # only its parent can wait for its end, and the client keeps the handle
+    process.kill()
+    process.wait()
+
+
 def test_a_killed_reaper_is_replaced_and_the_next_one_cleans_up(launcher: Launcher, eventually: Eventually) -> None:
     body = """
         child = subprocess.Popen(["sh", "-c", "trap '' TERM HUP; sleep 1000 & wait"])
@@ -56,8 +62,7 @@ def test_what_was_registered_before_and_after_the_kill_is_cleaned_up(tmp_path: P
     reaper.add_path(before)
     reaper.add_group(sleeper.pid)
     killed = reaper.pid
-    reaper._process.kill()
-    reaper._process.wait()
+    kill(reaper)
     reaper.add_path(after)
     assert reaper.pid != killed
     reaper.close()
@@ -70,7 +75,6 @@ def test_a_reaper_that_was_killed_last_of_all_is_replaced_for_the_cleaning(tmp_p
     path = tmp_path / "left"
     path.touch()
     reaper.add_path(path)
-    reaper._process.kill()
-    reaper._process.wait()
+    kill(reaper)
     reaper.close()
     assert list(tmp_path.iterdir()) == []

@@ -62,7 +62,7 @@ async def coordinator(*, reconnect: float = 5.0) -> AsyncIterator[tuple[Recorder
     settings = JobSettings(job="j", nnodes=1, reconnect=reconnect)
     service = CoordinatorService(settings, RendezvousService(job="j"), lambda: ("127.0.0.1", 1))
     recorder = Recorder()
-    service._machine = recorder  # type: ignore[assignment]
+    service._machine = recorder  # type: ignore[assignment]  # noqa: SLF001  # a recorder stands in for the state machine, which the service makes itself
     membership_pb2_grpc.add_CoordinatorServicer_to_server(service, server.server)  # type: ignore[no-untyped-call]
     await server.start()
     try:
@@ -89,7 +89,7 @@ async def test_a_connection_that_breaks_before_the_welcome_is_made_again() -> No
         agent = CoordinatorClient(proxy.address, SECRET, timeout=10.0, take=taken.append)
         attending = asyncio.ensure_future(agent.run(HELLO))
         for _ in range(3):
-            await until(lambda: bool(proxy._writers))
+            await until(lambda: bool(proxy.connections))
             proxy.reset()
         agent.tell(stopped(1))
         await until(lambda: len(taken) == 1)
@@ -146,11 +146,11 @@ async def test_a_coordinator_that_does_not_come_back_is_lost_within_the_grace_an
             cut()
             return find(greeting)
 
-        find = service._find
+        find = service._find  # noqa: SLF001  # the connection is cut between the greeting and its answer, inside the service
         if not is_welcomed:
             monkeypatch.setattr(service, "_find", find_and_cut)
         attending = asyncio.ensure_future(agent.run(HELLO))
-        await until(lambda: agent._is_connected if is_welcomed else bool(recorder.events))
+        await until(lambda: agent._is_connected if is_welcomed else bool(recorder.events))  # noqa: SLF001  # the client tells nobody that it has been welcomed
         began = time.monotonic()
         cut()
         await attending
@@ -170,7 +170,7 @@ async def test_another_coordinator_at_the_same_place_is_not_taken_for_the_one_be
         attending = asyncio.ensure_future(agent.run(HELLO))
         agent.tell(stopped(1))
         await until(lambda: len(taken) == 1 and bool(recorder.events))
-        service._connected.clear()
+        service._connected.clear()  # noqa: SLF001  # makes the service forget a connection that the agent still holds, as a restart would
         proxy.reset()
         async with asyncio.timeout(5.0):
             await attending
@@ -183,14 +183,14 @@ async def test_the_proxy_may_reset_connections_at_any_moment_of_their_end(turns:
     async with coordinator() as (_, _, proxy):
         host, port = split_address(proxy.address)
         _, writer = await asyncio.open_connection(host, port)
-        await until(lambda: len(proxy._writers) == 2)
+        await until(lambda: proxy.connections == 2)
         sock = writer.get_extra_info("socket")
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         writer.transport.abort()  # with RST
         for _ in range(turns):
             await asyncio.sleep(0)
         proxy.reset()
-        await until(lambda: not proxy._writers)
+        await until(lambda: not proxy.connections)
 
 
 def test_messages_are_kept_until_they_are_acknowledged_and_taken_once() -> None:

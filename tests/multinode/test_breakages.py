@@ -85,7 +85,7 @@ def the_mean_over_micro_steps_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def the_mean_over_micro_steps_is_taken_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    divide = GradientSyncBuffer._divide
+    divide = GradientSyncBuffer._divide  # noqa: SLF001  # a deliberate mistake inside the buffer: its division is replaced by one too many
 
     def broken(self: GradientSyncBuffer, micro_steps: int | None) -> None:
         divide(self, micro_steps)

@@ -91,9 +91,9 @@ async def coordinate(
             pieces = coordinator.pieces()
             seen.append([(one.parameter, one.kind, one.slice, one.flat, digest(one.array)) for one in pieces])
             seen.append([one.value.dtype.name for one in coordinator.parameters()])
-            assembly = coordinator._assembly
-            seen += [traffic_of(group) for group in (assembly.groups.world, assembly.groups.dp, assembly.groups.tp)]
-            seen.append(assembly.memory.stats.offloaded.count)
+            groups = coordinator.groups
+            seen += [traffic_of(group) for group in (groups.world, groups.dp, groups.tp)]
+            seen.append(coordinator._assembly.memory.stats.offloaded.count)  # noqa: SLF001  # what went to disk shows in no result
             return seen
 
     async with local_world(world) as nodes, asyncio.timeout(30.0):

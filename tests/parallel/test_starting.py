@@ -53,7 +53,7 @@ async def test_a_missing_parameter_is_an_error_on_all() -> None:
 
 async def test_another_shape_is_an_error_on_all() -> None:
     other = Branches("a")
-    other.parameters()[0]._value = np.zeros((3, 4))  # no other way: parameters see to it that shapes stay
+    other.parameters()[0]._value = np.zeros((3, 4))  # noqa: SLF001  # parameters see to it that shapes stay: there is no other way
     for error in await refuse_to_start(Branches("a"), other):
         assert "rank 0 has a float64[4, 3], rank 1 has a float64[3, 4] with a gradient of a float64[4, 3]" in str(error)
 

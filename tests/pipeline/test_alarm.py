@@ -342,7 +342,7 @@ def test_what_is_no_mailing_ends_the_block() -> None:
 
         async def body(rank: int) -> None:
             if rank == 1:
-                alarms[1]._channel.post(Mailing(), [0])
+                alarms[1]._channel.post(Mailing(), [0])  # noqa: SLF001  # posts a mailing that no step would: it names no notice and no word
             await never()
 
         return await step(alarms, body)
@@ -429,7 +429,7 @@ def test_a_cancellation_is_not_lost_behind_an_echo() -> None:
 def test_a_group_that_was_given_up_is_an_error_each_time() -> None:
     async def main(ranks: Ranks) -> None:
         alarm = StepAlarm(ranks.communicators[0])
-        alarm._group.give_up(1, "it is of no use")
+        alarm._group.give_up(1, "it is of no use")  # noqa: SLF001  # the alarm works on a group of its own, which it hands to nobody
         for _ in range(2):
             with pytest.raises(PeerCancelled, match="given up, because it is of no use"):
                 async with alarm.watch():
@@ -486,7 +486,7 @@ def test_words_of_a_failed_block_are_not_heard_in_the_next() -> None:
 
         for _ in range(3):
             await step(alarms, failing)
-        assert len(alarms[0]._words) <= 1
+        assert len(alarms[0]._words) <= 1  # noqa: SLF001  # old words that stay show nowhere but in memory
         return await step(alarms, fine)
 
     assert in_virtual_time(3, main) == [["new 0", "new 1", "new 2"]] * 3

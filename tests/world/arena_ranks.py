@@ -33,14 +33,14 @@ async def reduce_all_sorts(node: ap.Node) -> None:
 async def reduce_often(node: ap.Node, polling: int, sleeping: int) -> None:
     """Make small all-reduces with pauses of random length between them, at last without polling at all."""
     comm = node.world
-    arena = comm._engine.table.arena
+    arena = comm._engine.table.arena  # noqa: SLF001  # a process of its own, which imports no tests; the arena's driver is not public
     assert arena is not None
     chance = random.Random(comm.rank)
     x = np.zeros(1, np.int64)
     total = comm.size * (comm.size - 1) // 2
     for number in range(polling + sleeping):
         if number == polling:
-            arena.driver._polls = arena.driver._most_polls = 0
+            arena.driver._polls = arena.driver._most_polls = 0  # noqa: SLF001  # without polling every wait sleeps: how often a rank polls is no setting while it runs
         pause = chance.random()
         if pause < 0.01:
             await asyncio.sleep(0)
@@ -51,7 +51,7 @@ async def reduce_often(node: ap.Node, polling: int, sleeping: int) -> None:
         x[0] = number + comm.rank
         await comm.all_reduce(x)
         assert x[0] == comm.size * number + total, number
-    say(done=polling + sleeping, rescues=arena.driver.rescues, rings=arena.driver._rings)
+    say(done=polling + sleeping, rescues=arena.driver.rescues, rings=arena.driver._rings)  # noqa: SLF001  # how often a bell rang is counted nowhere else
 
 
 async def main() -> None:

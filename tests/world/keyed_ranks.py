@@ -22,10 +22,10 @@ def say(**values: object) -> None:
 async def reduce_in_any_order(node: ap.Node, steps: int, counts: tuple[int, ...]) -> None:
     """Reduce all keys of a step at once, some a little later than others, now and then without polling."""
     comm = node.world
-    arena = comm._engine.table.arena
+    arena = comm._engine.table.arena  # noqa: SLF001  # a process of its own, which imports no tests; the arena's driver is not public
     assert arena is not None
     chance = random.Random(comm.rank)
-    most_polls = arena.driver._most_polls
+    most_polls = arena.driver._most_polls  # noqa: SLF001  # how often a rank polls is no setting while it runs, and both ways are to be mixed
     total = sum(range(comm.size))
 
     async def reduce(key: int) -> None:
@@ -36,7 +36,7 @@ async def reduce_in_any_order(node: ap.Node, steps: int, counts: tuple[int, ...]
         assert (x == comm.size * key + total).all(), key
 
     for step in range(steps):
-        arena.driver._polls = arena.driver._most_polls = most_polls if step % 4 else 0
+        arena.driver._polls = arena.driver._most_polls = most_polls if step % 4 else 0  # noqa: SLF001  # how often a rank polls is no setting while it runs, and both ways are to be mixed
         keys = list(range(len(counts)))
         chance.shuffle(keys)
         await asyncio.gather(*(reduce(key) for key in keys))

@@ -37,7 +37,7 @@ STAGES = list(ZeROStage)
 
 def own_values(engine: ZeroEngine) -> dict[str, bytes]:
     """Return what this rank keeps of all values and states."""
-    return {f"{share.parameter.name}": share.value.tobytes() for share in engine._means.shares}
+    return {f"{share.parameter.name}": share.value.tobytes() for share in engine._means.shares}  # noqa: SLF001  # what this rank owns is compared as bytes, at times at which no public call gives it
 
 
 async def cancel_after(made: Sequence[ZeroEngine], culprit: int, turns: int, step: int) -> list[object]:
@@ -91,7 +91,7 @@ async def test_a_torn_step_is_made_whole() -> None:
             engine.zero_grad()
             give_gradients(engine.parameters, rank=engine.communicator.rank, step=1)
         await on_all(made, ZeroEngine.reduce)
-        fail_once(made[1]._means.pool)
+        fail_once(made[1]._means.pool)  # noqa: SLF001  # the failure is put into the memory pool, which the engine makes itself
         results = await outcomes(made, lambda engine: engine.step(0.05))
         assert all(isinstance(result, StepTorn) for result in results), results
         with pytest.raises(UsageError, match=r"step: an earlier step failed .* await resume\(\) on all ranks first"):
@@ -163,7 +163,7 @@ async def test_a_rank_that_is_cancelled_in_the_middle_of_the_step_updates_all_it
     monkeypatch.setattr("asyncpar.zero.stepping.off_loop", off_loop)
     async with engines(2, ZeROStage.STAGE1, bucket_size_mb=1e-5) as made:
         tasks = [asyncio.ensure_future(take_step(engine, 0)) for engine in made]
-        while made[1]._state.phase is not EnginePhase.STEPPED:  # noqa: ASYNC110
+        while made[1]._state.phase is not EnginePhase.STEPPED:  # noqa: ASYNC110, SLF001  # the engine shows no phase; the test cancels exactly after the update
             await asyncio.sleep(0)
         tasks[1].cancel()
         results = await asyncio.gather(*tasks, return_exceptions=True)
@@ -420,7 +420,7 @@ async def test_a_rank_that_is_cancelled_while_its_thread_waits_ends_everywhere()
     """Rank 0 waits in its first layer for the values that rank 1, which does not compute, owns."""
     async with replicas(2) as made:
         running = asyncio.ensure_future(training(made[0]))
-        while not made[0].engine._recovery.gatherer._gathering:  # type: ignore[union-attr]  # noqa: ASYNC110
+        while not made[0].engine._recovery.gatherer._gathering:  # type: ignore[union-attr]  # noqa: ASYNC110, SLF001  # no event tells that a rank's thread has begun to wait for values
             await asyncio.sleep(0)
         running.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -428,7 +428,7 @@ async def test_a_rank_that_is_cancelled_while_its_thread_waits_ends_everywhere()
         with pytest.raises(PeerError):
             await training(made[1])
         for replica in made:
-            replica.engine._bridge.resume()  # type: ignore[union-attr]
+            replica.engine._bridge.resume()  # type: ignore[union-attr]  # noqa: SLF001  # the bridge, which a cancellation has stopped, was handed to the engine, which does not show it
         await on_all([replica.engine for replica in made], ZeroEngine.resume)
         assert made[0].engine.memory_stats().gathered == 0
         await on_all(made, lambda replica: replica.run(1))

@@ -133,13 +133,13 @@ def test_a_pool_keeps_few_buffers() -> None:
 async def test_buckets_lie_where_other_ranks_of_the_host_read_them() -> None:
     async with engines(2, ZeROStage.STAGE1, transport="shm", shapes={"a": (64, 64)}) as made:
         asked: list[tuple[int, ...]] = []
-        pool = made[0]._means.pool
-        empty = pool._empty
+        pool = made[0]._means.pool  # noqa: SLF001  # the pool is made by the engine and shown to nobody
+        empty = pool._empty  # noqa: SLF001  # notes which memory is asked for: where arrays lie is no statistic
 
         def ask(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
             asked.append(shape)
             return empty(shape, dtype)
 
-        pool._empty = ask
+        pool._empty = ask  # noqa: SLF001  # notes which memory is asked for: where arrays lie is no statistic
         await on_all(made, reduce_once)
         assert asked == [(64 * 64,), (64 * 32,)]

@@ -127,9 +127,9 @@ async def test_the_next_layer_is_gathered_while_this_one_computes() -> None:
 
 
 def tell_when_gathered(replica: Replica, index: int, layer: Waiting) -> None:
-    gatherer = replica.engine._recovery.gatherer
+    gatherer = replica.engine._recovery.gatherer  # noqa: SLF001  # the gatherer is made by prepare() and shown to nobody
     assert gatherer is not None
-    unit, arrived = gatherer._units[index], threading.Event()
+    unit, arrived = gatherer._units[index], threading.Event()  # noqa: SLF001  # tells a layer in the middle of its computation that the values of another have come
     gather = unit.gather
 
     async def tell() -> list[Array]:
@@ -160,7 +160,7 @@ async def test_buckets_are_reduced_while_the_backward_pass_goes_on() -> None:
 
     async with replicas(2, ZeROStage.STAGE2, make=make, bucket_size_mb=1e-5) as made:
         for replica, layer in zip(made, waiting, strict=True):
-            share, is_reduced = replica.engine._means.shares[-1], threading.Event()
+            share, is_reduced = replica.engine._means.shares[-1], threading.Event()  # noqa: SLF001  # tells a layer in the middle of its computation that a gradient has been reduced
             layer.may_go_on = is_reduced
             add = share.add_reduced
 
@@ -176,7 +176,7 @@ async def test_buckets_are_reduced_while_the_backward_pass_goes_on() -> None:
 async def test_without_overlap_nothing_is_sent_before_the_end(overlaps: bool) -> None:
     async with replicas(2, ZeROStage.STAGE2, overlap_comm=overlaps) as made:
         await on_all(made, lambda replica: replica.worker.run(replica.compute, replica.draw_inputs(0)))
-        begun = [replica.engine._reducer._round.begun for replica in made]
+        begun = [replica.engine._reducer._round.begun for replica in made]  # noqa: SLF001  # how many buckets were sent before reduce() is no statistic
         assert begun == ([1, 1] if overlaps else [0, 0])
         await on_all(made, lambda replica: replica.engine.reduce())
 

@@ -156,7 +156,7 @@ async def test_a_limit_that_is_none_is_refused() -> None:
 
 def test_asyncpar_is_blamed_for_its_own_code(monkeypatch: pytest.MonkeyPatch) -> None:
     """As when a very large result is copied: then the endpoint is over, and it is not its fault."""
-    here = sys._getframe()
+    here = sys._getframe()  # noqa: SLF001  # documented in the library reference; a frame of this test is the one that is blamed
     monkeypatch.setattr(culprit, "_describe_actor", lambda frame: "actor 'giver', endpoint give")
     assert culprit.describe_culprit(here) == "actor 'giver', endpoint give"
     monkeypatch.setattr(culprit, "_PACKAGE", str(Path(__file__).parent))

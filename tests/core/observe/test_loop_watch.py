@@ -212,14 +212,14 @@ def test_a_loop_that_someone_else_runs_anew_is_known_when_it_sleeps() -> None:
             return await asyncio.to_thread(wait_asleep)
 
         def clean_up() -> object:
-            return loop.run_until_complete(look(lambda: watch._answer(sleeper)))
+            return loop.run_until_complete(look(lambda: watch._answer(sleeper)))  # noqa: SLF001  # called as the watch schedules it, on a loop that ran before and runs anew
 
         assert loop.run_until_complete(look(sleeper.learn))
         assert clean_up()
 
 
 def test_frames_without_a_line_number_are_shown() -> None:
-    frame = sys._getframe()
+    frame = sys._getframe()  # noqa: SLF001  # documented in the library reference; a real frame is changed into one without a line
     lineless: Any = SimpleNamespace(
         f_code=frame.f_code, f_lineno=None, f_globals=frame.f_globals, f_locals={}, f_back=None, f_lasti=-1
     )

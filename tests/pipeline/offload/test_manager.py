@@ -44,6 +44,16 @@ def check_value(value: Any, number: int) -> None:
     np.testing.assert_array_equal(value.weights[0], np.full(COUNT // 2, -float(number)))
 
 
+def spill_of(manager: MemoryManager) -> SpillFile:
+    spill = manager._file  # noqa: SLF001  # the file has no name in any folder: nothing but the manager leads to it
+    assert spill is not None
+    return spill
+
+
+def descriptor_of(spill: SpillFile) -> int:
+    return spill._file  # noqa: SLF001  # to damage or measure a file that has no name, only its number will do
+
+
 async def test_what_is_stored_is_held_until_it_is_freed() -> None:
     async with MemoryManager() as manager:
         value = make_value(1)
@@ -235,8 +245,8 @@ async def test_what_is_read_back_wrong_is_a_typed_error(monkeypatch: pytest.Monk
     async with MemoryManager(strategy=Strategy.EXTREME) as manager:
         manager.store_activation((0, 3), make_value(1))
         await manager.settle()
-        assert manager._file is not None
-        os.pwrite(manager._file._file, b"x", 100)
+        spill = spill_of(manager)
+        os.pwrite(descriptor_of(spill), b"x", 100)
         with pytest.raises(OffloadError, match=r"micro-batch 3: what was read back .* is not what was written"):
             await manager.retrieve_activation((0, 3))
 
@@ -245,8 +255,8 @@ async def test_a_file_that_was_cut_is_a_typed_error() -> None:
     async with MemoryManager(strategy=Strategy.EXTREME) as manager:
         manager.store_activation((0, 3), make_value(1))
         await manager.settle()
-        assert manager._file is not None
-        os.ftruncate(manager._file._file, 10)
+        spill = spill_of(manager)
+        os.ftruncate(descriptor_of(spill), 10)
         with pytest.raises(OffloadError, match=r"has ended .* bytes too early"):
             await manager.retrieve_activation((0, 3))
 
@@ -256,8 +266,8 @@ async def test_nothing_is_left_in_the_folder_at_any_time(tmp_path: Path) -> None
         manager.store_activation((0, 3), make_value(1))
         await manager.settle()
         assert list(tmp_path.iterdir()) == []  # it has no name: it goes with the process, however that ends
-        assert manager._file is not None
-        number = manager._file._file
+        spill = spill_of(manager)
+        number = descriptor_of(spill)
         os.fstat(number)
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(number)
@@ -267,9 +277,9 @@ async def test_a_manager_that_is_forgotten_closes_its_file(tmp_path: Path) -> No
     manager = MemoryManager(strategy=Strategy.EXTREME, folder=tmp_path)
     manager.store_activation((0, 3), make_value(1))
     await manager.settle()
-    assert manager._file is not None
-    number, thread = manager._file._file, manager._thread
-    del manager
+    spill = spill_of(manager)
+    number, thread = descriptor_of(spill), manager._thread  # noqa: SLF001  # the manager is to end this thread when it is forgotten, and shows it to nobody
+    del manager, spill
     await thread.run(int)  # the thread may still refer to its last write
     thread.close()
     gc.collect()
@@ -284,8 +294,8 @@ async def test_ranges_of_the_file_are_used_again(tmp_path: Path) -> None:
             await manager.settle()
             check_value(await manager.retrieve_activation((0, number)), number)
             manager.free_activation((0, number))
-        assert manager._file is not None
-        assert os.fstat(manager._file._file).st_size <= 2 * NBYTES
+        spill = spill_of(manager)
+        assert os.fstat(descriptor_of(spill)).st_size <= 2 * NBYTES
 
 
 async def test_freed_while_written_or_read_leaves_nothing() -> None:
@@ -301,8 +311,8 @@ async def test_freed_while_written_or_read_leaves_nothing() -> None:
             await reading
         await manager.settle()
         assert manager.stats.current_bytes == manager.stats.current_count == 0
-        assert manager._file is not None
-        assert len(manager._file._ranges._taken) == 0
+        spill = spill_of(manager)
+        assert len(spill._ranges._taken) == 0  # noqa: SLF001  # a leaked range of the file shows nowhere else: the file is sparse and the statistics count values
 
 
 async def test_a_cancelled_retrieval_can_be_repeated() -> None:
