@@ -1,15 +1,10 @@
-"""``python -m asyncpar`` is the command ``asyncpar``."""
-
-from __future__ import annotations
+"""``python -m asyncpar`` is the command ``asyncpar``.  It imports as little as possible before it handles Ctrl-C."""
 
 import os
 import signal
-from types import FrameType
-
-from asyncpar.core.observe.reporting import open_closed_streams
 
 
-def _end(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
+def _end(number: int, frame: object) -> None:  # noqa: ARG001
     """End at once, as a shell expects of a program that Ctrl-C ends: nothing is begun yet, or all is over."""
     os._exit(128 + number)
 
@@ -18,6 +13,8 @@ def main(prog_name: str = "asyncpar") -> None:
     """Run the command; Ctrl-C gives 130 from the first line on, while modules are imported, and to the end."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _end)
+    from asyncpar.core.observe.reporting import open_closed_streams
+
     # Before the rest is imported: libffi, which ctypes loads, keeps a file open, under the number of a closed stream.
     open_closed_streams()
     from asyncpar.launch.cli import main as command
