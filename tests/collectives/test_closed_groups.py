@@ -15,6 +15,7 @@ from asyncpar.collectives.communicator import Communicator
 from asyncpar.errors import PeerCancelled, UsageError
 from asyncpar.testing import local_world
 from tests.collectives.conftest import OpenRanks
+from tests.engines import engine_of
 
 IS_WHOLE = bool(os.environ.get("ASYNCPAR_TEST_ALL"))
 SMALL = 400 << 10
@@ -78,7 +79,7 @@ async def test_a_keyed_group_that_was_closed_is_made_anew_and_leaves_nothing(ope
                 assert world.subgroup((0, 1), key="again") is group
                 sums.append(float((await group.all_reduce(np.full(1, float(turn))))[0]))
                 group.close()
-                assert not world._keyed  # nothing of it can be seen otherwise
+                assert not world._keyed  # nothing of it can be seen otherwise  # noqa: SLF001  # groups kept for their keys show nowhere but in memory
             return sums
 
         assert await asyncio.gather(*(run(world) for world in ranks.communicators)) == [[0.0, 2.0, 4.0]] * 2
@@ -100,7 +101,7 @@ async def test_memory_stays_the_same_over_many_groups(transport: str, count: int
         await asyncio.sleep(0.01)
         gc.collect()
         await asyncio.sleep(0.01)
-        return tracemalloc.get_traced_memory()[0], [len(node.world._engine.table._groups) for node in nodes]
+        return tracemalloc.get_traced_memory()[0], [len(engine_of(node.world).table._groups) for node in nodes]  # noqa: SLF001  # groups that the table keeps show nowhere but in memory
 
     async with local_world(2, transport=transport) as nodes, asyncio.timeout(50):
         await asyncio.gather(*(use(node.world, 200) for node in nodes))
@@ -116,7 +117,7 @@ async def test_memory_stays_the_same_over_many_groups(transport: str, count: int
         if transport == "shm":
             groups_now = [_made(node.world) for node in nodes]
             await asyncio.gather(*(group.all_reduce(np.ones(3), algorithm="arena") for group in groups_now))
-            assert all(group._engine.arena is not None and group._engine.arena.is_open for group in groups_now)
+            assert all((arena := engine_of(group).arena) is not None and arena.is_open for group in groups_now)
 
 
 @pytest.mark.parametrize("transport", ["shm", "inproc", "tcp"])
@@ -126,7 +127,7 @@ def test_nothing_of_a_world_that_is_over_stays_in_memory(transport: str) -> None
             groups = [_made(node.world, (0, 1, 2)) for node in nodes]
             for communicators in ([node.world for node in nodes], groups):
                 await asyncio.gather(*(communicator.all_reduce(np.ones(200_000)) for communicator in communicators))
-            return [weakref.ref(each) for node in nodes for each in (node.world, node.world._engine.table)]
+            return [weakref.ref(each) for node in nodes for each in (node.world, engine_of(node.world).table)]
 
     left = asyncio.run(run())
     gc.collect()

@@ -13,6 +13,7 @@ from asyncpar.collectives.communicator import Communicator
 from asyncpar.errors import OperationMismatch, PeerCancelled, UsageError
 from asyncpar.testing import local_world
 from tests.collectives.conftest import OpenRanks
+from tests.engines import engine_of
 
 
 async def settle() -> None:
@@ -28,7 +29,7 @@ async def test_a_call_takes_one_number_whatever_the_dtypes(open_ranks: OpenRanks
     async with open_ranks(2) as ranks:
         await asyncio.gather(*(c.all_reduce_many(mixed()) for c in ranks.communicators))
         call = ranks.communicators[0].all_reduce_many(mixed())
-        assert ranks.communicators[0]._engine.ledger.last == 2
+        assert engine_of(ranks.communicators[0]).ledger.last == 2
         await asyncio.gather(call, ranks.communicators[1].all_reduce_many(mixed()))
         (statistics,) = ranks.communicators[0].traffic.operations
         assert (statistics.operation, statistics.calls) == ("all_reduce_many", 2)

@@ -15,6 +15,7 @@ from asyncpar.collectives.calibration import calibrate
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.errors import PeerCancelled, UsageError
 from tests.collectives.conftest import OpenRanks, Ranks
+from tests.engines import engine_of
 
 Call = Callable[[Communicator], Any]
 
@@ -275,7 +276,7 @@ async def test_small_messages_that_were_held_up_make_no_absurd_bandwidth(open_ra
 
         def calibrated(communicator: Communicator) -> Coroutine[Any, Any, None]:
             held_up = chain([0.0, 1.0, 1.0, 100.0, 100.0, 100.1], count(101.0, 0.001))
-            return calibrate(communicator._engine, clock=lambda: next(held_up))
+            return calibrate(engine_of(communicator), clock=lambda: next(held_up))
 
         await on_all(ranks, calibrated)
         for communicator in ranks.communicators:

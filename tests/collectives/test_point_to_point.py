@@ -115,7 +115,7 @@ async def test_nothing_is_left_behind_by_many_messages(open_ranks: OpenRanks) ->
         for _ in range(200):
             await asyncio.gather(zero.send(np.zeros(3), 1), one.recv())
         table = ranks.links[1].operations
-        groups = table._groups.values()  # type: ignore[attr-defined]
+        groups = table._groups.values()  # type: ignore[attr-defined]  # noqa: SLF001  # operations left in the table show nowhere but in memory
         assert sum(len(group.active) + len(group.loose) for group in groups) <= 1
         assert max(len(group.history) for group in groups) <= 256
 
@@ -172,7 +172,7 @@ def test_few_keyed_numbers_are_remembered_but_never_active_ones_forgotten() -> N
     for i in range(5000):
         ledger.allot_keyed(f"key {i}", ())
     assert not ledger.is_past(first)
-    assert len(ledger._keyed) == 4096
+    assert len(ledger._keyed) == 4096  # noqa: SLF001  # the bound of what is remembered shows nowhere else
 
 
 def test_messages_are_numbered_by_tag() -> None:

@@ -15,6 +15,7 @@ from asyncpar.errors import OperationMismatch, PeerCancelled, UsageError
 from asyncpar.testing import local_world
 from asyncpar.testing.blocking_world import blocking_world, run_ranks
 from tests.collectives.conftest import OpenRanks
+from tests.engines import engine_of
 
 Call = Callable[[Communicator], Coroutine[Any, Any, Any]]
 
@@ -51,7 +52,7 @@ async def test_a_call_that_all_ranks_refuse_leaves_nothing_behind(open_ranks: Op
             await asyncio.sleep(0)
         sums = await asyncio.gather(*(c.all_reduce(np.ones(1)) for c in ranks.communicators))
         assert [float(x[0]) for x in sums] == [3.0] * 3
-        assert not ranks.communicators[0]._engine.table.aborted
+        assert not engine_of(ranks.communicators[0]).table.aborted
 
 
 async def test_a_call_from_another_thread_is_refused_and_takes_its_place(open_ranks: OpenRanks) -> None:

@@ -75,7 +75,7 @@ class StoppableConnector(Connector):
         if peer.is_closing:
             raise PeerLost("gone", rank=rank, cause="gone")
         one, other = StoppableLane(links.rank, self._stops), StoppableLane(rank, self._stops)
-        one._peer, other._peer = other, one
+        one._peer, other._peer = other, one  # noqa: SLF001  # two lanes of the fake fabric are joined by hand, as its connector does with its own class
         links.adopt(rank, one)
         peer.adopt(links.rank, other)
 

@@ -75,9 +75,9 @@ async def slow_world(
         await InprocConnector(fabric).connect(links[0], 1)
         lane = links[0].link(1).lane
         assert isinstance(lane, InprocLane)
-        assert lane._events is not None
-        slow = SlowEvents(lane._events, stops_after)
-        lane._events = slow
+        assert lane._events is not None  # noqa: SLF001  # the lane has no public way to delay what arrives on it: the events between lane and link are replaced
+        slow = SlowEvents(lane._events, stops_after)  # noqa: SLF001  # the lane has no public way to delay what arrives on it: the events between lane and link are replaced
+        lane._events = slow  # noqa: SLF001  # the lane has no public way to delay what arrives on it: the events between lane and link are replaced
         monkeypatch.setattr(InprocLane, "missing_bytes", property(lambda _: slow.reader.missing_bytes))
         yield one, other
 

@@ -99,7 +99,7 @@ def find(name: str) -> Any:
 
 def destroy_groups() -> None:
     """Destroy all groups but the default one."""
-    world = dist.distributed_c10d._world
+    world = dist.distributed_c10d._world  # noqa: SLF001  # torch: the table of all groups (pg_map), which torch shows nowhere else
     for group in [group for group in world.pg_map if group is not dist.group.WORLD]:
         if group in world.pg_map:
             dist.destroy_process_group(group)

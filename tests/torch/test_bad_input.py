@@ -261,7 +261,7 @@ def test_several_tensors_of_one_rank_are_refused_where_gloo_adds_them_up() -> No
 def test_arguments_that_are_none_of_an_operation_are_refused() -> None:
     group: Any = dist.group.WORLD
     x = torch.ones(2)
-    wrong = torch._C._distributed_c10d.BroadcastOptions()
+    wrong = dist.BroadcastOptions()
     wrong.rootTensor = -1
     for told, call in [
         ("broadcast: rootTensor: expected 0, .* got -1", lambda: group.broadcast([x], wrong)),

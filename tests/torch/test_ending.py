@@ -21,6 +21,7 @@ import torch.distributed as dist
 from asyncpar.blocking import Cancelled
 from asyncpar.errors import PeerError, UsageError
 from asyncpar.torch.group_base import DELIVERY_SECONDS, GroupBase
+from tests.engines import engine_of
 from tests.shared_files import left_behind, shared_files
 from tests.torch.fork_server import fork_servers
 from tests.torch.pendings import Pendings
@@ -45,7 +46,7 @@ def meet(name: str) -> int:
 
 def store() -> Any:
     """Return where ranks leave word for each other."""
-    return dist.distributed_c10d._get_default_store()
+    return dist.distributed_c10d._get_default_store()  # noqa: SLF001  # torch: the store under the default group, through which ranks of a test tell each other; torch has no public name for it
 
 
 def all_works() -> None:
@@ -103,7 +104,7 @@ def end_while_threads_wait() -> None:
                 call()
             errors.append(raised.value)
 
-        pendings = dist.group.WORLD._pending = Pendings(3)
+        pendings = dist.group.WORLD._pending = Pendings(3)  # noqa: SLF001  # tells when operations are under way; the group makes this set itself
         work = dist.all_reduce(torch.ones(1 << 18), async_op=True)
         future, seen = work.get_future(), threading.Event()
         future.then(lambda _: seen.set())
@@ -223,7 +224,9 @@ def make_and_destroy_groups() -> None:
             x = torch.ones(count)
             dist.all_reduce(x, group=group)
             assert x.tolist() == [2.0] * count
-        assert group.communicator._engine.arena.is_open, "it goes by messages"
+        arena = engine_of(group.communicator).arena
+        assert arena is not None
+        assert arena.is_open, "it goes by messages"
         dist.destroy_process_group(group)
     dist.destroy_process_group()
 
@@ -295,7 +298,7 @@ def send_and_end(transport: str) -> None:
         words = store()
         if rank == 0:
             sent = [dist.isend(torch.full((count,), float(n)), 1, tag=n) for n in range(3)]
-            deliver = partial(_tell_and, words, dist.distributed_c10d._get_default_group()._deliver)
+            deliver = partial(_tell_and, words, dist.group.WORLD._deliver)  # noqa: SLF001  # the delivery at the end of a group is followed by a word to the other rank, exactly then
             with mock.patch.object(GroupBase, "_deliver", deliver):
                 dist.destroy_process_group()
             assert all(work is not None and work.is_success() for work in sent)

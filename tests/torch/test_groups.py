@@ -141,7 +141,7 @@ def test_groups_are_used_from_threads() -> None:
 
 @on_ranks(4)
 def test_barriers_hold_back_ranks_that_are_early() -> None:
-    store = dist.distributed_c10d._get_default_store()
+    store = dist.distributed_c10d._get_default_store()  # noqa: SLF001  # torch: the store under the default group, through which ranks of a test tell each other; torch has no public name for it
     mine = dist.get_rank()
     if mine == 3:
         store.set("arrived", "yes")
@@ -224,12 +224,12 @@ def test_who_waits_for_a_group_that_was_destroyed_elsewhere_is_told() -> None:
 @on_ranks(2)
 def test_operations_are_numbered() -> None:
     group: Any = dist.new_group()
-    group._set_sequence_number_for_group()
-    assert group._get_sequence_number_for_group() == 0
+    group._set_sequence_number_for_group()  # noqa: SLF001  # torch: the numbers of operations, which its debug checks compare between ranks
+    assert group._get_sequence_number_for_group() == 0  # noqa: SLF001  # torch: the numbers of operations, which its debug checks compare between ranks
     for _ in range(3):
         dist.all_reduce(torch.ones(2), group=group)
     dist.send(torch.ones(1), 1, group) if dist.get_rank() == 0 else dist.recv(torch.ones(1), 0, group)
-    assert group._get_sequence_number_for_group() == 4
+    assert group._get_sequence_number_for_group() == 4  # noqa: SLF001  # torch: the numbers of operations, which its debug checks compare between ranks
 
 
 @on_ranks(2)
@@ -237,4 +237,4 @@ def test_groups_are_for_devices_that_torch_has() -> None:
     has_cuda = torch.backends.cuda.is_built()
     assert dist.Backend.backend_capability["asyncpar"] == (["cpu", "cuda"] if has_cuda else ["cpu"])
     if not has_cuda:
-        assert dist.distributed_c10d._get_pg_default_device() == torch.device("cpu")
+        assert dist.distributed_c10d._get_pg_default_device() == torch.device("cpu")  # noqa: SLF001  # torch: the device that its object collectives choose for a group

@@ -15,7 +15,7 @@ from asyncpar.errors import PeerTimeout
 from tests.torch.worlds import on_ranks
 
 LARGE = 1 << 20
-wait_tensor = torch.ops._c10d_functional.wait_tensor
+wait_tensor = torch.ops._c10d_functional.wait_tensor  # noqa: SLF001  # torch: the operator by which compiled code waits for a functional collective
 
 
 def begun() -> dict[str, tuple[torch.Tensor, dist.Work | None, float]]:

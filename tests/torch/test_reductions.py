@@ -54,7 +54,7 @@ def test_avg_is_the_mean() -> None:
 @on_ranks(4)
 def test_premul_sum_multiplies_first() -> None:
     x = draw(dist.get_rank())
-    dist.all_reduce(x, dist._make_nccl_premul_sum(0.5))
+    dist.all_reduce(x, dist._make_nccl_premul_sum(0.5))  # noqa: SLF001  # torch: the only maker of a PREMUL_SUM
     assert_same(x, reduced("SUM", everyone()) * 0.5)
 
 
@@ -63,7 +63,7 @@ def test_premul_sum_takes_a_tensor_as_factor_and_keeps_the_dtype() -> None:
     for dtype in (*FLOATS, "complex64"):
         for factor in (torch.tensor(0.5), torch.tensor([0.5], dtype=torch.float64)):
             x = draw(dist.get_rank(), dtype)
-            dist.all_reduce(x, dist._make_nccl_premul_sum(factor))
+            dist.all_reduce(x, dist._make_nccl_premul_sum(factor))  # noqa: SLF001  # torch: the only maker of a PREMUL_SUM
             assert_same(x, sum(half * 0.5 for half in everyone(dtype)))
 
 
@@ -78,7 +78,7 @@ def test_premul_sum_refuses_integers_which_cannot_hold_the_products() -> None:
         x = torch.ones(4, dtype=dtype)
         for call in calls:
             with pytest.raises(UsageError, match="PREMUL_SUM needs a floating dtype, as"):
-                call(x, dist._make_nccl_premul_sum(factor))
+                call(x, dist._make_nccl_premul_sum(factor))  # noqa: SLF001  # torch: the only maker of a PREMUL_SUM
         assert_same(x, torch.ones(4, dtype=dtype))
 
 

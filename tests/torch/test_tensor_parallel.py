@@ -36,7 +36,7 @@ def test_meshes_have_groups_along_each_dim() -> None:
         x = torch.tensor(float(mine))
         dist.all_reduce(x, group=group)
         assert x.item() == mine + other
-    whole = mesh["dp", "tp"]._flatten("all")
+    whole = mesh["dp", "tp"]._flatten("all")  # noqa: SLF001  # torch: joins dimensions of a DeviceMesh; there is no public call
     assert whole.size() == 4
     x = torch.tensor(float(mine))
     dist.all_reduce(x, group=whole.get_group())

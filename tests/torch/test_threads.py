@@ -291,12 +291,12 @@ def test_a_test_that_is_skipped_in_a_rank_is_skipped() -> None:
 
 
 def test_torch_is_afterwards_as_it_was() -> None:
-    world, hook = dist.distributed_c10d._world, sys.excepthook
+    world, hook = dist.distributed_c10d._world, sys.excepthook  # noqa: SLF001  # torch: the state of all groups, which threads of ranks replace by their own
     assert run_threads(2, lambda rank: rank) == [0, 1]
-    assert dist.distributed_c10d._world is world
+    assert dist.distributed_c10d._world is world  # noqa: SLF001  # torch: the state of all groups, which threads of ranks replace by their own
     with pytest.raises(ZeroDivisionError):
         run_threads(2, lambda rank: 1 // rank)
-    assert dist.distributed_c10d._world is world
+    assert dist.distributed_c10d._world is world  # noqa: SLF001  # torch: the state of all groups, which threads of ranks replace by their own
     assert sys.excepthook is hook
 
 

@@ -132,13 +132,13 @@ def test_works_need_not_be_kept() -> None:
 def test_coalesced_operations_end_together() -> None:
     mine = dist.get_rank()
     xs = [draw(mine, shape=(n,)) for n in (1, 1000, 3)]
-    with dist._coalescing_manager(async_ops=True) as manager:
+    with dist._coalescing_manager(async_ops=True) as manager:  # noqa: SLF001  # torch: how its own batch_isend_irecv coalesces; there is no public name
         for x in xs:
             dist.all_reduce(x)
     manager.wait()
     for x in xs:
         assert_same(x, reduced("SUM", everyone(shape=x.shape)))
-    with dist._coalescing_manager():
+    with dist._coalescing_manager():  # noqa: SLF001  # torch: how its own batch_isend_irecv coalesces; there is no public name
         for x in xs:
             dist.all_reduce(x)
     assert_same(xs[0], 2 * reduced("SUM", everyone(shape=(1,))))
@@ -148,13 +148,13 @@ def test_coalesced_operations_end_together() -> None:
 def test_coalesced_gathers_and_scatters_end_together() -> None:
     mine = dist.get_rank()
     outputs = [torch.empty(2 * n) for n in (1, 4)]
-    with dist._coalescing_manager():
+    with dist._coalescing_manager():  # noqa: SLF001  # torch: how its own batch_isend_irecv coalesces; there is no public name
         for n, output in zip((1, 4), outputs, strict=True):
             dist.all_gather_single(output, draw(mine, shape=(n,)))
     for n, output in zip((1, 4), outputs, strict=True):
         assert_same(output, torch.cat(everyone(shape=(n,))))
     parts = [torch.empty(n) for n in (1, 4)]
-    with dist._coalescing_manager():
+    with dist._coalescing_manager():  # noqa: SLF001  # torch: how its own batch_isend_irecv coalesces; there is no public name
         for part, output in zip(parts, outputs, strict=True):
             dist.reduce_scatter_single(part, output)
     for n, part in zip((1, 4), parts, strict=True):

@@ -123,7 +123,7 @@ async def test_the_end_of_an_actor_with_a_long_queue_takes_no_deep_stack(open_ra
     depths: list[int] = []
 
     def look(_: DeadLetter) -> None:
-        frame, depth = sys._getframe(), 0
+        frame, depth = sys._getframe(), 0  # noqa: SLF001  # documented in the library reference; counts the frames of the stack
         while (back := frame.f_back) is not None:
             frame, depth = back, depth + 1
         depths.append(depth)
@@ -156,7 +156,7 @@ async def test_an_observer_of_dead_letters_that_tells_again_does_not_hear_itself
         for _ in range(2):
             nobody.note.tell("once")
         assert (len(heard), system.dead_letters.count) == (2, 4)
-        assert not system._caller._windows, "credit was lost"
+        assert not system._caller._windows, "credit was lost"  # noqa: SLF001  # credit that was never returned shows nowhere until it is used up
 
 
 # -- requests ----------------------------------------------------------------------------------------------------------
@@ -173,7 +173,7 @@ async def test_a_remote_spawn_that_is_cancelled_at_any_step_leaves_nobody_behind
             await asyncio.wait({spawning})
             for _ in range(200):
                 await asyncio.sleep(0)
-            is_there = f"child {steps}" in there._registry.cells
+            is_there = f"child {steps}" in there._registry.cells  # noqa: SLF001  # asking for the actor would spawn or wait; whether its cell exists at this turn shows nowhere else
             assert is_there == was_done, f"cancelled after {steps} turns"
 
 
@@ -194,5 +194,5 @@ async def test_a_close_that_is_cancelled_ends_what_waits_for_others(open_ranks: 
         closing.cancel()
         with pytest.raises(PeerLost, match="this node is closed"):
             await asking
-        here._registry.cells["Slow-1"].kill()
-        await here._registry.cells["Slow-1"].wait_ended()
+        here._registry.cells["Slow-1"].kill()  # noqa: SLF001  # ends the actor that the cancelled close has left behind, in the registry of the system that was closed
+        await here._registry.cells["Slow-1"].wait_ended()  # noqa: SLF001  # ends the actor that the cancelled close has left behind, in the registry of the system that was closed

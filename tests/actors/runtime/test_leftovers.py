@@ -50,7 +50,7 @@ async def test_no_hook_begins_after_a_kill(open_ranks: OpenRanks) -> None:
         (system,) = ranks.systems
         ref, other = await system.spawn(Bereaved), await system.spawn(Plain)
         await ref.follow(other)
-        cell = system._registry.cells["Bereaved-1"]
+        cell = system._registry.cells["Bereaved-1"]  # noqa: SLF001  # what an actor's cell keeps shows nowhere but in memory
         for _ in range(BURST):  # the last one of a burst is followed by a turn for others
             ref.nothing.tell()
         await turns(1)
@@ -189,11 +189,11 @@ async def test_an_actor_that_has_ended_watches_nobody(open_ranks: OpenRanks) -> 
         other = await there.spawn(Plain, name="other")
         ref = await here.spawn(Bereaved)
         await ref.follow(other)
-        cell = weakref.ref(here._registry.cells["Bereaved-1"])
+        cell = weakref.ref(here._registry.cells["Bereaved-1"])  # noqa: SLF001  # what an actor's cell keeps shows nowhere but in memory
         await here.stop(ref)
         await here.ref("other", rank=1).note("the unwatch has arrived before this")
-        assert len(here._watches) == 0
-        assert not there._registry.cells["other"].watchers
+        assert len(here._watches) == 0  # noqa: SLF001  # a watch left behind shows nowhere else
+        assert not there._registry.cells["other"].watchers  # noqa: SLF001  # what an actor's cell keeps shows nowhere but in memory
         del ref
         gc.collect()
         assert cell() is None
@@ -206,7 +206,7 @@ async def test_a_watch_ends_with_its_rank_if_that_gave_no_reason_that_is_known(o
         watch = here.watch(here.ref("other", rank=1))
         await turns(20)
         with pytest.raises(ProtocolError, match="'vanished' is no reason"):
-            here._watches.downed(1, message.Downed(0, "vanished"))
+            here._watches.downed(1, message.Downed(0, "vanished"))  # noqa: SLF001  # a message that no rank of this program sends is handed over in place of its transport
         ranks.kill(1)
         async with asyncio.timeout(2):
             assert (await watch).reason is DownReason.LOST
@@ -217,7 +217,7 @@ async def test_a_watch_that_begins_after_the_end_of_its_node_ends_at_once(open_r
         here, there = ranks.systems
         await there.spawn(Plain, name="other")
         await here.close()
-        watch = here._watches.begin(here.ref("other", rank=1))
+        watch = here._watches.begin(here.ref("other", rank=1))  # noqa: SLF001  # the public watch() refuses a closed system before it comes to this
         assert watch.down is not None
         assert watch.down.reason is DownReason.CLOSED
 
@@ -303,4 +303,4 @@ async def test_errors_of_a_lost_rank_hold_no_more_of_the_past_with_each_message(
         for _ in range(20):
             with pytest.raises(PeerLost):
                 ref.note.tell("x")
-        assert len(traceback.extract_tb(here._links.lost[1].__traceback__)) < 20
+        assert len(traceback.extract_tb(here._links.lost[1].__traceback__)) < 20  # noqa: SLF001  # the error that the links keep and raise again: how long its traceback grows shows there alone

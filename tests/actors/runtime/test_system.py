@@ -312,7 +312,7 @@ async def test_told_messages_that_nobody_handles_are_dead_letters(open_ranks: An
         (lambda ref: ref.add(1, times={1}.pop), r"argument 'times' of add\(\): .*builtin_function_or_method"),
         (lambda ref: ref.not_an_endpoint(), "not_an_endpoint"),
         (lambda ref: ref.on_start(), "on_start"),
-        (lambda ref: ref._seen(), "_seen: private names"),
+        (lambda ref: ref._seen(), "_seen: private names"),  # noqa: SLF001  # the access is what is tested: a private name is refused
         (lambda ref: ref.__secret__(), "__secret__: private names"),
     ],
 )
@@ -403,7 +403,7 @@ async def test_a_call_that_comes_twice_is_handled_once(open_ranks: Any) -> None:
         ref = await ranks.systems[1].spawn(Counter, name="c")
         await ranks.systems[0].ref("c", rank=1).add(1)
         call = PayloadEncoder().finish(message.CallMessage(99, "c", "add", [msgspec.Raw(b"\x01")], {}), what="a call")
-        ranks.systems[1]._router.receive(0, call, lambda: None)
+        ranks.systems[1]._router.receive(0, call, lambda: None)  # noqa: SLF001  # a call that no rank of this program sends is handed over in place of its transport
         with pytest.raises(ProtocolError, match="rank 0 sent call 99 twice"):
-            ranks.systems[1]._router.receive(0, call, lambda: None)
+            ranks.systems[1]._router.receive(0, call, lambda: None)  # noqa: SLF001  # a call that no rank of this program sends is handed over in place of its transport
         assert await ref.add(0) == 2

@@ -17,6 +17,7 @@ from asyncpar.net.arena.directory import NOTHING
 from asyncpar.node import Node
 from asyncpar.testing import local_world
 from asyncpar.testing.collectives import CommunicatorConformance
+from tests.engines import engine_of
 
 PIN = "all_reduce:0-inf@hierarchical"
 LAYOUTS = ("aabb", "aaabb", "abab", "aab", "aabbbc", "aabbccc", "aaaa", "abc")
@@ -64,7 +65,7 @@ async def world_on(layout: str) -> AsyncIterator[tuple[Node, ...]]:
         for node, host in zip(nodes, layout, strict=True):
             assert node.has_arena == (layout.count(host) > 1)
         yield nodes
-        arenas = [node.world._engine.table.arena for node in nodes]
+        arenas = [engine_of(node.world).table.arena for node in nodes]
         assert all(arena is None or arena.driver.rescues == 0 for arena in arenas)
 
 
@@ -137,7 +138,7 @@ async def test_messages_between_hosts_are_the_same_where_a_host_has_no_arena(mon
     for refused in ("", "a", "ab"):
         async with world_on("aaabb") as nodes:
             for node, host in zip(nodes, "aaabb", strict=True):
-                arena = node.world._engine.table.arena
+                arena = engine_of(node.world).table.arena
                 assert arena is not None
                 if host in refused:
                     monkeypatch.setattr(arena.directory, "_allot", lambda: NOTHING)
@@ -239,7 +240,7 @@ async def test_cancelling_on_one_rank_ends_it_on_all_and_leaves_the_group_usable
                     assert isinstance(outcome, PeerCancelled)
                     assert (outcome.rank, outcome.operation) == (
                         victim,
-                        f"all_reduce #{nodes[0].world._engine.ledger.last}",
+                        f"all_reduce #{engine_of(nodes[0].world).ledger.last}",
                     )
             assert cancelled.cancelled()
             for array in arrays:
@@ -319,7 +320,7 @@ async def test_hierarchical_is_chosen_where_it_pays_and_alike_on_all_ranks() -> 
         assert len(used) == 2
         group = nodes[0].world.subgroup((0, 1, 2))
         assert group is not None
-        assert group._engine.policy.model.has_arenas
+        assert engine_of(group).policy.model.has_arenas
 
 
 async def test_a_part_of_a_world_over_hosts_is_hierarchical_too() -> None:

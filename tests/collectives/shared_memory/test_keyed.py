@@ -19,6 +19,7 @@ from asyncpar.net.arena.run_queue import KeyedRunQueue
 from asyncpar.net.arena.sequencer import LeadingSequencer
 from asyncpar.node import Node
 from asyncpar.testing import local_world
+from tests.engines import engine_of
 
 SIZES = (1, 40_000, 700_000)
 """Elements of float64: at once, at once, and in chunks."""
@@ -39,12 +40,12 @@ def early_probes(monkeypatch: pytest.MonkeyPatch) -> None:
 async def arena_of(size: int) -> AsyncIterator[tuple[Node, ...]]:
     async with local_world(size, transport="shm") as nodes, asyncio.timeout(30):
         yield nodes
-        arenas = [node.world._engine.table.arena for node in nodes]
+        arenas = [engine_of(node.world).table.arena for node in nodes]
         assert [arena.driver.rescues for arena in arenas if arena is not None] == [0] * size
 
 
 def keyed_group(communicator: Communicator) -> ArenaGroup:
-    group = communicator._engine._keyed_arena
+    group = engine_of(communicator)._keyed_arena  # noqa: SLF001  # which group carries keyed operations shows in no result
     assert group is not None
     return group
 
@@ -56,7 +57,7 @@ def run_queue_of(node: Node) -> KeyedRunQueue:
 
 
 def started(nodes: Sequence[Node]) -> int:
-    pending = (operation for node in nodes for operation in node.world._engine.group.pending())
+    pending = (operation for node in nodes for operation in engine_of(node.world).group.pending())
     return sum(operation.has_started for operation in pending)
 
 
@@ -277,12 +278,12 @@ async def test_of_what_was_given_up_nothing_is_kept(victim: int) -> None:
         await sum_everywhere(nodes)
         for node in nodes:
             run_queue = run_queue_of(node)
-            assert not run_queue._unplaced
+            assert not run_queue._unplaced  # noqa: SLF001  # operations left behind unplaced show nowhere but in memory
             assert not run_queue.tasks
-            assert len(run_queue._unsent) <= RING
+            assert len(run_queue._unsent) <= RING  # noqa: SLF001  # old announcements that stay show nowhere but in memory
         sequencer = run_queue_of(nodes[0]).sequencer
         assert isinstance(sequencer, LeadingSequencer)
-        assert len(sequencer._roll) == 0
+        assert len(sequencer._roll) == 0  # noqa: SLF001  # old announcements that stay show nowhere but in memory
 
 
 @pytest.mark.parametrize("missing", [0, 1, 2])
@@ -311,7 +312,7 @@ async def test_a_rank_that_has_called_but_does_not_await_is_named_and_described(
         call = nodes[1].world.all_reduce(np.zeros(9), key="k")
         waiting = asyncio.ensure_future(nodes[0].world.all_reduce(np.zeros(9), key="k"))
         await until_started(nodes, 1)
-        (operation,) = nodes[0].world._engine.group.pending()
+        (operation,) = engine_of(nodes[0].world).group.pending()
         while not operation.answers:  # noqa: ASYNC110 - no event tells of it
             await asyncio.sleep(0)
         nodes[0].world.timeout = 0.01

@@ -15,6 +15,7 @@ from asyncpar.collectives.communicator import Communicator
 from asyncpar.errors import OperationMismatch, PeerCancelled, PeerLost, PeerTimeout, UsageError
 from asyncpar.node import Node
 from asyncpar.testing import local_world
+from tests.engines import engine_of
 
 SIZES = (1, 40_000, 700_000)
 """Elements of float64: at once, at once, and in chunks."""
@@ -30,7 +31,7 @@ async def arena_of(size: int) -> AsyncIterator[tuple[Node, ...]]:
 
 
 def _rescues(node: Node) -> int:
-    arena = node.world._engine.table.arena
+    arena = engine_of(node.world).table.arena
     assert arena is not None
     return arena.driver.rescues
 
@@ -99,7 +100,7 @@ async def test_after_a_cancelled_operation_the_group_goes_on(count: int) -> None
 
 
 def _started(nodes: tuple[Node, ...]) -> int:
-    pending = (operation for node in nodes for operation in node.world._engine.group.pending())
+    pending = (operation for node in nodes for operation in engine_of(node.world).group.pending())
     return sum(operation.has_started for operation in pending)
 
 
@@ -202,7 +203,7 @@ async def test_more_groups_than_fit_go_by_messages(monkeypatch: pytest.MonkeyPat
                 *(group.all_reduce(x) for group, x in zip(groups, arrays, strict=True) if group is not None)
             )
             assert all((x == 3.0).all() for x in arrays)
-        refused = [group._engine.arena for group in groups if group is not None and group._engine.arena is not None]
+        refused = [arena for group in groups if group is not None and (arena := engine_of(group).arena) is not None]
         assert [group.is_refused for group in refused] == [True, True]
         sent = [group.traffic.payload_bytes for group in groups if group is not None]
         assert sent == [arrays[0].nbytes, arrays[0].nbytes]  # by messages, and not into a slot besides
@@ -220,7 +221,7 @@ async def _use(groups: list[Communicator]) -> None:
         await asyncio.gather(*(group.all_reduce(x, key=key) for group, x in zip(groups, arrays, strict=True)))
         assert all((x == 3.0).all() for x in arrays)
     for group in groups:
-        ways = (group._engine.arena, group._engine._keyed_arena)
+        ways = (engine_of(group).arena, engine_of(group)._keyed_arena)  # noqa: SLF001  # a keyed call gives the same sums by messages: that it goes by memory shows nowhere else
         assert all(way is not None and way.is_open for way in ways), group.name
 
 
@@ -239,17 +240,17 @@ async def test_groups_that_end_give_their_memory_to_others(monkeypatch: pytest.M
 
 async def test_memory_of_a_group_is_not_used_again_while_another_rank_may_look_at_it() -> None:
     async with arena_of(2) as nodes:
-        directories = [arena.directory for node in nodes if (arena := node.world._engine.table.arena) is not None]
+        directories = [arena.directory for node in nodes if (arena := engine_of(node.world).table.arena) is not None]
         first = _pair(nodes, "first")
         await _use(first)
-        before = set(directories[0]._offers.values())
+        before = set(directories[0]._offers.values())  # noqa: SLF001  # which memory a group was given, and when it is given again, shows in no result
         first[0].give_up(0, "it is not needed any more")
         second = _pair(nodes, "second")
         await _use(second)
-        assert not before & set(directories[0]._offers.values())
+        assert not before & set(directories[0]._offers.values())  # noqa: SLF001  # which memory a group was given, and when it is given again, shows in no result
         first[1].give_up(1, "it is not needed any more")
         await _use(_pair(nodes, "third"))
-        assert before <= set(directories[0]._offers.values())
+        assert before <= set(directories[0]._offers.values())  # noqa: SLF001  # which memory a group was given, and when it is given again, shows in no result
         await _use(second)
 
 
@@ -363,7 +364,7 @@ async def test_a_loop_full_of_small_operations_is_no_loop_without_turns() -> Non
                 await asyncio.sleep(0)
 
         counting = asyncio.ensure_future(count_turns())
-        root = nodes[0].world._engine.arena
+        root = engine_of(nodes[0].world).arena
         assert root is not None
         driver = root.host.driver
         driver.give_turn(0.0)

@@ -77,9 +77,9 @@ def test_the_descriptor_for_peers_neither_writes_nor_maps_for_writing(owner: Seg
 
 def test_nobody_can_shrink_a_segment_not_even_its_owner(owner: Segment) -> None:
     with pytest.raises(PermissionError):
-        os.ftruncate(owner._descriptor, HEADER_BYTES)
+        os.ftruncate(owner._descriptor, HEADER_BYTES)  # noqa: SLF001  # the attack needs the descriptor, which a segment hands to no user
     with pytest.raises(PermissionError):
-        os.ftruncate(owner._descriptor, CONTROL + HEAP + mmap.PAGESIZE)
+        os.ftruncate(owner._descriptor, CONTROL + HEAP + mmap.PAGESIZE)  # noqa: SLF001  # the attack needs the descriptor, which a segment hands to no user
 
 
 def test_a_segment_that_shows_another_number_is_not_the_owners(owner: Segment) -> None:
@@ -127,10 +127,10 @@ def test_a_system_that_refuses_memory_is_an_error_too(owner: Segment, monkeypatc
 
 
 def test_only_the_bounded_part_takes_memory(owner: Segment) -> None:
-    taken = os.fstat(owner._descriptor).st_blocks * 512
+    taken = os.fstat(owner._descriptor).st_blocks * 512  # noqa: SLF001  # pages that the system has given to a segment are found by its descriptor alone
     assert taken == CONTROL
     owner.take_heap_memory(0, 1 << 20)
-    assert os.fstat(owner._descriptor).st_blocks * 512 == CONTROL + (1 << 20)
+    assert os.fstat(owner._descriptor).st_blocks * 512 == CONTROL + (1 << 20)  # noqa: SLF001  # pages that the system has given to a segment are found by its descriptor alone
 
 
 @pytest.mark.parametrize(("offset", "count"), [(-8, 1), (0, CONTROL // 8 + 1), (CONTROL, 1), (4, 1), (0, -1)])

@@ -104,7 +104,7 @@ async def test_a_vigil_in_vain_makes_the_next_one_shorter_and_one_that_paid_does
         await turns(5)
         if paid:
             busy_poll.arrived()
-        until = busy_poll._until
+        until = busy_poll._until  # noqa: SLF001  # the time at which a watch ends shows nowhere else, as the clock stands still
         clock.now = until
         await turns(2)
         return until - begun
@@ -125,10 +125,10 @@ async def test_no_vigil_is_kept_while_nothing_comes_in_time_and_again_once_somet
         await turns(2)
         busy_poll.arrived()
     busy_poll.expect()
-    assert not busy_poll._is_watching
+    assert not busy_poll._is_watching  # noqa: SLF001  # a watch costs processor time and changes no result: it shows nowhere else
     busy_poll.arrived()
     busy_poll.expect()
-    assert busy_poll._is_watching
+    assert busy_poll._is_watching  # noqa: SLF001  # a watch costs processor time and changes no result: it shows nowhere else
 
 
 async def test_nobody_stays_awake_while_others_wait_for_the_processors() -> None:
@@ -140,8 +140,8 @@ async def test_nobody_stays_awake_while_others_wait_for_the_processors() -> None
     for _ in range(4):
         clock.now += LOOK_SECONDS
         busy_poll.expect()
-        kept.append(busy_poll._is_watching)
-        clock.now = busy_poll._until
+        kept.append(busy_poll._is_watching)  # noqa: SLF001  # a watch costs processor time and changes no result: it shows nowhere else
+        clock.now = busy_poll._until  # noqa: SLF001  # the time at which a watch ends shows nowhere else, as the clock stands still
         await turns(2)
         busy_poll.arrived()
     assert kept == [True, True, False, False]
@@ -151,7 +151,7 @@ async def test_two_expectations_of_one_answer_are_judged_once() -> None:
     clock = Clock()
     busy_poll = BusyPoll(clock=clock, contention=CpuPressure(lambda: None))
     busy_poll.is_allowed = True
-    busy_poll._patience.seconds = 10e-6
+    busy_poll._patience.seconds = 10e-6  # noqa: SLF001  # how long it waits is learned and no setting
     for _ in range(10):  # a request comes, its answer leaves 20 us later, and the next request comes soon
         busy_poll.expect()
         clock.now += 20e-6
@@ -159,7 +159,7 @@ async def test_two_expectations_of_one_answer_are_judged_once() -> None:
         busy_poll.expect()
         clock.now += 50e-6
         busy_poll.arrived()
-    assert busy_poll._patience.seconds == LONGEST_SECONDS
+    assert busy_poll._patience.seconds == LONGEST_SECONDS  # noqa: SLF001  # how long it waits is learned and no setting
 
 
 async def test_a_loop_that_was_busy_with_something_else_learns_nothing() -> None:
@@ -171,14 +171,14 @@ async def test_a_loop_that_was_busy_with_something_else_learns_nothing() -> None
         clock.now += 1.0  # as a computation would take
         await turns(2)
     busy_poll.expect()
-    assert busy_poll._until - clock.now == pytest.approx(LONGEST_SECONDS)
+    assert busy_poll._until - clock.now == pytest.approx(LONGEST_SECONDS)  # noqa: SLF001  # the time at which a watch ends shows nowhere else, as the clock stands still
 
 
 async def test_lanes_keep_the_vigil_after_what_is_small_and_after_nothing_else() -> None:
     async with open_tcp_pair() as (one, other):
         clock = Clock()
-        one._busy_poll = BusyPoll(clock=clock, contention=CpuPressure(lambda: None))
-        one._busy_poll.is_allowed = True
+        one._busy_poll = BusyPoll(clock=clock, contention=CpuPressure(lambda: None))  # noqa: SLF001  # a lane takes the watch of its connector; here it gets one with the test's clock
+        one._busy_poll.is_allowed = True  # noqa: SLF001  # a lane takes the watch of its connector; here it gets one with the test's clock
         events = RecordingEvents()
         one.start(events)
         other.start(RecordingEvents())
@@ -186,7 +186,7 @@ async def test_lanes_keep_the_vigil_after_what_is_small_and_after_nothing_else()
         async def asked_while(happening: Sending | None) -> bool:
             """Say whether a busy_poll is kept, and end it."""
             await finished(happening)
-            is_watching = one._busy_poll._is_watching
+            is_watching = one._busy_poll._is_watching  # noqa: SLF001  # a watch costs processor time and changes no result: it shows nowhere else
             clock.now += 1.0
             await turns(2)
             return is_watching

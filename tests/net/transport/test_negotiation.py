@@ -244,7 +244,7 @@ async def test_ranks_of_other_hosts_take_tcp_and_those_of_one_host_its_unix_sock
 
 def hide_unix_socket(rank: Rank) -> None:
     """Let ``rank`` tell a name that does not exist here, as if it were in another network namespace."""
-    listener = rank.connector._acceptor._listeners["shm"]
+    listener = rank.connector._acceptor._listeners["shm"]  # noqa: SLF001  # the name that the listener tells peers is no setting
     assert isinstance(listener, UnixListener)
     listener.name = "asyncpar-elsewhere"
 
@@ -370,7 +370,7 @@ async def test_ranks_that_do_not_receive_hold_each_other_back_until_they_do(tran
             for sender, receiver in ways
         ]
         pending = [sending.done for sending in sendings if sending is not None]
-        inboxes = [receiver.link(sender.rank)._inbox for sender, receiver in ways]
+        inboxes = [receiver.link(sender.rank)._inbox for sender, receiver in ways]  # noqa: SLF001  # a link tells nobody how much it keeps early; the bound of that is what is tested
         async with asyncio.timeout(20):
             while any(EAGER_WINDOW - inbox.early_bytes >= EAGER_LIMIT + HEADER_BYTES for inbox in inboxes):  # noqa: ASYNC110
                 await asyncio.sleep(0)  # no event tells that there is no room for one more
@@ -475,8 +475,8 @@ async def test_the_grpc_stream_stands_in_when_not_all_connections_are_made(monke
         other.join()
         await exchange(one.links, other.links)
         assert one.links.lane_kind(1) == other.links.lane_kind(0) == "grpc"
-        assert one.connector._acceptor._gathering._waiting == {}
-        assert other.connector._acceptor._gathering._waiting == {}
+        assert one.connector._acceptor._gathering._waiting == {}  # noqa: SLF001  # connections left waiting for their lane show nowhere else
+        assert other.connector._acceptor._gathering._waiting == {}  # noqa: SLF001  # connections left waiting for their lane show nowhere else
 
 
 def test_unknown_transports_are_named_with_the_known_ones() -> None:

@@ -87,7 +87,7 @@ def test_what_is_remembered_is_bounded() -> None:
     positions = Positions(patience=2.0)
     for second in range(1_000):
         positions.mark(float(second), second)
-    assert len(positions._marks) <= 64
+    assert len(positions._marks) <= 64  # noqa: SLF001  # how many marks are kept shows nowhere but in memory
 
 
 def test_a_piece_that_counts_only_when_it_is_complete_may_take_longer() -> None:

@@ -254,7 +254,7 @@ async def test_chunks_outside_of_the_memory_end_the_connection() -> None:
 
 async def test_a_rank_that_shares_nothing_refuses_chunks() -> None:
     async with linked() as (one, other):
-        other.link._exchange = None
+        other.link._exchange = None  # noqa: SLF001  # a rank that shares no memory: linked() joins two that do
         one.link.control(FrameKind.CHUNK, Key(MESSAGE_GROUP, 0, 0), bytes(8))
         async with asyncio.timeout(20):
             await other.changed.wait()

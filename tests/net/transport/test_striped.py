@@ -71,7 +71,7 @@ async def test_frames_behind_a_striped_one_wait_for_its_last_part(late: int) -> 
         one.start(RecordingEvents())
         other.start(events)
         payloads = [pattern(STRIPED, 1), b"small", pattern(STRIPED + 5, 2), b"end"]
-        streams(other)[late]._transport.pause_reading()
+        streams(other)[late]._transport.pause_reading()  # noqa: SLF001  # one connection falls behind the others: asyncio's transport is what can be stopped
         for tag, payload in enumerate(payloads):
             one.send(*frame(tag, payload))
         ahead = [connection for index, connection in enumerate(other.connections) if index != late]
@@ -79,7 +79,7 @@ async def test_frames_behind_a_striped_one_wait_for_its_last_part(late: int) -> 
         while any(connection.bytes_received < expected for connection in ahead):  # noqa: ASYNC110 - no event tells
             await asyncio.sleep(0)
         assert events.tags == []
-        streams(other)[late]._transport.resume_reading()
+        streams(other)[late]._transport.resume_reading()  # noqa: SLF001  # one connection falls behind the others: asyncio's transport is what can be stopped
         await events.until_tag(3)
         assert events.tags == [0, 1, 2, 3]
         assert [payload for _, payload in events.frames] == payloads
@@ -112,7 +112,7 @@ async def test_a_payload_that_begins_on_one_connection_only_goes_out_from_a_copy
         sending = one.send(*frame(1, buffer))
         assert sending is not None
         assert one.connections[1].bytes_sent == STRIPE_BYTES + SEALED_BYTES + TAIL_BYTES
-        assert not streams(one)[1]._writer
+        assert not streams(one)[1]._writer  # noqa: SLF001  # whether this connection has bytes left to write shows nowhere else
         assert sending.release() is True
         assert sending.done.cancelled()
         buffer[:] = bytes(len(buffer))
@@ -150,14 +150,14 @@ async def test_diverted_parts_are_dropped_also_where_they_have_not_begun() -> No
         )
         one.start(RecordingEvents())
         other.start(events)
-        streams(other)[2]._transport.pause_reading()
+        streams(other)[2]._transport.pause_reading()  # noqa: SLF001  # one connection falls behind the others: asyncio's transport is what can be stopped
         one.send(*frame(0, pattern(STRIPED)))
         one.send(*frame(1, b"next"))
         while other.connections[1].bytes_received < STRIPE_BYTES:  # noqa: ASYNC110 - no event tells of bytes
             await asyncio.sleep(0)
         other.divert()
         before = bytes(posted)
-        streams(other)[2]._transport.resume_reading()
+        streams(other)[2]._transport.resume_reading()  # noqa: SLF001  # one connection falls behind the others: asyncio's transport is what can be stopped
         await events.until_tag(1)
         assert events.tags == [1]
         assert posted == before
@@ -174,14 +174,14 @@ async def test_the_lane_ends_with_any_of_its_connections_and_says_so_once(dead: 
         sending = one.send(*frame(0, pattern(64 << 20)))
         assert sending is not None
         one.connections[dead].abort(PeerLost("cut"))
-        streams(other)[dead]._socket.shutdown(socket.SHUT_RDWR)
+        streams(other)[dead]._socket.shutdown(socket.SHUT_RDWR)  # noqa: SLF001  # a connection that is cut from outside: the lane has no call that ends it as a broken network would
         await there.until_lost()
-        streams(one)[(dead + 1) % 3]._socket.shutdown(socket.SHUT_RDWR)
+        streams(one)[(dead + 1) % 3]._socket.shutdown(socket.SHUT_RDWR)  # noqa: SLF001  # a connection that is cut from outside: the lane has no call that ends it as a broken network would
         await here.until_lost()
         with pytest.raises(PeerLost):
             await finished(sending)
         assert len(here.losses) == len(there.losses) == 1
-        assert not any(connection._is_open for connection in (*streams(one), *streams(other)))
+        assert not any(connection._is_open for connection in (*streams(one), *streams(other)))  # noqa: SLF001  # a connection tells its lane alone that it is over
 
 
 async def test_an_idle_lane_notices_that_its_last_connection_broke() -> None:
@@ -191,7 +191,7 @@ async def test_an_idle_lane_notices_that_its_last_connection_broke() -> None:
         other.start(there)
         one.send(*frame(0, pattern(STRIPED)))
         await there.until_tag(0)
-        streams(one)[2]._transport.abort()
+        streams(one)[2]._transport.abort()  # noqa: SLF001  # a connection that is cut from outside: the lane has no call that ends it as a broken network would
         await there.until_lost()
         await here.until_lost()
         assert there.losses == ["the peer closed the connection"]
@@ -211,9 +211,9 @@ async def test_parts_that_do_not_fit_end_the_lane(index: int, header: FrameHeade
         one.start(here)
         other.start(there)
         if index == 2:
-            one._first.send(striped_header(0), memoryview(bytes(STRIPE_BYTES)))
+            one._first.send(striped_header(0), memoryview(bytes(STRIPE_BYTES)))  # noqa: SLF001  # a stripe that no sender would send goes past the lane's own bookkeeping
         sender = streams(one)[index]
-        sender._socket.send(sender._sealer.seal(encode_header(header)))
+        sender._socket.send(sender._sealer.seal(encode_header(header)))  # noqa: SLF001  # a frame that no sender would send, sealed with the numbers of this connection
         await there.until_lost()
         assert cause in there.losses[0]
         await here.until_lost()
@@ -241,7 +241,7 @@ async def test_a_peer_cannot_send_parts_over_a_single_connection() -> None:
         link.attach(other)
         here = RecordingEvents()
         one.start(here)
-        one._socket.send(one._sealer.seal(encode_header(striped_header(0))))
+        one._socket.send(one._sealer.seal(encode_header(striped_header(0))))  # noqa: SLF001  # a frame that no sender would send, sealed with the numbers of this connection
         await here.until_lost()
         assert losses == ["protocol error: a payload came in parts over a single connection"]
 

@@ -173,7 +173,7 @@ async def test_frames_right_behind_the_handshake_are_frames() -> None:
 
 async def test_small_frames_leave_without_a_turn_of_the_loop() -> None:
     async with open_tcp_pair() as (one, other):
-        raw = other._transport.get_extra_info("socket")
+        raw = other._transport.get_extra_info("socket")  # noqa: SLF001  # the socket that has received is looked at before the loop reads from it
         assert one.send(*frame(0, b"abc")) is None
         assert raw.fileno() >= 0
         peeked = socket.socket(fileno=socket.dup(raw.fileno()))
@@ -201,7 +201,7 @@ async def test_garbage_on_the_wire_ends_the_lane() -> None:
         here, there = RecordingEvents(), RecordingEvents()
         one.start(here)
         other.start(there)
-        one._socket.send(b"garbage" * 10)
+        one._socket.send(b"garbage" * 10)  # noqa: SLF001  # garbage goes past send(), straight into the socket
         await there.until_lost()
         await here.until_lost()
         assert there.losses == ["damaged link: tcp lane: frame 0: the checksum of its header is wrong"]
@@ -290,4 +290,4 @@ async def test_inside_a_host_the_kernel_does_not_pace() -> None:
         pytest.skip("this system does not let one choose")
     async with open_tcp_pair() as (one, other):
         for lane in (one, other):
-            assert lane._socket.getsockopt(socket.IPPROTO_TCP, option, 16).rstrip(b"\0") == b"reno"
+            assert lane._socket.getsockopt(socket.IPPROTO_TCP, option, 16).rstrip(b"\0") == b"reno"  # noqa: SLF001  # options of the socket are asked of the system

@@ -108,8 +108,8 @@ async def test_a_name_does_not_exist_in_another_network_namespace() -> None:
 
 async def test_a_full_backlog_is_waited_for() -> None:
     async with Door() as door:
-        assert door.listener._server is not None
-        with socket.socket(fileno=os.dup(door.listener._server.sockets[0].fileno())) as listening:
+        assert door.listener._server is not None  # noqa: SLF001  # makes the backlog of the listener's own socket smaller: no setting does
+        with socket.socket(fileno=os.dup(door.listener._server.sockets[0].fileno())) as listening:  # noqa: SLF001  # makes the backlog of the listener's own socket smaller: no setting does
             listening.listen(0)
         dials = [
             asyncio.create_task(dial_unix(door.listener.name, TERMS, secret=SECRET, busy_poll=BusyPoll()))
@@ -147,7 +147,7 @@ async def test_a_unix_socket_holds_more_than_it_does_by_itself() -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as untouched:
         default = untouched.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
     async with open_unix_pair() as (one, other):
-        assert all(lane._socket.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) >= default for lane in (one, other))
+        assert all(lane._socket.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) >= default for lane in (one, other))  # noqa: SLF001  # options of the socket are asked of the system
         one.start(RecordingEvents())
         sending = one.send(*frame(0, bytes(default + 100_000)))
-        assert (sending is None) == (one._socket.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) > 4 * default)
+        assert (sending is None) == (one._socket.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) > 4 * default)  # noqa: SLF001  # options of the socket are asked of the system

@@ -150,7 +150,7 @@ def test_a_payload_in_pieces_that_is_taken_in_portions_and_copied_on_the_way_has
 
 def test_numbers_start_again_after_the_largest() -> None:
     sealer, verifier = FrameSealer(SEED), FrameVerifier(SEED)
-    sealer._number = verifier._number = 0xFFFF_FFFF
+    sealer._number = verifier._number = 0xFFFF_FFFF  # noqa: SLF001  # the last number of 2**32 is reached at once
     sink = Sink()
     taken = FrameReader(sink, max_length=1, verifier=verifier)
     for tag in range(3):
