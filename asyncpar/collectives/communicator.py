@@ -19,7 +19,7 @@ from asyncpar.collectives.cost import CostModel
 from asyncpar.collectives.engine import Engine
 from asyncpar.collectives.keys import hash64
 from asyncpar.collectives.operation import Limits
-from asyncpar.collectives.point_to_point import Delivery, PointToPoint
+from asyncpar.collectives.point_to_point import PointToPoint, ReceivedMessage
 from asyncpar.collectives.policy import Policy, parse_pin
 from asyncpar.collectives.shared_memory.group import ArenaHost
 from asyncpar.collectives.statistics import Traffic
@@ -374,7 +374,7 @@ class Communicator(ArrayOperations):
     def recv_object(self, source: int | None = None, *, tag: int = 0, wanted: Any = Any) -> Coroutine[Any, Any, Any]:
         """Return the next value that ``source`` (None: any rank) sends with ``tag``; it must be of type ``wanted``."""
 
-        def convert(delivery: Delivery) -> Any:
+        def convert(delivery: ReceivedMessage) -> Any:
             return objects.decoded(delivery.array, wanted, "recv_object")
 
         return self._receive(source, None, tag, convert, is_object=True)
@@ -445,7 +445,7 @@ class Communicator(ArrayOperations):
         source: int | None,
         out: Array | None,
         tag: int,
-        convert: Callable[[Delivery], T],
+        convert: Callable[[ReceivedMessage], T],
         *,
         is_object: bool = False,
     ) -> Coroutine[Any, Any, T]:

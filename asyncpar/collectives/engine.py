@@ -19,12 +19,12 @@ from asyncpar.collectives.algorithms.catalog import (
     schedule_of,
 )
 from asyncpar.collectives.algorithms.hierarchical import Hosts
-from asyncpar.collectives.algorithms.steps import Schedule
+from asyncpar.collectives.algorithms.steps import RankSchedule
 from asyncpar.collectives.arrays import Array, check_key
 from asyncpar.collectives.call import Call, MessageCall, refuse
 from asyncpar.collectives.keys import GroupLedger, UseCounts, hash64
 from asyncpar.collectives.operation import Group, Limits, Operation
-from asyncpar.collectives.plan import AlongBuffer, Layout, Plan
+from asyncpar.collectives.plan import AlongBuffer, ChunkLayout, Plan
 from asyncpar.collectives.policy import Policy
 from asyncpar.collectives.protocol import Description, describe
 from asyncpar.collectives.shared_memory.call import ArenaCall, ArenaOperation, ArenaTask, MakeProgram
@@ -141,7 +141,7 @@ class Engine:
         """Return the algorithm whose messages carry an operation: for one in the arena, if that has no room."""
         return self.policy.choose(operation, payload) if algorithm == ARENA else algorithm
 
-    def schedule(self, operation: str, algorithm: str, root: int = 0) -> Schedule:
+    def schedule(self, operation: str, algorithm: str, root: int = 0) -> RankSchedule:
         """Return this rank's schedule."""
         hosts = self.hosts if algorithm.startswith("hierarchical") else None
         return schedule_of(operation, algorithm, rank=self.rank, size=self.size, root=root, hosts=hosts)
@@ -165,7 +165,7 @@ class Engine:
             phase=phase,
         )
 
-    def bind(self, schedule: Schedule, layout: Layout, *, phase: int = 0) -> Plan:
+    def bind(self, schedule: RankSchedule, layout: ChunkLayout, *, phase: int = 0) -> Plan:
         """Return the messages of ``schedule`` over memory that lies as ``layout`` says."""
         return Plan(schedule, layout, rank=self.rank, ranks=self.ranks, phase=phase)
 

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from asyncpar.collectives.algorithms.steps import Copy, Recv, Round, Schedule, Send, Span, Spans
+from asyncpar.collectives.algorithms.steps import Copy, RankSchedule, Recv, Round, Send, Span, Spans
 from asyncpar.core.config.slicing import ceil_chunks, ceil_div
 
 SEGMENT_BYTES = 1 << 20
@@ -44,7 +44,7 @@ NOWHERE = Slice(-1, 0, 0)
 """The place of a chunk that this rank does not hold."""
 
 
-class Layout(Protocol):
+class ChunkLayout(Protocol):
     """Says where each chunk of a piece lies."""
 
     @property
@@ -191,7 +191,9 @@ class BoundRound:
 class Plan:
     """A schedule bound to a layout, for one rank of a group whose ranks in the world are ``ranks``."""
 
-    def __init__(self, schedule: Schedule, layout: Layout, *, rank: int, ranks: Sequence[int], phase: int = 0) -> None:
+    def __init__(
+        self, schedule: RankSchedule, layout: ChunkLayout, *, rank: int, ranks: Sequence[int], phase: int = 0
+    ) -> None:
         self.pieces = layout.pieces
         self.steps = len(schedule.rounds)
         self._schedule = schedule

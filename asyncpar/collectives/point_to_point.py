@@ -35,7 +35,7 @@ MAX_BYTES = 1 << 30
 _DESCRIPTION = describe("message", (), "direct")
 
 
-class Delivery(NamedTuple):
+class ReceivedMessage(NamedTuple):
     """A received array, and who sent it (a rank of the group)."""
 
     source: int
@@ -54,7 +54,7 @@ class _Slot:
         self.is_filled = False
 
 
-class _Request:
+class _PendingReceive:
     """A receive that waits for its slot."""
 
     def __init__(self, source: int | None, tag: int, operation: Operation, filled: asyncio.Future[None]) -> None:
@@ -77,7 +77,7 @@ class PointToPoint:
         self._engine = engine
         self._table = engine.table
         self._slots: dict[tuple[int, int], _Slot] = {}
-        self._requests: list[_Request] = []
+        self._requests: list[_PendingReceive] = []
 
     def pending(self) -> list[Operation]:
         """Return the messages of this rank that are not over."""
@@ -148,7 +148,7 @@ class PointToPoint:
         home = self._channel(source, self._engine.rank)
         operation = self._operation("recv", f"from rank {self._engine.ranks[source]}", tag, home, None, 0)
         home.loose.add(operation)
-        request = _Request(source, tag, operation, self._table.loop.create_future())
+        request = _PendingReceive(source, tag, operation, self._table.loop.create_future())
         request.refusal = error
         self._requests.append(request)
         self._listen(request)
@@ -160,7 +160,7 @@ class PointToPoint:
         tag: int,
         out: Array | None,
         *,
-        convert: Callable[[Delivery], T],
+        convert: Callable[[ReceivedMessage], T],
         is_object: bool = False,
     ) -> Call[T]:
         """Receive the next message of ``source`` (None: of anybody) into ``out``, or into a fresh array.
@@ -173,7 +173,7 @@ class PointToPoint:
         place = "from any rank" if source is None else f"from rank {self._engine.ranks[source]}"
         operation = self._operation("recv", place, tag, home, None, 0)
         home.loose.add(operation)
-        request = _Request(source, tag, operation, self._table.loop.create_future())
+        request = _PendingReceive(source, tag, operation, self._table.loop.create_future())
         self._requests.append(request)
         self._listen(request)
         self._match()
@@ -192,11 +192,11 @@ class PointToPoint:
                 await operation.received(peer, 1, future)
             if work is not array:
                 array[...] = work
-            return convert(Delivery(slot.source, array, envelope.is_object))
+            return convert(ReceivedMessage(slot.source, array, envelope.is_object))
 
         return MessageCall(operation, body, self._engine.count, gone=lambda: self._gone(request))
 
-    async def _matched(self, request: _Request) -> _Slot:
+    async def _matched(self, request: _PendingReceive) -> _Slot:
         try:
             if not request.filled.done():
                 peer = None if request.source is None else self._engine.ranks[request.source]
@@ -225,7 +225,7 @@ class PointToPoint:
             f"rank {self._table.links.rank} receives {mine} (tag {slot.tag})"
         )
 
-    def _gone(self, request: _Request) -> PeerLost | None:
+    def _gone(self, request: _PendingReceive) -> PeerLost | None:
         """Return why nothing can come for ``request``: its source is gone; or one has failed, or all have left."""
         lost = self._table.links.lost
         if request.filled.done() or not lost:
@@ -238,7 +238,7 @@ class PointToPoint:
 
     # -- slots -----------------------------------------------------------------------------------------------------
 
-    def _listen(self, request: _Request) -> None:
+    def _listen(self, request: _PendingReceive) -> None:
         """See to it that there is a slot for every source that ``request`` takes messages of."""
         everyone = [rank for rank in range(self._engine.size) if rank != self._engine.rank]
         for source in everyone if request.source is None else [request.source]:
@@ -299,7 +299,7 @@ class PointToPoint:
                 self._listen(request)
             self._match()
 
-    def _refuse(self, request: _Request, error: BaseException | None) -> None:
+    def _refuse(self, request: _PendingReceive, error: BaseException | None) -> None:
         if error is not None:
             self._requests.remove(request)
             fail_future(request.filled, error)
@@ -321,7 +321,7 @@ class PointToPoint:
                     if other.wants(slot.source, slot.tag):
                         self._listen(other)
 
-    def _hand_over(self, slot: _Slot, request: _Request) -> None:
+    def _hand_over(self, slot: _Slot, request: _PendingReceive) -> None:
         del self._slots[slot.source, slot.tag]
         incoming = slot.operation
         incoming.is_over = True

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from asyncpar.collectives.algorithms.catalog import ARENA
-from asyncpar.collectives.algorithms.steps import Recv, Schedule
+from asyncpar.collectives.algorithms.steps import RankSchedule, Recv
 from asyncpar.collectives.arrays import (
     Array,
     Reduction,
@@ -230,7 +230,7 @@ def _prepare_reduce(engine: Engine, x: Array, op: str, root: int, wanted: str | 
     )
 
 
-def _receives(schedule: Schedule) -> bool:
+def _receives(schedule: RankSchedule) -> bool:
     return any(isinstance(step, Recv) for steps in schedule.rounds for step in steps)
 
 

@@ -20,7 +20,7 @@ from typing import Any, Final, Literal
 import numpy as np
 
 from asyncpar.collectives.algorithms.catalog import ARENA
-from asyncpar.collectives.algorithms.steps import Schedule, emptied
+from asyncpar.collectives.algorithms.steps import RankSchedule, emptied
 from asyncpar.collectives.arrays import (
     Array,
     check_array,
@@ -40,7 +40,7 @@ from asyncpar.collectives.plan import (
     SEGMENT_BYTES,
     AlongBuffer,
     AlongChunks,
-    Layout,
+    ChunkLayout,
     PackedChunks,
     Plan,
     Slice,
@@ -314,7 +314,7 @@ _AGAINST: Final[dict[Way, str]] = {"from root": "reduce", "to root": "broadcast"
 """The operation that sends in the other direction."""
 
 
-def confirmed(engine: Engine, schedule: Schedule, layout: Layout, root: int, way: Way) -> Schedule:
+def confirmed(engine: Engine, schedule: RankSchedule, layout: ChunkLayout, root: int, way: Way) -> RankSchedule:
     """Return ``schedule``, in which data goes ``way``, together with the messages without payload if it is one piece.
 
     ``from_root`` and ``to_root`` run a plan of the result, whose number of pieces is the same on all ranks.

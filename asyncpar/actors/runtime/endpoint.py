@@ -45,7 +45,7 @@ _BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_O
 
 
 @dataclass(frozen=True, slots=True)
-class Parameter:
+class EndpointParameter:
     """One parameter: what to call it in messages, and the decoder that checks its arguments."""
 
     name: str
@@ -71,11 +71,11 @@ class EndpointSpec:
     is_async: bool
     is_stream: bool
     concurrency: int | None
-    positional: tuple[Parameter, ...]
-    by_name: Mapping[str, Parameter]
+    positional: tuple[EndpointParameter, ...]
+    by_name: Mapping[str, EndpointParameter]
     required: frozenset[str]
-    rest: Parameter | None
-    keyword_rest: Parameter | None
+    rest: EndpointParameter | None
+    keyword_rest: EndpointParameter | None
     result: PayloadDecoder[Any]
     has_streams: bool
     """Whether it yields or reads streams."""
@@ -217,22 +217,22 @@ def _describe(
     is_stream = inspect.isasyncgenfunction(function)
     is_async = is_stream or inspect.iscoroutinefunction(function)
 
-    def describe(item: inspect.Parameter) -> Parameter:
+    def describe(item: inspect.Parameter) -> EndpointParameter:
         what = f"argument {item.name!r} of {title}()"
         is_required = item.default is item.empty and item.kind in (*_POSITIONAL, *_BY_NAME)
         annotation = hints.get(item.name, Any)
         stream = _incoming(annotation, title, what) if name else None
         if stream is None:
-            return Parameter(item.name, what, is_required, decoder(annotation, what))
+            return EndpointParameter(item.name, what, is_required, decoder(annotation, what))
         if not is_async:
             raise UsageError(f"endpoint {title}: {what}: a stream can only be read by async def, this is a plain def")
         items = decoder(stream.item, what)
-        return Parameter(item.name, what, is_required, decoder(None, what), items, stream.is_optional)
+        return EndpointParameter(item.name, what, is_required, decoder(None, what), items, stream.is_optional)
 
     _, *declared = inspect.signature(function).parameters.values()
     parameters = [(item.kind, describe(item)) for item in declared]
 
-    def of_kind(*kinds: object) -> list[Parameter]:
+    def of_kind(*kinds: object) -> list[EndpointParameter]:
         return [parameter for kind, parameter in parameters if kind in kinds]
 
     return EndpointSpec(
@@ -268,13 +268,15 @@ def _result(annotation: Any, title: str, *, is_stream: bool) -> Any:
     return annotation if stream is None else stream.item
 
 
-def _decode(parameter: Parameter, argument: msgspec.Raw, payload: Buffer, streams: ServedStreams | None) -> Any:
+def _decode(parameter: EndpointParameter, argument: msgspec.Raw, payload: Buffer, streams: ServedStreams | None) -> Any:
     if parameter.item is not None:
         return _open_stream(parameter, argument, payload, streams)
     return parameter.decoder.decode_part(argument, payload, what=parameter.what)
 
 
-def _open_stream(parameter: Parameter, argument: msgspec.Raw, payload: Buffer, streams: ServedStreams | None) -> Any:
+def _open_stream(
+    parameter: EndpointParameter, argument: msgspec.Raw, payload: Buffer, streams: ServedStreams | None
+) -> Any:
     number = stream_number(argument)
     if number is None and parameter.is_optional:
         return parameter.decoder.decode_part(argument, payload, what=parameter.what)

@@ -14,7 +14,7 @@ from types import MappingProxyType
 from asyncpar.collectives.algorithms import cyclic, hierarchical, recursive, rooted, work
 from asyncpar.collectives.algorithms.check import ScheduleError, verify
 from asyncpar.collectives.algorithms.hierarchical import Hosts
-from asyncpar.collectives.algorithms.steps import Round, Schedule, schedule
+from asyncpar.collectives.algorithms.steps import RankSchedule, Round, schedule
 from asyncpar.collectives.algorithms.work import AlgorithmWork, WorkOf
 from asyncpar.core.config.registry import Registry
 from asyncpar.errors import UsageError
@@ -210,7 +210,7 @@ def work_of(operation: str, algorithm: str, size: int, payload: float) -> Algori
 
 def schedule_of(
     operation: str, algorithm: str, *, rank: int, size: int, root: int = 0, hosts: Hosts | None = None
-) -> Schedule:
+) -> RankSchedule:
     """Return the schedule of ``rank``; ``hosts`` matter to the hierarchical algorithms only (None: a single host)."""
     check_algorithm(operation, algorithm)
     if algorithm == ARENA:
@@ -222,13 +222,13 @@ def schedule_of(
 
 
 @lru_cache(maxsize=512)
-def _hierarchical_plan(algorithm: str, rank: int, hosts: Hosts) -> Schedule:
+def _hierarchical_plan(algorithm: str, rank: int, hosts: Hosts) -> RankSchedule:
     by_host, count_hosts = _HIERARCHICAL[algorithm]
     return schedule(count_hosts(hosts), by_host(rank, hosts))
 
 
 @lru_cache(maxsize=512)
-def _plan(algorithm: Algorithm, rank: int, size: int, root: int) -> Schedule:
+def _plan(algorithm: Algorithm, rank: int, size: int, root: int) -> RankSchedule:
     place = (rank, size, root) if algorithm.operation in _ROOTED else (rank, size)
     return schedule(algorithm.chunks(size), algorithm.rounds(*place))
 
@@ -239,7 +239,7 @@ def is_hierarchical(algorithm: str) -> bool:
 
 
 @lru_cache(maxsize=512)
-def schedule_across(algorithm: str, *, rank: int, hosts: Hosts) -> Schedule:
+def schedule_across(algorithm: str, *, rank: int, hosts: Hosts) -> RankSchedule:
     """Return what a hierarchical all-reduce sends between hosts: messages for messages what ``schedule_of`` has."""
     across, _ = _ACROSS[algorithm]
     _, count_chunks = _HIERARCHICAL[algorithm]

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from asyncpar.collectives.algorithms.steps import Copy, Recv, Schedule, Send, Span, Spans
+from asyncpar.collectives.algorithms.steps import Copy, RankSchedule, Recv, Send, Span, Spans
 from asyncpar.errors import AsyncparError
 
 Contribution = tuple[int, int]
@@ -52,7 +52,7 @@ class _Message:
 @dataclass(slots=True)
 class _Rank:
     rank: int
-    schedule: Schedule
+    schedule: RankSchedule
     chunks: list[Content]
     knows: frozenset[int]
     round: int = -1
@@ -73,10 +73,10 @@ Initial = Callable[[int, int], Content]
 """Content of (rank, chunk) before the operation."""
 
 
-class Simulation:
+class ScheduleRun:
     """All ranks of one operation, run to the end or to the first fault."""
 
-    def __init__(self, schedules: Sequence[Schedule], initial: Initial) -> None:
+    def __init__(self, schedules: Sequence[RankSchedule], initial: Initial) -> None:
         self.ranks = [
             _Rank(rank, plan, [initial(rank, chunk) for chunk in range(plan.chunks)], frozenset({rank}))
             for rank, plan in enumerate(schedules)
@@ -251,14 +251,14 @@ def goal(operation: str, size: int, root: int, rank: int, chunks: int) -> Iterat
             yield from ((size + source, ((source, rank),)) for source in range(size))
 
 
-def verify(operation: str, schedules: Sequence[Schedule], *, root: int = 0) -> Report:
+def verify(operation: str, schedules: Sequence[RankSchedule], *, root: int = 0) -> Report:
     """Run the schedules of all ranks and return what they cost.
 
     Raises ``ScheduleError`` for a deadlock, a conflict inside a round, and any chunk that does not end where it must,
     holding each rank exactly once (reductions) or the right origin (all others).
     """
     size = len(schedules)
-    simulation = Simulation(schedules, lambda rank, chunk: initial_content(operation, size, root, rank, chunk))
+    simulation = ScheduleRun(schedules, lambda rank, chunk: initial_content(operation, size, root, rank, chunk))
     simulation.run()
     for state in simulation.ranks:
         for chunk, expected in goal(operation, size, root, state.rank, state.schedule.chunks):

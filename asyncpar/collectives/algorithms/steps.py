@@ -54,16 +54,16 @@ Round = tuple[Step, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Schedule:
+class RankSchedule:
     """The rounds of one rank over a buffer of ``chunks`` chunks."""
 
     chunks: int
     rounds: tuple[Round, ...]
 
 
-def schedule(chunks: int, rounds: Iterable[Round]) -> Schedule:
+def schedule(chunks: int, rounds: Iterable[Round]) -> RankSchedule:
     """Return the schedule of ``rounds``, without the empty ones."""
-    return Schedule(chunks=chunks, rounds=tuple(steps for steps in rounds if steps))
+    return RankSchedule(chunks=chunks, rounds=tuple(steps for steps in rounds if steps))
 
 
 def emptied(rounds: Iterable[Round]) -> tuple[Round, ...]:

@@ -8,14 +8,14 @@ from datetime import datetime
 from pathlib import Path
 
 from asyncpar.errors import UsageError
-from asyncpar.net.security.identity import Identity, Role, parse_label
+from asyncpar.net.security.identity import PeerIdentity, Role, parse_label
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Certificates:
     """What one party proves itself with, and checks the others by: PEM, and the files it came from."""
 
-    identity: Identity
+    identity: PeerIdentity
     authority: bytes
     certificate: bytes
     key: bytes = field(repr=False)

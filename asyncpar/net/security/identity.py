@@ -68,7 +68,7 @@ def parse_label(label: str) -> Role | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Identity:
+class PeerIdentity:
     """One party of one job."""
 
     job: str
@@ -86,7 +86,7 @@ class Identity:
         return f"{self.role.label}.{self.job}.asyncpar"
 
     @classmethod
-    def parse(cls, uri: str) -> Identity | None:
+    def parse(cls, uri: str) -> PeerIdentity | None:
         """Return the identity with this ``uri``, None if it is none of ours."""
         match = _URI.fullmatch(uri)
         if match is None:

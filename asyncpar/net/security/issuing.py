@@ -27,7 +27,15 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from asyncpar.core.config.secret import SECRET_BYTES, Secret
 from asyncpar.errors import UsageError
 from asyncpar.net.security.certificates import AUTHORITY_FILE, SECRET_FILE, certificate_file, host_directory, key_file
-from asyncpar.net.security.identity import COORDINATOR, Identity, Role, RoleKind, agent_role, check_job_name, rank_role
+from asyncpar.net.security.identity import (
+    COORDINATOR,
+    PeerIdentity,
+    Role,
+    RoleKind,
+    agent_role,
+    check_job_name,
+    rank_role,
+)
 
 CLOCK_SKEW = timedelta(minutes=10)
 """How much the clocks of hosts may differ: certificates are valid that long before they are made."""
@@ -72,7 +80,7 @@ class Authority:
         """What everybody checks everybody's certificate against, in PEM."""
         return self._certificate.public_bytes(serialization.Encoding.PEM)
 
-    def issue(self, identity: Identity) -> KeyPair:
+    def issue(self, identity: PeerIdentity) -> KeyPair:
         """Return a new key and a certificate that it belongs to ``identity``."""
         key = ec.generate_private_key(ec.SECP256R1())
         name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, str(identity.role))])
@@ -199,7 +207,7 @@ def _write_hosts(draft: Path, order: CertificateOrder, now: datetime) -> list[Pa
         _write(home / AUTHORITY_FILE, authority.certificate, mode=0o644)
         _write(home / SECRET_FILE, secret, mode=0o600)
         for role in roles:
-            pair = authority.issue(Identity(order.job, role))
+            pair = authority.issue(PeerIdentity(order.job, role))
             _write(home / certificate_file(role), pair.certificate, mode=0o644)
             _write(home / key_file(role), pair.key, mode=0o600)
         homes.append(home)

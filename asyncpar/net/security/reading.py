@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives import serialization
 from asyncpar.core.config.secret import Secret, check_private_file
 from asyncpar.errors import UsageError
 from asyncpar.net.security.certificates import AUTHORITY_FILE, Certificates, certificate_file, key_file, list_roles
-from asyncpar.net.security.identity import Identity, Role, RoleKind
+from asyncpar.net.security.identity import PeerIdentity, Role, RoleKind
 
 _LONGEST_FILE = 1 << 20
 _REMEDY = "make new ones with `asyncpar certs init`, for all hosts"
@@ -58,14 +58,14 @@ def read_certificate(path: Path) -> x509.Certificate:
     return _parse(path, _read(path))
 
 
-def identity_of(certificate: x509.Certificate) -> Identity | None:
+def identity_of(certificate: x509.Certificate) -> PeerIdentity | None:
     """Return whose ``certificate`` it is, None if it names nobody of ours, or several."""
     try:
         names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except x509.ExtensionNotFound:
         return None
     uris = names.get_values_for_type(x509.UniformResourceIdentifier)
-    return Identity.parse(uris[0]) if len(uris) == 1 else None
+    return PeerIdentity.parse(uris[0]) if len(uris) == 1 else None
 
 
 def _others(directory: Path) -> str:

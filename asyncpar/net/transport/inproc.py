@@ -218,7 +218,7 @@ class InprocLane(_LocalLane):
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class _RankLinks:
     """The links of a rank, and the loop that they are used on."""
 
     links: Links
@@ -229,7 +229,7 @@ class InprocFabric:
     """Joins the nodes of one in-process world, whose loops may run in different threads.  Pass one fabric to all."""
 
     def __init__(self) -> None:
-        self._places: dict[int, _Place] = {}
+        self._places: dict[int, _RankLinks] = {}
         self._ends: dict[tuple[int, int], ThreadLane] = {}
         """Ends of channels between loops that were not adopted yet, by (rank, peer)."""
         self._joined: set[frozenset[int]] = set()
@@ -237,7 +237,7 @@ class InprocFabric:
 
     def join(self, links: Links) -> None:
         """Make ``links``, which are of the running loop, reachable for the other ranks."""
-        self._places[links.rank] = _Place(links, asyncio.get_running_loop())
+        self._places[links.rank] = _RankLinks(links, asyncio.get_running_loop())
 
     def leave(self, rank: int) -> None:
         """Make ``rank`` unreachable: ranks that connect from now on learn that it is lost."""

@@ -24,7 +24,7 @@ from asyncpar.core.config.secret import SECRET_BYTES, Secret, SecretText
 from asyncpar.core.config.transport import LINK_SECONDS
 from asyncpar.errors import UsageError
 from asyncpar.net.security.certificates import Certificates
-from asyncpar.net.security.identity import Identity, Role
+from asyncpar.net.security.identity import PeerIdentity, Role
 from asyncpar.net.transport.connection_watch import WATCH, ServerConnections
 from asyncpar.net.transport.stranger_limits import descriptor_limit, server_limits
 from asyncpar.net.transport.tls import channel_credentials, server_credentials
@@ -279,7 +279,7 @@ def open_channel(
             address, options=[*_CHANNEL_OPTIONS, *_silence(link_timeout)], interceptors=interceptors
         )
     assert peer is not None, "with certificates, a channel leads to one peer"
-    name = Identity(certificates.identity.job, peer).dns_name
+    name = PeerIdentity(certificates.identity.job, peer).dns_name
     options = [*_CHANNEL_OPTIONS, *_silence(link_timeout), ("grpc.ssl_target_name_override", name)]
     return grpc.aio.secure_channel(
         address, channel_credentials(certificates), options=options, interceptors=interceptors

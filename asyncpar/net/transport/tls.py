@@ -14,7 +14,7 @@ import grpc.aio
 
 from asyncpar.errors import AuthenticationError
 from asyncpar.net.security.certificates import Certificates
-from asyncpar.net.security.identity import Identity, Role
+from asyncpar.net.security.identity import PeerIdentity, Role
 
 
 def server_credentials(certificates: Certificates) -> grpc.ServerCredentials:
@@ -40,8 +40,8 @@ def check_caller(context: grpc.aio.ServicerContext[Any, Any], job: str, role: Ro
     if "ssl" not in map(_text, shown.get("transport_security_type", ())):
         return
     uris = [_text(uri) for uri in shown.get("peer_uri", ())]
-    identity = Identity.parse(uris[0]) if len(uris) == 1 else None
-    claimed = Identity(job, role)
+    identity = PeerIdentity.parse(uris[0]) if len(uris) == 1 else None
+    claimed = PeerIdentity(job, role)
     if identity != claimed:
         raise AuthenticationError(f"it calls as {claimed}, but its certificate is for {identity or 'nobody of a job'}")
 

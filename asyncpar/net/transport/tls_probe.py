@@ -12,7 +12,7 @@ from typing import Any
 
 from asyncpar.errors import AuthenticationError
 from asyncpar.net.security.certificates import Certificates
-from asyncpar.net.security.identity import Identity, Role
+from asyncpar.net.security.identity import PeerIdentity, Role
 from asyncpar.net.transport.rpc import Credentials, split_address
 
 PROBE_SECONDS = 3.0
@@ -65,7 +65,7 @@ async def _look(host: str, port: int, certificates: Certificates, peer: Role, wh
             "--certs"
         ) from error
     try:
-        _check_name(writer.get_extra_info("peercert") or {}, Identity(certificates.identity.job, peer), where)
+        _check_name(writer.get_extra_info("peercert") or {}, PeerIdentity(certificates.identity.job, peer), where)
         return bool(await reader.read(1))
     except ssl.SSLError as error:
         raise AuthenticationError(
@@ -89,10 +89,10 @@ async def _look_without(host: str, port: int, where: str) -> None:
     )
 
 
-def _check_name(shown: dict[str, Any], expected: Identity, where: str) -> None:
+def _check_name(shown: dict[str, Any], expected: PeerIdentity, where: str) -> None:
     names = [value for _, value in shown.get("subjectAltName", ())]
     if expected.dns_name not in names:
-        found = next((identity for name in names if (identity := Identity.parse(name)) is not None), None)
+        found = next((identity for name in names if (identity := PeerIdentity.parse(name)) is not None), None)
         raise AuthenticationError(f"{where} shows the certificate of {found or 'nobody of a job'}, not of {expected}")
 
 

@@ -16,7 +16,7 @@ from asyncpar.collectives.algorithms.catalog import (
 )
 from asyncpar.collectives.algorithms.check import Report, verify
 from asyncpar.collectives.algorithms.hierarchical import Hosts
-from asyncpar.collectives.algorithms.steps import Copy, Round, Schedule, Send
+from asyncpar.collectives.algorithms.steps import Copy, RankSchedule, Round, Send
 from asyncpar.errors import UsageError
 
 SIZES = (*range(1, 18), 24, 31, 32, 33)
@@ -136,7 +136,7 @@ def test_bruck_all_to_all_sends_a_chunk_per_set_bit_of_its_distance(size: int) -
     assert set(report.chunks_sent) == {sum(distance.bit_count() for distance in range(size))}
 
 
-def crossing(schedule: Schedule, rank: int, hosts: Hosts) -> list[Round]:
+def crossing(schedule: RankSchedule, rank: int, hosts: Hosts) -> list[Round]:
     """Return the rounds of ``rank`` with what goes to other hosts only."""
     (near,) = (set(members) for members in hosts if rank in members)
     rounds = (

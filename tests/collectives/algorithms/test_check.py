@@ -6,21 +6,21 @@ import pytest
 
 from asyncpar.collectives.algorithms.catalog import schedule_of
 from asyncpar.collectives.algorithms.check import ScheduleError, verify
-from asyncpar.collectives.algorithms.steps import Copy, Recv, Round, Schedule, Send, Span, one
+from asyncpar.collectives.algorithms.steps import Copy, RankSchedule, Recv, Round, Send, Span, one
 
 
-def plan(*rounds: Round, chunks: int = 1) -> Schedule:
-    return Schedule(chunks=chunks, rounds=rounds)
+def plan(*rounds: Round, chunks: int = 1) -> RankSchedule:
+    return RankSchedule(chunks=chunks, rounds=rounds)
 
 
-def ring(size: int = 3) -> list[Schedule]:
+def ring(size: int = 3) -> list[RankSchedule]:
     return [schedule_of("all_reduce", "ring", rank=rank, size=size) for rank in range(size)]
 
 
-def changed(schedule: Schedule, index: int, steps: Round | None) -> Schedule:
+def changed(schedule: RankSchedule, index: int, steps: Round | None) -> RankSchedule:
     """Return ``schedule`` with one round replaced, or left out."""
     rounds = (*schedule.rounds[:index], *(() if steps is None else (steps,)), *schedule.rounds[index + 1 :])
-    return Schedule(chunks=schedule.chunks, rounds=rounds)
+    return RankSchedule(chunks=schedule.chunks, rounds=rounds)
 
 
 def test_two_ranks_that_both_receive_first_are_a_deadlock() -> None:

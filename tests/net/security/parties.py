@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from asyncpar.net.security.certificates import AUTHORITY_FILE, Certificates, certificate_file, key_file
-from asyncpar.net.security.identity import Identity, Role
+from asyncpar.net.security.identity import PeerIdentity, Role
 from asyncpar.net.security.issuing import Authority, CertificateOrder, issue_certificates
 
 JOB = "demo"
@@ -21,14 +21,14 @@ def make_directory(path: Path, *, ranks: int = 2, job: str = JOB, now: datetime 
 def certify(authority: Authority, role: Role, directory: Path, *, job: str = JOB) -> Certificates:
     """Return certificates of ``authority``, unchecked, with their files in ``directory``."""
     directory.mkdir(exist_ok=True)
-    pair = authority.issue(Identity(job, role))
+    pair = authority.issue(PeerIdentity(job, role))
     (directory / AUTHORITY_FILE).write_bytes(authority.certificate)
     certificate_path, key_path = directory / certificate_file(role), directory / key_file(role)
     certificate_path.write_bytes(pair.certificate)
     key_path.touch(mode=0o600)
     key_path.write_bytes(pair.key)
     return Certificates(
-        identity=Identity(job, role),
+        identity=PeerIdentity(job, role),
         authority=authority.certificate,
         certificate=pair.certificate,
         key=pair.key,

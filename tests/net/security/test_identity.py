@@ -8,7 +8,7 @@ from asyncpar.errors import UsageError
 from asyncpar.net.security.certificates import certificate_file, role_of
 from asyncpar.net.security.identity import (
     COORDINATOR,
-    Identity,
+    PeerIdentity,
     Role,
     agent_role,
     check_job_name,
@@ -21,18 +21,18 @@ ROLES = [rank_role(0), rank_role(12), agent_role(3), COORDINATOR]
 
 @pytest.mark.parametrize("role", ROLES)
 def test_an_identity_survives_its_uri_and_a_role_its_label(role: Role) -> None:
-    identity = Identity("demo-1", role)
-    assert Identity.parse(identity.uri) == identity
+    identity = PeerIdentity("demo-1", role)
+    assert PeerIdentity.parse(identity.uri) == identity
     assert parse_label(role.label) == role
     assert role_of(certificate_file(role)) == role
 
 
 def test_the_names_are_those_that_other_tools_can_check() -> None:
-    assert Identity("demo", rank_role(3)).uri == "asyncpar://demo/rank/3"
-    assert Identity("demo", rank_role(3)).dns_name == "rank-3.demo.asyncpar"
-    assert Identity("demo", COORDINATOR).uri == "asyncpar://demo/coordinator"
-    assert Identity("demo", COORDINATOR).dns_name == "coordinator.demo.asyncpar"
-    assert str(Identity("demo", agent_role(1))) == "the agent of host 1 of job 'demo'"
+    assert PeerIdentity("demo", rank_role(3)).uri == "asyncpar://demo/rank/3"
+    assert PeerIdentity("demo", rank_role(3)).dns_name == "rank-3.demo.asyncpar"
+    assert PeerIdentity("demo", COORDINATOR).uri == "asyncpar://demo/coordinator"
+    assert PeerIdentity("demo", COORDINATOR).dns_name == "coordinator.demo.asyncpar"
+    assert str(PeerIdentity("demo", agent_role(1))) == "the agent of host 1 of job 'demo'"
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ def test_the_names_are_those_that_other_tools_can_check() -> None:
     ],
 )
 def test_other_uris_are_nobodys(uri: str) -> None:
-    assert Identity.parse(uri) is None
+    assert PeerIdentity.parse(uri) is None
 
 
 @pytest.mark.parametrize("label", ["", "rank", "rank-", "rank-x", "rank--1", "coordinator-0", "king-1", "ca"])

@@ -13,7 +13,7 @@ import pytest
 
 from asyncpar.errors import UsageError
 from asyncpar.net.security.certificates import list_roles
-from asyncpar.net.security.identity import COORDINATOR, Identity, agent_role, rank_role
+from asyncpar.net.security.identity import COORDINATOR, PeerIdentity, agent_role, rank_role
 from asyncpar.net.security.reading import read_certificates
 from tests.net.security.parties import JOB, make_directory
 
@@ -27,7 +27,7 @@ def home(tmp_path: Path) -> Path:
 
 def test_what_was_issued_can_be_read(home: Path) -> None:
     certificates = read_certificates(home, rank_role(1), now=NOW)
-    assert certificates.identity == Identity(JOB, rank_role(1))
+    assert certificates.identity == PeerIdentity(JOB, rank_role(1))
     assert certificates.key == (home / "rank-1.key").read_bytes()
     assert certificates.authority == (home / "ca.crt").read_bytes()
     assert certificates.key_path == home / "rank-1.key"

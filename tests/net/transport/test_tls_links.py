@@ -12,7 +12,7 @@ import pytest
 
 from asyncpar._proto.asyncpar.v1 import link_pb2, link_pb2_grpc
 from asyncpar.errors import AuthenticationError
-from asyncpar.net.security.identity import Identity, rank_role
+from asyncpar.net.security.identity import PeerIdentity, rank_role
 from asyncpar.net.security.issuing import Authority
 from asyncpar.net.transport.grpc_stream import ClientStream, StreamEnded, call_frames, shake_hands
 from asyncpar.net.transport.rpc import Credentials, open_channel
@@ -148,7 +148,7 @@ async def test_a_certificate_of_another_job_is_refused_even_from_the_same_author
     authority: Authority, credentials: list[Credentials], tmp_path: Path
 ) -> None:
     shown = certify(authority, rank_role(1), tmp_path / "stranger", job="other")
-    stranger = Credentials(SECRET, replace(shown, identity=Identity(JOB, rank_role(1))))
+    stranger = Credentials(SECRET, replace(shown, identity=PeerIdentity(JOB, rank_role(1))))
     async with open_world(None, credentials=credentials, job=JOB) as (one,):
         one.join()
         channel = open_channel(one.server.address, stranger, peer=rank_role(0))

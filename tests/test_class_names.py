@@ -1,0 +1,25 @@
+"""A class name stands for one class: whoever reads it in a traceback or in an import knows which one it is."""
+
+from __future__ import annotations
+
+import ast
+from collections import defaultdict
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+MIRRORED = {"Communicator", "Endpoint", "Node", "Told"}
+"""``asyncpar.blocking`` mirrors these under their names, so that a blocking program reads as an asynchronous one."""
+PUBLIC = {"Precision"}
+"""Public names of ``asyncpar.estimate`` and ``asyncpar.hybrid``, which mean different sets of formats."""
+
+
+def test_no_class_name_is_used_twice() -> None:
+    places = defaultdict(list)
+    for path in (ROOT / "asyncpar").rglob("*.py"):
+        if "_proto" not in path.parts:
+            for node in ast.parse(path.read_text(encoding="utf-8")).body:
+                if isinstance(node, ast.ClassDef):
+                    places[node.name].append(str(path.relative_to(ROOT)))
+    twice = {name: files for name, files in places.items() if len(files) > 1}
+    assert twice.keys() == MIRRORED | PUBLIC, twice
+    assert all(any("/blocking/" in file for file in twice[name]) for name in MIRRORED)
