@@ -225,7 +225,7 @@ class Operations:
 
     @property
     def local_rank(self) -> int:
-        """This process's number among the ranks of its host, as whoever started it says."""
+        """This process's number among the ranks of its host, as its launcher set it."""
         return self.on_loop.local_rank
 
     @property
@@ -245,7 +245,7 @@ class Operations:
 
     @property
     def traffic(self) -> Traffic:
-        """What the finished operations of this rank have sent: a snapshot."""
+        """Statistics of the finished operations of this rank: a snapshot."""
         return self._handle.do("traffic", lambda: self.on_loop.traffic)
 
     @property
@@ -303,7 +303,7 @@ class Operations:
         Nothing is sent.  Its members must ask for the same ranks in the same order, and as often: every call makes
         another group.  With ``key`` the ranks that pass equal keys are one group instead, in whatever order and however
         often they ask; who asks again gets the same communicator until it is closed, and then another one: members must
-        close it equally often.  Groups last until they are closed, or are without ``key`` and nobody has them any more.
+        close it equally often.  Groups last until they are closed; one without ``key`` also with its last reference.
 
         Ranks that ask for different ranks, or of which one uses another ``key``, wait for each other until the timeout:
         a rank that does not come cannot be told from one that comes late, from another task perhaps.  The error then
@@ -352,8 +352,9 @@ class Operations:
         """End this group on this rank and give back its memory, also that in the arena; idempotent.
 
         Operations of it that are not over, and all later calls, raise ``UsageError``; on the other ranks operations
-        that wait for this one are ``PeerCancelled``.  Groups made from it stay.  A group without ``key`` that nobody
-        has any more, nor a call of it, is closed by itself.  The world ends with its node, and cannot be closed.
+        that wait for this one are ``PeerCancelled``.  Groups made from it stay.  A group without ``key``
+        closes by itself when no reference to it, or to a call of it, is left.  The world ends with its node, and cannot
+        be closed.
         """
         self._handle.do("close", self.on_loop.close)
 
