@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import signal
 from collections.abc import Generator
 
 import pytest
@@ -28,6 +29,9 @@ __all__ = [
 
 settings.register_profile("asyncpar", deadline=None)  # speed is measured in scripts/bench, never in a timed test
 settings.load_profile("asyncpar")
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a job in the background of a shell: tests press Ctrl-C
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(wrapper=True)
