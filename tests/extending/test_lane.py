@@ -14,7 +14,6 @@ import pytest
 
 from asyncpar.core.config.transport import LaneCosts
 from asyncpar.errors import PeerLost, UsageError
-from asyncpar.net.transport import acceptor
 from asyncpar.net.transport.connection import as_connection
 from asyncpar.net.transport.handshaking import PEER_SECONDS, HandshakeProtocol, Medium, Porter
 from asyncpar.net.transport.lane import Lane
@@ -100,11 +99,7 @@ async def test_the_quickest_lane_that_ranks_share_is_used_without_a_word() -> No
             assert [node.links.lane_kind(1 - node.rank) for node in nodes] == ["filesocket"] * 2
 
 
-async def test_where_it_does_not_get_through_the_next_one_is_used(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(acceptor, "AGREEMENT_SECONDS", 0.5)  # how long the other rank waits for a lane that is pinned
-
+async def test_where_it_does_not_get_through_the_next_one_is_used(caplog: pytest.LogCaptureFixture) -> None:
     async def blocked(wanted: LaneDial) -> Lane:
         raise ConnectionRefusedError(111, "Connection refused")
 

@@ -199,6 +199,20 @@ class Acceptor(link_pb2_grpc.LinkServicer):
         )
         return self._encode(self._answer(proposal))
 
+    async def Withdraw(  # noqa: N802
+        self, request: link_pb2.WithdrawRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> link_pb2.WithdrawReply:
+        """Hear that a rank which was accepted can connect no lane: it is lost to this one, as this one is to it."""
+        terms = self._find_terms(request.token)
+        if terms is not None:
+            try:
+                check_caller(context, terms.job, rank_role(terms.dialer))
+            except AuthenticationError as error:
+                self._refused(error)
+                await context.abort(grpc.StatusCode.PERMISSION_DENIED, str(error))
+            self._give_up(terms, request.cause)
+        return link_pb2.WithdrawReply()
+
     async def _frames(self, _requests: object, context: Context) -> None:
         """Carry a gRPC lane, from its handshake to its end."""
         stream = ServerStream(context)
@@ -278,6 +292,12 @@ class Acceptor(link_pb2_grpc.LinkServicer):
             return
         self._links.adopt(terms.dialer, lane)
         self._tell(terms.dialer)
+
+    def _give_up(self, terms: LinkTerms, cause: str) -> None:
+        self._gathering.drop(terms.token)
+        if self._links is not None and self.negotiator.take(terms):
+            self._links.report_lost(terms.dialer, f"it cannot connect to rank {self._links.rank}: {cause}")
+            self._tell(terms.dialer)
 
     def _tell(self, rank: int) -> None:
         news = self._news.get(rank)

@@ -7,7 +7,8 @@
 - connections are accepted and end: tried again for ``CROWDED_SECONDS``, since strangers may crowd the peer's server;
 - the peer is alive but busy, or not yet in its world: waited for, ``LINK_UP_SECONDS`` at most;
 - the TLS handshake fails: an error that says why, at once (see ``tls_probe``);
-- a lane does not get through although gRPC does: the next best is used (see ``dialing``), unless one is pinned.
+- a lane does not get through although gRPC does: the next best is used (see ``dialing``); if there is none, because one
+  is pinned, the peer is told at once, and both are lost to each other.
 """
 
 from __future__ import annotations
@@ -45,6 +46,9 @@ LINK_UP_SECONDS = 60.0
 
 WAIT_SECONDS = 1.0
 """How long to wait for a lane that the peer connects before asking whether the peer is still there."""
+
+WITHDRAW_SECONDS = 1.0
+"""How long a peer may take to hear that no lane to it gets through."""
 
 RETRY_SECONDS = 0.05
 
@@ -180,7 +184,7 @@ class GrpcConnector(Connector):
             reply = await self._ask(channel, address, proposal)
             match reply.WhichOneof("outcome"):
                 case "accepted":
-                    links.adopt(rank, await self._connect_lane(address, proposal, reply.accepted))
+                    links.adopt(rank, await self._connect_or_withdraw(channel, address, proposal, reply.accepted))
                 case "deferred":
                     negotiator.end_dial(rank)
                     await self._wait_for_peer(links, rank)
@@ -222,6 +226,22 @@ class GrpcConnector(Connector):
             else:
                 return reply
             await asyncio.sleep(RETRY_SECONDS)
+
+    async def _connect_or_withdraw(
+        self, channel: grpc.aio.Channel, address: str, proposal: Proposal, accepted: link_pb2.OpenReply.Accepted
+    ) -> Lane:
+        """Connect the lane that was agreed on; if none gets through, tell the peer, which waits for it."""
+        try:
+            return await self._connect_lane(address, proposal, accepted)
+        except Exception as error:
+            cause = error.cause if isinstance(error, PeerLost) and error.cause else f"{type(error).__name__}: {error}"
+            stub = link_pb2_grpc.LinkStub(channel)  # type: ignore[no-untyped-call]  # generated
+            request = link_pb2.WithdrawRequest(token=accepted.token, cause=cause)
+            try:
+                await stub.Withdraw(request, metadata=self._metadata, timeout=WITHDRAW_SECONDS)
+            except grpc.aio.AioRpcError as failure:  # it ends the agreement itself, after a while
+                error.add_note(f"rank {proposal.listener} could not be told: {failure.code().name}")
+            raise
 
     async def _connect_lane(self, address: str, proposal: Proposal, accepted: link_pb2.OpenReply.Accepted) -> Lane:
         """Connect the lane that was agreed on."""

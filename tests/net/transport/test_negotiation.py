@@ -9,8 +9,9 @@ from dataclasses import replace
 
 import pytest
 
+from asyncpar._proto.asyncpar.v1 import link_pb2, link_pb2_grpc
 from asyncpar.core.config.world import Member
-from asyncpar.errors import PeerLost, StaleGeneration, UsageError
+from asyncpar.errors import AuthenticationError, PeerLost, StaleGeneration, UsageError
 from asyncpar.net.transport import acceptor, lane_kinds, negotiation
 from asyncpar.net.transport.busy_poll import BusyPoll
 from asyncpar.net.transport.connect import UnixListener, dial_tcp
@@ -23,7 +24,7 @@ from asyncpar.net.transport.rpc import Credentials, open_channel, split_address
 from asyncpar.net.transport.stream import StreamLane
 from asyncpar.net.transport.striped import StripedLane
 from asyncpar.net.wire.frame import HEADER_BYTES, Key
-from asyncpar.net.wire.handshake import Handshake, LinkTerms
+from asyncpar.net.wire.handshake import TOKEN_BYTES, Handshake, LinkTerms
 from tests.net.transport.worlds import CREDENTIALS, Rank, exchange, loss, open_world, serving
 
 
@@ -329,6 +330,71 @@ async def test_a_pinned_tcp_lane_that_does_not_get_through_is_an_error(monkeypat
             rank.join()
         error = await loss(ranks[0].links, 1)
     assert "no TCP connection to 127.0.0.1" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("transport", "failure"),
+    [
+        ("shm", ConnectionRefusedError(111, "Connection refused")),
+        ("tcp", TimeoutError()),
+        ("grpc", StreamEnded("the stream was reset")),
+    ],
+)
+@pytest.mark.parametrize("dialer", [0, 1])
+async def test_a_rank_that_waits_for_a_pinned_lane_hears_at_once_that_it_does_not_get_through(
+    monkeypatch: pytest.MonkeyPatch, transport: str, failure: Exception, dialer: int
+) -> None:
+    is_dialed, is_awaited = asyncio.Event(), asyncio.Event()
+
+    async def blocked(*_args: object, **_keywords: object) -> StreamLane:
+        is_dialed.set()
+        await is_awaited.wait()
+        raise failure
+
+    for dial in ("dial_unix", "dial_tcp", "shake_hands"):
+        monkeypatch.setattr(lane_kinds, dial, blocked)
+    async with open_world(transport, transport) as ranks, asyncio.TaskGroup() as tasks:
+        for rank in ranks:
+            rank.join()
+        listener, loop = 1 - dialer, asyncio.get_running_loop()
+        dialing = tasks.create_task(loss(ranks[dialer].links, listener))
+        await is_dialed.wait()
+        waiting = tasks.create_task(loss(ranks[listener].links, dialer))
+        loop.call_later(0.05, is_awaited.set)
+        before = loop.time()
+        error, other = await waiting, await dialing
+        assert loop.time() - before < 1.5
+    assert (error.rank, other.rank) == (dialer, listener)
+    assert f"it cannot connect to rank {listener}: {other.cause}" in str(error)
+
+
+async def test_a_rank_that_waits_for_a_pinned_lane_hears_of_any_error_of_its_dialer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def broken(*_args: object, **_keywords: object) -> StreamLane:
+        raise AuthenticationError("the peer could not prove that it holds the secret of this job")
+
+    monkeypatch.setattr(lane_kinds, "dial_tcp", broken)
+    async with open_world("tcp", "tcp", connections=(3, 3)) as ranks:
+        for rank in ranks:
+            rank.join()
+        before = asyncio.get_running_loop().time()
+        errors = await asyncio.gather(loss(ranks[0].links, 1), loss(ranks[1].links, 0))
+        assert asyncio.get_running_loop().time() - before < 1.5
+    assert [error.rank for error in errors] == [1, 0]
+    assert all("AuthenticationError: the peer could not prove" in str(error) for error in errors)
+
+
+@pytest.mark.parametrize("token", [b"", b"x", b"x" * TOKEN_BYTES])
+async def test_an_unknown_agreement_cannot_be_withdrawn(token: bytes) -> None:
+    async with open_world("tcp", "tcp") as ranks:
+        async with open_channel(ranks[0].server.address, CREDENTIALS) as channel:
+            stub = link_pb2_grpc.LinkStub(channel)  # type: ignore[no-untyped-call]
+            await stub.Withdraw(link_pb2.WithdrawRequest(token=token, cause="of malice"))
+            for rank in ranks:
+                rank.join()
+            await stub.Withdraw(link_pb2.WithdrawRequest(token=token, cause="of malice"))
+        await exchange(ranks[0].links, ranks[1].links)
 
 
 @pytest.mark.parametrize("transport", ["shm", "tcp", "grpc"])

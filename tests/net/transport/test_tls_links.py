@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -104,6 +105,30 @@ async def test_a_rank_cannot_take_up_the_agreement_of_another(credentials: list[
             await channel.close(None)
         assert ranks[0].links.lost == {}
         assert not ranks[0].links.is_up(1)
+
+
+async def test_a_rank_cannot_withdraw_the_agreement_of_another(
+    credentials: list[Credentials], caplog: pytest.LogCaptureFixture
+) -> None:
+    async with open_world("grpc", "grpc", "grpc", credentials=credentials, job=JOB) as ranks:
+        for rank in ranks:
+            rank.join()
+        request = link_pb2.OpenRequest(job=JOB, from_rank=1, to_rank=0, lanes=["grpc"])
+        stubs = []
+        async with AsyncExitStack() as stack:
+            for caller in (1, 2):
+                channel = open_channel(ranks[0].server.address, credentials[caller], peer=rank_role(0))
+                await stack.enter_async_context(channel)
+                stubs.append(link_pb2_grpc.LinkStub(channel))  # type: ignore[no-untyped-call]
+            reply = await stubs[0].Open(request)
+            withdrawal = link_pb2.WithdrawRequest(token=reply.accepted.token, cause="no way")
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await stubs[1].Withdraw(withdrawal)
+            assert caught.value.code() is grpc.StatusCode.PERMISSION_DENIED
+            assert ranks[0].links.lost == {}
+            await stubs[0].Withdraw(withdrawal)
+        assert ranks[0].links.lost[1].cause == "it cannot connect to rank 0: no way"
+    assert "it calls as rank 1 of job 'demo', but its certificate is for rank 2 of job 'demo'" in caplog.text
 
 
 async def test_an_impostor_at_a_ranks_address_is_named_at_once(

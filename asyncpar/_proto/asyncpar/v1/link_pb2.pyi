@@ -81,3 +81,15 @@ class OpenReply(_message.Message):
     not_ready: OpenReply.NotReady
     refused: OpenReply.Refused
     def __init__(self, accepted: _Optional[_Union[OpenReply.Accepted, _Mapping]] = ..., deferred: _Optional[_Union[OpenReply.Deferred, _Mapping]] = ..., not_ready: _Optional[_Union[OpenReply.NotReady, _Mapping]] = ..., refused: _Optional[_Union[OpenReply.Refused, _Mapping]] = ...) -> None: ...
+
+class WithdrawRequest(_message.Message):
+    __slots__ = ("token", "cause")
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    CAUSE_FIELD_NUMBER: _ClassVar[int]
+    token: bytes
+    cause: str
+    def __init__(self, token: _Optional[bytes] = ..., cause: _Optional[str] = ...) -> None: ...
+
+class WithdrawReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...

@@ -46,6 +46,11 @@ class LinkStub:
                 request_serializer=asyncpar_dot_v1_dot_link__pb2.OpenRequest.SerializeToString,
                 response_deserializer=asyncpar_dot_v1_dot_link__pb2.OpenReply.FromString,
                 _registered_method=True)
+        self.Withdraw = channel.unary_unary(
+                '/asyncpar.v1.Link/Withdraw',
+                request_serializer=asyncpar_dot_v1_dot_link__pb2.WithdrawRequest.SerializeToString,
+                response_deserializer=asyncpar_dot_v1_dot_link__pb2.WithdrawReply.FromString,
+                _registered_method=True)
 
 
 class LinkServicer:
@@ -64,6 +69,13 @@ class LinkServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Withdraw(self, request, context):
+        """The caller was accepted, but cannot connect any lane: the callee must not wait for it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_LinkServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -71,6 +83,11 @@ def add_LinkServicer_to_server(servicer, server):
                     servicer.Open,
                     request_deserializer=asyncpar_dot_v1_dot_link__pb2.OpenRequest.FromString,
                     response_serializer=asyncpar_dot_v1_dot_link__pb2.OpenReply.SerializeToString,
+            ),
+            'Withdraw': grpc.unary_unary_rpc_method_handler(
+                    servicer.Withdraw,
+                    request_deserializer=asyncpar_dot_v1_dot_link__pb2.WithdrawRequest.FromString,
+                    response_serializer=asyncpar_dot_v1_dot_link__pb2.WithdrawReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -107,6 +124,33 @@ class Link:
             '/asyncpar.v1.Link/Open',
             asyncpar_dot_v1_dot_link__pb2.OpenRequest.SerializeToString,
             asyncpar_dot_v1_dot_link__pb2.OpenReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Withdraw(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/asyncpar.v1.Link/Withdraw',
+            asyncpar_dot_v1_dot_link__pb2.WithdrawRequest.SerializeToString,
+            asyncpar_dot_v1_dot_link__pb2.WithdrawReply.FromString,
             options,
             channel_credentials,
             insecure,
