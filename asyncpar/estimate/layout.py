@@ -16,7 +16,7 @@ from asyncpar.core.config.parallel import ThreeDParallelismConfig
 from asyncpar.core.config.rank_order import RankOrder
 from asyncpar.estimate.activations import ActivationModel
 from asyncpar.estimate.job import Job, Machine
-from asyncpar.estimate.memory import ActivationPolicy, RankMemory, make_schedule, rank_activations, rank_memories
+from asyncpar.estimate.memory import ActivationPolicy, RankMemory, rank_activations, rank_memories
 from asyncpar.estimate.pipelining import PipelineFigures, StageWork, pipeline_figures
 from asyncpar.estimate.stages import VirtualStage, rank_parameters, virtual_stages
 from asyncpar.estimate.traffic import (
@@ -27,6 +27,7 @@ from asyncpar.estimate.traffic import (
     data_parallel_bytes,
     tensor_parallel_bytes,
 )
+from asyncpar.pipeline.registry import schedule_of
 from asyncpar.zero.config import ZeROStage
 
 _KEPT = 32
@@ -115,7 +116,7 @@ class _Estimate:
         self._reduction = all_reduce_bytes(self._payload, config.tp_size) / self._ring_bandwidth("tp")
         hops = frozenset((one.rank, other.rank) for one, other in self._boundaries())
         self._pipeline = pipeline_figures(
-            make_schedule(config, self._micro_batches),
+            schedule_of(config, self._micro_batches),
             [self._work(piece) for piece in self._pieces],
             latency=self._payload / hop_bandwidth(job.machine, self._order, hops),
         )

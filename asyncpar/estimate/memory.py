@@ -12,7 +12,7 @@ from asyncpar.estimate.activations import ActivationModel, kept_layers
 from asyncpar.estimate.job import ADAM_STATES, ModelShape, Precision
 from asyncpar.estimate.pipelining import peak_bytes
 from asyncpar.estimate.stages import VirtualStage, rank_parameters, virtual_stages
-from asyncpar.pipeline.schedule import PipelineSchedule
+from asyncpar.pipeline.registry import schedule_of
 from asyncpar.zero.config import ZeROStage
 
 _SINGLE = 4
@@ -129,7 +129,7 @@ def rank_activations(
     flight there.
     """
     stages = virtual_stages(config)
-    schedule = make_schedule(config, micro_batches)
+    schedule = schedule_of(config, micro_batches)
     peaks = peak_bytes(schedule, [policy.stage_bytes(piece, activations) for piece in stages])
     return tuple(
         policy.rank_bytes(peak, [piece for piece in stages if piece.rank == rank], activations)
@@ -198,16 +198,6 @@ def memory_requirements(
         model_memory_mb=(fullest.state.values + fullest.state.gradients + fullest.accumulating) / _MEBIBYTE,
         activation_memory_mb=fullest.activations / _MEBIBYTE,
         optimizer_memory_mb=fullest.state.optimizer / _MEBIBYTE,
-    )
-
-
-def make_schedule(config: ThreeDParallelismConfig, micro_batches: int) -> PipelineSchedule:
-    """Return the schedule that ``config`` asks for."""
-    return PipelineSchedule(
-        num_stages=config.pp_size,
-        num_microbatches=micro_batches,
-        schedule_type=config.pipeline_schedule,
-        num_model_chunks=config.chunks_per_stage,
     )
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from asyncpar.core.config.parallel import PipelineScheduleType
 from asyncpar.errors import UsageError
 from asyncpar.pipeline.operation import OperationKind, PipelineOp
-from asyncpar.pipeline.schedule import PipelineSchedule
+from asyncpar.pipeline.schedule import PipelineSchedule, Schedule
 from asyncpar.pipeline.simulation import simulate
 
 _FULL_PERIODS = 3
@@ -47,51 +47,52 @@ class PipelineFigures:
         return (self.makespan - self.ideal) / self.makespan if self.makespan else 0.0
 
 
-def pipeline_figures(schedule: PipelineSchedule, work: Sequence[StageWork], *, latency: float = 0.0) -> PipelineFigures:
+def pipeline_figures(schedule: Schedule, work: Sequence[StageWork], *, latency: float = 0.0) -> PipelineFigures:
     """Return what ``schedule`` takes if its virtual stages do ``work`` and each hop between ranks takes ``latency``.
 
     Long ones are not simulated to the end: each further round of as many micro-batches as there are stages takes the
     time that the last one simulated took.  That is exact where all stages take as long and micro-batches are a multiple
-    of them, and a few percent off elsewhere.
+    of them, and a few percent off elsewhere.  Schedules from outside the package are simulated to their end.
     """
     if len(work) != schedule.num_virtual_stages:
         raise UsageError(f"work: expected that of {schedule.num_virtual_stages} virtual stages, got {len(work)}")
+    if not isinstance(schedule, PipelineSchedule):
+        return _simulated(schedule, work, latency)
     stages, count = schedule.num_stages, schedule.num_microbatches
     simulated = min(count, _FULL_PERIODS * stages + count % stages)
-    makespan, ideal = _simulated(schedule, simulated, work, latency)
-    if count > simulated:
-        earlier_makespan, earlier_ideal = _simulated(schedule, simulated - stages, work, latency)
-        rounds = (count - simulated) // stages
-        makespan += rounds * (makespan - earlier_makespan)
-        ideal += rounds * (ideal - earlier_ideal)
-        makespan = max(makespan, ideal)
-    return PipelineFigures(makespan=makespan, ideal=ideal)
+    figures = _simulated(replace(schedule, num_microbatches=simulated), work, latency)
+    if count == simulated:
+        return figures
+    earlier = _simulated(replace(schedule, num_microbatches=simulated - stages), work, latency)
+    rounds = (count - simulated) // stages
+    ideal = figures.ideal + rounds * (figures.ideal - earlier.ideal)
+    makespan = figures.makespan + rounds * (figures.makespan - earlier.makespan)
+    return PipelineFigures(makespan=max(makespan, ideal), ideal=ideal)
 
 
-def peak_bytes(schedule: PipelineSchedule, kept: Sequence[float]) -> tuple[float, ...]:
+def peak_bytes(schedule: Schedule, kept: Sequence[float]) -> tuple[float, ...]:
     """Return, for each rank, the most bytes that it keeps at once, if a micro-batch leaves ``kept`` in virtual stages.
 
     They are kept from the forward pass until the backward pass, or its weight half, is done.  Where all forward passes
-    come first that is everything; otherwise whole rounds in the middle, which are all alike, are left out.
+    come first that is everything; otherwise whole rounds in the middle, which are all alike, are left out, but not of
+    schedules from outside the package.
     """
     if len(kept) != schedule.num_virtual_stages:
         raise UsageError(f"kept: expected bytes for {schedule.num_virtual_stages} virtual stages, got {len(kept)}")
     stages, count = schedule.num_stages, schedule.num_microbatches
-    if schedule.schedule_type in _FORWARDS_FIRST:
-        return tuple(count * sum(kept[piece] for piece in schedule.virtual_stages_of(rank)) for rank in range(stages))
-    rounds, rest = divmod(count, stages)
-    shorter = min(rounds, _MANY_PERIODS if rest else _FULL_PERIODS) * stages + rest
-    schedule = replace(schedule, num_microbatches=shorter)
+    if isinstance(schedule, PipelineSchedule):
+        if schedule.schedule_type in _FORWARDS_FIRST:
+            sums = (sum(kept[piece] for piece in schedule.virtual_stages_of(rank)) for rank in range(stages))
+            return tuple(count * each for each in sums)
+        rounds, rest = divmod(count, stages)
+        shorter = min(rounds, _MANY_PERIODS if rest else _FULL_PERIODS) * stages + rest
+        schedule = replace(schedule, num_microbatches=shorter)
     return tuple(_peak(schedule.compute_order(rank), kept) for rank in range(stages))
 
 
-def _simulated(
-    schedule: PipelineSchedule, micro_batches: int, work: Sequence[StageWork], latency: float
-) -> tuple[float, float]:
-    """Return the makespan and what the busiest rank computes."""
-    shorter = replace(schedule, num_microbatches=micro_batches)
-    simulation = simulate(shorter, costs=lambda operation: _seconds(operation, work), latency=latency)
-    return simulation.makespan, simulation.ideal
+def _simulated(schedule: Schedule, work: Sequence[StageWork], latency: float) -> PipelineFigures:
+    simulation = simulate(schedule, costs=lambda operation: _seconds(operation, work), latency=latency)
+    return PipelineFigures(makespan=simulation.makespan, ideal=simulation.ideal)
 
 
 def _seconds(operation: PipelineOp, work: Sequence[StageWork]) -> float:

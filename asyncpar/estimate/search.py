@@ -9,6 +9,7 @@ from enum import StrEnum
 
 from asyncpar.core.config.checks import check_count, check_positive
 from asyncpar.core.config.parallel import PipelineScheduleType, ThreeDParallelismConfig
+from asyncpar.core.config.schedule_type import check_schedule_name, schedule_record
 from asyncpar.core.config.slicing import spread_layers
 from asyncpar.errors import UsageError
 from asyncpar.estimate.job import Job
@@ -41,7 +42,7 @@ class Search:
 
     world: int
     memory: float
-    schedules: tuple[PipelineScheduleType, ...] = tuple(PipelineScheduleType)
+    schedules: tuple[PipelineScheduleType | str, ...] = tuple(PipelineScheduleType)
     zero_stages: tuple[ZeROStage, ...] = tuple(ZeROStage)
     chunks: int = 2
     is_uneven: bool = False
@@ -52,6 +53,8 @@ class Search:
         check_positive("memory", self.memory, "bytes")
         if not self.schedules or not self.zero_stages:
             raise UsageError("schedules, zero_stages: expected at least one of each, got none")
+        for schedule in self.schedules:
+            check_schedule_name("schedules", schedule)
         check_count("chunks", self.chunks, least=2)
 
 
@@ -114,16 +117,18 @@ def _zero_stages(search: Search, *, replicas: int) -> Sequence[ZeROStage]:
     return search.zero_stages if replicas > 1 else (ZeROStage.NONE,)
 
 
-def _schedules(search: Search, *, stages: int) -> Iterable[PipelineScheduleType]:
+def _schedules(search: Search, *, stages: int) -> Iterable[str]:
     return search.schedules if stages > 1 else (_ALONE,)
 
 
 def _configuration(
-    job: Job, search: Search, sizes: tuple[int, int, int], schedule: PipelineScheduleType
+    job: Job, search: Search, sizes: tuple[int, int, int], schedule: str
 ) -> ThreeDParallelismConfig | Misfit:
     dp_size, tp_size, pp_size = sizes
     model = job.model
-    chunks = search.chunks if schedule is PipelineScheduleType.INTERLEAVED_ONE_F1B else schedule.chunks(1)
+    chunks = (
+        search.chunks if schedule == PipelineScheduleType.INTERLEAVED_ONE_F1B else schedule_record(schedule).chunks(1)
+    )
     pieces = pp_size * chunks
     if model.heads % tp_size:
         return Misfit.HEADS

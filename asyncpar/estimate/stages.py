@@ -25,7 +25,7 @@ class VirtualStage:
 
 def virtual_stages(config: ThreeDParallelismConfig) -> tuple[VirtualStage, ...]:
     """Return all pieces, in the order of the model."""
-    ranks = config.pipeline_schedule.stage_ranks(config.pp_size, config.num_model_chunks)
+    ranks = config.stage_ranks()
     layers = config.virtual_stage_layers()
     return tuple(
         VirtualStage(rank=rank, layers=count, is_first=stage == 0, is_last=stage == len(ranks) - 1)

@@ -15,7 +15,8 @@ from asyncpar.gradsync import GradientBucketingConfig, GradientCompressionConfig
 from asyncpar.hybrid.loss_scaling import NO_SCALING, LossScaling
 from asyncpar.nn.half import half_dtype
 from asyncpar.nn.optimizers import AdamW, Rule
-from asyncpar.pipeline.schedule import PipelineSchedule, Schedule
+from asyncpar.pipeline.registry import schedule_of
+from asyncpar.pipeline.schedule import Schedule
 from asyncpar.zero.config import ZeROConfig, ZeROStage
 
 _OF_SHARDS = (
@@ -121,15 +122,7 @@ class HybridConfig:
 
     def make_schedule(self) -> Schedule:
         """Return the pipeline schedule of one step."""
-        if self.schedule is not None:
-            return self.schedule
-        parallelism = self.parallelism
-        return PipelineSchedule(
-            num_stages=parallelism.pp_size,
-            num_microbatches=self.micro_batches,
-            schedule_type=parallelism.pipeline_schedule,
-            num_model_chunks=parallelism.num_model_chunks,
-        )
+        return schedule_of(self.parallelism, self.micro_batches) if self.schedule is None else self.schedule
 
     def settings(self) -> dict[str, object]:
         """Return what ranks must agree upon, by name."""

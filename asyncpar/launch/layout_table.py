@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from asyncpar.core.config.schedule_type import schedule_record
 from asyncpar.estimate.job import Job
 from asyncpar.estimate.layout import Layout
 from asyncpar.estimate.search import Findings, Search
@@ -78,7 +79,7 @@ def tokens_rate(job: Job, layout: Layout) -> float:
 def place_of(layout: Layout) -> str:
     """Return the layout in words."""
     config = layout.config
-    schedule = f", {config.pipeline_schedule.short}" if config.pp_size > 1 else ""
+    schedule = f", {schedule_record(config.pipeline_schedule).short}" if config.pp_size > 1 else ""
     return f"dp {config.dp_size}, tp {config.tp_size}, pp {config.pp_size}, ZeRO {layout.zero.number}{schedule}"
 
 
@@ -162,7 +163,7 @@ def _drawn(lines: Sequence[str], job: Job, layouts: Sequence[Layout], end: Seque
 
 
 def _schedule(layout: Layout) -> str:
-    return layout.config.pipeline_schedule.short if layout.config.pp_size > 1 else "-"
+    return schedule_record(layout.config.pipeline_schedule).short if layout.config.pp_size > 1 else "-"
 
 
 def _digits(number: float) -> str:

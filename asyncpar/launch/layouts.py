@@ -11,6 +11,7 @@ import click
 
 from asyncpar.core.config.checks import check_choice
 from asyncpar.core.config.parallel import DEFAULT_ORDER, MemoryOptimizationStrategy, PipelineScheduleType
+from asyncpar.core.config.schedule_type import parse_schedule_name
 from asyncpar.errors import LaunchError, UsageError
 from asyncpar.launch.command_line import OneLineCommand, exit_with, option
 from asyncpar.launch.options import parse_count
@@ -146,9 +147,9 @@ def _search(given: dict[str, Any]) -> Search:
     )
 
 
-def _schedule(name: str) -> PipelineScheduleType:
+def _schedule(name: str) -> str:
     try:
-        return PipelineScheduleType.parse(name)
+        return parse_schedule_name(name)
     except UsageError as error:
         raise UsageError(f"--{error}") from error
 

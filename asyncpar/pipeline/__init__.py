@@ -15,6 +15,7 @@ from asyncpar.pipeline.layout import StageLayout
 from asyncpar.pipeline.offload import MemoryManager, MemoryUsageStats, OffloadError
 from asyncpar.pipeline.operation import Content, Message, OperationKind, PipelineOp
 from asyncpar.pipeline.recompute import Recomputed, apply_memory_strategy
+from asyncpar.pipeline.registry import ScheduleKind, make_schedule, register_schedule, unregister_schedule
 from asyncpar.pipeline.result import BoundaryTraffic, PipelineResult
 from asyncpar.pipeline.schedule import PipelineSchedule, Schedule
 from asyncpar.pipeline.simulation import (
@@ -49,6 +50,7 @@ __all__ = [
     "PipelineSchedule",
     "Recomputed",
     "Schedule",
+    "ScheduleKind",
     "Simulation",
     "StageLayout",
     "StepAlarm",
@@ -58,8 +60,11 @@ __all__ = [
     "check_schedule",
     "format_schedule",
     "load_schedule",
+    "make_schedule",
     "parse_schedule",
     "peak_in_flight",
+    "register_schedule",
     "simulate",
+    "unregister_schedule",
     "write_schedule",
 ]

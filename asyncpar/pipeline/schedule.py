@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import lru_cache
 
-from asyncpar.core.config.parallel import PipelineScheduleType
+from asyncpar.core.config.schedule_type import PipelineScheduleType, schedule_record
 from asyncpar.errors import UsageError
 from asyncpar.pipeline.dependencies import with_messages
 from asyncpar.pipeline.layout import StageLayout, check_index
@@ -107,13 +107,11 @@ class PipelineSchedule(Schedule):
             object.__setattr__(self, "schedule_type", PipelineScheduleType(self.schedule_type))
         except ValueError:
             names = ", ".join(PipelineScheduleType)
-            raise UsageError(f"schedule_type: expected one of {names}, got {self.schedule_type!r}") from None
-        object.__setattr__(self, "num_model_chunks", self.schedule_type.chunks(self.num_model_chunks))
-
-    @property
-    def is_v_shaped(self) -> bool:
-        """Whether the model goes from the first rank to the last and back."""
-        return self.schedule_type.is_v_shaped
+            raise UsageError(
+                f"schedule_type: expected one of {names}, got {self.schedule_type!r}; others: make_schedule"
+            ) from None
+        chunks = schedule_record(self.schedule_type).chunks(self.num_model_chunks)
+        object.__setattr__(self, "num_model_chunks", chunks)
 
     @property
     def name(self) -> str:
@@ -130,7 +128,7 @@ class PipelineSchedule(Schedule):
 
 @lru_cache(maxsize=256)
 def _layout(schedule: PipelineSchedule) -> StageLayout:
-    ranks = schedule.schedule_type.stage_ranks(schedule.num_stages, schedule.num_model_chunks)
+    ranks = schedule_record(schedule.schedule_type).stage_ranks(schedule.num_stages, schedule.num_model_chunks)
     return StageLayout(ranks=ranks, num_stages=schedule.num_stages)
 
 

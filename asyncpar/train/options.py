@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from asyncpar.codecs import codec_forms
-from asyncpar.core.config.parallel import PipelineScheduleType
+from asyncpar.core.config.schedule_type import SCHEDULES, parse_schedule_name
 from asyncpar.errors import UsageError
 from asyncpar.gradsync import GradientCompressionConfig
 from asyncpar.hybrid import Precision
@@ -79,7 +79,7 @@ def _add_layout(parser: Parser) -> None:
         "--schedule",
         default="1f1b",
         metavar="NAME",
-        help=f"of the pipeline: {', '.join(PipelineScheduleType)}, or a .csv file with one (default: 1f1b)",
+        help=f"of the pipeline: {', '.join(SCHEDULES.names)}, or a .csv file with one (default: 1f1b)",
     )
     parser.add_argument("--chunks", type=int, default=1, help="model chunks per stage, where schedules have them")
     parser.add_argument("--zero", type=int, choices=range(4), default=0, help="what replicas share out (default: 0)")
@@ -118,8 +118,8 @@ def make_layout(options: argparse.Namespace) -> ParallelLayout:
     )
 
 
-def _schedule_of(name: str) -> PipelineScheduleType | Path:
-    return Path(name) if name.endswith(".csv") else PipelineScheduleType.parse(name)
+def _schedule_of(name: str) -> str | Path:
+    return Path(name) if name.endswith(".csv") else parse_schedule_name(name)
 
 
 def make_checkpoints(options: argparse.Namespace) -> Checkpoints | None:

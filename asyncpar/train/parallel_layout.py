@@ -38,13 +38,13 @@ class ParallelLayout:
     """Sizes of data, tensor and pipeline parallelism, and what goes with them.
 
     ``dp`` None: as many replicas as there are ranks for.  ``micro_batches`` None: 1 without a pipeline, else 4.
-    ``schedule`` may be a file with one, see ``load_schedule``.
+    ``schedule`` is the name of a schedule, or a file with one, see ``load_schedule``.
     """
 
     dp: int | None = None
     tp: int = 1
     pp: int = 1
-    schedule: PipelineScheduleType | Path = PipelineScheduleType.ONE_FORWARD_ONE_BACKWARD
+    schedule: str | Path = PipelineScheduleType.ONE_FORWARD_ONE_BACKWARD
     chunks: int = 1
     zero: int = 0
     micro_batches: int | None = None
@@ -114,7 +114,7 @@ class ParallelLayout:
                 num_layers=layers,
                 layers_per_stage=tuple(stop - start for start, stop in split_bounds(layers, self.pp)),
                 num_model_chunks=self.chunks,
-                pipeline_schedule=_NAMED if schedule is not None else PipelineScheduleType(str(self.schedule)),
+                pipeline_schedule=_NAMED if isinstance(self.schedule, Path) else self.schedule,
                 memory_strategy=strategy,
                 enable_gradient_checkpointing=self.recompute is Recompute.ALL,
                 micro_batch_size=1 if training.rows % (dp * micro_batches) else training.rows // (dp * micro_batches),

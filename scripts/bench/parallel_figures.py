@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from asyncpar.core.config.parallel import PipelineScheduleType
+from asyncpar.core.config.schedule_type import schedule_record
 from scripts.bench.comparison import OURS, format_ratio, markdown
 from scripts.bench.samples import Figures, Record, Samples
 
@@ -43,7 +44,9 @@ def schedule_table(figures: Figures) -> list[str]:
 
 def _schedule_title(record: Record) -> str:
     kind = PipelineScheduleType(record["kind"])
-    return kind.short if record["chunks"] == 1 or kind.is_v_shaped else f"{kind.short}, {record['chunks']} chunks"
+    short = schedule_record(kind).short
+    is_v_shaped = kind in (PipelineScheduleType.ZBV, PipelineScheduleType.DUALPIPE_V)
+    return short if record["chunks"] == 1 or is_v_shaped else f"{short}, {record['chunks']} chunks"
 
 
 def _over(pair: Sequence[float] | None) -> str:

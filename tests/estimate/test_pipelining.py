@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from asyncpar.core.config.parallel import PipelineScheduleType
+from asyncpar.core.config.schedule_type import parse_schedule_name, schedule_record
 from asyncpar.errors import UsageError
 from asyncpar.estimate.pipelining import PipelineFigures, StageWork, peak_bytes, pipeline_figures
 from asyncpar.pipeline.schedule import PipelineSchedule
@@ -26,7 +27,7 @@ def schedule(name: str, chunks: int = 1, *, stages: int = 4, micro_batches: int 
     return PipelineSchedule(
         num_stages=stages,
         num_microbatches=micro_batches,
-        schedule_type=PipelineScheduleType.parse(name),
+        schedule_type=PipelineScheduleType(parse_schedule_name(name)),
         num_model_chunks=chunks,
     )
 
@@ -51,7 +52,7 @@ def test_figures_of_the_literature_come_out(
 @pytest.mark.parametrize("stages", [1, 2, 4])
 def test_a_long_step_takes_what_a_whole_simulation_says(member: PipelineScheduleType, stages: int) -> None:
     chunks = 2 if member is PipelineScheduleType.INTERLEAVED_ONE_F1B else 1
-    plan = schedule(member.short, chunks, stages=stages, micro_batches=7 * stages)
+    plan = schedule(schedule_record(member).short, chunks, stages=stages, micro_batches=7 * stages)
     figures, whole = pipeline_figures(plan, equal_work(plan.num_virtual_stages)), simulate(plan)
     assert figures.makespan == pytest.approx(whole.makespan, rel=1e-12)
     assert figures.ideal == pytest.approx(whole.ideal, rel=1e-12)
@@ -96,7 +97,7 @@ def test_what_is_kept_counts_by_stage() -> None:
 @pytest.mark.parametrize("micro_batches", [20, 21, 28])
 def test_what_is_kept_of_a_long_step_is_what_its_orders_say(member: PipelineScheduleType, micro_batches: int) -> None:
     chunks = 2 if member is PipelineScheduleType.INTERLEAVED_ONE_F1B else 1
-    plan = schedule(member.short, chunks, micro_batches=micro_batches)
+    plan = schedule(schedule_record(member).short, chunks, micro_batches=micro_batches)
     sizes = [1.0 + stage / 8 for stage in range(plan.num_virtual_stages)]
     for rank, found in enumerate(peak_bytes(plan, sizes)):
         kept = [0.0]

@@ -10,6 +10,7 @@ from math import prod
 from typing import Any, TypeAlias
 
 from asyncpar.core.config.parallel import MemoryOptimizationStrategy, PipelineScheduleType, ThreeDParallelismConfig
+from asyncpar.core.config.schedule_type import schedule_record
 from asyncpar.core.config.three_d import DEFAULT_ORDER
 from asyncpar.hybrid import HybridConfig
 from asyncpar.nn import TransformerConfig
@@ -20,6 +21,7 @@ RANKS = 8
 LAYOUTS = tuple(sorted((shape for shape in product((1, 2, 4, 8), repeat=3) if prod(shape) == RANKS), key=max))
 """All factorizations of 8 ranks, (dp, tp, pp)."""
 
+TWO_CHUNKS = (PipelineScheduleType.INTERLEAVED_ONE_F1B, PipelineScheduleType.ZBV, PipelineScheduleType.DUALPIPE_V)
 RECOMPUTES_ALL = "all"
 RECOMPUTATIONS = (*MemoryOptimizationStrategy, RECOMPUTES_ALL)
 
@@ -42,7 +44,7 @@ class Case:
     def __str__(self) -> str:
         marks = [
             "x".join(map(str, self.layout)),
-            self.schedule.short,
+            schedule_record(self.schedule).short,
             self.zero,
             f"m{self.micro_batches}",
             self.recompute,
@@ -56,7 +58,7 @@ class Case:
 
     @property
     def chunks(self) -> int:
-        return 2 if self.schedule is PipelineScheduleType.INTERLEAVED_ONE_F1B or self.schedule.is_v_shaped else 1
+        return 2 if self.schedule in TWO_CHUNKS else 1
 
     @property
     def rows(self) -> int:

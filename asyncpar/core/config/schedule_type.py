@@ -1,11 +1,16 @@
-"""Names of the pipeline schedules.  Pure."""
+"""Pipeline schedules by name, and which rank holds which part of the model in each.  Pure.
+
+A configuration holds the name of a schedule.  ``SCHEDULES`` has a record for each name; ``pipeline/registry.py`` adds
+records from outside the package, and makes schedules by name.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from enum import StrEnum
-from types import MappingProxyType
 
+from asyncpar.core.config.registry import Registry
 from asyncpar.errors import UsageError
 
 V_CHUNKS = 2
@@ -13,7 +18,7 @@ V_CHUNKS = 2
 
 
 class PipelineScheduleType(StrEnum):
-    """Order of forward and backward passes in a pipeline.
+    """Names of the schedules in the package: orders of forward and backward passes in a pipeline.
 
     SEQUENTIAL: all forwards, then backwards in reverse.  GPIPE: the same with backwards first in, first out.
     ROUND_ROBIN: one micro-batch at a time.  The others interleave the two to save memory or idle time.
@@ -28,62 +33,98 @@ class PipelineScheduleType(StrEnum):
     ZBV = "zbv"
     DUALPIPE_V = "dualpipe_v"
 
-    @classmethod
-    def parse(cls, name: str) -> PipelineScheduleType:
-        """Return the schedule called ``name``: its value or its short name, with ``-`` or ``_``, in any case.
 
-        Raises ``UsageError`` that lists the short names.
-        """
-        wanted = name.strip().lower().replace("-", "_")
-        for member in cls:
-            if wanted in (member.value, member.short.replace("-", "_")):
-                return member
-        names = ", ".join(member.short for member in cls)
-        raise UsageError(f"schedule: expected one of {names}, got {name!r}")
+class ScheduleRecord(ABC):
+    """What a configuration asks about a schedule: its names, and the ranks of its stages."""
+
+    name: str
 
     @property
+    @abstractmethod
     def short(self) -> str:
         """The name for command lines and tables."""
-        return _SHORT[self]
 
-    @property
-    def is_v_shaped(self) -> bool:
-        """Whether stages go from the first rank to the last and back, so that the first rank holds both ends."""
-        return self in (PipelineScheduleType.ZBV, PipelineScheduleType.DUALPIPE_V)
-
+    @abstractmethod
     def chunks(self, num_model_chunks: int) -> int:
         """Return how many pieces of the model each rank holds when ``num_model_chunks`` are asked for.
 
         Raises ``UsageError`` for a number that the schedule cannot have.
         """
-        if self.is_v_shaped:
-            if num_model_chunks > V_CHUNKS:
-                raise UsageError(
-                    f"num_model_chunks: expected {V_CHUNKS} with {self}, got {num_model_chunks}; "
-                    "interleaved_one_f1b takes more"
-                )
-            return V_CHUNKS
-        if self is PipelineScheduleType.ONE_FORWARD_ONE_BACKWARD and num_model_chunks != 1:
-            raise UsageError(
-                f"num_model_chunks: expected 1 with {self}, got {num_model_chunks}; interleaved_one_f1b takes more"
-            )
-        return num_model_chunks
 
+    @abstractmethod
     def stage_ranks(self, stages: int, num_model_chunks: int) -> tuple[int, ...]:
         """Return the pipeline rank that holds each virtual stage, in the order of the model."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShippedSchedule(ScheduleRecord):
+    """The record of a schedule of the package; ``pipeline/orders`` has the order of its operations.
+
+    Stages go round the ranks once per chunk, from first to last; or, if it ``is_v_shaped``, from the first rank to the
+    last and back, so that the first rank holds both ends.  ``takes_chunks``: each rank may hold several pieces.
+    """
+
+    name: str
+    short: str
+    is_v_shaped: bool = False
+    takes_chunks: bool = True
+
+    def chunks(self, num_model_chunks: int) -> int:
+        most = V_CHUNKS if self.is_v_shaped else num_model_chunks if self.takes_chunks else 1
+        if num_model_chunks > most:
+            raise UsageError(
+                f"num_model_chunks: expected {most} with {self.name}, got {num_model_chunks}; "
+                "interleaved_one_f1b takes more"
+            )
+        return most
+
+    def stage_ranks(self, stages: int, num_model_chunks: int) -> tuple[int, ...]:
         chunks = self.chunks(num_model_chunks)
         return (*range(stages), *reversed(range(stages))) if self.is_v_shaped else tuple(range(stages)) * chunks
 
 
-_SHORT: Mapping[PipelineScheduleType, str] = MappingProxyType(
-    {
-        PipelineScheduleType.SEQUENTIAL: "sequential",
-        PipelineScheduleType.ROUND_ROBIN: "round-robin",
-        PipelineScheduleType.GPIPE: "gpipe",
-        PipelineScheduleType.ONE_FORWARD_ONE_BACKWARD: "1f1b",
-        PipelineScheduleType.INTERLEAVED_ONE_F1B: "interleaved",
-        PipelineScheduleType.ZERO_BUBBLE: "zb1p",
-        PipelineScheduleType.ZBV: "zbv",
-        PipelineScheduleType.DUALPIPE_V: "dualpipe-v",
-    }
+SCHEDULES: Registry[ScheduleRecord] = Registry(
+    "schedule",
+    (
+        ShippedSchedule(name=PipelineScheduleType.SEQUENTIAL.value, short="sequential"),
+        ShippedSchedule(name=PipelineScheduleType.ROUND_ROBIN.value, short="round-robin"),
+        ShippedSchedule(name=PipelineScheduleType.GPIPE.value, short="gpipe"),
+        ShippedSchedule(name=PipelineScheduleType.ONE_FORWARD_ONE_BACKWARD.value, short="1f1b", takes_chunks=False),
+        ShippedSchedule(name=PipelineScheduleType.INTERLEAVED_ONE_F1B.value, short="interleaved"),
+        ShippedSchedule(name=PipelineScheduleType.ZERO_BUBBLE.value, short="zb1p"),
+        ShippedSchedule(name=PipelineScheduleType.ZBV.value, short="zbv", is_v_shaped=True),
+        ShippedSchedule(name=PipelineScheduleType.DUALPIPE_V.value, short="dualpipe-v", is_v_shaped=True),
+    ),
+    reserved=("1f1b", "interleaved", "zb1p", "round-robin", "dualpipe-v"),
 )
+"""The schedules by name; ``pipeline.register_schedule`` adds one."""
+
+
+def schedule_record(name: str) -> ScheduleRecord:
+    """Return the record of the schedule called ``name``.  Raises ``UsageError`` that lists the names."""
+    record = SCHEDULES.get(name)
+    if record is None:
+        raise UsageError(f"schedule: expected one of {', '.join(SCHEDULES.names)}, got {name!r}")
+    return record
+
+
+def check_schedule_name(setting: str, name: object) -> PipelineScheduleType | str:
+    """Return ``name``, as a ``PipelineScheduleType`` if it is one, where a schedule is called so.
+
+    Raises ``UsageError`` that names the ``setting`` and lists the names.
+    """
+    if not isinstance(name, str) or name not in SCHEDULES:
+        raise UsageError(f"{setting}: expected one of {', '.join(SCHEDULES.names)}, got {name!r}")
+    return PipelineScheduleType(name) if name in list(PipelineScheduleType) else name
+
+
+def parse_schedule_name(text: str) -> PipelineScheduleType | str:
+    """Return the name of the schedule that ``text`` spells: name or short name, with ``-`` or ``_``, in any case.
+
+    Raises ``UsageError`` that lists the short names.
+    """
+    wanted = text.strip().lower().replace("-", "_")
+    for record in SCHEDULES:
+        if wanted in (record.name.replace("-", "_"), record.short.replace("-", "_")):
+            return check_schedule_name("schedule", record.name)
+    raise UsageError(f"schedule: expected one of {', '.join(record.short for record in SCHEDULES)}, got {text!r}")

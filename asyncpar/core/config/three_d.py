@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 from asyncpar.core.config.checks import check_choice, check_count, check_positive
 from asyncpar.core.config.rank_order import RankOrder
-from asyncpar.core.config.schedule_type import PipelineScheduleType
+from asyncpar.core.config.schedule_type import PipelineScheduleType, check_schedule_name, schedule_record
 from asyncpar.core.config.slicing import split_layers
 from asyncpar.core.config.strategies import (
     CommunicationStrategy,
@@ -26,7 +26,6 @@ _CHOICES: Mapping[str, type[StrEnum]] = MappingProxyType(
     {
         "memory_strategy": MemoryOptimizationStrategy,
         "comm_strategy": CommunicationStrategy,
-        "pipeline_schedule": PipelineScheduleType,
     }
 )
 
@@ -54,7 +53,7 @@ class ThreeDParallelismConfig:
     comm_strategy: CommunicationStrategy = CommunicationStrategy.ALL_REDUCE
     enable_gradient_checkpointing: bool = False
     enable_mixed_precision: bool = False
-    pipeline_schedule: PipelineScheduleType = PipelineScheduleType.INTERLEAVED_ONE_F1B
+    pipeline_schedule: PipelineScheduleType | str = PipelineScheduleType.INTERLEAVED_ONE_F1B
     max_memory_per_device: float = 8.0
     communication_timeout_ms: int = 30_000
     num_model_chunks: int = 1
@@ -68,6 +67,8 @@ class ThreeDParallelismConfig:
         check_positive("max_memory_per_device", self.max_memory_per_device, "GB")
         for name, kind in _CHOICES.items():
             object.__setattr__(self, name, check_choice(name, kind, getattr(self, name)))
+        schedule = check_schedule_name("pipeline_schedule", self.pipeline_schedule)
+        object.__setattr__(self, "pipeline_schedule", schedule)
         if self.pp_size > self.num_layers:
             raise UsageError(f"pp_size: expected at most num_layers = {self.num_layers}, got {self.pp_size}")
         if self.layers_per_stage is not None:
@@ -88,12 +89,16 @@ class ThreeDParallelismConfig:
     @property
     def chunks_per_stage(self) -> int:
         """Pieces of the model that each rank holds: ``num_model_chunks``, or 2 where the schedule is V-shaped."""
-        return self.pipeline_schedule.chunks(self.num_model_chunks)
+        return schedule_record(self.pipeline_schedule).chunks(self.num_model_chunks)
+
+    def stage_ranks(self) -> tuple[int, ...]:
+        """Return the pipeline rank that holds each virtual stage, in the order of the model."""
+        return schedule_record(self.pipeline_schedule).stage_ranks(self.pp_size, self.num_model_chunks)
 
     @property
     def end_stages(self) -> tuple[int, ...]:
         """The pipeline ranks that hold the first layer or the last one: one or two."""
-        ranks = self.pipeline_schedule.stage_ranks(self.pp_size, self.num_model_chunks)
+        ranks = self.stage_ranks()
         return tuple(dict.fromkeys((ranks[0], ranks[-1])))
 
     def validate(
@@ -145,8 +150,7 @@ class ThreeDParallelismConfig:
         Raises ``UsageError`` when the layers do not divide evenly and ``layers_per_stage`` does not say how to.
         """
         layers = [0] * self.pp_size
-        ranks = self.pipeline_schedule.stage_ranks(self.pp_size, self.num_model_chunks)
-        for rank, count in zip(ranks, self.virtual_stage_layers(), strict=True):
+        for rank, count in zip(self.stage_ranks(), self.virtual_stage_layers(), strict=True):
             layers[rank] += count
         return tuple(layers)
 
@@ -154,8 +158,7 @@ class ThreeDParallelismConfig:
         """Return the number of layers of each virtual stage, in the order of the model; as many as ``stage_layers``
         where each rank holds one piece of it.
         """
-        ranks = self.pipeline_schedule.stage_ranks(self.pp_size, self.num_model_chunks)
-        return split_layers(self.num_layers, ranks, self.layers_per_stage)
+        return split_layers(self.num_layers, self.stage_ranks(), self.layers_per_stage)
 
     def memory_requirements(self, *, rough: bool = True) -> MemoryRequirements:
         """Return what the fullest stage needs by a rule of thumb; see ``rough_requirements``.

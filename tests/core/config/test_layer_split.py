@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from asyncpar.core.config.parallel import PipelineScheduleType, ThreeDParallelismConfig
+from asyncpar.core.config.schedule_type import parse_schedule_name, schedule_record
 from asyncpar.core.config.slicing import spread_layers
 from asyncpar.errors import UsageError
 
@@ -81,10 +82,15 @@ def test_layers_are_spread_with_the_larger_numbers_first() -> None:
 
 @pytest.mark.parametrize("member", PipelineScheduleType)
 def test_every_schedule_is_found_by_its_value_and_by_its_short_name(member: PipelineScheduleType) -> None:
-    spellings = (member.value, member.short, member.value.replace("_", "-"), member.short.upper())
-    assert {PipelineScheduleType.parse(spelling) for spelling in spellings} == {member}
+    spellings = (
+        member.value,
+        schedule_record(member).short,
+        member.value.replace("_", "-"),
+        schedule_record(member).short.upper(),
+    )
+    assert {parse_schedule_name(spelling) for spelling in spellings} == {member}
 
 
 def test_an_unknown_schedule_is_refused_with_the_short_names() -> None:
     with pytest.raises(UsageError, match=r"schedule: expected one of sequential, .*, 1f1b, .*, got '2f2b'"):
-        PipelineScheduleType.parse("2f2b")
+        parse_schedule_name("2f2b")
