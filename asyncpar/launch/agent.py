@@ -32,15 +32,15 @@ from asyncpar.launch.agent_machine import (
 from asyncpar.launch.coordinator_client import CoordinatorClient
 from asyncpar.launch.coordinator_service import CoordinatorServer
 from asyncpar.launch.display import Display
-from asyncpar.launch.job import LaunchJob
-from asyncpar.launch.job_credentials import JobSecret, obtain_secret
+from asyncpar.launch.failure import RankEnd
+from asyncpar.launch.job import JobSecret, LaunchJob, obtain_secret
 from asyncpar.launch.messages import encode_rank_end, encode_state
-from asyncpar.launch.plan import AgentAssignment, AgentHello, JobOutcome
-from asyncpar.launch.rank_command import rank_environment
+from asyncpar.launch.protocol import AgentAssignment, AgentHello, JobOutcome
 from asyncpar.launch.rank_output import RankLogs
+from asyncpar.launch.rank_process import rank_environment
 from asyncpar.launch.reaper_client import ReaperClient
 from asyncpar.launch.vitals import Condition, RankState
-from asyncpar.launch.worker_group import RankEnd, RankPlan, WorkerGroup, WorkerGroupTools
+from asyncpar.launch.worker_group import RankPlan, WorkerGroup, WorkerGroupTools
 from asyncpar.net.transport.rpc import Credentials
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)

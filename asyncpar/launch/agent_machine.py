@@ -11,14 +11,7 @@ from dataclasses import dataclass
 
 from asyncpar.core.observe.agent_line import Loss
 from asyncpar.launch.failure import exit_code_of
-from asyncpar.launch.plan import AgentAssignment, JobOutcome
-
-
-@dataclass(frozen=True, slots=True)
-class Assigned:
-    """The coordinator asks this host to start its ranks."""
-
-    assignment: AgentAssignment
+from asyncpar.launch.protocol import AgentAssignment, GiveUpRank, JobOutcome, Order, StopRanks
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,32 +19,6 @@ class WorkersGone:
     """No process of ``generation`` is left here, and all output has been passed on."""
 
     generation: int
-
-
-@dataclass(frozen=True, slots=True)
-class StopOrdered:
-    """The coordinator asks this host to stop the ranks of ``generation``."""
-
-    generation: int
-    signal_number: int
-    reason: str
-    loss: Loss | None = None
-    """The lost rank that is the reason; the ranks are notified of it before they get the signal."""
-
-
-@dataclass(frozen=True, slots=True)
-class RankGivenUp:
-    """The coordinator has given up a rank of ``generation``."""
-
-    generation: int
-    loss: Loss
-
-
-@dataclass(frozen=True, slots=True)
-class Finished:
-    """The coordinator says how the job ended."""
-
-    outcome: JobOutcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,17 +47,7 @@ class AgentTick:
     """Time has passed."""
 
 
-Event = (
-    Assigned
-    | WorkersGone
-    | StopOrdered
-    | RankGivenUp
-    | Finished
-    | Signalled
-    | OutputBroken
-    | CoordinatorLost
-    | AgentTick
-)
+Event = Order | WorkersGone | Signalled | OutputBroken | CoordinatorLost | AgentTick
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,16 +145,16 @@ class AgentMachine:
         if self._has_left:
             return []
         match event:
-            case Assigned(assignment):
-                return self._assigned(assignment)
+            case AgentAssignment():
+                return self._assigned(event)
             case WorkersGone(generation):
                 return self._workers_gone(generation, now)
-            case StopOrdered():
+            case StopRanks():
                 return self._stop_ordered(event, now)
-            case RankGivenUp(generation, loss):
+            case GiveUpRank(generation, loss):
                 return self._give_up(loss) if generation == self._generation else []
-            case Finished(outcome):
-                return self._conclude(outcome, now)
+            case JobOutcome():
+                return self._conclude(event, now)
             case Signalled(signal_number):
                 return self._signalled(signal_number, now)
             case OutputBroken(cause):
@@ -226,7 +183,7 @@ class AgentMachine:
             self._leave_at = now + _ANSWER_PATIENCE
         return [TellStopped(generation)]
 
-    def _stop_ordered(self, order: StopOrdered, now: float) -> list[Command]:
+    def _stop_ordered(self, order: StopRanks, now: float) -> list[Command]:
         if order.generation != self._generation or self._kill_at is not None or self._interrupted is not None:
             return []
         said = Say(f"{order.reason}; stopping all ranks")

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import click
 
-from asyncpar.errors import AsyncparError, UsageError
+from asyncpar.errors import AsyncparError, LaunchError, UsageError
 
 USAGE_EXIT = 2
 Function = TypeVar("Function", bound=Callable[..., object])
@@ -46,6 +46,14 @@ class OneLineCommand(click.Command):
 def option(*declarations: str, **attributes: Any) -> Callable[[Function], Function]:
     """Declare an option that may be written in both spellings."""
     return click.option(*declarations, cls=BothSpellings, **attributes)
+
+
+def print_result(what: str, text: str | bytes) -> None:
+    """Write ``text`` to stdout.  Raises ``LaunchError``, which names ``what``, when that is impossible."""
+    try:
+        click.echo(text, nl=False)
+    except OSError as error:
+        raise LaunchError(f"{what} cannot be written: {error.strerror}") from error
 
 
 def exit_with(command: str, run: Callable[[], int]) -> None:

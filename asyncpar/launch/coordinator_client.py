@@ -14,8 +14,8 @@ from asyncpar._proto.asyncpar.v1 import membership_pb2 as pb
 from asyncpar._proto.asyncpar.v1 import membership_pb2_grpc
 from asyncpar.errors import AuthenticationError
 from asyncpar.launch import agent_machine
-from asyncpar.launch.messages import ResumableStream, decode_command, encode_hello
-from asyncpar.launch.plan import AgentHello
+from asyncpar.launch.messages import ResumableStream, decode_order, encode_hello
+from asyncpar.launch.protocol import AgentHello, JobOutcome
 from asyncpar.net.security.identity import COORDINATOR
 from asyncpar.net.transport.rpc import Credentials, open_channel
 from asyncpar.net.transport.tls_probe import check_tls
@@ -102,13 +102,13 @@ class CoordinatorClient:
             async for command in commands:
                 if not self._session.take(command):
                     continue
-                event = decode_command(command)
-                if isinstance(event, agent_machine.Finished):
+                order = decode_order(command)
+                if isinstance(order, JobOutcome):
                     self.has_finished = True
                     self._outbox.put_nowait(pb.AgentEvent())  # acknowledges it
                     self._outbox.put_nowait(None)
-                if event is not None:
-                    self._take(event)
+                if order is not None:
+                    self._take(order)
 
     async def _check_access(self, channel: grpc.aio.Channel) -> None:
         """Make one unary call, repeated until the server answers; it raises errors that a refused stream may hide.

@@ -9,35 +9,40 @@ first.
 from __future__ import annotations
 
 import signal
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from asyncpar.core.observe.agent_line import Loss
-from asyncpar.launch.coordinator_events import (
+from asyncpar.launch.failure import RankEnd, choose_first, describe, exit_code_of
+from asyncpar.launch.protocol import (
     AgentArrived,
+    AgentAssignment,
+    AgentHello,
     AgentLost,
     AgentStopped,
     AnnounceExit,
-    Assign,
     Command,
     CoordinatorTick,
     Event,
-    FinishJob,
     GiveUpRank,
     JobInterrupted,
+    JobOutcome,
     OpenGeneration,
+    Order,
     RankChanged,
     RankEnded,
+    SendOrder,
     StopRanks,
 )
-from asyncpar.launch.failure import RankFailure, choose_first, describe, exit_code_of
-from asyncpar.launch.plan import AgentAssignment, AgentHello, JobOutcome
 from asyncpar.launch.vitals import RankState, SilentRanks
 
 _BLAME_PATIENCE = 1.0
 """Seconds to wait for the failure of the rank that a failed rank blames."""
 _STOP_MARGIN = 15.0
 """Seconds beyond the grace period that agents have to report that their ranks are gone."""
+
+_LATE = JobOutcome(1, "the job has ended already")
 
 
 class JobPhase(StrEnum):
@@ -74,7 +79,7 @@ class CoordinatorMachine:
         self._restarts = 0
         self._running: set[int] = set()
         self._unstopped: set[int] = set()
-        self._failures: list[RankFailure] = []
+        self._failures: list[RankEnd] = []
         self._silent = SilentRanks(settings.silent_after)
         self._give_up: dict[int, str] = {}
         self._stopped_at: float | None = None
@@ -94,14 +99,14 @@ class CoordinatorMachine:
 
     def handle(self, event: Event, *, now: float) -> list[Command]:
         if self._phase == JobPhase.FINISHED:
-            return [FinishJob(event.agent, self._late())] if isinstance(event, AgentArrived) else []
+            return [SendOrder(event.agent, _LATE)] if isinstance(event, AgentArrived) else []
         match event:
             case AgentArrived(agent, hello):
                 return self._arrive(agent, hello)
             case AgentLost(agent, cause):
                 return self._lose(agent, cause, now)
-            case RankEnded(agent, generation, rank, failure):
-                return self._rank_ended(agent, generation, rank, failure, now)
+            case RankEnded(agent, end):
+                return self._rank_ended(agent, end, now)
             case AgentStopped(agent, generation):
                 return self._agent_stopped(agent, generation)
             case JobInterrupted(agent, signal_number):
@@ -111,15 +116,12 @@ class CoordinatorMachine:
             case CoordinatorTick():
                 return self._tick(now)
 
-    def _late(self) -> JobOutcome:
-        return JobOutcome(1, "the job has ended already")
-
     # -- forming
 
     def _arrive(self, agent: int, hello: AgentHello) -> list[Command]:
         refusal = self._judge(hello)
         if refusal is not None:
-            return [FinishJob(agent, JobOutcome(2, refusal))]
+            return [SendOrder(agent, JobOutcome(2, refusal))]
         self._agents[agent] = hello
         return self._begin() if len(self._agents) == self._settings.nnodes else []
 
@@ -156,7 +158,7 @@ class CoordinatorMachine:
                 rank_offset=offset,
                 world_size=world_size,
             )
-            commands.append(Assign(agent, assignment))
+            commands.append(SendOrder(agent, assignment))
             offset += self._agents[agent].nproc
         return commands
 
@@ -168,23 +170,22 @@ class CoordinatorMachine:
 
     # -- running
 
-    def _rank_ended(
-        self, agent: int, generation: int, rank: int, failure: RankFailure | None, now: float
-    ) -> list[Command]:
-        if not self._runs(agent, rank) or generation != self._generation or rank not in self._running:
+    def _rank_ended(self, agent: int, end: RankEnd, now: float) -> list[Command]:
+        rank = end.rank
+        if not self._runs(agent, rank) or end.generation != self._generation or rank not in self._running:
             return []
         self._running.discard(rank)
         self._silent.forget(rank)
-        if failure is not None and rank in self._give_up:
-            failure = replace(failure, lost=f"{self._give_up[rank]}, so the launcher killed it")
-        how = "exited with code 0" if failure is None else failure.ending
-        commands: list[Command] = [AnnounceExit(generation, rank, how)]
+        has_failed = end.returncode != 0
+        if has_failed and rank in self._give_up:
+            end = replace(end, lost=f"{self._give_up[rank]}, so the launcher killed it")
+        commands: list[Command] = [AnnounceExit(end.generation, rank, end.ending)]
         if self._phase == JobPhase.STOPPING:
-            if failure is not None and failure.report is not None and failure.at <= (self._stopped_at or now):
-                self._failures.append(failure)
+            if has_failed and end.report is not None and end.at <= (self._stopped_at or now):
+                self._failures.append(end)
             return commands
-        if failure is not None:
-            self._failures.append(failure)
+        if has_failed:
+            self._failures.append(end)
         return commands + self._consider(now)
 
     def _rank_changed(self, agent: int, state: RankState, now: float) -> list[Command]:
@@ -200,7 +201,7 @@ class CoordinatorMachine:
         self._silent.forget(rank)
         owner = next(agent for agent in self._agents if self._runs(agent, rank))
         loss = Loss(rank, self._agents[owner].host, how)
-        return [GiveUpRank(agent, self._generation, loss) for agent in sorted(self._agents)]
+        return self._tell_all(GiveUpRank(self._generation, loss), self._agents)
 
     def _runs(self, agent: int, rank: int) -> bool:
         """Does ``rank`` run under ``agent``?  Reports about other ranks are ignored."""
@@ -226,10 +227,8 @@ class CoordinatorMachine:
             first = choose_first(self._failures)
             reason = f"rank {first.rank} on {first.host} {first.ending}"
             loss = Loss(first.rank, first.host, first.ending)
-        stops: list[Command] = [
-            StopRanks(agent, self._generation, signal_number, reason, loss) for agent in sorted(self._unstopped)
-        ]
-        return stops or self._all_stopped()
+        order = StopRanks(self._generation, signal_number, reason, loss)
+        return self._tell_all(order, self._unstopped) or self._all_stopped()
 
     def _lose(self, agent: int, cause: str, now: float) -> list[Command]:
         hello = self._agents.pop(agent, None)
@@ -242,7 +241,8 @@ class CoordinatorMachine:
             explains = self._phase == JobPhase.RUNNING or all(failure.is_peer_error for failure in self._failures)
             if rank in self._running and explains and self._forced is None:
                 self._failures.append(
-                    RankFailure(
+                    RankEnd(
+                        generation=self._generation,
                         rank=rank,
                         local_rank=local_rank,
                         host=hello.host,
@@ -320,4 +320,8 @@ class CoordinatorMachine:
 
     def _end(self, outcome: JobOutcome) -> list[Command]:
         self._phase, self._deadline, self.outcome = JobPhase.FINISHED, None, outcome
-        return [FinishJob(agent, outcome) for agent in sorted(self._agents)]
+        return self._tell_all(outcome, self._agents)
+
+    @staticmethod
+    def _tell_all(order: Order, agents: Iterable[int]) -> list[Command]:
+        return [SendOrder(agent, order) for agent in sorted(agents)]

@@ -15,38 +15,32 @@ import grpc.aio
 from asyncpar._proto.asyncpar.v1 import membership_pb2 as pb
 from asyncpar._proto.asyncpar.v1 import membership_pb2_grpc
 from asyncpar.errors import AuthenticationError, UsageError
-from asyncpar.launch.coordinator_events import (
+from asyncpar.launch.coordinator_machine import CoordinatorMachine, JobPhase, JobSettings
+from asyncpar.launch.host_placement import free_port
+from asyncpar.launch.job import JobSecret, LaunchJob
+from asyncpar.launch.messages import (
+    ResumableStream,
+    decode_hello,
+    decode_rank_end,
+    decode_state,
+    encode_order,
+)
+from asyncpar.launch.protocol import (
     AgentArrived,
+    AgentAssignment,
     AgentLost,
     AgentStopped,
     AnnounceExit,
-    Assign,
     Command,
     CoordinatorTick,
     Event,
-    FinishJob,
-    GiveUpRank,
     JobInterrupted,
+    JobOutcome,
     OpenGeneration,
     RankChanged,
     RankEnded,
-    StopRanks,
+    SendOrder,
 )
-from asyncpar.launch.coordinator_machine import CoordinatorMachine, JobPhase, JobSettings
-from asyncpar.launch.host_placement import free_port
-from asyncpar.launch.job import LaunchJob
-from asyncpar.launch.job_credentials import JobSecret
-from asyncpar.launch.messages import (
-    ResumableStream,
-    decode_failure,
-    decode_hello,
-    decode_state,
-    encode_assignment,
-    encode_finish,
-    encode_give_up,
-    encode_stop,
-)
-from asyncpar.launch.plan import AgentAssignment, JobOutcome
 from asyncpar.net.membership.service import RendezvousService
 from asyncpar.net.security.identity import agent_role
 from asyncpar.net.transport.rpc import Credentials, RpcServer
@@ -109,7 +103,7 @@ class CoordinatorService(membership_pb2_grpc.CoordinatorServicer):
         except AuthenticationError as error:
             _log.warning("an agent was refused: %s", error)
             await context.write(pb.AgentCommand(welcome=pb.Welcome()))
-            refusal = encode_finish(JobOutcome(1, f"the coordinator refused this agent: {error}"))
+            refusal = encode_order(JobOutcome(1, f"the coordinator refused this agent: {error}"))
             refusal.number = 1
             await context.write(refusal)
             return
@@ -182,9 +176,8 @@ class CoordinatorService(membership_pb2_grpc.CoordinatorServicer):
         match request.WhichOneof("event"):
             case "rank_ended":
                 now = asyncio.get_running_loop().time()
-                ended = request.rank_ended
-                failure = decode_failure(ended, host=self._hosts.get(agent, "?"), now=now)
-                return RankEnded(agent, ended.generation, ended.rank, failure)
+                host = self._hosts.get(agent, "?")
+                return RankEnded(agent, decode_rank_end(request.rank_ended, host=host, now=now))
             case "stopped":
                 return AgentStopped(agent, request.stopped.generation)
             case "state":
@@ -213,17 +206,10 @@ class CoordinatorService(membership_pb2_grpc.CoordinatorServicer):
                 self._rendezvous.open(generation=generation, world_size=world_size)
             case AnnounceExit(generation, rank, how):
                 self._rendezvous.exited(generation=generation, rank=rank, how=how)
-            case Assign(agent, assignment):
-                self._send(agent, encode_assignment(self._with_master(assignment)))
-            case StopRanks():
-                self._send(command.agent, encode_stop(command))
-            case GiveUpRank():
-                self._send(command.agent, encode_give_up(command))
-            case FinishJob(agent, outcome):
-                self._send(agent, encode_finish(outcome))
-
-    def _with_master(self, assignment: AgentAssignment) -> AgentAssignment:
-        return replace(assignment, master_addr=self._master[0], master_port=self._master[1])
+            case SendOrder(agent, order):
+                if isinstance(order, AgentAssignment):
+                    order = replace(order, master_addr=self._master[0], master_port=self._master[1])
+                self._send(agent, encode_order(order))
 
     def _send(self, agent: int, message: pb.AgentCommand) -> None:
         connected = self._by_agent.get(agent)

@@ -13,25 +13,29 @@ from asyncpar.core.observe.reporting import Phase
 _MOST_OTHERS = 8
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FailureReport:
-    """The exception that ended a rank, as it reported it.  ``blames`` is the rank that a ``PeerError`` names."""
+class FailureReport(msgspec.Struct, frozen=True, kw_only=True, tag="failure", tag_field="kind"):
+    """The exception that ended a rank, as it reported it.
 
-    type_name: str
+    ``time`` is on the clock of its host; ``blames`` is the rank that a ``PeerError`` names.
+    """
+
+    type_name: str = msgspec.field(name="type")
     message: str
     traceback: str
+    time: float = 0.0
     is_peer_error: bool = False
     blames: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RankFailure:
-    """One rank's process that ended badly.
+class RankEnd:
+    """How the process of a rank ended.
 
-    ``returncode`` is negative for a signal; ``at`` is when, on the coordinator's clock; ``lost`` says why when the
-    rank's whole agent disappeared.
+    ``returncode`` is negative for a signal; ``at`` is the time of the failure, on the clock of the process that holds
+    this; ``lost`` says why when the rank's whole agent disappeared or the launcher killed the rank.
     """
 
+    generation: int
     rank: int
     local_rank: int
     host: str
@@ -87,7 +91,7 @@ def describe_ending(returncode: int) -> str:
         return f"was killed by signal {-returncode}"
 
 
-def choose_first(failures: Sequence[RankFailure]) -> RankFailure:
+def choose_first(failures: Sequence[RankEnd]) -> RankEnd:
     """Return the failure that explains the others.
 
     The earliest one; but a rank that blames another rank explains nothing as long as there is one that does not, and
@@ -99,7 +103,7 @@ def choose_first(failures: Sequence[RankFailure]) -> RankFailure:
     )
 
 
-def describe(failures: Sequence[RankFailure]) -> str:
+def describe(failures: Sequence[RankEnd]) -> str:
     """Return the summary that a person reads: the first failing rank, its traceback, then who else failed."""
     first = choose_first(failures)
     lines = [f"rank {first.rank} failed first: {_reason(first)}"]
@@ -114,14 +118,14 @@ def describe(failures: Sequence[RankFailure]) -> str:
     return "\n".join(lines)
 
 
-def _reason(failure: RankFailure) -> str:
+def _reason(failure: RankEnd) -> str:
     if failure.report is None:
         return failure.ending
     message = failure.report.message.strip().splitlines()
     return f"{failure.report.type_name}: {message[0]}" if message else failure.report.type_name
 
 
-def _evidence(failure: RankFailure) -> list[str]:
+def _evidence(failure: RankEnd) -> list[str]:
     """Return the traceback or the end of stderr, quoted."""
     if failure.report is not None:
         title, text = "traceback", failure.report.traceback
@@ -141,26 +145,6 @@ class ProgressRecord(msgspec.Struct, frozen=True, tag="progress", tag_field="kin
     fields: dict[str, str] = {}
 
 
-class FailureRecord(msgspec.Struct, frozen=True, tag="failure", tag_field="kind"):
-    """The exception that will end a rank; ``time`` is of the host's clock."""
-
-    time: float
-    type: str
-    message: str
-    traceback: str
-    is_peer_error: bool = False
-    blames: int | None = None
-
-    def report(self) -> FailureReport:
-        return FailureReport(
-            type_name=self.type,
-            message=self.message,
-            traceback=self.traceback,
-            is_peer_error=self.is_peer_error,
-            blames=self.blames,
-        )
-
-
 class PhaseRecord(msgspec.Struct, frozen=True, tag="phase", tag_field="kind"):
     """The phase of a rank in joining its world."""
 
@@ -171,7 +155,7 @@ class BeatRecord(msgspec.Struct, frozen=True, tag="beat", tag_field="kind"):
     """A heartbeat."""
 
 
-Record = ProgressRecord | FailureRecord | PhaseRecord | BeatRecord
+Record = ProgressRecord | FailureReport | PhaseRecord | BeatRecord
 
 
 def parse_record(line: bytes) -> Record | None:

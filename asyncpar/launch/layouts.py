@@ -12,8 +12,8 @@ import click
 from asyncpar.core.config.checks import check_choice
 from asyncpar.core.config.parallel import DEFAULT_ORDER, MemoryOptimizationStrategy, PipelineScheduleType
 from asyncpar.core.config.schedule_type import parse_schedule_name
-from asyncpar.errors import LaunchError, UsageError
-from asyncpar.launch.command_line import OneLineCommand, exit_with, option
+from asyncpar.errors import UsageError
+from asyncpar.launch.command_line import OneLineCommand, exit_with, option, print_result
 from asyncpar.launch.options import parse_count
 
 if TYPE_CHECKING:
@@ -79,13 +79,13 @@ def run_plan(given: dict[str, Any]) -> int:
     from asyncpar.estimate.search import find_layouts
     from asyncpar.launch.layout_table import document, show_findings
 
-    top = _count("--top", given["top"])
+    top = _count(given, "top")
     job, search = _job(given), _search(given)
     findings = find_layouts(job, search)
     if given["prints_json"]:
-        _print(json.dumps(document(job, search, findings, top), indent=2))
+        print_result("the layouts", json.dumps(document(job, search, findings, top), indent=2) + "\n")
     elif findings.layouts:
-        _print(show_findings(job, search, findings, top, is_terminal=sys.stdout.isatty()), ends_line=False)
+        print_result("the layouts", show_findings(job, search, findings, top, is_terminal=sys.stdout.isatty()))
     if findings.layouts:
         return 0
     click.echo(f"asyncpar plan: {_nothing_fits(job, search, findings)}", err=True)
@@ -95,20 +95,20 @@ def run_plan(given: dict[str, Any]) -> int:
 def _job(given: dict[str, Any]) -> Job:
     from asyncpar.estimate.job import Job, Machine, ModelShape, Precision
 
-    world, micro_batch = _count("--world", given["world"]), _count("--micro-batch", given["micro_batch"])
+    world, micro_batch = _count(given, "world"), _count(given, "micro_batch")
     if given["optimizer"] not in _OPTIMIZERS:
         raise UsageError(f"--optimizer: expected one of {', '.join(_OPTIMIZERS)}, got {given['optimizer']!r}")
     model = ModelShape(
-        layers=_count("--layers", given["layers"]),
-        hidden=_count("--hidden", given["hidden"]),
-        heads=_count("--heads", given["heads"]),
-        vocabulary=_count("--vocab", given["vocab"]),
-        sequence=_count("--seq", given["seq"]),
-        ffn_multiple=_count("--ffn", given["ffn"]),
+        layers=_count(given, "layers"),
+        hidden=_count(given, "hidden"),
+        heads=_count(given, "heads"),
+        vocabulary=_count(given, "vocab"),
+        sequence=_count(given, "seq"),
+        ffn_multiple=_count(given, "ffn"),
         is_tied=not given["untied"],
     )
     machine = Machine(
-        ranks_per_host=_count("--ranks-per-host", given["ranks_per_host"]),
+        ranks_per_host=_count(given, "ranks_per_host"),
         flops=_giga("--flops", given["flops"]),
         bandwidth=_giga("--bandwidth", given["bandwidth"]),
         host_bandwidth=_giga("--host-bandwidth", given["host_bandwidth"]),
@@ -116,7 +116,7 @@ def _job(given: dict[str, Any]) -> Job:
     return Job(
         model=model,
         machine=machine,
-        batch=_BATCH_PER_RANK * world * micro_batch if given["batch"] is None else _count("--batch", given["batch"]),
+        batch=_BATCH_PER_RANK * world * micro_batch if given["batch"] is None else _count(given, "batch"),
         micro_batch_size=micro_batch,
         precision=check_choice("--precision", Precision, given["precision"]),
         optimizer_states=_OPTIMIZERS[given["optimizer"]],
@@ -132,17 +132,14 @@ def _search(given: dict[str, Any]) -> Search:
     from asyncpar.zero.config import ZeROStage
 
     schedules = given["schedule"]
-    chunks = parse_count("--chunks", given["chunks"])
-    if chunks < 2:
-        raise UsageError(f"--chunks: expected at least 2, got {chunks}")
     return Search(
-        world=_count("--world", given["world"]),
+        world=_count(given, "world"),
         memory=_giga("--memory", given["memory"]),
         schedules=tuple(PipelineScheduleType)
         if schedules is None
         else tuple(dict.fromkeys(_schedule(name) for name in schedules.split(","))),
         zero_stages=tuple(dict.fromkeys(ZeROStage.of(_zero(text)) for text in given["zero"].split(","))),
-        chunks=chunks,
+        chunks=parse_count("--chunks", given["chunks"], least=2),
         is_uneven=given["uneven"],
     )
 
@@ -160,11 +157,8 @@ def _zero(text: str) -> int:
     return int(text)
 
 
-def _count(name: str, text: str) -> int:
-    count = parse_count(name, text)
-    if count < 1:
-        raise UsageError(f"{name}: expected at least 1, got {count}")
-    return count
+def _count(given: dict[str, Any], name: str) -> int:
+    return parse_count(f"--{name.replace('_', '-')}", given[name], least=1)
 
 
 def _giga(name: str, text: str) -> float:
@@ -193,10 +187,3 @@ def _nothing_fits(job: Job, search: Search, findings: Findings) -> str:
         f"{text}; the least memory needed is {needed:.2f} GB per rank, {search.memory / _GIGA:g} GB are there: "
         f"{place_of(least)}; give --memory {needed:.2f}, more ranks" + ("" if job.recompute else ", or --recompute")
     )
-
-
-def _print(text: str, *, ends_line: bool = True) -> None:
-    try:
-        click.echo(text, nl=ends_line)
-    except OSError as error:
-        raise LaunchError(f"the layouts cannot be written: {error.strerror}") from error

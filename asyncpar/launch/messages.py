@@ -1,90 +1,62 @@
-"""Between what agents and the coordinator tell each other and protobuf."""
+"""Encode and decode what agents and the coordinator tell each other, and resume their stream."""
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections import deque
+from dataclasses import asdict
 from typing import Generic, Protocol, TypeVar
+
+from google.protobuf.message import Message
 
 from asyncpar._proto.asyncpar.v1 import membership_pb2 as pb
 from asyncpar.core.observe.agent_line import Loss
 from asyncpar.core.observe.reporting import Phase
-from asyncpar.launch import agent_machine
-from asyncpar.launch.coordinator_events import GiveUpRank, StopRanks
-from asyncpar.launch.failure import FailureReport, RankFailure
-from asyncpar.launch.plan import AgentAssignment, AgentHello, JobOutcome
+from asyncpar.launch.failure import FailureReport, RankEnd
+from asyncpar.launch.protocol import AgentAssignment, AgentHello, GiveUpRank, JobOutcome, Order, StopRanks
 from asyncpar.launch.vitals import Condition, RankState
-from asyncpar.launch.worker_group import RankEnd
 
 _LONGEST_TEXT = 64_000
 
 
 def encode_hello(hello: AgentHello) -> pb.AgentEvent:
-    message = pb.Hello(
-        job=hello.job, nnodes=hello.nnodes, nproc=hello.nproc, node_rank=hello.node_rank, host=hello.host
-    )
-    return pb.AgentEvent(hello=message)
+    return pb.AgentEvent(hello=pb.Hello(**asdict(hello)))
 
 
 def decode_hello(message: pb.Hello) -> AgentHello:
-    return AgentHello(
-        job=message.job,
-        nnodes=message.nnodes,
-        nproc=message.nproc,
-        node_rank=message.node_rank if message.HasField("node_rank") else None,
-        host=message.host,
-    )
+    return _read(AgentHello, message)
 
 
 def encode_rank_end(end: RankEnd, *, now: float) -> pb.AgentEvent:
     """``now`` is the wall clock: what travels is the age, since clocks of hosts differ."""
-    message = pb.RankEnded(
-        generation=end.generation,
-        rank=end.rank,
-        local_rank=end.local_rank,
-        pid=end.pid,
-        returncode=end.returncode,
-        age_seconds=max(0.0, now - end.at),
-        stderr_tail=end.stderr_tail,
-    )
+    report = None
     if end.report is not None:
-        message.report.CopyFrom(
-            pb.FailureReport(
-                type_name=end.report.type_name,
-                message=end.report.message[:_LONGEST_TEXT],
-                traceback=end.report.traceback[-_LONGEST_TEXT:],
-                is_peer_error=end.report.is_peer_error,
-                blames=end.report.blames if end.report.blames is not None and end.report.blames >= 0 else None,
-            )
+        blames = end.report.blames
+        report = pb.FailureReport(
+            type_name=end.report.type_name,
+            message=end.report.message[:_LONGEST_TEXT],
+            traceback=end.report.traceback[-_LONGEST_TEXT:],
+            is_peer_error=end.report.is_peer_error,
+            blames=None if blames is None or blames < 0 else blames,
         )
+    message = pb.RankEnded(
+        age_seconds=max(0.0, now - end.at), report=report, **{name: getattr(end, name) for name in _SAME_IN_RANK_END}
+    )
     return pb.AgentEvent(rank_ended=message)
 
 
-def decode_failure(message: pb.RankEnded, *, host: str, now: float) -> RankFailure | None:
-    """Return the failure in ``message``, on the clock that says ``now``; None for a rank that ended well."""
-    if message.returncode == 0:
-        return None
-    report = None
-    if message.HasField("report"):
-        report = FailureReport(
-            type_name=message.report.type_name,
-            message=message.report.message,
-            traceback=message.report.traceback,
-            is_peer_error=message.report.is_peer_error,
-            blames=message.report.blames if message.report.HasField("blames") else None,
-        )
-    return RankFailure(
-        rank=message.rank,
-        local_rank=message.local_rank,
+def decode_rank_end(message: pb.RankEnded, *, host: str, now: float) -> RankEnd:
+    """Return how a rank on ``host`` ended, on the clock that says ``now``."""
+    return RankEnd(
         host=host,
-        pid=message.pid,
-        returncode=message.returncode,
         at=now - message.age_seconds,
-        report=report,
-        stderr_tail=message.stderr_tail,
+        report=_read(FailureReport, message.report) if message.HasField("report") else None,
+        **{name: getattr(message, name) for name in _SAME_IN_RANK_END},
     )
 
 
+_SAME_IN_RANK_END = ("generation", "rank", "local_rank", "pid", "returncode", "stderr_tail")
 _PHASES = {
     None: pb.RankState.PHASE_UNSPECIFIED,
     Phase.FORMING: pb.RankState.FORMING,
@@ -99,14 +71,8 @@ _CONDITIONS = {
 
 
 def encode_state(state: RankState) -> pb.AgentEvent:
-    message = pb.RankState(
-        generation=state.generation,
-        rank=state.rank,
-        phase=_PHASES[state.phase],
-        condition=_CONDITIONS[state.condition],
-        seconds=state.seconds,
-    )
-    return pb.AgentEvent(state=message)
+    numbers = {"phase": _PHASES[state.phase], "condition": _CONDITIONS[state.condition]}
+    return pb.AgentEvent(state=pb.RankState(**asdict(state) | numbers))
 
 
 def decode_state(message: pb.RankState) -> RankState:
@@ -119,71 +85,45 @@ def decode_state(message: pb.RankState) -> RankState:
     )
 
 
-def encode_assignment(assignment: AgentAssignment) -> pb.AgentCommand:
-    message = pb.Assign(
-        generation=assignment.generation,
-        restart_count=assignment.restart_count,
-        group_rank=assignment.group_rank,
-        group_world_size=assignment.group_world_size,
-        rank_offset=assignment.rank_offset,
-        world_size=assignment.world_size,
-        master_addr=assignment.master_addr,
-        master_port=assignment.master_port,
-    )
-    return pb.AgentCommand(assign=message)
+def encode_order(order: Order) -> pb.AgentCommand:
+    match order:
+        case AgentAssignment():
+            return pb.AgentCommand(assign=pb.Assign(**asdict(order)))
+        case StopRanks(generation, signal_number, reason, loss):
+            lost = {} if loss is None else loss._asdict()
+            stop = pb.Stop(generation=generation, signal_number=signal_number, reason=reason, **lost)
+            return pb.AgentCommand(stop=stop)
+        case GiveUpRank(generation, loss):
+            return pb.AgentCommand(condemn=pb.Condemn(generation=generation, **loss._asdict()))
+        case JobOutcome():
+            return pb.AgentCommand(finish=pb.Finish(**asdict(order)))
 
 
-def encode_stop(stop: StopRanks) -> pb.AgentCommand:
-    loss = stop.loss
-    message = pb.Stop(
-        generation=stop.generation,
-        signal_number=stop.signal_number,
-        reason=stop.reason,
-        rank=None if loss is None else loss.rank,
-        host="" if loss is None else loss.host,
-        how="" if loss is None else loss.how,
-    )
-    return pb.AgentCommand(stop=message)
-
-
-def encode_give_up(condemn: GiveUpRank) -> pb.AgentCommand:
-    loss = condemn.loss
-    message = pb.Condemn(generation=condemn.generation, rank=loss.rank, host=loss.host, how=loss.how)
-    return pb.AgentCommand(condemn=message)
-
-
-def encode_finish(outcome: JobOutcome) -> pb.AgentCommand:
-    return pb.AgentCommand(finish=pb.Finish(exit_code=outcome.exit_code, message=outcome.message))
-
-
-def decode_command(message: pb.AgentCommand) -> agent_machine.Event | None:
-    """Return the event for the agent's machine; None for what a newer coordinator may say."""
+def decode_order(message: pb.AgentCommand) -> Order | None:
+    """Return the order; None for what a newer coordinator may say."""
     match message.WhichOneof("command"):
         case "assign":
-            return agent_machine.Assigned(_decode_assignment(message.assign))
+            return _read(AgentAssignment, message.assign)
         case "stop":
             stop = message.stop
-            loss = Loss(stop.rank, stop.host, stop.how) if stop.HasField("rank") else None
-            return agent_machine.StopOrdered(stop.generation, stop.signal_number, stop.reason, loss)
+            loss = _read(Loss, stop) if stop.HasField("rank") else None
+            return StopRanks(stop.generation, stop.signal_number, stop.reason, loss)
         case "condemn":
-            told = message.condemn
-            return agent_machine.RankGivenUp(told.generation, Loss(told.rank, told.host, told.how))
+            return GiveUpRank(message.condemn.generation, _read(Loss, message.condemn))
         case "finish":
-            return agent_machine.Finished(JobOutcome(message.finish.exit_code, message.finish.message))
+            return _read(JobOutcome, message.finish)
     return None
 
 
-def _decode_assignment(message: pb.Assign) -> AgentAssignment:
-    return AgentAssignment(
-        generation=message.generation,
-        restart_count=message.restart_count,
-        group_rank=message.group_rank,
-        group_world_size=message.group_world_size,
-        rank_offset=message.rank_offset,
-        world_size=message.world_size,
-        master_addr=message.master_addr,
-        master_port=message.master_port,
-    )
+Value = TypeVar("Value")
+
+
+def _read(kind: type[Value], message: Message) -> Value:
+    """Return a ``kind`` with the fields of ``message`` that it has; optional ones that are not set are None."""
+    known = message.DESCRIPTOR.fields_by_name
+    names = [name for name in inspect.signature(kind).parameters if name in known]
+    is_set = {name: not known[name].has_presence or message.HasField(name) for name in names}
+    return kind(**{name: getattr(message, name) if is_set[name] else None for name in names})
 
 
 class Numbered(Protocol):
@@ -201,7 +141,8 @@ class ResumableStream(Generic[Outgoing]):
 
     Each end numbers its messages and keeps them until the other end acknowledges them, which every message carries.
     After a connection has broken, unacknowledged messages are sent again, and duplicates are dropped by their number:
-    every message is taken once, in order."""
+    every message is taken once, in order.
+    """
 
     def __init__(self) -> None:
         self.received = 0

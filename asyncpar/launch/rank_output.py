@@ -12,10 +12,9 @@ from io import FileIO
 from pathlib import Path
 
 from asyncpar.core.config.environment import LaunchEnvironment
-from asyncpar.launch.display import Display
-from asyncpar.launch.failure import BeatRecord, FailureRecord, PhaseRecord, ProgressRecord, parse_record
+from asyncpar.launch.display import Display, LineSplitter, write_all
+from asyncpar.launch.failure import BeatRecord, FailureReport, PhaseRecord, ProgressRecord, parse_record
 from asyncpar.launch.options import StreamChoice, Streams
-from asyncpar.launch.output import LineSplitter, write_all
 from asyncpar.launch.vitals import Vitals
 
 
@@ -126,7 +125,7 @@ class RankOutput:
         on_phase: Callable[[], None],
     ) -> None:
         """``descriptors``: the read ends for stdout, stderr and reports; they and ``files`` are owned from now on."""
-        self.failure: FailureRecord | None = None
+        self.failure: FailureReport | None = None
         self.vitals = Vitals()
         self._place = place
         self._files = files
@@ -231,5 +230,5 @@ class RankOutput:
                     self._on_phase()
                 case BeatRecord():
                     self.vitals.beat()
-                case FailureRecord() as record if self.failure is None:
+                case FailureReport() as record if self.failure is None:
                     self.failure = record

@@ -8,14 +8,12 @@ from datetime import UTC, datetime
 
 from asyncpar.core.observe.reporting import open_closed_streams
 from asyncpar.launch.agent import run_agent
-from asyncpar.launch.display import make_display
+from asyncpar.launch.display import OutputStream, make_display
 from asyncpar.launch.host_placement import find_placement, make_log_directory
-from asyncpar.launch.job import LaunchJob
-from asyncpar.launch.job_credentials import adopt_certificates, check_secret_options
+from asyncpar.launch.job import LaunchJob, adopt_certificates, check_secret_options
 from asyncpar.launch.options import LaunchOptions
-from asyncpar.launch.output import OutputStream
-from asyncpar.launch.plan import JobOutcome
-from asyncpar.launch.rank_command import rank_command
+from asyncpar.launch.protocol import JobOutcome
+from asyncpar.launch.rank_process import rank_command
 
 _LAST_WORD_PATIENCE = 1.0
 _OUTPUT_PATIENCE = 0.2

@@ -11,12 +11,13 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from io import FileIO
+from typing import Any
 
 from asyncpar.core.config.environment import LaunchEnvironment
 from asyncpar.core.observe.agent_line import Loss, encode_loss
 from asyncpar.errors import LaunchError
 from asyncpar.launch.display import Display
-from asyncpar.launch.failure import FailureReport
+from asyncpar.launch.failure import FailureReport, RankEnd
 from asyncpar.launch.options import Streams
 from asyncpar.launch.rank_output import RankLogs, RankOutput
 from asyncpar.launch.rank_process import ChildStreams, RankProcess
@@ -33,20 +34,6 @@ class RankPlan:
     command: tuple[str, ...]
     environment: dict[str, str]
     place: LaunchEnvironment
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankEnd:
-    """How a rank's process ended; ``at`` is the wall-clock time of the failure on this host."""
-
-    generation: int
-    rank: int
-    local_rank: int
-    pid: int
-    returncode: int
-    at: float
-    report: FailureReport | None = None
-    stderr_tail: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,7 +115,9 @@ class WorkerGroup:
         except (OSError, LaunchError) as error:
             reason = f"the process could not be started: {error}"
             report = FailureReport(type_name=type(error).__name__, message=reason, traceback="")
-            self._tell(plan, pid=0, returncode=_CANNOT_START, at=time.time(), report=report)
+            self._tools.on_rank_end(
+                RankEnd(**_who(plan.place), pid=0, returncode=_CANNOT_START, at=time.time(), report=report)
+            )
             return
         self._processes[plan.place.local_rank] = process
         self._outputs[plan.place.local_rank] = output
@@ -189,14 +178,16 @@ class WorkerGroup:
         os.close(self._notices.pop(plan.place.local_rank))
         ended_at = time.time()
         await output.settle()
-        record = output.failure
-        self._tell(
-            plan,
-            pid=process.pid,
-            returncode=returncode,
-            at=ended_at if record is None else min(record.time, ended_at),
-            report=None if record is None else record.report(),
-            stderr_tail=output.stderr_tail,
+        report = output.failure
+        self._tools.on_rank_end(
+            RankEnd(
+                **_who(plan.place),
+                pid=process.pid,
+                returncode=returncode,
+                at=ended_at if report is None else min(report.time, ended_at),
+                report=report,
+                stderr_tail=output.stderr_tail,
+            )
         )
         await process.clear(grace=self._tools.grace)
         await output.drain(relaying)
@@ -225,28 +216,9 @@ class WorkerGroup:
             )
         )
 
-    def _tell(
-        self,
-        plan: RankPlan,
-        *,
-        pid: int,
-        returncode: int,
-        at: float,
-        report: FailureReport | None = None,
-        stderr_tail: str = "",
-    ) -> None:
-        place = plan.place
-        end = RankEnd(
-            generation=place.generation,
-            rank=place.rank,
-            local_rank=place.local_rank,
-            pid=pid,
-            returncode=returncode,
-            at=at,
-            report=report,
-            stderr_tail=stderr_tail,
-        )
-        self._tools.on_rank_end(end)
+
+def _who(place: LaunchEnvironment) -> dict[str, Any]:
+    return {name: getattr(place, name) for name in ("generation", "rank", "local_rank", "host")}
 
 
 def _standard_input(rank: int) -> int:

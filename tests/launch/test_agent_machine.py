@@ -10,25 +10,21 @@ from asyncpar.core.observe.agent_line import Loss
 from asyncpar.launch.agent_machine import (
     AgentMachine,
     AgentTick,
-    Assigned,
     CoordinatorLost,
     Exit,
-    Finished,
     KillRank,
     KillWorkers,
     OutputBroken,
-    RankGivenUp,
     Say,
     Signalled,
     SignalWorkers,
     StartWorkers,
-    StopOrdered,
     TellInterrupted,
     TellRanks,
     TellStopped,
     WorkersGone,
 )
-from asyncpar.launch.plan import AgentAssignment, JobOutcome
+from asyncpar.launch.protocol import AgentAssignment, GiveUpRank, JobOutcome, StopRanks
 
 PLACE = AgentAssignment(generation=0, restart_count=0, group_rank=0, group_world_size=1, rank_offset=0, world_size=2)
 AGAIN = AgentAssignment(generation=1, restart_count=1, group_rank=0, group_world_size=1, rank_offset=0, world_size=2)
@@ -36,7 +32,7 @@ AGAIN = AgentAssignment(generation=1, restart_count=1, group_rank=0, group_world
 
 def running() -> AgentMachine:
     machine = AgentMachine(grace=10.0)
-    assert machine.handle(Assigned(PLACE), now=0.0) == [StartWorkers(PLACE)]
+    assert machine.handle(PLACE, now=0.0) == [StartWorkers(PLACE)]
     return machine
 
 
@@ -46,7 +42,7 @@ def without_words(commands: list[object]) -> list[object]:
 
 def test_a_good_end() -> None:
     machine = running()
-    assert machine.handle(Finished(JobOutcome(0)), now=1.0) == []  # output may still be on its way
+    assert machine.handle(JobOutcome(0), now=1.0) == []  # output may still be on its way
     assert machine.handle(WorkersGone(0), now=1.1) == [TellStopped(0), Exit(JobOutcome(0))]
 
 
@@ -54,24 +50,24 @@ def test_the_end_may_be_told_after_the_ranks_are_gone() -> None:
     machine = running()
     assert machine.handle(WorkersGone(0), now=1.0) == [TellStopped(0)]
     assert machine.next_deadline is None
-    assert machine.handle(Finished(JobOutcome(3, "why")), now=2.0) == [Exit(JobOutcome(3, "why"))]
+    assert machine.handle(JobOutcome(3, "why"), now=2.0) == [Exit(JobOutcome(3, "why"))]
     assert machine.handle(AgentTick(), now=99.0) == []
 
 
 def test_stop_then_restart() -> None:
     machine = running()
-    stopping = machine.handle(StopOrdered(0, signal.SIGTERM, "rank 1 failed"), now=1.0)
+    stopping = machine.handle(StopRanks(0, signal.SIGTERM, "rank 1 failed"), now=1.0)
     assert stopping == [Say("rank 1 failed; stopping all ranks"), SignalWorkers(signal.SIGTERM)]
-    assert machine.handle(StopOrdered(0, signal.SIGTERM, "rank 1 failed"), now=1.1) == []
+    assert machine.handle(StopRanks(0, signal.SIGTERM, "rank 1 failed"), now=1.1) == []
     assert machine.handle(WorkersGone(0), now=1.5) == [TellStopped(0)]
-    assert without_words([*machine.handle(Assigned(AGAIN), now=2.0)]) == [StartWorkers(AGAIN)]
+    assert without_words([*machine.handle(AGAIN, now=2.0)]) == [StartWorkers(AGAIN)]
     assert machine.handle(WorkersGone(0), now=2.1) == []  # of the old generation
-    assert machine.handle(StopOrdered(0, signal.SIGTERM, "late"), now=2.2) == []
+    assert machine.handle(StopRanks(0, signal.SIGTERM, "late"), now=2.2) == []
 
 
 def test_ranks_that_do_not_end_are_killed_after_the_grace_period() -> None:
     machine = running()
-    machine.handle(StopOrdered(0, signal.SIGTERM, "why"), now=1.0)
+    machine.handle(StopRanks(0, signal.SIGTERM, "why"), now=1.0)
     assert machine.next_deadline == 11.0
     assert machine.handle(AgentTick(), now=10.9) == []
     assert without_words([*machine.handle(AgentTick(), now=11.0)]) == [KillWorkers()]
@@ -85,9 +81,9 @@ def test_a_signal_goes_to_the_ranks_and_to_the_coordinator(number: signal.Signal
         SignalWorkers(number),
         TellInterrupted(number),
     ]
-    assert machine.handle(StopOrdered(0, number, "we know"), now=1.1) == []
+    assert machine.handle(StopRanks(0, number, "we know"), now=1.1) == []
     assert machine.handle(WorkersGone(0), now=1.2) == [TellStopped(0)]
-    (leave,) = machine.handle(Finished(JobOutcome(1, "whatever")), now=1.3)
+    (leave,) = machine.handle(JobOutcome(1, "whatever"), now=1.3)
     assert leave == Exit(JobOutcome(128 + number, f"ended by {number.name}"))
 
 
@@ -105,7 +101,7 @@ def test_a_second_ctrl_c_kills_at_once_and_the_agent_goes_even_if_the_kernel_doe
 def test_an_interrupted_agent_without_an_answer_goes_by_itself() -> None:
     machine = AgentMachine(grace=10.0)
     assert machine.handle(Signalled(signal.SIGTERM), now=1.0) == [TellInterrupted(signal.SIGTERM)]
-    assert machine.handle(Assigned(PLACE), now=1.1) == [TellStopped(0)]
+    assert machine.handle(PLACE, now=1.1) == [TellStopped(0)]
     (leave,) = machine.handle(AgentTick(), now=4.0)
     assert isinstance(leave, Exit)
     assert leave.outcome.exit_code == 143
@@ -119,7 +115,7 @@ def test_a_lost_coordinator_ends_the_ranks_and_then_the_agent() -> None:
 
 def test_a_coordinator_that_goes_after_the_word_is_no_news() -> None:
     machine = running()
-    machine.handle(Finished(JobOutcome(0)), now=1.0)
+    machine.handle(JobOutcome(0), now=1.0)
     assert machine.handle(CoordinatorLost("it is gone"), now=1.1) == []
     assert machine.handle(WorkersGone(0), now=1.2)[-1] == Exit(JobOutcome(0))
 
@@ -131,7 +127,7 @@ def test_a_coordinator_that_never_was_there_is_the_outcome() -> None:
 
 def test_a_bad_end_does_not_wait_for_ranks_that_run() -> None:
     machine = running()
-    assert machine.handle(Finished(JobOutcome(1, "we gave you up")), now=1.0) == [SignalWorkers(signal.SIGTERM)]
+    assert machine.handle(JobOutcome(1, "we gave you up"), now=1.0) == [SignalWorkers(signal.SIGTERM)]
     assert without_words([*machine.handle(AgentTick(), now=11.0)]) == [KillWorkers()]
     assert machine.handle(AgentTick(), now=16.0) == [Exit(JobOutcome(1, "we gave you up"))]
 
@@ -142,7 +138,7 @@ def test_a_reader_that_left_ends_the_job_without_a_word() -> None:
     assert commands == [SignalWorkers(signal.SIGTERM), TellInterrupted(signal.SIGPIPE)]
     assert machine.handle(OutputBroken(""), now=1.1) == []
     machine.handle(WorkersGone(0), now=1.2)
-    assert machine.handle(Finished(JobOutcome(1, "x")), now=1.3) == [Exit(JobOutcome(141, ""))]
+    assert machine.handle(JobOutcome(1, "x"), now=1.3) == [Exit(JobOutcome(141, ""))]
 
 
 def test_output_that_cannot_be_written_is_explained() -> None:
@@ -155,7 +151,7 @@ LOSS = Loss(1, "host", "was killed by SIGKILL")
 
 def test_ranks_hear_who_is_lost_before_they_are_asked_to_end() -> None:
     machine = running()
-    told = machine.handle(StopOrdered(0, signal.SIGTERM, "rank 1 failed", LOSS), now=1.0)
+    told = machine.handle(StopRanks(0, signal.SIGTERM, "rank 1 failed", LOSS), now=1.0)
     assert without_words(list(told)) == [TellRanks(LOSS)]
     at = machine.next_deadline
     assert at is not None
@@ -167,14 +163,14 @@ def test_ranks_hear_who_is_lost_before_they_are_asked_to_end() -> None:
 
 def test_nobody_is_signalled_when_all_have_ended_by_themselves() -> None:
     machine = running()
-    machine.handle(StopOrdered(0, signal.SIGTERM, "rank 1 failed", LOSS), now=1.0)
+    machine.handle(StopRanks(0, signal.SIGTERM, "rank 1 failed", LOSS), now=1.0)
     assert machine.handle(WorkersGone(0), now=1.1) == [TellStopped(0)]
     assert machine.next_deadline is None
 
 
 def test_a_signal_does_not_wait_for_the_reason_to_be_heard() -> None:
     machine = running()
-    machine.handle(StopOrdered(0, signal.SIGTERM, "rank 1 failed", LOSS), now=1.0)
+    machine.handle(StopRanks(0, signal.SIGTERM, "rank 1 failed", LOSS), now=1.0)
     commands = machine.handle(Signalled(signal.SIGINT), now=1.1)
     assert SignalWorkers(signal.SIGINT) in commands
     assert machine.next_deadline == 11.1
@@ -182,5 +178,5 @@ def test_a_signal_does_not_wait_for_the_reason_to_be_heard() -> None:
 
 def test_a_condemned_rank_is_told_to_the_others_and_killed() -> None:
     machine = running()
-    assert without_words(list(machine.handle(RankGivenUp(0, LOSS), now=1.0))) == [TellRanks(LOSS), KillRank(1)]
-    assert machine.handle(RankGivenUp(7, LOSS), now=1.0) == []
+    assert without_words(list(machine.handle(GiveUpRank(0, LOSS), now=1.0))) == [TellRanks(LOSS), KillRank(1)]
+    assert machine.handle(GiveUpRank(7, LOSS), now=1.0) == []

@@ -14,7 +14,7 @@ from asyncpar.launch import agent_machine
 from asyncpar.launch.coordinator_client import CoordinatorClient
 from asyncpar.launch.coordinator_machine import JobSettings
 from asyncpar.launch.coordinator_service import CoordinatorService
-from asyncpar.launch.plan import AgentHello
+from asyncpar.launch.protocol import AgentHello, JobOutcome
 from asyncpar.net.membership.credentials import load_certificates
 from asyncpar.net.membership.service import RendezvousService
 from asyncpar.net.security.identity import COORDINATOR, Role, agent_role, rank_role
@@ -65,8 +65,8 @@ async def test_an_agent_has_to_show_the_certificate_of_its_host(
     hello = AgentHello(job=JOB, nnodes=2, nproc=1, node_rank=node_rank, host="h")
     async with coordinator(tmp_path) as address:
         taken = await attend(address, Credentials(SECRET, load_certificates(tmp_path, shown)), hello)
-    assert isinstance(taken[0], agent_machine.Finished)
-    assert taken[0].outcome.message == (
+    assert isinstance(taken[0], JobOutcome)
+    assert taken[0].message == (
         f"the coordinator refused this agent: it calls as {claimed} of job 'demo', but its certificate is for {shown} "
         "of job 'demo'"
     )

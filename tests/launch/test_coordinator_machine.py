@@ -3,28 +3,32 @@
 from __future__ import annotations
 
 import signal
+from dataclasses import replace
+from typing import TypeVar
 
 from asyncpar.core.observe.agent_line import Loss
 from asyncpar.core.observe.reporting import Phase as Phase_
-from asyncpar.launch.coordinator_events import (
+from asyncpar.launch.coordinator_machine import CoordinatorMachine, JobPhase, JobSettings
+from asyncpar.launch.failure import FailureReport, RankEnd
+from asyncpar.launch.protocol import (
     AgentArrived,
+    AgentAssignment,
+    AgentHello,
     AgentLost,
     AgentStopped,
     AnnounceExit,
-    Assign,
     Command,
     CoordinatorTick,
-    FinishJob,
     GiveUpRank,
     JobInterrupted,
+    JobOutcome,
     OpenGeneration,
+    Order,
     RankChanged,
     RankEnded,
+    SendOrder,
     StopRanks,
 )
-from asyncpar.launch.coordinator_machine import CoordinatorMachine, JobPhase, JobSettings
-from asyncpar.launch.failure import FailureReport, RankFailure
-from asyncpar.launch.plan import AgentHello, JobOutcome
 from asyncpar.launch.vitals import Condition, RankState
 
 
@@ -32,9 +36,7 @@ def hello(node_rank: int | None = None, *, nproc: int = 2, nnodes: int = 2, job:
     return AgentHello(job=job, nnodes=nnodes, nproc=nproc, node_rank=node_rank, host=f"host{node_rank}")
 
 
-def failure(
-    rank: int, *, at: float = 0.0, code: int = 1, blames: int | None = None, report: bool = False
-) -> RankFailure:
+def failure(rank: int, *, at: float = 0.0, code: int = 1, blames: int | None = None, report: bool = False) -> RankEnd:
     told = None
     if report or blames is not None:
         told = FailureReport(
@@ -44,7 +46,7 @@ def failure(
             is_peer_error=blames is not None,
             blames=blames,
         )
-    return RankFailure(rank=rank, local_rank=0, host="h", pid=1, returncode=code, at=at, report=told)
+    return RankEnd(generation=0, rank=rank, local_rank=0, host="h", pid=1, returncode=code, at=at, report=told)
 
 
 def machine(*, nnodes: int = 2, restarts: int = 0) -> CoordinatorMachine:
@@ -61,12 +63,25 @@ def running(*, restarts: int = 0) -> CoordinatorMachine:
     return coordinator
 
 
+def ended(agent: int, generation: int, rank: int, end: RankEnd | None) -> RankEnded:
+    """``end`` None: with code 0."""
+    return RankEnded(agent, replace(end or failure(rank, code=0), generation=generation))
+
+
+Kind = TypeVar("Kind", bound=Order)
+
+
+def orders(commands: list[Command], kind: type[Kind]) -> list[tuple[int, Kind]]:
+    sent = [command for command in commands if isinstance(command, SendOrder)]
+    return [(command.agent, command.order) for command in sent if isinstance(command.order, kind)]
+
+
 def finishes(commands: list[Command]) -> dict[int, JobOutcome]:
-    return {command.agent: command.outcome for command in commands if isinstance(command, FinishJob)}
+    return dict(orders(commands, JobOutcome))
 
 
 def stops(commands: list[Command]) -> list[int]:
-    return [command.agent for command in commands if isinstance(command, StopRanks)]
+    return [agent for agent, _ in orders(commands, StopRanks)]
 
 
 def test_ranks_are_numbered_in_the_order_of_places_when_all_agents_are_there() -> None:
@@ -75,19 +90,19 @@ def test_ranks_are_numbered_in_the_order_of_places_when_all_agents_are_there() -
     assert coordinator.handle(AgentArrived(8, hello(None, nproc=4, nnodes=3)), now=0.0) == []
     commands = coordinator.handle(AgentArrived(9, hello(0, nproc=2, nnodes=3)), now=0.0)
     assert commands[0] == OpenGeneration(0, 7)
-    assigned = [command for command in commands if isinstance(command, Assign)]
-    assert [(command.agent, command.assignment.rank_offset) for command in assigned] == [(9, 0), (8, 2), (7, 6)]
-    assert {command.assignment.world_size for command in assigned} == {7}
-    assert [command.assignment.group_rank for command in assigned] == [0, 1, 2]
+    assigned = orders(commands, AgentAssignment)
+    assert [(agent, assignment.rank_offset) for agent, assignment in assigned] == [(9, 0), (8, 2), (7, 6)]
+    assert {assignment.world_size for _, assignment in assigned} == {7}
+    assert [assignment.group_rank for _, assignment in assigned] == [0, 1, 2]
 
 
 def test_an_agent_speaks_for_its_own_ranks_only() -> None:
     coordinator = running()
-    assert coordinator.handle(RankEnded(1, 0, 0, failure(0)), now=1.0) == []
-    assert coordinator.handle(RankEnded(0, 0, 2, None), now=1.0) == []
+    assert coordinator.handle(ended(1, 0, 0, failure(0)), now=1.0) == []
+    assert coordinator.handle(ended(0, 0, 2, None), now=1.0) == []
     early = machine()
     early.handle(AgentArrived(0, hello(0)), now=0.0)
-    assert early.handle(RankEnded(0, 0, 0, failure(0)), now=1.0) == []
+    assert early.handle(ended(0, 0, 0, failure(0)), now=1.0) == []
 
 
 def test_agents_that_do_not_fit_are_refused_alone() -> None:
@@ -99,16 +114,15 @@ def test_agents_that_do_not_fit_are_refused_alone() -> None:
         (3, hello(0), "--node-rank: 0 is taken"),
     ):
         (finish,) = coordinator.handle(AgentArrived(agent, stranger), now=0.0)
-        assert isinstance(finish, FinishJob)
-        assert (finish.agent, finish.outcome.exit_code) == (agent, 2)
-        assert reason in finish.outcome.message
+        outcome = finishes([finish])[agent]
+        assert outcome.exit_code == 2
+        assert reason in outcome.message
     assert len(coordinator.handle(AgentArrived(4, hello(1)), now=0.0)) == 3
 
 
 def test_one_agent_too_many_is_refused() -> None:
     (finish,) = running().handle(AgentArrived(2, hello(None)), now=1.0)
-    assert isinstance(finish, FinishJob)
-    assert "all 2 agents" in finish.outcome.message
+    assert "all 2 agents" in finishes([finish])[2].message
 
 
 def test_missing_agents_are_named_when_time_is_up() -> None:
@@ -132,20 +146,20 @@ def test_an_agent_that_leaves_while_others_are_awaited_may_come_back() -> None:
 def test_the_job_ends_well_when_every_rank_has() -> None:
     coordinator = running()
     for rank in range(3):
-        assert coordinator.handle(RankEnded(rank // 2, 0, rank, None), now=1.0) == [
+        assert coordinator.handle(ended(rank // 2, 0, rank, None), now=1.0) == [
             AnnounceExit(0, rank, "exited with code 0")
         ]
-    commands = coordinator.handle(RankEnded(1, 0, 3, None), now=1.0)
+    commands = coordinator.handle(ended(1, 0, 3, None), now=1.0)
     assert finishes(commands) == {0: JobOutcome(0), 1: JobOutcome(0)}
     assert coordinator.outcome == JobOutcome(0)
 
 
 def test_a_failure_stops_all_hosts_and_gives_the_exit_code() -> None:
     coordinator = running()
-    commands = coordinator.handle(RankEnded(1, 0, 3, failure(3, code=-9)), now=1.0)
+    commands = coordinator.handle(ended(1, 0, 3, failure(3, code=-9)), now=1.0)
     assert AnnounceExit(0, 3, "was killed by SIGKILL") in commands
     assert stops(commands) == [0, 1]
-    coordinator.handle(RankEnded(0, 0, 0, failure(0, code=-15)), now=1.1)
+    coordinator.handle(ended(0, 0, 0, failure(0, code=-15)), now=1.1)
     assert coordinator.handle(AgentStopped(1, 0), now=1.2) == []
     outcome = finishes(coordinator.handle(AgentStopped(0, 0), now=1.3))[1]
     assert outcome.exit_code == 137
@@ -155,10 +169,10 @@ def test_a_failure_stops_all_hosts_and_gives_the_exit_code() -> None:
 
 def test_a_rank_that_blames_another_is_given_a_second_for_the_culprit_to_show() -> None:
     coordinator = running()
-    commands = coordinator.handle(RankEnded(0, 0, 0, failure(0, at=1.0, blames=3)), now=1.0)
+    commands = coordinator.handle(ended(0, 0, 0, failure(0, at=1.0, blames=3)), now=1.0)
     assert stops(commands) == []
     assert coordinator.next_deadline == 2.0
-    assert stops(coordinator.handle(RankEnded(1, 0, 3, failure(3, at=1.5, code=5)), now=1.5)) == [0, 1]
+    assert stops(coordinator.handle(ended(1, 0, 3, failure(3, at=1.5, code=5)), now=1.5)) == [0, 1]
     coordinator.handle(AgentStopped(0, 0), now=2.0)
     outcome = finishes(coordinator.handle(AgentStopped(1, 0), now=2.0))[0]
     assert outcome.exit_code == 5
@@ -168,16 +182,16 @@ def test_a_rank_that_blames_another_is_given_a_second_for_the_culprit_to_show() 
 
 def test_if_nobody_else_fails_within_a_second_the_blaming_rank_counts() -> None:
     coordinator = running()
-    coordinator.handle(RankEnded(0, 0, 0, failure(0, at=1.0, blames=3)), now=1.0)
+    coordinator.handle(ended(0, 0, 0, failure(0, at=1.0, blames=3)), now=1.0)
     assert coordinator.handle(CoordinatorTick(), now=1.9) == []
     assert stops(coordinator.handle(CoordinatorTick(), now=2.0)) == [0, 1]
 
 
 def test_a_failure_reported_before_the_stop_counts_though_its_process_ends_later() -> None:
     coordinator = running()
-    coordinator.handle(RankEnded(0, 0, 1, failure(1, at=2.0, code=4)), now=2.0)
-    coordinator.handle(RankEnded(1, 0, 2, failure(2, at=1.5, code=6, report=True)), now=2.2)
-    coordinator.handle(RankEnded(1, 0, 3, failure(3, at=2.1, code=7, report=True)), now=2.2)
+    coordinator.handle(ended(0, 0, 1, failure(1, at=2.0, code=4)), now=2.0)
+    coordinator.handle(ended(1, 0, 2, failure(2, at=1.5, code=6, report=True)), now=2.2)
+    coordinator.handle(ended(1, 0, 3, failure(3, at=2.1, code=7, report=True)), now=2.2)
     coordinator.handle(AgentStopped(0, 0), now=2.3)
     outcome = finishes(coordinator.handle(AgentStopped(1, 0), now=2.3))[0]
     assert outcome.exit_code == 6
@@ -186,14 +200,14 @@ def test_a_failure_reported_before_the_stop_counts_though_its_process_ends_later
 
 def test_ranks_start_again_with_the_next_generation_while_restarts_are_left() -> None:
     coordinator = running(restarts=1)
-    coordinator.handle(RankEnded(0, 0, 0, failure(0)), now=1.0)
+    coordinator.handle(ended(0, 0, 0, failure(0)), now=1.0)
     coordinator.handle(AgentStopped(0, 0), now=1.1)
     commands = coordinator.handle(AgentStopped(1, 0), now=1.2)
     assert commands[0] == OpenGeneration(1, 4)
-    assigned = [command.assignment for command in commands if isinstance(command, Assign)]
+    assigned = [assignment for _, assignment in orders(commands, AgentAssignment)]
     assert [(place.generation, place.restart_count) for place in assigned] == [(1, 1), (1, 1)]
-    assert coordinator.handle(RankEnded(0, 0, 1, failure(1)), now=1.3) == []  # of the old generation
-    coordinator.handle(RankEnded(0, 1, 1, failure(1, code=8)), now=2.0)
+    assert coordinator.handle(ended(0, 0, 1, failure(1)), now=1.3) == []  # of the old generation
+    coordinator.handle(ended(0, 1, 1, failure(1, code=8)), now=2.0)
     coordinator.handle(AgentStopped(0, 1), now=2.1)
     assert finishes(coordinator.handle(AgentStopped(1, 1), now=2.1))[0].exit_code == 8
 
@@ -210,7 +224,7 @@ def test_a_lost_agent_is_a_failure_of_its_ranks_and_cannot_restart() -> None:
 def test_an_interrupt_stops_all_and_restarts_nothing() -> None:
     coordinator = running(restarts=3)
     commands = coordinator.handle(JobInterrupted(1, signal.SIGINT), now=1.0)
-    assert [(command.agent, command.signal_number) for command in commands if isinstance(command, StopRanks)] == [
+    assert [(agent, order.signal_number) for agent, order in orders(commands, StopRanks)] == [
         (0, signal.SIGINT),
         (1, signal.SIGINT),
     ]
@@ -227,7 +241,7 @@ def test_an_interrupt_before_all_are_there_ends_the_job() -> None:
 
 def test_agents_that_never_stop_are_not_waited_for_for_ever() -> None:
     coordinator = running(restarts=1)
-    coordinator.handle(RankEnded(0, 0, 0, failure(0, code=3)), now=1.0)
+    coordinator.handle(ended(0, 0, 0, failure(0, code=3)), now=1.0)
     coordinator.handle(AgentStopped(0, 0), now=1.1)
     deadline = coordinator.next_deadline
     assert deadline is not None
@@ -250,12 +264,12 @@ def test_a_rank_that_is_stopped_for_too_long_is_condemned_everywhere_and_blamed(
     assert coordinator.handle(RankChanged(1, stopped(2)), now=1.0) == []
     assert coordinator.next_deadline == 31.0
     commands = coordinator.handle(CoordinatorTick(), now=31.0)
-    assert commands == [GiveUpRank(agent, 0, Loss(2, "host1", "was stopped for 30.0 s")) for agent in (0, 1)]
+    assert commands == [SendOrder(agent, GiveUpRank(0, Loss(2, "host1", "was stopped for 30.0 s"))) for agent in (0, 1)]
     assert coordinator.handle(RankChanged(1, stopped(2)), now=31.1) == []
-    stopping = coordinator.handle(RankEnded(1, 0, 2, failure(2, code=-9)), now=32.0)
-    reasons = {command.reason for command in stopping if isinstance(command, StopRanks)}
+    stopping = coordinator.handle(ended(1, 0, 2, failure(2, code=-9)), now=32.0)
+    reasons = {order.reason for _, order in orders(stopping, StopRanks)}
     assert reasons == {"rank 2 on h was stopped for 30.0 s, so the launcher killed it"}
-    assert {command.loss.rank for command in stopping if isinstance(command, StopRanks) and command.loss} == {2}
+    assert {order.loss.rank for _, order in orders(stopping, StopRanks) if order.loss} == {2}
 
 
 def test_a_rank_that_runs_again_in_time_is_kept_and_an_agent_speaks_for_its_own_only() -> None:

@@ -7,9 +7,8 @@ import os
 from collections.abc import Callable
 from typing import TypeVar
 
-from asyncpar.launch.display import PlainDisplay, TerminalDisplay
+from asyncpar.launch.display import OutputStream, PlainDisplay, TerminalDisplay
 from asyncpar.launch.failure import ProgressRecord
-from asyncpar.launch.output import OutputStream
 
 T = TypeVar("T")
 

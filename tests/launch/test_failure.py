@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
-from asyncpar.launch.failure import FailureReport, RankFailure, choose_first, describe, describe_ending, exit_code_of
+from asyncpar.launch.failure import FailureReport, RankEnd, choose_first, describe, describe_ending, exit_code_of
 
 
-def failure(rank: int, at: float, *, peer: int | None = None, tail: str = "", code: int = 1) -> RankFailure:
+def failure(rank: int, at: float, *, peer: int | None = None, tail: str = "", code: int = 1) -> RankEnd:
     report = None
     if peer is not None:
         report = FailureReport(
             type_name="PeerLost", message=f"rank {peer} is gone\nmore", traceback="tb", is_peer_error=True, blames=peer
         )
-    return RankFailure(
-        rank=rank, local_rank=0, host="left", pid=9, returncode=code, at=at, report=report, stderr_tail=tail
+    return RankEnd(
+        generation=0,
+        rank=rank,
+        local_rank=0,
+        host="left",
+        pid=9,
+        returncode=code,
+        at=at,
+        report=report,
+        stderr_tail=tail,
     )
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from asyncpar.errors import UsageError
-from asyncpar.launch.job_credentials import JobCertificates, adopt_certificates
+from asyncpar.launch.job import JobCertificates, adopt_certificates
 from asyncpar.launch.options import LaunchOptions
 from asyncpar.net.security.identity import COORDINATOR, agent_role
 from asyncpar.net.security.issuing import CertificateOrder, issue_certificates

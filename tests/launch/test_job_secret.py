@@ -12,7 +12,7 @@ import pytest
 
 from asyncpar.errors import UsageError
 from asyncpar.launch.host_placement import HostPlacement
-from asyncpar.launch.job_credentials import check_secret_options, obtain_secret
+from asyncpar.launch.job import check_secret_options, obtain_secret
 from asyncpar.launch.options import LaunchOptions
 from asyncpar.launch.reaper_client import ReaperClient
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncpar.launch.output import LineSplitter
+from asyncpar.launch.display import LineSplitter
 
 
 def split(chunks: list[bytes], *, limit: int = 1 << 16) -> list[bytes]:

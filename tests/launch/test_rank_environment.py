@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from asyncpar.core.config.environment import LaunchEnvironment
-from asyncpar.launch.rank_command import rank_environment
+from asyncpar.launch.rank_process import rank_environment
 
 PLACE = LaunchEnvironment(
     rank=0,

@@ -17,12 +17,12 @@ import pytest
 
 from asyncpar._proto.asyncpar.v1 import membership_pb2 as pb
 from asyncpar._proto.asyncpar.v1 import membership_pb2_grpc
-from asyncpar.launch import agent_machine, coordinator_events
+from asyncpar.launch import agent_machine, protocol
 from asyncpar.launch.coordinator_client import CoordinatorClient
 from asyncpar.launch.coordinator_machine import JobPhase, JobSettings
 from asyncpar.launch.coordinator_service import CoordinatorService
 from asyncpar.launch.messages import ResumableStream
-from asyncpar.launch.plan import AgentHello, JobOutcome
+from asyncpar.launch.protocol import AgentHello, JobOutcome
 from asyncpar.net.membership.service import RendezvousService
 from asyncpar.net.transport.rpc import Credentials, RpcServer, split_address
 from tests.launch.proxies import ResettingProxy
@@ -39,21 +39,21 @@ class Recorder:
     next_deadline = None
 
     def __init__(self) -> None:
-        self.events: list[coordinator_events.Event] = []
+        self.events: list[protocol.Event] = []
 
-    def handle(self, event: coordinator_events.Event, *, now: float) -> list[coordinator_events.Command]:
+    def handle(self, event: protocol.Event, *, now: float) -> list[protocol.Command]:
         self.events.append(event)
-        if isinstance(event, coordinator_events.AgentStopped):
-            return [coordinator_events.StopRanks(event.agent, event.generation, signal.SIGTERM, "")]
-        if isinstance(event, coordinator_events.JobInterrupted):
-            return [coordinator_events.FinishJob(event.agent, JobOutcome(7, "the end"))]
+        if isinstance(event, protocol.AgentStopped):
+            return [protocol.SendOrder(event.agent, protocol.StopRanks(event.generation, signal.SIGTERM, ""))]
+        if isinstance(event, protocol.JobInterrupted):
+            return [protocol.SendOrder(event.agent, JobOutcome(7, "the end"))]
         return []
 
     def numbers(self) -> list[int]:
-        return [event.generation for event in self.events if isinstance(event, coordinator_events.AgentStopped)]
+        return [event.generation for event in self.events if isinstance(event, protocol.AgentStopped)]
 
     def lost(self) -> list[str]:
-        return [event.cause for event in self.events if isinstance(event, coordinator_events.AgentLost)]
+        return [event.cause for event in self.events if isinstance(event, protocol.AgentLost)]
 
 
 @asynccontextmanager
@@ -123,9 +123,9 @@ async def test_what_both_sides_say_comes_once_and_in_order_however_often_the_con
             await service.wait_empty()
     assert proxy.resets >= 4
     assert recorder.numbers() == list(range(60))
-    assert [event.generation for event in taken[:60] if isinstance(event, agent_machine.StopOrdered)] == list(range(60))
-    assert taken[60:] == [agent_machine.Finished(JobOutcome(7, "the end"))]
-    arrivals = [event for event in recorder.events if isinstance(event, coordinator_events.AgentArrived)]
+    assert [event.generation for event in taken[:60] if isinstance(event, protocol.StopRanks)] == list(range(60))
+    assert taken[60:] == [JobOutcome(7, "the end")]
+    arrivals = [event for event in recorder.events if isinstance(event, protocol.AgentArrived)]
     assert len(arrivals) == 1
     assert len(recorder.lost()) == 1  # when it had left
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from asyncpar.launch.failure import FailureRecord, ProgressRecord, parse_record
+from asyncpar.launch.failure import FailureReport, ProgressRecord, parse_record
 
 
 def test_records_are_recognized() -> None:
@@ -13,8 +13,8 @@ def test_records_are_recognized() -> None:
     failure = parse_record(
         b'{"kind":"failure","time":1.5,"type":"ValueError","message":"m","traceback":"t","is_peer_error":false}'
     )
-    assert isinstance(failure, FailureRecord)
-    assert (failure.report().type_name, failure.report().blames) == ("ValueError", None)
+    assert isinstance(failure, FailureReport)
+    assert (failure.type_name, failure.blames) == ("ValueError", None)
 
 
 @pytest.mark.parametrize(

@@ -17,9 +17,8 @@ from asyncpar.collectives.causes import reason_of
 from asyncpar.core.observe.loop_watch import Blocked, LoopWatch, Sleeper, format_frames
 from asyncpar.core.observe.reporting import Phase, Reporter, find_peer_error, record_failures
 from asyncpar.errors import PeerLost
-from asyncpar.launch.display import drawn_line, plain_line
-from asyncpar.launch.failure import FailureRecord, FailureReport, ProgressRecord, RankFailure, describe, parse_record
-from asyncpar.launch.output import LineSplitter
+from asyncpar.launch.display import LineSplitter, drawn_line, plain_line
+from asyncpar.launch.failure import FailureReport, ProgressRecord, RankEnd, describe, parse_record
 
 HUGE = 10**6
 
@@ -149,9 +148,17 @@ def test_any_exception_is_reported(kind: str, pipe: Pipe) -> None:
     reporter.failure(ERRORS[kind]())
     line = b"\n".join(read())
     record = parse_record(line)
-    assert isinstance(record, FailureRecord)
-    failure = RankFailure(
-        rank=0, local_rank=0, host="\udcff", pid=1, returncode=-99, at=0.0, report=record.report(), stderr_tail="\x00"
+    assert isinstance(record, FailureReport)
+    failure = RankEnd(
+        generation=0,
+        rank=0,
+        local_rank=0,
+        host="\udcff",
+        pid=1,
+        returncode=-99,
+        at=0.0,
+        report=record,
+        stderr_tail="\0",
     )
     assert "rank 0 failed first" in describe([failure] * 20)
 
