@@ -20,7 +20,7 @@ from asyncpar.net.arena.settings import ArenaSettings
 from asyncpar.net.membership.client import JoinRequest, join_world, serve_alone
 from asyncpar.net.membership.credentials import read_credentials
 from asyncpar.net.transport.inproc import InprocConnector, InprocFabric
-from asyncpar.net.transport.lane_kinds import lane_kind
+from asyncpar.net.transport.lane_kinds import lane_kind, parse_transport
 from asyncpar.net.transport.links import Connector, Links
 from asyncpar.net.transport.negotiation import GrpcConnector
 from asyncpar.net.transport.rpc import Credentials, RpcServer
@@ -90,7 +90,7 @@ def attach_launched(
 
     async def attach(stack: AsyncExitStack) -> WorldBootstrap:
         credentials = read_credentials(environment)
-        pinned = transport or environment.transport
+        pinned = parse_transport(transport or environment.transport)
         arena = arena_settings(os.environ, pinned)
         gateway = ActorGateway()
         server, connector = await serve_links(

@@ -82,7 +82,8 @@ class Node:
     ) -> Node:
         """Join the world that ``environment`` describes (default: this process's), and return when all ranks are there.
 
-        Outside of a launched job this is a world of one.  ``transport`` pins the lane kind (``tcp``, ``grpc``).
+        Outside of a launched job this is a world of one.  ``transport`` pins the lane kind (``tcp``, ``grpc``,
+        ``package.module:NAME`` of a ``LaneKind``).
         ``serve`` is the ``host:port`` of the node's gRPC server; a world of one has none unless it is given or there
         are ``services``: functions that get the server and add servicers of the program to it.  Their calls need the
         job's token (see ``credentials``), except those of the services named in full in ``public_services``; with
@@ -91,7 +92,7 @@ class Node:
         (0: nothing is; see ``on_blocked``).
         Raises ``UsageError`` for wrong settings and ``PeerTimeout``, naming them, when ranks do not come.
         """
-        parse_transport(transport)
+        transport = parse_transport(transport)
         serving = Serving(address=serve, services=tuple(services), public=frozenset(public_services))
         if environment is None:
             environment = LaunchEnvironment.from_mapping(os.environ)

@@ -18,10 +18,9 @@ from asyncpar.bench.settings import DTYPES, EVERY, OPERATIONS, REDUCTIONS, Bench
 from asyncpar.bench.sizes import parse_size, short_size, sizes_between
 from asyncpar.bench.worker import BenchAssignment
 from asyncpar.collectives.algorithms.catalog import ARENA
-from asyncpar.core.config.transport import TRANSPORTS
-from asyncpar.errors import LaunchError, UsageError
-from asyncpar.launch.command_line import OneLineCommand, exit_with, option
-from asyncpar.launch.options import LaunchOptions, ProgramKind, parse_count, parse_seconds
+from asyncpar.errors import UsageError
+from asyncpar.launch.command_line import OneLineCommand, exit_with, option, print_result
+from asyncpar.launch.options import LaunchOptions, ProgramKind, check_transport, parse_count, parse_seconds
 
 _WORKER = (
     "import _signal; _signal.signal(_signal.SIGINT, _signal.SIG_DFL); "  # no traceback while it imports
@@ -41,10 +40,7 @@ class BenchOptions:
     plot: Path | None = None
 
     def __post_init__(self) -> None:
-        if self.nproc is not None and self.nproc < 1:
-            raise UsageError(f"--nproc: expected at least 1, got {self.nproc}")
-        if self.transport is not None and self.transport not in TRANSPORTS:
-            raise UsageError(f"--transport: expected one of {', '.join(TRANSPORTS)}, got {self.transport!r}")
+        check_transport(self.transport)
         if self.settings.algorithm == ARENA and (self.nproc == 1 or self.transport not in (None, "shm")):
             with_what = "--nproc 1" if self.nproc == 1 else f"--transport {self.transport}"
             raise UsageError(f"--algorithm: arena needs several ranks that share memory, got {with_what}")
@@ -58,7 +54,11 @@ class BenchOptions:
 @option("--sizes", metavar="SIZE,...", default=None, help="These sizes, instead of --min, --max, --factor.")
 @option("--nproc", metavar="N", default="2", help="Ranks on this host; 'auto': one per core.  [2]")
 @option(
-    "--transport", metavar="NAME", default=None, envvar="ASYNCPAR_TRANSPORT", help="Pin the lane: shm, tcp or grpc."
+    "--transport",
+    metavar="NAME",
+    default=None,
+    envvar="ASYNCPAR_TRANSPORT",
+    help="Pin the lane: shm, tcp, grpc, package.module:NAME.",
 )
 @option("--algorithm", metavar="NAME", default=None, help="Pin the algorithm; otherwise as programs would get it.")
 @option("--dtype", metavar="NAME", default="float32", help=f"{', '.join(DTYPES)}.  [float32]")
@@ -110,7 +110,7 @@ def parse_options(operations: tuple[str, ...], given: dict[str, Any]) -> BenchOp
     )
     return BenchOptions(
         settings=settings,
-        nproc=None if given["nproc"] == "auto" else parse_count("--nproc", given["nproc"]),
+        nproc=None if given["nproc"] == "auto" else parse_count("--nproc", given["nproc"], least=1),
         transport=given["transport"] or None,
         prints_json=given["prints_json"],
         plot=None if given["plot"] is None else Path(given["plot"]),
@@ -138,20 +138,13 @@ def run_bench(options: BenchOptions) -> int:
 def finish(report: BenchReport, options: BenchOptions) -> int:
     """Hand over what was measured and return the exit code: 1 if anything was wrong."""
     if options.prints_json:
-        _print(report.to_json())
+        print_result("the report", report.to_json() + b"\n")
     if options.plot is not None:
         plot_report(report, options.plot)
     if report.wrong_sizes:
         click.echo(f"asyncpar bench: sizes with wrong elements: {report.wrong_sizes}", err=True)
         return 1
     return 0
-
-
-def _print(document: bytes) -> None:
-    try:
-        click.echo(document)
-    except OSError as error:
-        raise LaunchError(f"the report cannot be written: {error.strerror}") from error
 
 
 def _launch(options: BenchOptions, nproc: int, file: Path) -> int:
@@ -186,9 +179,7 @@ def _sizes(given: dict[str, Any]) -> tuple[int, ...]:
         return tuple(parse_size("--sizes", text) for text in given["sizes"].split(","))
     ladder = _DEFAULTS | ladder
     smallest, largest = (parse_size(f"--{name}", ladder[name]) for name in ("min", "max"))
-    factor = parse_count("--factor", ladder["factor"])
-    if factor < 2:
-        raise UsageError(f"--factor: expected at least 2, got {factor}")
+    factor = parse_count("--factor", ladder["factor"], least=2)
     if smallest > largest:
         raise UsageError(f"--min: expected at most --max = {short_size(largest)}, got {short_size(smallest)}")
     return sizes_between(smallest, largest, factor)

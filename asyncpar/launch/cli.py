@@ -62,7 +62,11 @@ def main() -> None:
 @option("--secret-file", metavar="FILE", default=None, envvar="ASYNCPAR_SECRET_FILE", help="The job's secret.")
 @option("--certs", metavar="DIR", default=None, envvar="ASYNCPAR_CERTS", help="From `asyncpar certs init`: use TLS.")
 @option(
-    "--transport", metavar="NAME", default=None, envvar="ASYNCPAR_TRANSPORT", help="Pin the lane: shm, tcp or grpc."
+    "--transport",
+    metavar="NAME",
+    default=None,
+    envvar="ASYNCPAR_TRANSPORT",
+    help="Pin the lane: shm, tcp, grpc, package.module:NAME.",
 )
 @option("--max-restarts", metavar="N", default="0", help="Start all ranks again after a failure, N times.  [0]")
 @option("--grace-period", metavar="SECONDS", default="10", help="From asking ranks to end until SIGKILL.  [10]")

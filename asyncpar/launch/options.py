@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field
 from enum import IntFlag, StrEnum
 
-from asyncpar.core.config.transport import TRANSPORTS
+from asyncpar.core.config.transport import TRANSPORTS, split_lane_reference
 from asyncpar.errors import UsageError
 
 BACKENDS = ("asyncpar", "c10d", "static")
@@ -94,11 +94,16 @@ class LaunchOptions:
         _check_seconds("--reconnect-within", self.reconnect, least=0.0)
         if self.silent_after is not None:
             _check_seconds("--silent-after", self.silent_after, least=1.0)
-        if self.transport is not None and self.transport not in TRANSPORTS:
-            raise UsageError(
-                f"--transport: expected one of {', '.join(TRANSPORTS)}, got {self.transport!r}; "
-                "a program pins a lane that it registers itself with init(transport=...)"
-            )
+        check_transport(self.transport)
+
+
+def check_transport(name: str | None) -> None:
+    """Raise ``UsageError`` unless ``name`` may be a lane.  The ranks import a lane from outside, not the launcher."""
+    if name is not None and name not in TRANSPORTS and split_lane_reference(name) is None:
+        raise UsageError(
+            f"--transport: expected one of {', '.join(TRANSPORTS)}, got {name!r}; "
+            "package.module:NAME names any other LaneKind, which the ranks import"
+        )
 
 
 def _check_seconds(name: str, value: float, *, least: float) -> None:
@@ -106,10 +111,12 @@ def _check_seconds(name: str, value: float, *, least: float) -> None:
         raise UsageError(f"{name}: expected seconds between {least:g} and one day, got {value:g}")
 
 
-def parse_count(name: str, text: str) -> int:
+def parse_count(name: str, text: str, *, least: int = 0) -> int:
     """Parse a whole number, such as the value of ``name``."""
     if not (text.isascii() and text.isdecimal()):
         raise UsageError(f"{name}: expected a whole number, got {text!r}")
+    if int(text) < least:
+        raise UsageError(f"{name}: expected at least {least}, got {int(text)}")
     return int(text)
 
 

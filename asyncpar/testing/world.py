@@ -37,7 +37,7 @@ async def local_world(
     """
     if size < 1:
         raise UsageError(f"size: expected at least 1 rank, got {size}")
-    parse_transport(transport, besides=("inproc",))
+    transport = parse_transport(transport, besides=("inproc",))
     if transport != "inproc" and isinstance(asyncio.get_running_loop(), VirtualTimeLoop):
         raise UsageError(f"transport: expected inproc in virtual time, which sockets do not keep, got {transport!r}")
     names = list(hosts) if hosts is not None else ["localhost"] * size

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
@@ -18,7 +20,7 @@ from asyncpar.net.transport.connection import as_connection
 from asyncpar.net.transport.handshaking import PEER_SECONDS, HandshakeProtocol, Medium, Porter
 from asyncpar.net.transport.lane import Lane
 from asyncpar.net.transport.lane_kind import LaneDial, LaneGate, LaneKind, LaneListener
-from asyncpar.net.transport.lane_kinds import LANES, register_lane, unregister_lane, usable_lanes
+from asyncpar.net.transport.lane_kinds import LANES, parse_transport, register_lane, unregister_lane, usable_lanes
 from asyncpar.net.transport.sockets import tune_unix
 from asyncpar.net.wire.handshake import NONCE_BYTES, Handshake
 from asyncpar.node import Node
@@ -143,6 +145,68 @@ async def test_lanes_that_are_no_connection_cannot_be_striped() -> None:
         assert lane is not None
         with pytest.raises(UsageError, match=r"lane 'inproc': is_striped: .* make them one, or leave it out"):
             as_connection(lane)
+
+
+PROGRAM = """
+import asyncpar as ap
+import numpy as np
+
+async def main():
+    async with ap.init() as node:
+        result = await node.world.all_reduce(np.full(9, node.rank + 1.0))
+        if node.rank == 0:
+            print(node.links.lane_kind(1), result[0])
+
+ap.run(main)
+"""
+
+
+def launch(transport: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    program = folder / "program.py"
+    program.write_text(PROGRAM)
+    command = [sys.executable, "-m", "asyncpar", "launch", "--nproc-per-node", "2", "--transport", transport]
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent)}
+    return subprocess.run(
+        [*command, str(program)], capture_output=True, text=True, timeout=60, env=environment, check=False
+    )
+
+
+def test_the_launcher_pins_one_that_the_ranks_import(tmp_path: Path) -> None:
+    done = launch(f"{Path(__file__).stem}:KIND", tmp_path)
+    assert (done.returncode, done.stdout) == (0, "filesocket 3.0\n"), done.stderr
+
+
+def test_one_that_ranks_cannot_import_ends_the_job_with_a_reason(tmp_path: Path) -> None:
+    done = launch("no_such_package.lanes:KIND", tmp_path)
+    assert done.returncode == 1
+    assert "transport: no_such_package.lanes:KIND cannot be imported (No module named 'no_such_package')" in done.stderr
+
+
+@pytest.mark.usefixtures("registered")
+def test_a_reference_is_its_name_however_often_it_is_resolved() -> None:
+    module = sys.modules[__name__]
+    assert parse_transport(f"{module.__name__}:KIND") == parse_transport(f"{module.__name__}:KIND") == "filesocket"
+    assert LANES.get("filesocket") is KIND
+
+
+@pytest.mark.parametrize(
+    ("reference", "message"),
+    [
+        ("json:KIND", "json:KIND: the module has no KIND"),
+        ("json:dumps", "json:dumps: expected a LaneKind, got function"),
+        (
+            "json.none:KIND",
+            r"json.none:KIND cannot be imported \(No module named 'json.none'\); put its folder on PYTH",
+        ),
+        ("a b:KIND", "expected one of shm, tcp, grpc, got 'a b:KIND'; package.module:NAME names any other LaneKind"),
+        ("json:", "expected one of shm, tcp, grpc, got 'json:'"),
+    ],
+)
+def test_a_reference_to_no_lane_is_refused_and_says_why(reference: str, message: str) -> None:
+    before = LANES.names
+    with pytest.raises(UsageError, match=f"^transport: {message}"):
+        parse_transport(reference)
+    assert LANES.names == before
 
 
 class Unfinished(FileListener):

@@ -14,6 +14,13 @@ IN_PROCESS_TRANSPORTS = ("inproc", *TRANSPORTS)
 """Lane kinds between ranks of one process that come with asyncpar, best first."""
 
 
+def split_lane_reference(text: str) -> tuple[str, str] | None:
+    """Return the module and the name in it of ``package.module:NAME``; None for a text of another form."""
+    module, colon, name = text.partition(":")
+    is_one = colon and all(part.isidentifier() for part in (*module.split("."), name))
+    return (module, name) if is_one else None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaneCosts:
     """Cost of a lane: seconds of ``latency`` per message, bytes/s of ``bandwidth`` and of ``reduction``.

@@ -6,10 +6,11 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import os
 
 from asyncpar.core.config.registry import Registry
-from asyncpar.core.config.transport import LaneCosts
+from asyncpar.core.config.transport import LaneCosts, split_lane_reference
 from asyncpar.errors import PeerLost, UsageError
 from asyncpar.net.security.identity import rank_role
 from asyncpar.net.transport.connect import (
@@ -45,16 +46,39 @@ def unregister_lane(name: str) -> None:
 
 
 def parse_transport(name: str | None, *, besides: tuple[str, ...] = ()) -> str | None:
-    """Return the lane kind called ``name``; None, for None and the empty string: choose the best.
+    """Return the name of the lane kind ``name``; None, for None and the empty string: choose the best.
 
-    ``besides`` names others that are known where this is called.  Raises ``UsageError`` for an unknown name.
+    ``package.module:NAME`` imports the module and registers the ``LaneKind`` that it calls NAME.  ``besides`` names
+    others that are known where this is called.  Raises ``UsageError`` for an unknown name.
     """
     if not name:
         return None
+    reference = split_lane_reference(name)
+    if reference is not None:
+        return _register_from(*reference)
     known = (*besides, *LANES.names)
     if name not in known:
-        raise UsageError(f"transport: expected one of {', '.join(known)}, got {name!r}")
+        raise UsageError(
+            f"transport: expected one of {', '.join(known)}, got {name!r}; package.module:NAME names any other LaneKind"
+        )
     return name
+
+
+def _register_from(module: str, name: str) -> str:
+    """Register the ``LaneKind`` called ``name`` in ``module``, once, and return its own name."""
+    try:
+        kind = getattr(importlib.import_module(module), name)
+    except ImportError as error:
+        raise UsageError(
+            f"transport: {module}:{name} cannot be imported ({error}); put its folder on PYTHONPATH"
+        ) from error
+    except AttributeError as error:
+        raise UsageError(f"transport: {module}:{name}: the module has no {name}") from error
+    if not isinstance(kind, LaneKind):
+        raise UsageError(f"transport: {module}:{name}: expected a LaneKind, got {type(kind).__name__}")
+    if LANES.get(kind.name) is not kind:
+        register_lane(kind)
+    return kind.name
 
 
 def lane_kind(name: str) -> LaneKind:
