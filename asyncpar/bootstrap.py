@@ -9,6 +9,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
 from asyncpar.actors.runtime.gateway import ActorGateway
+from asyncpar.collectives.policy import parse_pin
 from asyncpar.core.config.environment import LaunchEnvironment
 from asyncpar.core.config.transport import LaneCosts, parse_checksums, parse_connections, parse_link_timeout
 from asyncpar.core.config.world import Member, World, world_of_one
@@ -75,12 +76,22 @@ def attach_alone(serving: Serving, blocked_after: float | None) -> Attach:
             connector=InprocConnector(fabric),
             join=fabric.join,
             server=await serve_alone(stack, serving, os.environ, register=gateway.register),
-            pin=os.environ.get(PIN),
+            pin=read_pin(os.environ),
             gateway=gateway,
             blocked_after=blocked_after,
         )
 
     return attach
+
+
+def read_pin(environment: Mapping[str, str]) -> str | None:
+    """Return the pin of algorithms in ``environment``.  Raises ``UsageError`` if it is none."""
+    text = environment.get(PIN)
+    try:
+        parse_pin(text or "")
+    except UsageError as error:
+        raise UsageError(f"{PIN}: {error}") from error
+    return text
 
 
 def attach_launched(
@@ -105,7 +116,7 @@ def attach_launched(
             connector=connector,
             join=connector.join,
             server=server,
-            pin=os.environ.get(PIN),
+            pin=read_pin(os.environ),
             lane=pinned,
             secret=credentials.secret,
             arena=arena,

@@ -200,3 +200,11 @@ async def test_a_stopped_node_refuses_operations_whatever_the_size_of_its_world(
     for call in (lambda: comm.all_reduce(np.ones(3)), comm.barrier, lambda: comm.all_gather_object(1)):
         with pytest.raises(ap.PeerLost, match="this node is closed"):
             await call()
+
+
+async def test_a_pin_in_the_environment_that_is_none_is_an_error_that_names_the_variable(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("ASYNCPAR_ALGORITHM", "fastest")
+    with pytest.raises(ap.UsageError, match=r"^ASYNCPAR_ALGORITHM: pin: expected a preset .* got 'fastest'"):
+        await ap.Node.start()

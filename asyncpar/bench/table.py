@@ -4,22 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 from asyncpar.bench.report import BenchEnvironment, BenchReport, Measurement
 
+Row = TypeVar("Row")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Column:
+class Column(Generic[Row]):
     """``worth`` says which columns go first when there is no room for all: the lowest."""
 
     title: str
     unit: str
     width: int
     worth: int
-    show: Callable[[Measurement], str]
+    show: Callable[[Row], str]
 
 
-COLUMNS = (
+COLUMNS: tuple[Column[Measurement], ...] = (
     Column(title="size", unit="(B)", width=12, worth=9, show=lambda row: str(row.size)),
     Column(title="count", unit="(elements)", width=12, worth=2, show=lambda row: str(row.count)),
     Column(title="type", unit="", width=9, worth=3, show=lambda row: row.type),
@@ -34,12 +37,12 @@ COLUMNS = (
 )
 
 
-def choose_columns(width: int | None) -> tuple[Column, ...]:
-    """Return the columns that fit into ``width`` characters (None: any number); size and time always do."""
-    chosen = sorted(COLUMNS, key=lambda column: -column.worth)
+def choose_columns(columns: Sequence[Column[Row]], width: int | None) -> tuple[Column[Row], ...]:
+    """Return the columns that fit into ``width`` characters (None: any number); the two of most worth always do."""
+    chosen = sorted(columns, key=lambda column: -column.worth)
     while len(chosen) > 2 and width is not None and sum(column.width for column in chosen) > width:
         chosen.pop()
-    return tuple(column for column in COLUMNS if column in chosen)
+    return tuple(column for column in columns if column in chosen)
 
 
 def format_title(surroundings: BenchEnvironment) -> list[str]:
@@ -52,16 +55,21 @@ def format_title(surroundings: BenchEnvironment) -> list[str]:
     ]
 
 
-def format_header(operation: str, columns: Sequence[Column]) -> list[str]:
+def format_header(operation: str, columns: Sequence[Column[Measurement]]) -> list[str]:
     """Return the lines above the rows of one operation."""
-    titles = "".join(f"{column.title:>{column.width}}" for column in columns)
-    units = "".join(f"{column.unit:>{column.width}}" for column in columns)
+    titles, units = format_titles(columns)
     return [f"# {operation}", f"#{titles[1:]}", f"#{units[1:]}".rstrip()]
 
 
-def format_row(measurement: Measurement, columns: Sequence[Column]) -> str:
+def format_titles(columns: Sequence[Column[Row]]) -> tuple[str, str]:
+    """Return the line of titles and the line of units."""
+    titles = "".join(f"{column.title:>{column.width}}" for column in columns)
+    return titles, "".join(f"{column.unit:>{column.width}}" for column in columns).rstrip()
+
+
+def format_row(row: Row, columns: Sequence[Column[Row]]) -> str:
     """Return one line."""
-    return "".join(f"{column.show(measurement):>{column.width}}" for column in columns)
+    return "".join(f"{column.show(row):>{column.width}}" for column in columns)
 
 
 def format_end(report: BenchReport) -> list[str]:

@@ -20,7 +20,7 @@ from asyncpar.bench.measure import measure
 from asyncpar.bench.report import BenchEnvironment, BenchReport, Measurement
 from asyncpar.bench.settings import BenchSettings
 from asyncpar.bench.sizes import short_size
-from asyncpar.bench.table import choose_columns, format_end, format_header, format_row, format_title
+from asyncpar.bench.table import COLUMNS, choose_columns, format_end, format_header, format_row, format_title
 from asyncpar.core.observe.reporting import Reporter
 from asyncpar.node import Node
 
@@ -55,7 +55,7 @@ class Narrator:
     """Shows on rank 0 how a run goes; on other ranks nothing."""
 
     def __init__(self, assignment: BenchAssignment, *, is_first: bool, reporter: Reporter, show: Show) -> None:
-        self._columns = choose_columns(assignment.width)
+        self._columns = choose_columns(COLUMNS, assignment.width)
         self._shows_rows = is_first and assignment.shows_rows
         self._shows_progress = is_first and assignment.shows_progress
         self._reporter = reporter

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-import sys
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -93,12 +92,10 @@ def _show(directory: Path) -> int:
     if not rows:
         raise UsageError(f"{directory}: there are no certificates in it")
     cells = [("who", "job", "valid until", "", "file"), *(row.cells(now) for row in rows)]
-    if sys.stdout.isatty():
-        _show_table(cells)
-    else:
-        widths = [max(len(row[column]) for row in cells) for column in range(len(cells[0]))]
-        for row in cells:
-            click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    widths = [max(len(row[column]) for row in cells) for column in range(len(cells[0]))]
+    for row in cells:
+        line = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        click.secho(line, fg="red" if row[3] == "EXPIRED" else None)
     return 1 if any(row.expires <= now for row in rows) else 0
 
 
@@ -120,13 +117,3 @@ def _rows(home: Path) -> list[_CertificateRow]:
         who, job = ("nobody of ours", "?") if identity is None else (str(identity.role), identity.job)
         rows.append(_CertificateRow(who, job, certificate.not_valid_after_utc, path))
     return rows
-
-
-def _show_table(cells: list[tuple[str, str, str, str, str]]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(*cells[0])
-    for row in cells[1:]:
-        table.add_row(*row, style="red" if row[3] == "EXPIRED" else None)
-    Console().print(table)

@@ -16,6 +16,7 @@ import os
 import select
 from abc import ABC, abstractmethod
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.progress_bar import ProgressBar
 from rich.table import Table
@@ -89,6 +90,8 @@ class LineSplitter:
 
 _WIDEST_BAR = 30
 _NARROWEST_BAR = 5
+_LINE_PATIENCE = 0.2
+"""Seconds that text for stderr waits for the end of a line on stdout, where both go to one place."""
 
 
 def plain_line(record: ProgressRecord) -> str:
@@ -104,16 +107,19 @@ def plain_line(record: ProgressRecord) -> str:
 def drawn_line(record: ProgressRecord, *, width: int) -> str:
     """Return one line with a bar and colours, at most ``width`` cells wide, without a line end.
 
-    What does not fit is cut at the right; the bar shrinks first, then disappears.
+    The bar shrinks first, then disappears; then fields are left out, the last first.  The rest is cut at the right.
     """
-    fields = "  ".join(f"{name} {value}" for name, value in record.fields.items())
     share = _share(record)
     amount = _amount(record) + ("" if share is None else f"  {share:4.0%}")
-    room = width - len(record.description) - len(amount) - len(fields) - 6
+    texts = [f"{name} {value}" for name, value in record.fields.items()]
+    while texts and cell_len("  ".join([f"{record.description} {amount}", *texts])) > width:
+        texts.pop()
+    fields = "  ".join(texts)
+    room = width - cell_len(record.description) - len(amount) - cell_len(fields) - 6
     bar_width = min(_WIDEST_BAR, room)
     line = Table.grid(padding=(0, 1), expand=False)
     cells: list[Text | ProgressBar] = [Text(record.description, style="bold")]
-    if share is not None and bar_width >= _NARROWEST_BAR:
+    if share is not None and bar_width >= _NARROWEST_BAR and len(texts) == len(record.fields):
         cells.append(ProgressBar(total=1.0, completed=share, width=bar_width))
         cells.append(Text(f"{amount}  {fields}".rstrip()))
     else:
@@ -196,22 +202,41 @@ class Display(ABC):
 
 
 class PlainDisplay(Display):
-    """For a stderr that is no terminal: a line per second."""
+    """For a stderr that is no terminal: a line per second.
 
-    def __init__(self, stdout: OutputStream, stderr: OutputStream, *, every: float = 1.0) -> None:
+    When both streams go to one place (``is_stdout_shared``: ``2>&1``), text for stderr waits until the job's stdout has
+    ended its line, for a moment: a program may write a line in pieces.
+    """
+
+    def __init__(
+        self, stdout: OutputStream, stderr: OutputStream, *, is_stdout_shared: bool = False, every: float = 1.0
+    ) -> None:
         super().__init__(every=every)
         self._stdout = stdout
         self._stderr = stderr
+        self._is_stdout_shared = is_stdout_shared
+        self._line_has_ended = asyncio.Event()
+        self._line_has_ended.set()
 
     async def lines(self, text: bytes) -> None:
+        try:
+            async with asyncio.timeout(_LINE_PATIENCE):
+                await self._line_has_ended.wait()
+        except TimeoutError:
+            self._line_has_ended.set()  # a prompt, or a row of dots: wait no second time
         await self._stderr.write(text)
 
     async def raw(self, chunk: bytes) -> None:
+        ends_line = not chunk or chunk.endswith(b"\n")
+        if self._is_stdout_shared and not ends_line:
+            self._line_has_ended.clear()
         if chunk:
             await self._stdout.write(chunk)
+        if ends_line:
+            self._line_has_ended.set()
 
     async def show(self, prefix: str, record: ProgressRecord) -> None:
-        await self._stderr.write(f"{prefix}{plain_line(record)}\n".encode())
+        await self.lines(f"{prefix}{plain_line(record)}\n".encode())
 
 
 class TerminalDisplay(Display):
@@ -276,4 +301,11 @@ def make_display(stdout: OutputStream, stderr: OutputStream) -> Display:
     """Return the display that fits our own standard streams."""
     if os.isatty(2) and os.environ.get("TERM", "") != "dumb":
         return TerminalDisplay(stdout, stderr, descriptor=2, is_stdout_shared=os.isatty(1))
-    return PlainDisplay(stdout, stderr)
+    return PlainDisplay(stdout, stderr, is_stdout_shared=_is_one_place(1, 2))
+
+
+def _is_one_place(one: int, other: int) -> bool:
+    try:
+        return os.path.samestat(os.fstat(one), os.fstat(other))
+    except OSError:  # closed
+        return False

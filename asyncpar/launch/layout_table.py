@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import io
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+import textwrap
+from dataclasses import asdict
 from typing import Any
 
+from asyncpar.bench.table import Column, choose_columns, format_row, format_titles
 from asyncpar.core.config.schedule_type import schedule_record
 from asyncpar.estimate.job import Job
 from asyncpar.estimate.layout import Layout
@@ -14,44 +14,42 @@ from asyncpar.estimate.search import Findings, Search
 
 _GIGA = 1e9
 _MEGA = 1e6
+_BEST, _PLAIN = "\x1b[1;32m", "\x1b[0m"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LayoutColumn:
-    """``width`` is that of titles and usual figures; ``is_extra``: only where there is room for all."""
-
-    title: str
-    unit: str
-    width: int
-    show: Callable[[Job, Layout], str]
-    is_extra: bool = False
-
-
-COLUMNS = (
-    LayoutColumn(title="dp", unit="", width=4, show=lambda _, one: str(one.config.dp_size)),
-    LayoutColumn(title="tp", unit="", width=4, show=lambda _, one: str(one.config.tp_size)),
-    LayoutColumn(title="pp", unit="", width=4, show=lambda _, one: str(one.config.pp_size)),
-    LayoutColumn(title="ZeRO", unit="", width=5, show=lambda _, one: str(one.zero.number)),
-    LayoutColumn(title="schedule", unit="", width=12, show=lambda _, one: _schedule(one)),
-    LayoutColumn(title="memory", unit="GB", width=8, show=lambda _, one: _digits(one.memory.total / _GIGA)),
-    LayoutColumn(title="traffic", unit="GB", width=8, show=lambda _, one: _digits(one.traffic.total / _GIGA)),
-    LayoutColumn(title="bubble", unit="%", width=7, show=lambda _, one: f"{one.pipeline.bubble_fraction * 100:.1f}"),
-    LayoutColumn(title="step", unit="s", width=8, show=lambda _, one: _digits(one.step_seconds)),
-    LayoutColumn(title="micro-batches", unit="", width=15, show=lambda _, one: str(one.micro_batches), is_extra=True),
-    LayoutColumn(
-        title="tokens", unit="/s", width=10, show=lambda job, one: _digits(tokens_rate(job, one)), is_extra=True
-    ),
+Row = tuple[Job, Layout]
+COLUMNS: tuple[Column[Row], ...] = (
+    Column(title="dp", unit="", width=4, worth=10, show=lambda row: str(row[1].config.dp_size)),
+    Column(title="tp", unit="", width=4, worth=10, show=lambda row: str(row[1].config.tp_size)),
+    Column(title="pp", unit="", width=4, worth=10, show=lambda row: str(row[1].config.pp_size)),
+    Column(title="ZeRO", unit="", width=5, worth=7, show=lambda row: str(row[1].zero.number)),
+    Column(title="schedule", unit="", width=12, worth=5, show=lambda row: _schedule(row[1])),
+    Column(title="memory", unit="GB", width=8, worth=8, show=lambda row: _digits(row[1].memory.total / _GIGA)),
+    Column(title="traffic", unit="GB", width=8, worth=4, show=lambda row: _digits(row[1].traffic.total / _GIGA)),
+    Column(title="bubble", unit="%", width=7, worth=6, show=lambda row: f"{row[1].pipeline.bubble_fraction * 100:.1f}"),
+    Column(title="step", unit="s", width=8, worth=9, show=lambda row: _digits(row[1].step_seconds)),
+    Column(title="micro-batches", unit="", width=15, worth=2, show=lambda row: str(row[1].micro_batches)),
+    Column(title="tokens", unit="/s", width=10, worth=3, show=lambda row: _digits(tokens_rate(*row))),
 )
 
 
-def show_findings(job: Job, search: Search, findings: Findings, top: int, *, is_terminal: bool) -> str:
-    """Return the text to print: the question, the ``top`` best layouts, and why others were left out."""
+def show_findings(job: Job, search: Search, findings: Findings, top: int, *, width: int | None, colour: bool) -> str:
+    """Return the text to print: the question, the ``top`` best layouts, and why others were left out.
+
+    ``width`` is the number of characters in a line, None for any number.
+    """
     layouts = findings.layouts[:top]
-    lines = [*_title(job, search), ""]
-    end = ["", *_summary(findings, len(layouts))]
-    if not is_terminal:
-        return "\n".join([*lines, *_plain_rows(job, layouts), *end, ""])
-    return _drawn(lines, job, layouts, end)
+    columns = choose_columns(COLUMNS, width)
+    rows = [format_row((job, layout), columns) for layout in layouts]
+    if colour and rows:
+        rows[0] = f"{_BEST}{rows[0]}{_PLAIN}"
+    question = [line for text in _title(job, search) for line in _wrap(text, width)]
+    end = [line for text in _summary(findings, len(layouts)) for line in _wrap(text, width)]
+    return "\n".join([*question, "", *format_titles(columns), *rows, "", *end, ""])
+
+
+def _wrap(text: str, width: int | None) -> list[str]:
+    return [text] if width is None else textwrap.wrap(text, width)
 
 
 def document(job: Job, search: Search, findings: Findings, top: int) -> dict[str, Any]:
@@ -130,36 +128,6 @@ def _summary(findings: Findings, shown: int) -> list[str]:
 
 def _counted(count: int) -> str:
     return "1 layout" if count == 1 else f"{count} layouts"
-
-
-def _plain_rows(job: Job, layouts: Sequence[Layout]) -> list[str]:
-    titles = "".join(f"{column.title:>{column.width}}" for column in COLUMNS)
-    units = "".join(f"{column.unit:>{column.width}}" for column in COLUMNS)
-    rows = ["".join(f"{column.show(job, layout):>{column.width}}" for column in COLUMNS) for layout in layouts]
-    return [titles, units.rstrip(), *rows]
-
-
-def _drawn(lines: Sequence[str], job: Job, layouts: Sequence[Layout], end: Sequence[str]) -> str:
-    from rich.box import SIMPLE_HEAD
-    from rich.console import Console
-    from rich.table import Table
-
-    written = io.StringIO()
-    measure = Console()
-    console = Console(file=written, force_terminal=True, width=measure.width, no_color=measure.no_color)
-    everything = sum(column.width for column in COLUMNS)
-    columns = [column for column in COLUMNS if not column.is_extra or measure.width >= everything]
-    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
-    for column in columns:
-        table.add_column(f"{column.title}\n{column.unit or ' '}", justify="right", min_width=1)
-    for place, layout in enumerate(layouts):
-        table.add_row(*(column.show(job, layout) for column in columns), style=None if place else "bold green")
-    for line in lines:
-        console.print(line, style="dim" if line else None, highlight=False)
-    console.print(table)
-    for line in end:
-        console.print(line, highlight=False)
-    return written.getvalue()
 
 
 def _schedule(layout: Layout) -> str:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import shutil
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -85,7 +87,10 @@ def run_plan(given: dict[str, Any]) -> int:
     if given["prints_json"]:
         print_result("the layouts", json.dumps(document(job, search, findings, top), indent=2) + "\n")
     elif findings.layouts:
-        print_result("the layouts", show_findings(job, search, findings, top, is_terminal=sys.stdout.isatty()))
+        is_terminal = sys.stdout.isatty()
+        width = shutil.get_terminal_size().columns if is_terminal else None
+        colour = is_terminal and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+        print_result("the layouts", show_findings(job, search, findings, top, width=width, colour=colour))
     if findings.layouts:
         return 0
     click.echo(f"asyncpar plan: {_nothing_fits(job, search, findings)}", err=True)

@@ -13,7 +13,7 @@ from asyncpar.launch.host_placement import find_placement, make_log_directory
 from asyncpar.launch.job import LaunchJob, adopt_certificates, check_secret_options
 from asyncpar.launch.options import LaunchOptions
 from asyncpar.launch.protocol import JobOutcome
-from asyncpar.launch.rank_process import rank_command
+from asyncpar.launch.rank_process import check_settings, rank_command
 
 _LAST_WORD_PATIENCE = 1.0
 _OUTPUT_PATIENCE = 0.2
@@ -31,6 +31,7 @@ def run_launch(options: LaunchOptions, environment: Mapping[str, str]) -> int:
     """
     open_closed_streams()
     command = rank_command(options.kind, options.program, options.arguments)
+    check_settings(environment)
     options, certificates = adopt_certificates(options)
     placement = find_placement(options)
     if certificates is not None:

@@ -12,19 +12,19 @@ from tests.bench.samples import ROW, SURROUNDINGS
 
 
 def test_without_a_terminal_all_columns_are_there() -> None:
-    assert choose_columns(None) == COLUMNS
-    assert choose_columns(1000) == COLUMNS
+    assert choose_columns(COLUMNS, None) == COLUMNS
+    assert choose_columns(COLUMNS, 1000) == COLUMNS
 
 
 @pytest.mark.parametrize("width", [24, 30, 40, 60, 80, 100])
 def test_rows_fit_the_width(width: int) -> None:
-    columns = choose_columns(width)
+    columns = choose_columns(COLUMNS, width)
     lines = [*format_header("all_reduce", columns), format_row(ROW, columns)]
     assert max(map(len, lines)) <= width
 
 
 def test_the_least_interesting_columns_go_first() -> None:
-    titles = [[column.title for column in choose_columns(width)] for width in (1, 24, 40, 80)]
+    titles = [[column.title for column in choose_columns(COLUMNS, width)] for width in (1, 24, 40, 80)]
     assert titles[0] == titles[1] == ["size", "time"]
     assert titles[2] == ["size", "time", "busbw", "#wrong"]
     assert titles[3] == ["size", "time", "algbw", "busbw", "#wrong", "predicted", "algorithm"]

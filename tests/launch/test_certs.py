@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from asyncpar.launch import certs
 from asyncpar.launch.cli import main
 from asyncpar.net.security.issuing import CertificateOrder, issue_certificates
 
@@ -91,11 +90,14 @@ def test_a_directory_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     assert "it cannot be made: Permission denied" in result.stderr
 
 
-def test_on_a_terminal_there_is_a_table(capsys: pytest.CaptureFixture[str]) -> None:
-    certs._show_table([("who", "job", "valid until", "", "file"), ("rank 0", "demo", "2030-01-01", "EXPIRED", "x.crt")])  # noqa: SLF001  # the table is printed for a terminal only, and capsys is none
-    shown = capsys.readouterr().out
-    assert "rank 0" in shown
-    assert "EXPIRED" in shown
+def test_on_a_terminal_what_has_expired_is_red(tmp_path: Path) -> None:
+    order = CertificateOrder(job="demo", ranks_per_host=(1,), days=1)
+    issue_certificates(tmp_path / "old", order, now=datetime.now(UTC) - timedelta(days=2))
+    result = CliRunner().invoke(main, ["certs", "show", str(tmp_path / "old")], color=True)
+    title, *rows = result.output.splitlines()
+    assert "\x1b[31m" not in title
+    assert len(rows) == 3
+    assert all(row.startswith("\x1b[31m") and "EXPIRED" in row for row in rows)
 
 
 @pytest.mark.parametrize("command", ["init", "show"])

@@ -167,6 +167,16 @@ def test_places_that_cannot_be_used_are_mistakes(tmp_path: Path) -> None:
         assert "Traceback" not in result.stderr
 
 
+def test_a_wrong_setting_of_ranks_is_a_mistake_before_any_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "job.py").write_text("")
+    monkeypatch.setenv("ASYNCPAR_ARENA_BYTES", "16")
+    result = invoke(str(tmp_path / "job.py"))
+    assert result.exit_code == 2
+    assert result.stderr == "asyncpar launch: ASYNCPAR_ARENA_BYTES: expected 256K to 16G, or off, got 16 bytes\n"
+
+
 def test_an_open_secret_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "job.py").write_text("")
     secret = tmp_path / "secret"

@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from asyncpar.launch.display import OutputStream, PlainDisplay, TerminalDisplay
 from asyncpar.launch.failure import ProgressRecord
+from asyncpar.testing import run_virtual
 
 T = TypeVar("T")
 
@@ -59,6 +60,65 @@ async def test_nothing_reported_shows_nothing() -> None:
     stderr = Collected()
     await PlainDisplay(Collected(), stderr).finish()
     assert stderr.written == b""
+
+
+class Shared(Collected):
+    """Two streams that go to one place."""
+
+    def __init__(self, place: list[bytes]) -> None:
+        super().__init__()
+        self._place = place
+
+    async def write(self, chunk: bytes) -> None:
+        self._place.append(chunk)
+
+
+def shared_display(*, is_shared: bool = True) -> tuple[PlainDisplay, list[bytes]]:
+    place: list[bytes] = []
+    return PlainDisplay(Shared(place), Shared(place), is_stdout_shared=is_shared), place
+
+
+def test_a_line_of_the_job_that_comes_in_pieces_stays_one_where_both_streams_go_to_one_place() -> None:
+    async def scene(*, is_shared: bool) -> bytes:
+        display, place = shared_display(is_shared=is_shared)
+        await display.raw(b"a line ")
+        other = asyncio.ensure_future(display.lines(b"[h:1] hello\n"))
+        await asyncio.sleep(0.01)
+        await display.raw(b"in pieces\n")
+        await other
+        return b"".join(place)
+
+    assert run_virtual(scene(is_shared=True)) == b"a line in pieces\n[h:1] hello\n"
+    assert run_virtual(scene(is_shared=False)) == b"a line [h:1] hello\nin pieces\n"
+
+
+def test_what_does_not_end_its_line_holds_others_up_once_for_a_moment_only() -> None:
+    async def scene() -> tuple[bytes, float]:
+        display, place = shared_display()
+        await display.raw(b"name? ")
+        for _ in range(100):
+            await display.lines(b"x\n")
+        return b"".join(place), asyncio.get_running_loop().time()
+
+    begin = run_virtual(now())
+    text, end = run_virtual(scene())
+    assert text == b"name? " + b"x\n" * 100
+    assert end - begin < 0.3
+
+
+def test_what_has_ended_without_a_line_end_holds_nothing_up() -> None:
+    async def scene() -> float:
+        display, _ = shared_display()
+        await display.raw(b"the end")
+        await display.raw(b"")
+        await display.lines(b"x\n")
+        return asyncio.get_running_loop().time()
+
+    assert run_virtual(scene()) == run_virtual(now())
+
+
+async def now() -> float:
+    return asyncio.get_running_loop().time()
 
 
 async def test_the_bar_stays_below_what_is_printed() -> None:

@@ -46,3 +46,17 @@ def test_the_line_fits_any_width(width: int) -> None:
         line = drawn_line(record, width=width)
         assert "\n" not in line
         assert cell_len(visible(line)) <= width
+
+
+@pytest.mark.parametrize(
+    ("width", "line"),
+    [
+        (39, "train 12/300    4%  loss 2.31"),
+        (29, "train 12/300    4%  loss 2.31"),
+        (28, "train 12/300    4%"),
+        (40, "train 12/300    4%  loss 2.31"),
+        (46, "train 12/300    4%  loss 2.31  speed 1.2 MB/s"),
+    ],
+)
+def test_a_field_is_shown_whole_or_not_at_all(width: int, line: str) -> None:
+    assert visible(drawn_line(RECORD, width=width)) == line

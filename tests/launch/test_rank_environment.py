@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from asyncpar.core.config.environment import LaunchEnvironment
-from asyncpar.launch.rank_process import rank_environment
+from asyncpar.errors import UsageError
+from asyncpar.launch.rank_process import check_settings, rank_environment
 
 PLACE = LaunchEnvironment(
     rank=0,
@@ -50,3 +53,19 @@ def test_nothing_of_an_outer_launch_shines_through() -> None:
 
 def test_the_pin_of_algorithms_reaches_the_ranks() -> None:
     assert rank_environment({"ASYNCPAR_ALGORITHM": "seed"}, PLACE)["ASYNCPAR_ALGORITHM"] == "seed"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("ASYNCPAR_ARENA_BYTES", "16"),
+        ("ASYNCPAR_ARENA_WAIT", "sleep"),
+        ("ASYNCPAR_CHECKSUMS", "maybe"),
+        ("ASYNCPAR_CONNECTIONS", "17"),
+        ("ASYNCPAR_LINK_TIMEOUT", "1"),
+    ],
+)
+def test_a_setting_that_every_rank_would_refuse_is_refused_before_ranks_start(name: str, value: str) -> None:
+    check_settings({name: ""})
+    with pytest.raises(UsageError, match=f"^{name}: expected "):
+        check_settings({name: value})

@@ -25,6 +25,7 @@ from asyncpar.bootstrap import (
     arena_settings,
     describe_settings,
     open_agent_line,
+    read_pin,
     serve_links,
 )
 from asyncpar.core.concurrency.worker import call_in_daemon_thread
@@ -171,7 +172,7 @@ class _RendezvousRank:
             connector=connector,
             join=connector.join,
             server=server,
-            pin=environment.get(PIN),
+            pin=read_pin(environment),
             lane=transport,
             secret=credentials.secret,
             arena=arena,

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from asyncpar.bench import report as bench_report
-from asyncpar.bench.table import choose_columns, format_end, format_header, format_row, format_title
+from asyncpar.bench.table import COLUMNS, choose_columns, format_end, format_header, format_row, format_title
 from asyncpar.collectives import statistics as collective_statistics
 from asyncpar.gradsync import statistics as gradient_statistics
 from asyncpar.hybrid import analysis as hybrid_analysis
@@ -137,7 +137,7 @@ def test_any_measurements_are_shown_in_a_table() -> None:
     for name, filler in fillers(bench_report.BenchReport).items():
         report = filler.of(bench_report.BenchReport)
         for width in (None, *WIDTHS):
-            columns = choose_columns(width)
+            columns = choose_columns(COLUMNS, width)
             lines = [
                 *format_title(report.surroundings),
                 *format_header("all_reduce", columns),
