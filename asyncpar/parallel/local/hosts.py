@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-import asyncio
-import hashlib
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from asyncpar.agreement.exchanges import OwedCollective, digest_of
+from asyncpar.collectives.call import cancel_reason
 from asyncpar.collectives.communicator import Communicator
-from asyncpar.errors import AsyncparError, PeerCancelled, UsageError
+from asyncpar.errors import UsageError
 from asyncpar.gradsync.plan import HasGradient, HasParameters
 from asyncpar.gradsync.statistics import StepOutcome
 from asyncpar.parallel.local.rounds import Synchronizer
 
 HEADER_BYTES = 8
 """Means travel behind a status; this much keeps float64 aligned."""
-
-DIGEST_BYTES = 8
 
 _FINE = 0
 _SKIPPED = 1
@@ -52,15 +49,21 @@ class HostSynchronizer:
         all of a host whose ranks differ in their gradients, and leaves gradients as they were.
         """
         gradients = list(model_shards.parameters())
-        has_broadcast = False
-        try:
-            packed = await self._reduce(gradients)
-            has_broadcast = True
-            await self._host.broadcast(packed, key=self._name)
-        except BaseException:
-            await self._give_up(gradients, has_broadcast=has_broadcast)
-            raise
-        await self._agree(_digest(gradients))
+        packed: NDArray[np.uint8] | None = None
+        means = OwedCollective(
+            lambda: self._host.broadcast(_pack(gradients, status=_FINE) if packed is None else packed, key=self._name)
+        )
+        digests = OwedCollective(lambda: self._host.all_gather(_digest(gradients), key=f"{self._name}/digest"))
+        with cancel_reason() as why:
+            try:
+                packed = await self._reduce(gradients)
+                await means.run()
+                self._check(await digests.run())
+            except BaseException as error:
+                why.take(error)
+                means.close()
+                digests.close()
+                raise
         outcome = StepOutcome(is_skipped=packed[0] == _SKIPPED)
         if not outcome.is_skipped:
             _unpack(packed, gradients)
@@ -87,29 +90,12 @@ class HostSynchronizer:
         outcome = await self._between.synchronize_gradients(_HostCopies(copies))
         return _pack(copies, status=_SKIPPED if outcome.is_skipped else _FINE)
 
-    async def _agree(self, digest: NDArray[np.uint8]) -> None:
-        """Raise ``PeerCancelled`` unless all ranks of the host hold the means, so that all take them or none does."""
-        digests = await self._host.all_gather(digest, key=f"{self._name}/digest")
+    def _check(self, digests: NDArray[np.uint8]) -> None:
+        """All ranks of the host hold the means.  Raises ``UsageError`` unless they have the same gradients, too."""
         for rank, other in zip(self._host.ranks, digests, strict=True):
-            if not other.any():
-                raise PeerCancelled(f"rank {rank} gave up {self._name} on this host", rank=rank)
             if (other != digests[0]).any():
                 first = self._host.ranks[0]
                 raise UsageError(f"{self._name}: rank {rank} has other gradients, or other settings, than rank {first}")
-
-    async def _give_up(self, gradients: list[HasGradient], *, has_broadcast: bool) -> None:
-        """Abort, on all ranks of this host, the collectives that this rank has not begun.  Does not wait.
-
-        What has not begun is begun and cancelled, which aborts it everywhere; so the uses of a key agree between ranks.
-        Should that be over before it is aborted, a digest of zeros says the same.
-        """
-        if not has_broadcast:
-            with suppress(TimeoutError, AsyncparError):
-                async with asyncio.timeout(0):
-                    await self._host.broadcast(_pack(gradients, status=_FINE), key=self._name)
-        with suppress(TimeoutError, AsyncparError):
-            async with asyncio.timeout(0):
-                await self._agree(np.zeros_like(_digest(())))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,8 +129,6 @@ def _unpack(packed: NDArray[np.uint8], gradients: Sequence[HasGradient]) -> None
 
 
 def _digest(gradients: Sequence[HasGradient]) -> NDArray[np.uint8]:
-    """Return eight bytes, not all of them zero, that differ when names, shapes or dtypes do."""
-    lines = (f"{gradient.name} {gradient.grad.dtype}{gradient.grad.shape}" for gradient in gradients)
-    digest = np.frombuffer(hashlib.sha256("\n".join(lines).encode()).digest()[:DIGEST_BYTES], np.uint8).copy()
-    digest[0] |= 1
-    return digest
+    """Return eight bytes that differ when names, shapes or dtypes do."""
+    lines = [f"{gradient.name} {gradient.grad.dtype}{gradient.grad.shape}" for gradient in gradients]
+    return np.frombuffer(digest_of(lines), np.uint8)

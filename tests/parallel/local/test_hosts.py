@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
-from asyncpar.errors import NonFiniteValue, PeerError, UsageError
+from asyncpar.errors import NonFiniteValue, PeerCancelled, PeerError, UsageError
 from asyncpar.gradsync import GradientSynchronizer, HostGroups
+from asyncpar.gradsync.plan import HasParameters
+from asyncpar.gradsync.statistics import StepOutcome
 from asyncpar.node import Node
 from asyncpar.parallel.local import DiLoCo, HostSynchronizer, LocalSGD
 from asyncpar.testing.world import local_world
@@ -147,3 +152,57 @@ async def test_one_rank_per_host_is_training_between_ranks() -> None:
 
     async with local_world(2, hosts=("a", "b")) as nodes:
         assert await on_all(nodes, main) == await on_all(nodes, plain)
+
+
+class Between:
+    """A synchronizer between hosts that fails with ``error``, as often as it is told to."""
+
+    def __init__(self, error: BaseException) -> None:
+        self.error: BaseException | None = error
+
+    async def synchronize_gradients(self, model_shards: HasParameters) -> StepOutcome:
+        await asyncio.sleep(0)
+        if self.error is not None:
+            raise self.error
+        return StepOutcome()
+
+    def state(self) -> dict[str, Any]:
+        return {}
+
+    def restore(self, state: Mapping[str, Any]) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [(OSError("the disk is full"), "OSError: the disk is full"), (asyncio.CancelledError(), "CancelledError, before")],
+)
+@pytest.mark.parametrize("transport", ["inproc", "shm"])
+async def test_a_first_rank_that_fails_tells_its_host_why_and_the_next_round_works(
+    transport: Any, error: BaseException, told: str
+) -> None:
+    async def main(node: Node) -> list[str]:
+        replica, between = Replica(node.rank), Between(error) if node.rank == 0 else None
+        synchronizer = HostSynchronizer(node.world, between)
+        shards: Any = SimpleNamespace(parameters=lambda: replica.parameters)
+        causes = []
+        for _ in range(20):
+            replica.compute()
+            try:
+                await synchronizer.synchronize_gradients(shards)
+            except PeerCancelled as failure:
+                causes.append(f"rank {failure.rank}: {failure.cause}")
+            except type(error):
+                causes.append("its own")
+        if between is not None:
+            between.error = None
+        replica.compute()
+        await synchronizer.synchronize_gradients(shards)
+        digests = await node.world.all_gather(np.frombuffer(replica.parameters[0].grad.tobytes(), np.uint8))
+        assert (digests == digests[0]).all()
+        return causes
+
+    async with local_world(3, transport=transport) as nodes, asyncio.timeout(20):
+        own, *others = await on_all(nodes, main)
+    assert own == ["its own"] * 20
+    assert all(cause.startswith(f"rank 0: {told}") for causes in others for cause in causes), others
+    assert [len(causes) for causes in others] == [20, 20]
