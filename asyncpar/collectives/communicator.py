@@ -24,6 +24,7 @@ from asyncpar.collectives.policy import Policy, parse_pin
 from asyncpar.collectives.shared_memory.group import ArenaHost
 from asyncpar.collectives.statistics import Traffic
 from asyncpar.collectives.table import CLOSED, OperationTable
+from asyncpar.core.config.checks import DefaultFloat
 from asyncpar.core.config.transport import INPROC_COSTS, LaneCosts
 from asyncpar.errors import PeerCancelled, UsageError
 from asyncpar.net.transport.lane_kinds import TCP, lane_kind
@@ -32,7 +33,7 @@ from asyncpar.net.wire.payload import UnwrittenPayload
 
 T = TypeVar("T")
 
-DEFAULT_TIMEOUT = 300.0
+DEFAULT_TIMEOUT = DefaultFloat(300.0)
 """Seconds that an operation may go without progress."""
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -12,7 +13,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from asyncpar.collectives.communicator import DEFAULT_TIMEOUT, Communicator
+from asyncpar.collectives.communicator import Communicator
+from asyncpar.core.config.checks import is_default
 from asyncpar.core.config.parallel import ThreeDParallelismConfig
 from asyncpar.errors import NonFiniteValue, UsageError
 from asyncpar.hybrid import checkpointing
@@ -29,6 +31,8 @@ from asyncpar.nn.parameter import Array, Parameter
 from asyncpar.tensors.process_groups import ProcessGroups
 from asyncpar.zero.errors import StepTorn
 from asyncpar.zero.share import StatePiece
+
+_log = logging.getLogger(__name__)
 
 
 class ThreeDParallelismCoordinator:
@@ -361,6 +365,8 @@ class ThreeDParallelismCoordinator:
                 f"gradients: expected a finite global norm at step {self.steps}, got another; parameters are "
                 f"unchanged; {verdict.why}"
             )
+        if not verdict.is_finite:
+            _log.info("step %d is skipped: %s", self.steps - 1, verdict.why)
         seconds = asyncio.get_running_loop().time() - began
         self.monitor.record(self._runner.measure(self.steps - 1, seconds, verdict.tokens))
         pipeline = self._runner.pipeline
@@ -372,6 +378,7 @@ class ThreeDParallelismCoordinator:
             is_skipped=not verdict.is_finite,
             seconds=seconds,
             pipeline=pipeline,
+            why=verdict.why,
         )
 
     def _state(self) -> checkpointing.TrainingState:
@@ -386,7 +393,5 @@ class ThreeDParallelismCoordinator:
 
 def _choose_timeout(parallelism: ThreeDParallelismConfig, world: Communicator) -> float | None:
     """Return the timeout of the groups: the one that the user has set, the configuration's before the world's."""
-    is_set = parallelism.communication_timeout_ms != ThreeDParallelismConfig().communication_timeout_ms
-    if not is_set and world.timeout != DEFAULT_TIMEOUT:
-        return world.timeout
-    return parallelism.communication_timeout_ms / 1000
+    milliseconds = parallelism.communication_timeout_ms
+    return milliseconds / 1000 if not is_default(milliseconds) or is_default(world.timeout) else world.timeout

@@ -54,7 +54,7 @@ class StepResult:
     """The result of a step; the same on all ranks but for ``pipeline`` and ``seconds``.
 
     ``loss`` is the mean over the ``tokens`` that count, of all replicas; ``gradient_norm`` the global norm before
-    clipping, not finite in a step that ``is_skipped``.
+    clipping, not finite in a step that ``is_skipped``; then ``why`` names the ranks on which it began, and in what.
     """
 
     loss: float
@@ -63,6 +63,7 @@ class StepResult:
     is_skipped: bool
     seconds: float
     pipeline: PipelineResult
+    why: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +74,7 @@ class StepVerdict:
     tokens: int
     gradient_norm: float
     why: str = ""
-    """Where what is not finite came from, if that was looked for."""
+    """Where what is not finite came from; empty if all is."""
 
     @property
     def is_finite(self) -> bool:
@@ -196,7 +197,7 @@ class StepRunner:
         verdict = StepVerdict(
             loss=math.fsum(rows[:, 0]) / tokens, tokens=tokens, gradient_norm=math.sqrt(self._squared_norm(rows[:, 1]))
         )
-        if verdict.is_finite or self.skips:
+        if verdict.is_finite:
             return verdict
         return replace(verdict, why=await self._find_origins())
 

@@ -123,7 +123,7 @@ class HybridSession(Session):
         if last is None:
             return {}
         figures = {"norm": f"{last.gradient_norm:.3g}", "wait": f"{1e3 * last.pipeline.seconds_waiting:.0f} ms"}
-        return {**figures, "skipped": "yes"} if last.is_skipped else figures
+        return {**figures, "skipped": last.why} if last.is_skipped else figures
 
     async def report(self, *, width: int) -> str:
         return await self._trainer.report(width=width)

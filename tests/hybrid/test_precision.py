@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
@@ -64,8 +65,10 @@ async def test_what_is_not_finite_on_one_rank_is_an_error_on_all_and_changes_not
 @pytest.mark.parametrize("stage", ZeROStage)
 @pytest.mark.parametrize("layout", FEW)
 async def test_an_overflow_on_one_rank_makes_all_skip_the_step_and_halve_the_scale(
-    layout: tuple[int, int, int], stage: ZeROStage
+    layout: tuple[int, int, int], stage: ZeROStage, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level(logging.INFO, "asyncpar.hybrid")
+    culprit = math.prod(layout) - 1
     fault = Fault(what=spoil(np.inf))
     config = make_config(
         *layout,
@@ -75,21 +78,21 @@ async def test_an_overflow_on_one_rank_makes_all_skip_the_step_and_halve_the_sca
         precision=Precision.FLOAT16,
         loss_scaling=SCALING,
     )
-    async with running(
-        SINGLE, config, faulty_on(math.prod(layout) - 1, fault, TransformerModel(config=SINGLE))
-    ) as ranks:
+    async with running(SINGLE, config, faulty_on(culprit, fault, TransformerModel(config=SINGLE))) as ranks:
         await ranks.take_step()
         before = ranks.values()
         fault.at = Moment.LOSS
         results = await outcomes_of(ranks.start())
         assert all(result.is_skipped for result in results), results
+        assert {result.why for result in results} == {f"rank {culprit} has NaN or infinity in the gradient of the loss"}
+        assert f"step 1 is skipped: rank {culprit} has NaN" in caplog.text
         assert {one.loss_scale for one in ranks.all} == {32.0}
         assert {one.steps for one in ranks.all} == {2}
         for key, values in ranks.values().items():
             np.testing.assert_array_equal(values, before[key])
         fault.at = None
         for result in await outcomes_of(ranks.start()):
-            assert not result.is_skipped
+            assert (result.is_skipped, result.why) == (False, "")
         assert {one.loss_scale for one in ranks.all} == {32.0}
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import pickle
 import threading
 import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -45,16 +47,27 @@ async def test_a_rank_that_does_not_come_is_named_in_time(layout: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("of_world", "milliseconds", "seconds"),
-    [(300.0, 30_000, 30.0), (7.0, 30_000, 7.0), (None, 30_000, None), (7.0, 400, 0.4), (300.0, 400, 0.4)],
+    ("of_world", "of_config", "seconds"),
+    [
+        ({}, {}, 30.0),
+        ({"timeout": 7.0}, {}, 7.0),
+        ({"timeout": 300.0}, {}, 300.0),
+        ({"timeout": None}, {}, None),
+        ({}, {"communication_timeout_ms": 400}, 0.4),
+        ({"timeout": 7.0}, {"communication_timeout_ms": 400}, 0.4),
+        ({"timeout": 7.0}, {"communication_timeout_ms": 30_000}, 30.0),
+        ({"timeout": None}, {"communication_timeout_ms": 30_000}, 30.0),
+        ({"timeout": 300.0}, {"communication_timeout_ms": 30_000}, 30.0),
+    ],
 )
-async def test_of_two_timeouts_the_one_that_was_set_is_used(
-    of_world: float | None, milliseconds: int, seconds: float | None
+async def test_of_two_timeouts_the_one_that_was_set_is_used_even_if_it_equals_the_default(
+    of_world: dict[str, float | None], of_config: dict[str, int], seconds: float | None
 ) -> None:
-    config = make_config(1, 1, 2, communication_timeout_ms=milliseconds)
+    config = make_config(1, 1, 2, **of_config)
+    config = replace(config, parallelism=pickle.loads(pickle.dumps(replace(config.parallelism))))
     async with local_world(2) as nodes:
         for node in nodes:
-            node.world.timeout = of_world
+            node.world.timeout = of_world.get("timeout", node.world.timeout)
         made = [
             ThreeDParallelismCoordinator.create(config, TransformerModel(config=TINY), node.world) for node in nodes
         ]

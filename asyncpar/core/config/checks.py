@@ -1,4 +1,4 @@
-"""Checks of single settings.  Pure."""
+"""Checks of single settings, and defaults that differ from equal values which a user has set.  Pure."""
 
 from __future__ import annotations
 
@@ -9,6 +9,19 @@ from typing import TypeVar
 from asyncpar.errors import UsageError
 
 Choice = TypeVar("Choice", bound=StrEnum)
+
+
+class DefaultInt(int):
+    """A default: equal to a number that a user sets, but not one that was set.  Copies and pickles keep that."""
+
+
+class DefaultFloat(float):
+    """See ``DefaultInt``."""
+
+
+def is_default(value: object) -> bool:
+    """Was ``value`` left at its default, which is a ``DefaultInt`` or ``DefaultFloat``?"""
+    return isinstance(value, DefaultInt | DefaultFloat)
 
 
 def check_count(name: str, value: object, *, least: int = 1) -> int:

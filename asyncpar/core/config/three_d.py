@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from types import MappingProxyType
 
-from asyncpar.core.config.checks import check_choice, check_count, check_positive
+from asyncpar.core.config.checks import DefaultInt, check_choice, check_count, check_positive
 from asyncpar.core.config.rank_order import RankOrder
 from asyncpar.core.config.schedule_type import PipelineScheduleType, check_schedule_name, schedule_record
 from asyncpar.core.config.slicing import split_layers
@@ -40,8 +40,8 @@ class ThreeDParallelismConfig:
     pieces that each stage holds in an interleaved schedule.  ``micro_batch_size`` is the number of sequences in each
     micro-batch, which training then insists upon; with 1, the default, it takes what it is given.
     ``max_memory_per_device`` is in GB.  An operation in the groups of a ``ThreeDParallelismCoordinator`` in which a
-    rank does nothing for ``communication_timeout_ms`` ends with ``PeerTimeout``.  If that is left at its default,
-    and the ``timeout`` of the world that the coordinator is made in is not, the world's is used.
+    rank does nothing for ``communication_timeout_ms`` ends with ``PeerTimeout``.  If that is not given, and the
+    ``timeout`` of the world that the coordinator is made in was set, the world's is used.
     """
 
     dp_size: int = 1
@@ -55,7 +55,7 @@ class ThreeDParallelismConfig:
     enable_mixed_precision: bool = False
     pipeline_schedule: PipelineScheduleType | str = PipelineScheduleType.INTERLEAVED_ONE_F1B
     max_memory_per_device: float = 8.0
-    communication_timeout_ms: int = 30_000
+    communication_timeout_ms: int = DefaultInt(30_000)
     num_model_chunks: int = 1
     order: str = DEFAULT_ORDER
     layers_per_stage: tuple[int, ...] | None = None

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import pickle
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from asyncpar.core.config.checks import is_default
 from asyncpar.core.config.parallel import (
     CommunicationStrategy,
     MemoryOptimizationStrategy,
@@ -245,3 +249,14 @@ def test_groups_are_those_of_other_frameworks(golden: dict[str, Any]) -> None:
 def test_an_unknown_axis_has_no_groups() -> None:
     with pytest.raises(UsageError, match="axis: expected one of pp, tp, dp, got 'ep'"):
         CUBE.rank_order().groups("ep")
+
+
+def test_a_timeout_that_was_given_differs_from_the_default_that_it_equals() -> None:
+    left = ThreeDParallelismConfig()
+    given = ThreeDParallelismConfig(communication_timeout_ms=30_000)
+    assert left == given
+    assert repr(left) == repr(given)
+    for config, expected in ((left, True), (given, False)):
+        for same in (config, replace(config), copy.deepcopy(config), pickle.loads(pickle.dumps(config))):
+            assert is_default(same.communication_timeout_ms) is expected
+        assert is_default(asdict(config)["communication_timeout_ms"]) is expected
