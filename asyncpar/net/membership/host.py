@@ -1,10 +1,11 @@
-"""The identity of this host: its name, its unique id, and the address that others see."""
+"""The identity of this host and of this process: names, unique ids, the address that others see."""
 
 from __future__ import annotations
 
 import hashlib
 import os
 import socket
+from dataclasses import dataclass
 from pathlib import Path
 
 
@@ -40,3 +41,66 @@ def route_to(address: str, port: int) -> str:
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         probe.connect((address, port))
         return str(probe.getsockname()[0])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessMark:
+    """What tells a process from all others, those that get its number later included, to processes of one ``place``.
+
+    ``place`` is a PID namespace of a running kernel; ``started`` the time of the start in clock ticks.
+    """
+
+    place: str
+    pid: int
+    started: int
+
+    @property
+    def has_ended(self) -> bool:
+        """Has the process ended?  Ask in its place."""
+        return self._state() in _ENDED
+
+    @property
+    def is_stopped(self) -> bool:
+        """Has the process been stopped (SIGSTOP, a debugger)?  Ask in its place."""
+        return self._state() in _STOPPED
+
+    def _state(self) -> str:
+        try:
+            os.kill(self.pid, 0)
+        except ProcessLookupError:
+            return _GONE
+        except PermissionError:
+            return _UNKNOWN
+        seen = _stat(str(self.pid))
+        if seen is None:
+            return _UNKNOWN
+        state, started = seen
+        return state if started == self.started else _GONE
+
+
+_GONE = "X"
+_UNKNOWN = ""
+_ENDED = (_GONE, "Z")
+_STOPPED = ("T", "t")
+_STARTED_AT = 19
+
+
+def process_mark() -> ProcessMark | None:
+    """Return the mark of this process; None where ``/proc`` does not show it (not Linux, or of another namespace)."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        place = f"{boot[:8]}-{os.stat('/proc/self/ns/pid').st_ino}"
+        is_ours = os.readlink("/proc/self") == str(os.getpid())
+    except OSError:
+        return None
+    seen = _stat("self")
+    return ProcessMark(place=place, pid=os.getpid(), started=seen[1]) if is_ours and seen is not None else None
+
+
+def _stat(process: str) -> tuple[str, int] | None:
+    """Return state and start of a process; None if it is not shown."""
+    try:
+        fields = Path("/proc", process, "stat").read_text(errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return None
+    return fields[0], int(fields[_STARTED_AT])

@@ -58,6 +58,9 @@ _STORE_MARGIN = 10.0
 _TELL_SECONDS = 2.0
 """Seconds that a failed rank tries to tell the others."""
 
+_END_LOOKS, _END_PAUSE = 10, 0.02
+"""How often, and at what intervals in seconds, a rank whose store fails looks whether another one has ended."""
+
 _lines: weakref.WeakSet[AgentLine] = weakref.WeakSet()
 """The lines to the agent of this process; one at a time can be open."""
 
@@ -187,6 +190,9 @@ class _RendezvousRank:
             return await call_in_daemon_thread(step, _STORE_THREAD)
         except RuntimeError as error:
             self.rendezvous.is_over = True
+            lost = await _end_behind(self.rendezvous)
+            if lost is not None:
+                raise lost from error
             raise LaunchError(
                 f"rank {self.rank}: the store that the {self.size} ranks meet through failed: {error} "
                 '(if rank 0 held it and gave up waiting, init_method="asyncpar://" tells for whom)'
@@ -207,6 +213,16 @@ class _RendezvousRank:
             terms=terms,
             job_rank=None if launched is None else launched.rank,
         )
+
+
+async def _end_behind(rendezvous: StoreRendezvous) -> PeerLost | None:
+    """Return the error for the rank that held the store, if its process is seen to end: shortly after its sockets."""
+    for _ in range(_END_LOOKS):
+        lost = rendezvous.find_ended()
+        if lost is not None:
+            return lost
+        await asyncio.sleep(_END_PAUSE)
+    return None
 
 
 def _open_line(stack: AsyncExitStack, launched: LaunchEnvironment | None, rank: int, size: int) -> AgentLine | None:

@@ -157,6 +157,12 @@ def failed(rank: int, error: BaseException) -> RendezvousFailure:
     return RendezvousFailure(kind=RendezvousFailureKind.FAILED, message=f"rank {rank} gave up: {reason}", ranks=(rank,))
 
 
+def ended(rank: int) -> RendezvousFailure:
+    """Return that the process of ``rank`` has ended."""
+    message = f"the process of rank {rank} ended before the world was complete"
+    return RendezvousFailure(kind=RendezvousFailureKind.FAILED, message=message, ranks=(rank,))
+
+
 def came_twice(rank: int, places: Sequence[str]) -> RendezvousFailure:
     """Return that ``rank`` is there at each of ``places``."""
     message = f"rank: {rank} came twice, as {', and as '.join(places)}; each rank needs a number of its own"

@@ -5,6 +5,7 @@ Then each rank, which now knows whether all are on one host, starts its servers 
 writes the result: all addresses.  Any rank may write a failure as the result at any time: when the time is up, or when
 the rank itself has failed.  The result is written once, so all ranks read the same one; ranks that wait poll for it.
 Rank 0, whose process often holds the store, leaves last: it waits a moment until the others have read the result.
+A rank whose process ends before that is seen by those of its host, who write the failure (see ``neighbours``).
 
 A store outlives a rendezvous (the agent of torchrun keeps one for all worlds of its ranks, also when it restarts them),
 so they are numbered, and a rank enters the first one in which it has not been.  If that one has ended without it, the
@@ -32,7 +33,8 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TypeVar
 
-from asyncpar.errors import AsyncparError, UsageError
+from asyncpar.errors import AsyncparError, PeerLost, UsageError
+from asyncpar.net.membership.host import process_mark
 from asyncpar.net.transport.rpc import is_loopback, split_address
 from asyncpar.torch.rendezvous.messages import (
     Participants,
@@ -46,11 +48,13 @@ from asyncpar.torch.rendezvous.messages import (
     absent,
     came_twice,
     encode,
+    ended,
     error_of,
     failed,
     find_disagreement,
     find_unreachable,
 )
+from asyncpar.torch.rendezvous.neighbours import Neighbour, Neighbours
 from asyncpar.torch.rendezvous.store import LastRendezvous, RendezvousStore, Store
 
 T = TypeVar("T")
@@ -100,6 +104,7 @@ class StoreRendezvous:
         self._is_stopped = threading.Event()
         self._process = ""
         self._hellos: dict[int, RankHello] = {}
+        self._neighbours = Neighbours(self._keys, None)
 
     def stop(self) -> None:
         """Make a call that waits in another thread raise ``RendezvousStopped``."""
@@ -120,6 +125,9 @@ class StoreRendezvous:
                 self._end_claimed(there)
             elif not self._is_old(self._keys.read_end()):
                 last.write(number)
+                mark = process_mark()
+                own = None if mark is None else Neighbour(rank=self._rank, process=mark, attempt=self._attempt)
+                self._neighbours = Neighbours(self._keys, own)
                 self.is_over = False
                 return
 
@@ -169,12 +177,24 @@ class StoreRendezvous:
             else:
                 self._pause(min(pause, left))
                 self._answer_duplicate()
+                self._watch_neighbours()
             pause = min(2 * pause, self._longest_pause)
         return found
 
     def _pause(self, seconds: float) -> None:
         if self._is_stopped.wait(seconds):
             raise RendezvousStopped
+
+    def _watch_neighbours(self) -> None:
+        gone = self._neighbours.look()
+        if gone is not None:
+            self._refuse(ended(gone))
+
+    def find_ended(self) -> PeerLost | None:
+        """Return the error for a rank that is known to have ended, None if there is none.  Asks no store."""
+        gone = self._neighbours.find_ended()
+        error = None if gone is None else self._error(ended(gone))
+        return error if isinstance(error, PeerLost) else None
 
     def _lateness(self, needed: str, deed: str) -> RendezvousFailure:
         ranks = range(self._size)
@@ -291,7 +311,7 @@ class StoreRendezvous:
     def _wait_for_others(self) -> None:
         """Wait a moment until all ranks have read the result: the store may go away with this process."""
         give_up = time.monotonic() + _LEAVE_SECONDS
-        came = self._keys.find("hello", range(self._size))
+        came = set(self._keys.find("hello", range(self._size))) - {self._neighbours.find_ended()}
         pause = _FIRST_PAUSE
         while not self._keys.have_all("left", came) and time.monotonic() < give_up:
             if self._is_stopped.wait(pause):

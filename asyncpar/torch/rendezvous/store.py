@@ -62,6 +62,20 @@ class RendezvousStore:
         """Have all ``ranks`` written ``what``?"""
         return bool(self._store.check([self._key(what, rank) for rank in ranks]))
 
+    def append(self, what: str, text: str) -> None:
+        """Write ``text`` behind what others have appended to ``what``."""
+        self._store.set(self._key(what, self._store.add(self._key(what, "count"), 1)), text)
+
+    def appended(self, what: str, known: int, kind: type[T]) -> list[T]:
+        """Return the messages of ``kind`` that were appended to ``what`` behind the first ``known``."""
+        found = []
+        for number in range(known + 1, self._store.add(self._key(what, "count"), 0) + 1):
+            content = self._read(self._key(what, number))
+            if content is None:  # it is just being written
+                break
+            found.append(decode(content, kind))
+        return found
+
     def read_participants(self) -> Participants | None:
         """Return the participants, None if rank 0 has not written them."""
         content = self._read(self._key("participants"))

@@ -1,0 +1,71 @@
+"""Ranks of a rendezvous whose processes this one can see: it notices at once if one of them ends.
+
+A rank that dies before the world is complete has no connection to the others yet, only to the store, which tells
+nobody.  But processes of one PID namespace see each other end.  So each rank announces its process in the store, under
+its place, and those who wait look at the processes of theirs.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+
+import msgspec
+
+from asyncpar.net.membership.host import ProcessMark
+from asyncpar.torch.rendezvous.store import RendezvousStore
+
+_log = logging.getLogger(__name__)
+
+LOOK_SECONDS = 0.25
+"""Seconds between two looks at the neighbours."""
+
+
+class Neighbour(msgspec.Struct, frozen=True):
+    """A rank and its process; ``attempt`` is how often the rank had been restarted."""
+
+    rank: int
+    process: ProcessMark
+    attempt: int
+
+
+class Neighbours:
+    """The ranks of the rendezvous ``keys`` that run in the place of ``own``; None: this process sees no other."""
+
+    def __init__(self, keys: RendezvousStore, own: Neighbour | None) -> None:
+        self._keys = keys
+        self._own = own
+        self._known: list[Neighbour] = []
+        self._stopped: set[int] = set()
+        self._looks_at = 0.0
+        if own is not None:
+            keys.append(own.process.place, msgspec.json.encode(own).decode())
+
+    def look(self) -> int | None:
+        """Return a rank whose process has ended, None if there is none or it is not time to look yet.
+
+        Says once in the log which ranks are stopped.
+        """
+        if self._own is None or time.monotonic() < self._looks_at:
+            return None
+        self._known += self._keys.appended(self._own.process.place, len(self._known), Neighbour)
+        self._looks_at = time.monotonic() + LOOK_SECONDS
+        for one in self._known:
+            if one.process.is_stopped and one.rank not in self._stopped:
+                self._stopped.add(one.rank)
+                _log.warning("rank %d waits for rank %d, which is stopped (%s)", self._own.rank, one.rank, _name(one))
+        return self.find_ended()
+
+    def find_ended(self) -> int | None:
+        """Return a rank whose process is known here and has ended, None if there is none.  Asks no store.
+
+        What ended before the ranks were restarted does not count.
+        """
+        if self._own is None:
+            return None
+        gone = (one.rank for one in self._known if one.attempt >= self._own.attempt and one.process.has_ended)
+        return min(gone, default=None)
+
+
+def _name(one: Neighbour) -> str:
+    return f"process {one.process.pid}"
