@@ -40,6 +40,7 @@ class Neighbours:
         self._looks_at = 0.0
         if own is not None:
             keys.append(own.process.place, msgspec.json.encode(own).decode())
+            self._read(own)
 
     def look(self) -> int | None:
         """Return a rank whose process has ended, None if there is none or it is not time to look yet.
@@ -48,7 +49,7 @@ class Neighbours:
         """
         if self._own is None or time.monotonic() < self._looks_at:
             return None
-        self._known += self._keys.appended(self._own.process.place, len(self._known), Neighbour)
+        self._read(self._own)
         self._looks_at = time.monotonic() + LOOK_SECONDS
         for one in self._known:
             if one.process.is_stopped and one.rank not in self._stopped:
@@ -65,6 +66,9 @@ class Neighbours:
             return None
         gone = (one.rank for one in self._known if one.attempt >= self._own.attempt and one.process.has_ended)
         return min(gone, default=None)
+
+    def _read(self, own: Neighbour) -> None:
+        self._known += self._keys.appended(own.process.place, len(self._known), Neighbour)
 
 
 def _name(one: Neighbour) -> str:
