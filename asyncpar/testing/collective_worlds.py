@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import functools
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -71,9 +73,12 @@ async def errors_on_all(
 
 def values(rank: int, shape: int | tuple[int, ...], dtype: Any = np.float64) -> Array:
     """Return small whole numbers that every dtype holds and sums exactly, other ones on every rank."""
-    count = int(np.prod(shape))
-    numbers = (np.arange(count) * (rank + 3) + rank) % 5
-    return numbers.astype(dtype).reshape(shape)
+    return _numbers(rank, math.prod(shape) if isinstance(shape, tuple) else shape).astype(dtype).reshape(shape)
+
+
+@functools.lru_cache(maxsize=64)
+def _numbers(rank: int, count: int) -> Array:
+    return (np.arange(count) * (rank + 3) + rank) % 5
 
 
 def noise(rank: int, count: int) -> Array:

@@ -10,6 +10,8 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeVar
 
+import numpy as np
+
 from asyncpar.errors import PeerLost
 from asyncpar.net.transport.lane import Lane, Sending
 from asyncpar.net.wire.frame import FrameHeader, FrameKind
@@ -87,7 +89,8 @@ def frame(tag: int, payload: bytes | bytearray, *, kind: FrameKind = FrameKind.B
 
 def pattern(length: int, seed: int = 0) -> bytes:
     """Return ``length`` bytes in which a shift, a swap or a repetition shows."""
-    block = b"".join((seed + i * 2654435761 & 0xFFFFFFFF).to_bytes(4, "little") for i in range(1021))
+    words = np.arange(min(1021, length // 4 + 1), dtype="<u4") * np.uint32(2654435761) + np.uint32(seed)
+    block = words.tobytes()
     return (block * (length // len(block) + 1))[:length]
 
 

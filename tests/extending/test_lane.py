@@ -171,11 +171,13 @@ def launch(transport: str, folder: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.process
 def test_the_launcher_pins_one_that_the_ranks_import(tmp_path: Path) -> None:
     done = launch(f"{Path(__file__).stem}:KIND", tmp_path)
     assert (done.returncode, done.stdout) == (0, "filesocket 3.0\n"), done.stderr
 
 
+@pytest.mark.process
 def test_one_that_ranks_cannot_import_ends_the_job_with_a_reason(tmp_path: Path) -> None:
     done = launch("no_such_package.lanes:KIND", tmp_path)
     assert done.returncode == 1
