@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 from asyncpar.collectives.arrays import Array
 from asyncpar.collectives.statistics import Traffic
+from asyncpar.core.records import dataclass
 
 
 class ReductionOp(enum.StrEnum):

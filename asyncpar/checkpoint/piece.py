@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Final
 
 import numpy as np
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from asyncpar.checkpoint.dtypes import check_dtype
 from asyncpar.core.config.slicing import TensorSlice
+from asyncpar.core.records import dataclass
 from asyncpar.errors import UsageError
 
 LONGEST_NAME: Final = 512

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from asyncpar.codecs.codec import Values
+from asyncpar.core.records import dataclass
 from asyncpar.errors import NonFiniteValue
 
 PIECE = 1 << 18

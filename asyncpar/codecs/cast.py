@@ -11,7 +11,6 @@ error feedback sends it in the next steps; every rank would refuse to decode inf
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
@@ -22,6 +21,7 @@ from numpy.typing import NDArray
 from asyncpar.codecs.blocks import PIECE, corrected, plan_pieces, scratch
 from asyncpar.codecs.codec import Bytes, Codec, Values, check_decode, check_encode
 from asyncpar.codecs.half import from_half, to_half
+from asyncpar.core.records import dataclass
 from asyncpar.errors import NonFiniteValue, ProtocolError, UsageError
 
 _Words = NDArray[np.uint16]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Coroutine, Hashable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -35,6 +35,7 @@ from asyncpar.collectives.statistics import LARGE_CALL_BYTES, CollectiveStatisti
 from asyncpar.collectives.table import OperationTable
 from asyncpar.core.concurrency.home_loop import is_home_loop
 from asyncpar.core.observe.reporting import text_of
+from asyncpar.core.records import dataclass
 from asyncpar.errors import UsageError
 from asyncpar.net.arena.channel import Channel
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from asyncpar.core.config.parallel import ThreeDParallelismConfig
+from asyncpar.core.records import dataclass
 from asyncpar.estimate.job import ModelShape
 
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from asyncpar.core.config.checks import check_count
+from asyncpar.core.records import dataclass
 from asyncpar.estimate.memory import zero_stage_number
 from asyncpar.zero.config import ZeROStage
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import partial
 from typing import Any, cast
 
@@ -24,6 +24,7 @@ from asyncpar.agreement.exchanges import OwedCollective
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.core.concurrency.offload import INLINE_BYTES, off_loop
 from asyncpar.core.config.placement import Replication
+from asyncpar.core.records import dataclass
 from asyncpar.errors import UsageError
 from asyncpar.gradsync.config import NonFinitePolicy
 from asyncpar.gradsync.groups import BucketKeys, Name, SyncGroups

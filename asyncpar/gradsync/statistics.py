@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import msgspec
 
 from asyncpar.collectives.communicator import Communicator
+from asyncpar.core.records import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from asyncpar.core.records import dataclass
 
 BUCKET_BYTES = 25 << 20
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
 
+from asyncpar.core.records import dataclass
 from asyncpar.errors import UsageError
 from asyncpar.nn import OnGradient, Transformer, TransformerConfig, WarmupCosine, softmax_cross_entropy
 from asyncpar.nn.optimizers import AdamW, Optimizer

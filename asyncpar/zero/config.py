@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from enum import StrEnum
 
+from asyncpar.core.records import dataclass
 from asyncpar.errors import UsageError
 
 MIB = 1 << 20

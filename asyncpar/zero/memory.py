@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass
 
+from asyncpar.core.records import dataclass
 from asyncpar.errors import UsageError
 from asyncpar.zero.config import ZeROStage
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,6 +10,7 @@ import numpy as np
 from asyncpar.agreement.exchanges import OwedCollective
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.core.concurrency.offload import off_loop
+from asyncpar.core.records import dataclass
 from asyncpar.errors import UsageError
 from asyncpar.nn.half import stored_dtype
 from asyncpar.nn.optimizers import Rule, all_finite

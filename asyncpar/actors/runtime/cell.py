@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from asyncpar.actors.runtime.actor import Actor, ActorContext
@@ -27,6 +26,7 @@ from asyncpar.actors.runtime.message import ABSENT, FULL, USAGE, MeshPlace
 from asyncpar.actors.runtime.ref import ActorRef
 from asyncpar.actors.runtime.watches import Watch, Watches
 from asyncpar.collectives.communicator import Communicator
+from asyncpar.core.records import dataclass
 from asyncpar.errors import UsageError
 
 

@@ -18,7 +18,6 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from enum import Enum, auto
 
 from asyncpar.actors.supervision.events import (
@@ -41,6 +40,7 @@ from asyncpar.actors.supervision.events import (
     WaitCommand,
 )
 from asyncpar.actors.supervision.policy import Backoff, Intensity, Restart, Strategy
+from asyncpar.core.records import dataclass
 from asyncpar.errors import UsageError
 
 

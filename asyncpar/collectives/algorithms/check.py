@@ -10,9 +10,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from asyncpar.collectives.algorithms.steps import Copy, RankSchedule, Recv, Send, Span, Spans
+from asyncpar.core.records import dataclass
 from asyncpar.errors import AsyncparError
 
 Contribution = tuple[int, int]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+
+from asyncpar.core.records import dataclass
 
 PIECE_BYTES = 1 << 20
 """Chains work on pieces of this size."""

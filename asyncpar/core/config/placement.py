@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
+
+from asyncpar.core.records import dataclass
 
 
 class Replication(StrEnum):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 from types import MappingProxyType
 
@@ -17,6 +16,7 @@ from asyncpar.core.config.strategies import (
     MemoryRequirements,
     rough_requirements,
 )
+from asyncpar.core.records import dataclass
 from asyncpar.errors import UsageError
 
 DEFAULT_ORDER = "pp-tp-dp"

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -17,6 +16,7 @@ from numpy.typing import NDArray
 
 from asyncpar.agreement.exchanges import OwedCollective
 from asyncpar.codecs import Values
+from asyncpar.core.records import dataclass
 from asyncpar.errors import ArenaFull, UsageError
 from asyncpar.gradsync.groups import Name
 from asyncpar.gradsync.plan import Bucket

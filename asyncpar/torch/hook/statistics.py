@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
+from asyncpar.core.records import dataclass
 from asyncpar.gradsync.bucket_run import RunTimes
 from asyncpar.gradsync.statistics import SyncTraffic, merge_intervals
 

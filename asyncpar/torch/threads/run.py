@@ -16,7 +16,7 @@ import time
 import traceback
 from collections.abc import Callable
 from contextvars import copy_context
-from dataclasses import dataclass, field
+from dataclasses import field
 from datetime import timedelta
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -25,6 +25,7 @@ import torch.distributed as dist
 
 from asyncpar.blocking.thread import background
 from asyncpar.core.observe.loop_watch import format_frames
+from asyncpar.core.records import dataclass
 from asyncpar.errors import PeerTimeout, UsageError
 from asyncpar.torch.backend_name import NAME
 from asyncpar.torch.threads.worlds import InProcess, ThreadWorlds, in_process_world, thread_worlds

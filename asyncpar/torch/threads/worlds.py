@@ -11,7 +11,6 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import AsyncExitStack, contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,6 +18,7 @@ from torch.distributed import distributed_c10d as c10d
 
 from asyncpar.bootstrap import Attach, WorldBootstrap
 from asyncpar.core.config.world import Member, World
+from asyncpar.core.records import dataclass
 from asyncpar.net.transport.inproc import InprocConnector, InprocFabric
 
 _HOST = "localhost"
