@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from matplotlib.figure import Figure
 
 from asyncpar.bench.plot import check_plot, plot_report
 from asyncpar.bench.report import BenchReport
@@ -53,3 +54,19 @@ def test_places_that_cannot_take_a_file_are_refused(tmp_path: Path) -> None:
         check_plot(tmp_path / "nowhere" / "bench.png")
     with pytest.raises(UsageError, match="no file can be made in"):
         check_plot(Path("/proc/self/bench.png"))
+
+
+def test_time_and_size_are_logarithmic_bandwidth_is_not(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    drawn: list[Figure] = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: drawn.append(figure))
+    plot_report(REPORT, tmp_path / "bench.png")
+    times, bandwidths = drawn[0].axes
+    assert (times.get_xscale(), times.get_yscale()) == ("log", "log")
+    assert (bandwidths.get_xscale(), bandwidths.get_yscale()) == ("log", "linear")
+    assert [line.get_label() for line in times.lines] == [
+        "all_reduce",
+        "all_reduce, predicted",
+        "barrier",
+        "barrier, predicted",
+    ]
+    assert [axes.get_ylabel() for axes in (times, bandwidths)] == ["time (us)", "bus bandwidth (GB/s)"]

@@ -75,3 +75,13 @@ async def test_the_program_gets_its_signals(reaper: ReaperClient) -> None:
     os.close(output)
     await process.clear(grace=0.0)
     assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == set()
+
+
+async def test_the_program_inherits_only_the_descriptors_that_are_meant_for_it(reaper: ReaperClient) -> None:
+    process, output = start(reaper, "import os; print(sorted(os.listdir('/proc/self/fd'), key=int))")
+    process.go()
+    assert await process.wait() == 0
+    descriptors = os.read(output, 1000)
+    os.close(output)
+    await process.clear(grace=0.0)
+    assert descriptors.count(b"'") // 2 == 3 + 1 + 1  # the standard streams, the report pipe, and that of listdir

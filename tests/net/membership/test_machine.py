@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from asyncpar.core.config.world import Member
 from asyncpar.net.membership.machine import (
     Close,
@@ -224,3 +226,10 @@ def test_another_process_with_the_same_rank_is_a_second_one() -> None:
     assert kinds(rendezvous.handle(join(1, 0, size=2, session="b"), now=1.0)) == dict.fromkeys(
         (0, 1), RefusalKind.USAGE
     )
+
+
+@pytest.mark.parametrize(("size", "end"), [(21, ", 19, 20"), (22, ", 19, 20 and 1 more"), (99, ", 20 and 78 more")])
+def test_twenty_missing_ranks_are_named_and_the_others_counted(size: int, end: str) -> None:
+    rendezvous = machine(size)
+    rendezvous.handle(join(0, 0, size=size), now=0.0)
+    assert message(rendezvous.handle(DeadlineTick(), now=30.0)).endswith(end)
