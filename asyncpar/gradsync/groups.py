@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 
 from asyncpar.agreement.exchanges import Partitions
 from asyncpar.collectives.algorithms.hierarchical import Hosts
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.collectives.subgroups import hosts_of
-from asyncpar.core.config.parallel import ProcessGroupIds, RankMapping, ThreeDParallelismConfig
-from asyncpar.core.records import dataclass
+from asyncpar.core.config.parallel import RankMapping, ThreeDParallelismConfig
 from asyncpar.errors import ProtocolError, UsageError
-from asyncpar.gradsync.plan import Bucket
+from asyncpar.gradsync.plan import Bucket, GradientSpec
+from asyncpar.tensors.process_groups import ProcessGroups
 
 ALL_RANKS, REPLICAS, TENSOR_PARALLEL, EMBEDDING = "everyone", "dp", "tp", "pp"
 """Kinds of groups."""
@@ -32,6 +32,40 @@ class SyncGroups:
     embedding: Communicator | None = None
     partitions: Partitions = field(default_factory=dict)
     """All groups of each kind in which ranks must agree, also those without this rank."""
+    is_end: bool = True
+    """Does this rank hold the first or the last virtual stage?"""
+
+    @classmethod
+    def of(cls, config: ThreeDParallelismConfig, mapping: RankMapping, communicator: Communicator) -> SyncGroups:
+        """Return the groups of a rank.  Nothing is sent.
+
+        Raises ``UsageError`` unless ``communicator`` joins exactly the ranks of ``config``, in their order.
+        """
+        if communicator.size != config.world_size:
+            sizes = "dp_size" if config.world_size == config.dp_size else "dp_size * tp_size * pp_size"
+            raise UsageError(f"communicator: expected {config.world_size} ranks ({sizes}), got {communicator.size}")
+        if communicator.rank != mapping.global_rank:
+            raise UsageError(
+                f"rank_mapping: expected global_rank {communicator.rank} (the communicator's rank), "
+                f"got {mapping.global_rank}"
+            )
+        everyone = (range(communicator.size),)
+        if config.world_size == config.dp_size:
+            return cls(everyone=communicator, replicas=communicator, partitions={REPLICAS: everyone})
+        groups, order, ends = ProcessGroups.of(config, mapping, communicator), config.rank_order(), config.end_stages
+        return cls(
+            partitions={
+                ALL_RANKS: everyone,
+                REPLICAS: order.groups("dp"),
+                TENSOR_PARALLEL: order.groups("tp"),
+                EMBEDDING: [[ranks[stage] for stage in ends] for ranks in order.groups("pp")],
+            },
+            everyone=communicator,
+            replicas=groups.dp,
+            tp=groups.tp if config.tp_size > 1 else None,
+            embedding=groups.embedding if len(ends) > 1 else None,
+            is_end=mapping.pp_rank in ends,
+        )
 
     @property
     def is_data_parallel_only(self) -> bool:
@@ -43,6 +77,15 @@ class SyncGroups:
         """How groups of replicas lie on hosts, each as places in the group by host; equal on all ranks."""
         hosts = self.everyone.hosts
         return frozenset(hosts_of(hosts, tuple(ranks)) for ranks in self.partitions[REPLICAS])
+
+    def check_ties(self, specs: Iterable[GradientSpec]) -> None:
+        """Raise ``UsageError`` for a tied parameter on a rank that would not add it up with the other copy."""
+        for spec in specs:
+            if spec.placement.tied is not None and not self.is_end:
+                raise UsageError(
+                    f"parameter {spec.name}: expected a tie only on ranks with the first or the last virtual stage of "
+                    f"the configuration's pipeline_schedule, got one on another rank"
+                )
 
     @property
     def all(self) -> tuple[Communicator, ...]:
@@ -84,42 +127,6 @@ class HostGroups:
     @property
     def all(self) -> tuple[Communicator, ...]:
         return (self.inside,) if self.between is None else (self.inside, self.between)
-
-
-def make_groups(config: ThreeDParallelismConfig, mapping: RankMapping, communicator: Communicator) -> SyncGroups:
-    """Return the groups of a rank.  Nothing is sent.
-
-    Raises ``UsageError`` unless ``communicator`` joins exactly the ranks of ``config``, in their order.
-    """
-    if communicator.size != config.world_size:
-        sizes = "dp_size" if config.world_size == config.dp_size else "dp_size * tp_size * pp_size"
-        raise UsageError(f"communicator: expected {config.world_size} ranks ({sizes}), got {communicator.size}")
-    if communicator.rank != mapping.global_rank:
-        raise UsageError(
-            f"rank_mapping: expected global_rank {communicator.rank} (the communicator's rank), "
-            f"got {mapping.global_rank}"
-        )
-    if config.world_size == config.dp_size:
-        partitions: Partitions = {REPLICAS: (range(communicator.size),)}
-        return SyncGroups(everyone=communicator, replicas=communicator, partitions=partitions)
-    ids, dp, tp, pp = ProcessGroupIds(config), mapping.dp_rank, mapping.tp_rank, mapping.pp_rank
-    pipeline, stages = mapping.pp_group_ranks(), config.pp_size
-    is_end = stages > 1 and (mapping.is_pp_head() or mapping.is_pp_tail())
-    pipelines = config.rank_order().groups("pp")
-    return SyncGroups(
-        partitions={
-            ALL_RANKS: (range(communicator.size),),
-            REPLICAS: config.rank_order().groups("dp"),
-            TENSOR_PARALLEL: config.rank_order().groups("tp"),
-            EMBEDDING: [(ranks[0], ranks[-1]) for ranks in pipelines],
-        },
-        everyone=communicator,
-        replicas=_member(communicator, mapping.dp_group_ranks(), ids.get_dp_group_id(tp, pp)),
-        tp=_member(communicator, mapping.tp_group_ranks(), ids.get_tp_group_id(dp, pp)) if config.tp_size > 1 else None,
-        embedding=_member(communicator, (pipeline[0], pipeline[-1]), f"{ids.get_pp_group_id(dp, tp)}_ends")
-        if is_end
-        else None,
-    )
 
 
 def split_by_host(replicas: Communicator) -> HostGroups | None:

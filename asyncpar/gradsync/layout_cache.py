@@ -106,6 +106,7 @@ class LayoutCache:
         if self._layout is not None and self._layout.plan.specs == specs:
             return self._layout
         self._check_same(specs)
+        self._settings.groups.check_ties(specs)
         self.drop()  # its memory can be used for the new one
         self._resolved = resolved.settled(sum(spec.count for spec in specs))
         layout = self._make(specs, self._resolved)

@@ -24,7 +24,7 @@ from asyncpar.errors import NonFiniteValue, PeerError, UsageError
 from asyncpar.gradsync import bucket_run
 from asyncpar.gradsync.bucket_run import BucketFlow, FlowSettings, ThreadTurns
 from asyncpar.gradsync.config import GradientBucketingConfig, GradientCompressionConfig, NonFinitePolicy
-from asyncpar.gradsync.groups import HostGroups, Keys, make_groups
+from asyncpar.gradsync.groups import HostGroups, Keys, SyncGroups
 from asyncpar.gradsync.layout import BucketLayout
 from asyncpar.gradsync.layout_cache import LayoutCache, SyncSettings
 from asyncpar.gradsync.plan import Accumulation, HasGradient, HasParameters, Parameters, parameters_by_name
@@ -58,7 +58,7 @@ class GradientSynchronizer:
         name: str = "gradients",
         hosts: HostGroups | None = None,
     ) -> None:
-        self._groups = make_groups(config, rank_mapping, communicator)
+        self._groups = SyncGroups.of(config, rank_mapping, communicator)
         self._bucketing = bucketing or GradientBucketingConfig()
         self._policy = NonFinitePolicy(when_not_finite)
         if self._policy is NonFinitePolicy.DROP and config.world_size != config.dp_size:

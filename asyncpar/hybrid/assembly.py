@@ -50,6 +50,8 @@ def _quietly(function: Callable[[*Args], T], args: tuple[*Args]) -> T:
 
 
 _GIGABYTE = 1_000_000_000
+_BUILT = "hybrid/built"
+"""The key of the barrier at which every rank has built its part."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,8 +73,10 @@ class Assembly:
     worker: QuietWorker
     memory: MemoryManager
     memory_limit: int
-    reduction: str
-    """How gradients are reduced, in words; equal on all ranks."""
+    layout: str
+    """The order of ranks and how gradients are reduced, in words: equal on ranks that can exchange what each has kept
+    of the reduction.
+    """
 
     def set_training(self, is_training: bool) -> None:
         """Let layers do what they do in training only, such as dropout, or not."""
@@ -97,12 +101,23 @@ class GradientScale:
 
 
 async def assemble(config: HybridConfig, model: ParallelModel, groups: ProcessGroups, scale: GradientScale) -> Assembly:
-    """Build this rank's stages, and what runs and trains them.  All ranks of ``groups`` call it."""
+    """Build this rank's stages, and what runs and trains them.  All ranks of ``groups`` call it.
+
+    What is wrong on some ranks only, such as a part of the model that cannot be built, raises there, and
+    ``PeerCancelled`` with its text on the others.
+    """
     schedule, bridge, watch = config.make_schedule(), LoopBridge(), FiniteWatch()
     slices = SingleRankGroup() if groups.tp.size == 1 else BridgedGroup(groups.tp, bridge, look=watch.share)
-    layers = _build_layers(config, model, groups.mapping, schedule, slices)
-    parameters = distinct(parameter for one in layers for parameter in one.joined().parameters())
-    joined, flow = await _make_flow(config, groups, layers, parameters, bridge)
+    try:
+        layers = _build_layers(config, model, groups.mapping, schedule, slices)
+        parameters = distinct(parameter for one in layers for parameter in one.joined().parameters())
+        joined, flow, engine = await _make_flow(config, groups, layers, parameters, bridge)
+    except Exception as error:
+        groups.world.refuse("barrier", error, key=_BUILT)
+        raise
+    await groups.world.barrier(key=_BUILT)
+    if engine is not None:
+        await engine.prepare()
     numbers = schedule.virtual_stages_of(groups.mapping.pp_rank)
     stages = [WatchedStage(stage, number, watch) for stage, number in zip(joined, numbers, strict=True)]
     limit = int(config.parallelism.max_memory_per_device * _GIGABYTE)
@@ -130,7 +145,7 @@ async def assemble(config: HybridConfig, model: ParallelModel, groups: ProcessGr
         worker=worker,
         memory=memory,
         memory_limit=limit,
-        reduction=f"{config.compression}, {config.bucketing}, {config.zero}",
+        layout=f"{config.parallelism.rank_order()}, {config.compression}, {config.bucketing}, {config.zero}",
     )
 
 
@@ -167,8 +182,8 @@ async def _make_flow(
     layers: Sequence[StageLayers],
     parameters: Sequence[Parameter],
     bridge: LoopBridge,
-) -> tuple[list[Sequential], GradientFlow]:
-    """Return the stages, by chunk, and how their gradients are reduced."""
+) -> tuple[list[Sequential], GradientFlow, ZeroEngine | None]:
+    """Return the stages, by chunk, how gradients are reduced, and the engine to prepare, if any; sends nothing."""
     if config.zero.stage is ZeROStage.NONE:
         synchronizer = GradientSynchronizer(
             config.parallelism,
@@ -183,11 +198,10 @@ async def _make_flow(
         flow = ReplicatedFlow(
             parameters, config.rule, synchronizer, replicas=groups.dp.size, rank=groups.world.ranks[groups.world.rank]
         )
-        return [one.joined() for one in layers], flow
+        return [one.joined() for one in layers], flow, None
     engine = ZeroEngine(parameters, config.rule, config.zero, groups.dp, bridge=bridge, name="hybrid/zero")
     stages = [one.joined(engine.shard) for one in layers]
-    await engine.prepare()
-    return stages, ShardedFlow(engine, _synchronizer_of_shards(config, groups))
+    return stages, ShardedFlow(engine, _synchronizer_of_shards(config, groups)), engine
 
 
 def _synchronizer_of_shards(config: HybridConfig, groups: ProcessGroups) -> GradientSynchronizer | None:

@@ -17,10 +17,8 @@ from asyncpar.collectives.communicator import Communicator
 from asyncpar.core.config.checks import is_default
 from asyncpar.core.config.parallel import ThreeDParallelismConfig
 from asyncpar.errors import NonFiniteValue, UsageError
-from asyncpar.hybrid import checkpointing
 from asyncpar.hybrid.analysis import PerformanceAnalysis
 from asyncpar.hybrid.assembly import Assembly, GradientScale, assemble
-from asyncpar.hybrid.checkpointing import carry_over
 from asyncpar.hybrid.config import HybridConfig
 from asyncpar.hybrid.loss_scaling import LossScaler
 from asyncpar.hybrid.model import ParallelModel
@@ -29,6 +27,7 @@ from asyncpar.hybrid.recovery import Intent, RankStatus, RecoveryPlan, plan_reco
 from asyncpar.hybrid.step import StepRandomness, StepResult, StepRunner, StepVerdict
 from asyncpar.nn.parameter import Array, Parameter
 from asyncpar.tensors.process_groups import ProcessGroups
+from asyncpar.zero.checkpointing import carry_over, load_flow, save_flow, wanted_by
 from asyncpar.zero.errors import StepTorn
 from asyncpar.zero.share import StatePiece
 
@@ -65,7 +64,7 @@ class ThreeDParallelismCoordinator:
         meeting = assembly.groups.world.subgroup(range(assembly.groups.world.size), name="meeting of coordinators")
         assert meeting is not None, "this rank is in its own group"
         self._meeting = meeting
-        self._wanted = checkpointing.describe(assembly)
+        self._wanted = wanted_by(assembly.flow)
         self._verdict: StepVerdict | None = None
         self._seconds_before = 0.0
         self._last_norm = self._last_rate = 0.0
@@ -218,8 +217,8 @@ class ThreeDParallelismCoordinator:
             arrays = await carry_over(self.pieces(), flow.pieces(), apart)
             mine = self._assembly.flow
             await flow.restore(arrays, mine.step_count, other._runner.attempt)
-            if checkpointing.layout_of(self._assembly) == checkpointing.layout_of(other._assembly):
-                flow.restore_reduction(mine.reduction_state(), mine.reductions)
+            if self._assembly.layout == other._assembly.layout:
+                flow.restore_reduction(mine.reduction_state())
         except BaseException:
             await other.close()
             raise
@@ -240,8 +239,17 @@ class ThreeDParallelismCoordinator:
         """
         async with self._together(Intent.SAVE):
             pass  # whatever failed before is settled now
-        return await checkpointing.save(
-            folder, self._assembly, self.model, self._state(), communicator=self.groups.world, extra=extra, keep=keep
+        flow = self._assembly.flow
+        return await save_flow(
+            folder,
+            flow,
+            step=self.steps,
+            run={"steps": self.steps, "updates": flow.step_count, "scaler": self._scaler.state()},
+            layout=self._assembly.layout,
+            model=self.model.identity,
+            communicator=self.groups.world,
+            extra=extra,
+            keep=keep,
         )
 
     async def load(self, folder: Path) -> dict[str, Any]:
@@ -252,19 +260,20 @@ class ThreeDParallelismCoordinator:
         async with self._together(Intent.LOAD):
             pass
         self._has_failed = True
-        arrays, state, extra = await checkpointing.load(
-            folder, self._wanted, self.model, self._assembly, communicator=self.groups.world
+        assembly, identity = self._assembly, self.model.identity
+        loaded = await load_flow(
+            folder, self._wanted, layout=assembly.layout, model=identity, communicator=self.groups.world
         )
         self._is_torn = True
-        await self._assembly.flow.restore(arrays, state.updates, self._runner.attempt)
-        self._assembly.flow.restore_reduction(state.reduction, state.reductions)
-        self.steps = state.steps
-        self._scaler.restore(state.scaler)
+        await assembly.flow.restore(loaded.arrays, loaded.run["updates"], self._runner.attempt)
+        assembly.flow.restore_reduction(loaded.reduction)
+        self.steps = loaded.run["steps"]
+        self._scaler.restore(loaded.run["scaler"])
         self._verdict, self._was_taken = None, False
         self._runner.is_ready = False
         self._has_failed = self._is_torn = False
         self.monitor.clear()
-        return extra
+        return loaded.extra
 
     async def close(self) -> None:
         """Free everything.  Idempotent."""
@@ -379,15 +388,6 @@ class ThreeDParallelismCoordinator:
             seconds=seconds,
             pipeline=pipeline,
             why=verdict.why,
-        )
-
-    def _state(self) -> checkpointing.TrainingState:
-        return checkpointing.TrainingState(
-            steps=self.steps,
-            updates=self._assembly.flow.step_count,
-            scaler=self._scaler.state(),
-            reduction=self._assembly.flow.reduction_state(),
-            reductions=self._assembly.flow.reductions,
         )
 
 

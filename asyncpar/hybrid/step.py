@@ -251,9 +251,10 @@ def _check_rows(name: str, micro_batches: Sequence[Any] | None, expected: int) -
 def _counted_elsewhere(assembly: Assembly) -> Collection[str]:
     """Return the parameters whose gradients other ranks have, too, and count."""
     mapping = assembly.groups.mapping
+    has_first = mapping.pp_rank == mapping.config.end_stages[0]
     return {
         parameter.name
         for parameter in assembly.parameters
         if (parameter.placement.replicated is not None and not mapping.is_tp_head())
-        or (parameter.placement.tied is not None and not mapping.is_pp_head())
+        or (parameter.placement.tied is not None and not has_first)
     }

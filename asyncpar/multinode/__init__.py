@@ -5,7 +5,7 @@ from asyncpar.multinode.config import MultiNodeConfig
 from asyncpar.multinode.gradient_buffer import GradientSyncBuffer
 from asyncpar.multinode.statistics import CompressionInfo, MultiNodeStats
 from asyncpar.multinode.trainer import MultiNodeTrainer
-from asyncpar.zero.flow import MemoryUsage
+from asyncpar.zero.memory import MemoryUsage
 
 __all__ = [
     "CompressionInfo",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
@@ -29,12 +29,11 @@ from asyncpar.multinode.node_sum import NodeSums, TimedSums
 from asyncpar.multinode.statistics import CompressionInfo, LeaderTraffic, ShardedTimes
 from asyncpar.nn import Stage
 from asyncpar.nn.optimizers import Rule, clip_factor
-from asyncpar.nn.parameter import Array, OnGradient
+from asyncpar.nn.parameter import OnGradient
 from asyncpar.zero.engine import ZeroEngine
-from asyncpar.zero.flow import GradientFlow, MemoryUsage, ReplicatedFlow
+from asyncpar.zero.flow import GradientFlow, ReplicatedFlow
 from asyncpar.zero.row_sum import ReplicaSums, RowSums
 from asyncpar.zero.sharded_flow import ShardedFlow
-from asyncpar.zero.share import StatePiece
 
 BETWEEN_NODES = "int8"
 """The codec of compressed gradients."""
@@ -44,10 +43,10 @@ _UNLIMITED = 1 << 16
 
 
 class NodeFlow:
-    """Takes the gradients of ``intake`` through ``flow``.  All ranks call ``run``, then ``apply``, then ``step``.
+    """Takes the gradients of ``intake`` through ``flow``, its ``inner`` flow.
 
-    In ``run`` ranks compare how many micro-steps they have taken in, and the step before.  ``engine`` is that of a
-    sharded flow, whose ``times`` are counted here.
+    All ranks call ``run``, then ``apply``, then ``step``.  In ``run`` ranks compare how many micro-steps they have
+    taken in, and the step before.  ``engine`` is that of a sharded flow, whose ``times`` are counted here.
     """
 
     def __init__(
@@ -61,7 +60,7 @@ class NodeFlow:
         engine: ZeroEngine | None = None,
         times: ShardedTimes | None = None,
     ) -> None:
-        self._flow = flow
+        self.inner = flow
         self._intake = intake
         self._groups = groups
         self._engine = engine
@@ -84,11 +83,11 @@ class NodeFlow:
         intake, difference = self._intake, None
         count, comparison = intake.micro_steps, self._compare()
         try:
-            await self._resume()
+            await self.resume()
             self._traffic.begin()
             if self._times is not None:
                 self._times.begin()
-            async with self._flow.reducing() as ready:
+            async with self.inner.reducing() as ready:
                 yield ready if self._engine is None else partial(self._report, ready)
                 self._complete()
                 try:
@@ -108,8 +107,8 @@ class NodeFlow:
     async def apply(self) -> None:
         """Divide the means by the number of micro-steps, and forget what the intake has of them."""
         intake = self._intake
-        if self._flow.is_sharded:
-            self._flow.scale(1.0 / intake.micro_steps)
+        if self.inner.is_sharded:
+            self.inner.scale(1.0 / intake.micro_steps)
             intake.clear()
         else:
             hand_over = partial(intake.hand_over, intake.micro_steps, weight=self._weight)
@@ -120,7 +119,7 @@ class NodeFlow:
 
         Raises ``NonFiniteValue``, on every rank and with nothing changed, where gradients are not finite.
         """
-        flow = self._flow
+        flow = self.inner
         try:
             norm = await flow.norm()
             if clip_norm is not None and math.isfinite(norm):
@@ -137,14 +136,10 @@ class NodeFlow:
     def forget(self) -> None:
         """Forget all gradients."""
         if not self._is_broken:  # else they are forgotten when ranks resume
-            self._flow.zero_grad()
-        if not self._flow.is_sharded:
-            for parameter in self._flow.parameters:
+            self.inner.zero_grad()
+        if not self.inner.is_sharded:
+            for parameter in self.inner.parameters:
                 parameter.release_grad()
-
-    def memory(self) -> MemoryUsage:
-        """Return what parameters, gradients, states and buffers take now."""
-        return self._flow.memory()
 
     @property
     def memory_savings(self) -> float:
@@ -153,30 +148,7 @@ class NodeFlow:
 
     def statistics(self) -> SyncStatistics:
         """Return times and traffic so far."""
-        return self._flow.statistics() if self._times is None else replace(self._times.statistics)
-
-    async def pieces(self) -> list[StatePiece]:
-        """Return what a checkpoint must hold of this rank; all ranks call it."""
-        await self._resume()
-        return list(self._flow.pieces())
-
-    async def restore(self, arrays: Mapping[tuple[str, str], Array], *, step_count: int) -> None:
-        """Go on from the ``pieces`` of a checkpoint, flat, by (parameter, kind); all ranks call it."""
-        await self._flow.restore(arrays, step_count)
-        self._is_broken = False
-
-    def reduction_state(self) -> dict[str, Array]:
-        """Return what the reduction of gradients keeps on this rank between steps, by name."""
-        return self._flow.reduction_state()
-
-    @property
-    def reductions(self) -> int:
-        """The number of the last reduction, equal on all ranks."""
-        return self._flow.reductions
-
-    def restore_reduction(self, state: Mapping[str, Array] | None, reductions: int) -> None:
-        """Go on from ``reduction_state`` and ``reductions``, or, where that is None, from nothing."""
-        self._flow.restore_reduction(state, reductions)
+        return self.inner.statistics() if self._times is None else replace(self._times.statistics)
 
     @property
     def compression(self) -> CompressionInfo:
@@ -222,10 +194,10 @@ class NodeFlow:
         self._traffic.end(nbytes // 2)  # a reduce-scatter sends half of what an all-reduce does
         self._times.end()
 
-    async def _resume(self) -> None:
-        """Come together again after a failure, which was one of all ranks."""
+    async def resume(self) -> None:
+        """Come together again after a failure, which was one of all ranks; all of them call it."""
         if self._is_broken:
-            await self._flow.resume(0)
+            await self.inner.resume(0)
             self._is_broken = False
 
     async def _break(self, why: str) -> None:

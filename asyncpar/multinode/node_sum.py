@@ -13,9 +13,8 @@ from asyncpar.core.concurrency.offload import off_loop
 from asyncpar.gradsync import HostGroups
 from asyncpar.gradsync.schemes import ReductionStep
 from asyncpar.zero.buffers import BufferPool, Loans
-from asyncpar.zero.feedback import RowFeedback
 from asyncpar.zero.partition import Rows
-from asyncpar.zero.row_sum import CompressedSum, ReplicaSums, RowSum, RowSums
+from asyncpar.zero.row_sum import CompressedSum, ReplicaSums, RowFeedback, RowSum, RowSums
 
 
 class NodeSums(RowSums):

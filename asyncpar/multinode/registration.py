@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from enum import Enum
+from typing import Any
 
 from asyncpar.agreement.exchanges import compare
 from asyncpar.backends import BackendConfig, CommunicationBackend, CommunicationRuntime
@@ -125,13 +126,18 @@ class TrainerPhase(Enum):
 
 @dataclass(slots=True, kw_only=True)
 class Registered:
-    """What there is once parameters are known.  ``reduction`` says how gradients are reduced, and by whom."""
+    """What there is once parameters are known.  ``layout`` says how gradients are reduced, and by whom."""
 
     parameters: tuple[Parameter, ...]
     intake: GradientIntake
     flow: NodeFlow
-    reduction: str
+    layout: str
     phase: TrainerPhase = TrainerPhase.GATHERING
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What tells the model from others, as JSON values."""
+        return {"parameters": [[parameter.name, list(parameter.shape)] for parameter in self.parameters]}
 
     def check(self, phase: TrainerPhase, what: str) -> None:
         """Raise ``UsageError`` unless it is time for ``what``."""

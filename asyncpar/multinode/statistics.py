@@ -12,7 +12,7 @@ from asyncpar.core.records import dataclass
 from asyncpar.gradsync import HostGroups, least_bytes
 from asyncpar.gradsync.statistics import StepRecord, SyncStatistics, SyncTraffic
 from asyncpar.zero.config import ZeROStage
-from asyncpar.zero.flow import MemoryUsage
+from asyncpar.zero.memory import MemoryUsage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

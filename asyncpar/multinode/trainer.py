@@ -15,7 +15,6 @@ from asyncpar.collectives.communicator import Communicator
 from asyncpar.core.concurrency.bridge import LoopBridge
 from asyncpar.errors import UsageError
 from asyncpar.gradsync import HostGroups
-from asyncpar.multinode import checkpointing
 from asyncpar.multinode.config import MultiNodeConfig
 from asyncpar.multinode.flow import NodeFlow, replicated, sharded
 from asyncpar.multinode.gradient_buffer import Array, GradientIntake
@@ -24,7 +23,8 @@ from asyncpar.multinode.statistics import MultiNodeStats
 from asyncpar.nn import Parameter, Stage
 from asyncpar.nn.optimizers import Rule
 from asyncpar.nn.parameter import OnGradient
-from asyncpar.zero.flow import MemoryUsage
+from asyncpar.zero.checkpointing import load_flow, save_flow, wanted_by
+from asyncpar.zero.memory import MemoryUsage
 
 
 class MultiNodeTrainer:
@@ -199,9 +199,18 @@ class MultiNodeTrainer:
         """
         known = self._known("save_checkpoint")
         known.check_between_steps("save_checkpoint")
-        state = checkpointing.TrainerProgress(steps=self._steps, micro_steps=self._micro_steps)
-        world = self._open("save_checkpoint").world
-        return await checkpointing.save(Path(folder), known, state, world=world, extra=extra, keep=keep)
+        await known.flow.resume()
+        return await save_flow(
+            Path(folder),
+            known.flow.inner,
+            step=self._steps,
+            run={"steps": self._steps, "micro_steps": self._micro_steps},
+            layout=known.layout,
+            model=known.identity,
+            communicator=self._open("save_checkpoint").world,
+            extra=extra,
+            keep=keep,
+        )
 
     async def load_checkpoint(self, folder: Path | str) -> dict[str, Any]:
         """Go on from the last checkpoint in ``folder``, of any numbers of nodes, ranks and stage; return its ``extra``.
@@ -210,17 +219,22 @@ class MultiNodeTrainer:
         """
         known = self._known("load_checkpoint")
         known.check_between_steps("load_checkpoint")
-        world = self._open("load_checkpoint").world
-        state, extra = await checkpointing.load(Path(folder), known, world=world)
-        self._steps, self._micro_steps = state.steps, state.micro_steps
-        return extra
+        await known.flow.resume()
+        flow, world = known.flow.inner, self._open("load_checkpoint").world
+        loaded = await load_flow(
+            Path(folder), wanted_by(flow), layout=known.layout, model=known.identity, communicator=world
+        )
+        await flow.restore(loaded.arrays, loaded.run["steps"])
+        flow.restore_reduction(loaded.reduction)
+        self._steps, self._micro_steps = loaded.run["steps"], loaded.run["micro_steps"]
+        return loaded.extra
 
     # -- figures -----------------------------------------------------------------------------------------------------
 
     def get_memory_usage(self) -> MemoryUsage:
         """Return what the arrays that are held on this rank take now."""
         known = self._known("get_memory_usage")
-        return replace(known.flow.memory(), accumulation=known.intake.buffer.nbytes)
+        return replace(known.flow.inner.memory(), accumulation=known.intake.buffer.nbytes)
 
     def get_training_stats(self) -> MultiNodeStats:
         """Return a snapshot of what this rank has done so far."""
@@ -294,9 +308,7 @@ class MultiNodeTrainer:
             flow, layers = await sharded(intake, layers, self._rule, config, groups, bridge=bridge, name=self._name)
         else:
             flow = replicated(intake, self._rule, config, groups, name=self._name)
-        self._registered = Registered(
-            parameters=chosen, intake=intake, flow=flow, reduction=", ".join(config.describe())
-        )
+        self._registered = Registered(parameters=chosen, intake=intake, flow=flow, layout=", ".join(config.describe()))
         return tuple(layers)
 
     def _open(self, what: str) -> HostGroups:

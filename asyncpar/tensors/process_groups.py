@@ -53,10 +53,20 @@ class ProcessGroups:
         await compare_settings(world, {"parallelism": config, **(settings or {})}, key=f"{purpose}/settings")
         config.validate(world.size)
         mapping = RankMapping(config, world.rank, local_rank=world.local_rank)
+        return cls.of(config, mapping, world, purpose=purpose)
+
+    @classmethod
+    def of(
+        cls, config: ThreeDParallelismConfig, mapping: RankMapping, world: Communicator, *, purpose: str = "parallel"
+    ) -> Self:
+        """Return the groups of ``config`` that the rank at ``mapping`` is in.  Nothing is sent, and nothing compared.
+
+        Ranks that ask for the same ``purpose`` get the same groups.
+        """
         ids, dp, tp, pp = ProcessGroupIds(config), mapping.dp_rank, mapping.tp_rank, mapping.pp_rank
         names: dict[str, Communicator] = {}
-        for name, ranks in ids.groups().items():
-            group = _member(world, ranks, name, purpose)
+        for name, ranks in ids.groups().items():  # members meet by the name of the group, so no order can deadlock
+            group = world.subgroup(ranks, name=name, key=f"{purpose}/{name}")
             if group is not None:
                 names[name] = group
         return cls(
@@ -69,11 +79,6 @@ class ProcessGroups:
             embedding=names.get(ids.get_embedding_group_id(dp, tp)),
             names=names,
         )
-
-
-def _member(world: Communicator, ranks: Sequence[int], name: str, purpose: str) -> Communicator | None:
-    """Members meet by the name of the group: nothing is sent, so no order can deadlock."""
-    return world.subgroup(ranks, name=name, key=f"{purpose}/{name}")
 
 
 class MeshCommunicators(Mapping[str, Communicator]):

@@ -1,10 +1,10 @@
-"""The engine of sharded training: gradients to their owners, a step there, values to everyone.
+"""The engine of sharded training: gradients to their owners, a step there, values to all ranks.
 
-Theory of operation.  ``ready`` takes note of gradients as the backward pass goes on, ``reduce`` brings all of them to
-their owners, and no value changes before ``step``; in between the caller may look at norms and agree with whomever it
-likes on what to do.  A step begins with an exchange in which replicas make sure that all of them take the same one, and
-that gradients are finite; only then anything is written.  Whatever fails, fails on all replicas: this one gives up all
-collectives that others may be waiting for.  Then ``resume`` brings replicas together again.
+Theory of operation.  ``ready`` takes note of gradients while the backward pass goes on, ``reduce`` brings all of them
+to their owners, and no value changes before ``step``; in between the caller may look at norms and agree with other
+ranks on what to do.  A step begins with an exchange in which replicas make sure that all of them take the same step and
+that gradients are finite; nothing is written before that.  A failure on one replica is one on all: the rank gives up
+all collectives that others may be waiting for.  Then ``resume`` brings replicas together again.
 
 Sums are made by the same reduce-scatter in all stages, so all stages come to the same bits.  They are those of an
 all-reduce in the arena (which adds in rank order), and of one by the same ``algorithm`` where that adds all values in
@@ -26,21 +26,20 @@ from asyncpar.collectives.communicator import Communicator
 from asyncpar.core.concurrency.bridge import LoopBridge
 from asyncpar.core.concurrency.offload import off_loop
 from asyncpar.errors import PeerError, UsageError
-from asyncpar.nn.optimizers import Rule, all_finite, combined, distinct, squared_norm
+from asyncpar.nn.optimizers import Rule, distinct
 from asyncpar.nn.parameter import Array, Parameter
 from asyncpar.nn.stage import Stage
+from asyncpar.zero.buckets import make_means
 from asyncpar.zero.config import ZeROConfig
-from asyncpar.zero.exchanges import NormExchange, StepAgreement, spoiled
-from asyncpar.zero.memory import TransientBytes, ZeROMemoryStats
+from asyncpar.zero.memory import TransientBytes, ZeROMemoryStats, held_now, kept_in_a_step
 from asyncpar.zero.parameter_gatherer import ParameterGatherer, ParameterUnit, ShardedStage
 from asyncpar.zero.partition import Partition, make_budget
 from asyncpar.zero.recovery import Names, Recovery, torn
 from asyncpar.zero.reducer import Reducer
-from asyncpar.zero.reduction import make_means
 from asyncpar.zero.row_sum import RowSums
 from asyncpar.zero.share import StatePiece, describe, pieces_of, restore_pieces
 from asyncpar.zero.step_state import EnginePhase, StepState
-from asyncpar.zero.stepping import OwnedUpdate, gather_values
+from asyncpar.zero.stepping import OwnedUpdate, StepAgreement, gather_values, global_norm
 
 T = TypeVar("T")
 
@@ -125,8 +124,8 @@ class ZeroEngine:
         Raises ``UsageError`` on every rank, with nothing released, that names the first rank that differs and how.
         """
         self._state.check_new("prepare")
-        stage, place = self.config.stage, {parameter.name: index for index, parameter in enumerate(self.parameters)}
-        layers = [sorted({place[parameter.name] for parameter in layer.parameters()}) for layer in self._layers]
+        stage = self.config.stage
+        layers = [self._means.places_of(parameter.name for parameter in layer.parameters()) for layer in self._layers]
         lines = [str(self.config), str(self.rule), f"sharded layers {layers}"]
         await off_loop(
             lambda: lines.extend(describe(self.partition.specs, self.parameters)),
@@ -192,8 +191,7 @@ class ZeroEngine:
         ``nn.optimizers.combined`` adds the parts of all replicas.  The sum has the same bits in all stages.
         """
         self._state.check_reduced("squared_norm")
-        counted = (share for share in self._means.shares if share.parameter.name not in without)
-        return combined(squared_norm(share.own_gradient) for share in counted) * self.factor**2
+        return self._means.squared_norm(without) * self.factor**2
 
     async def global_norm(self, *, without: Collection[str] = ()) -> float:
         """Return the norm of the scaled gradients of all replicas; not finite where one of them is not.
@@ -203,23 +201,22 @@ class ZeroEngine:
         self._state.check_reduced("global_norm")
         async with self._recovery.all_or_none("global_norm"):
             own = await self._looked_at(lambda: self.squared_norm(without=without))
-            return await NormExchange(self._means, own).run()
+            return await global_norm(self._means, own)
 
     def is_finite(self) -> bool:
         """Are the gradients finite that this rank owns?"""
         self._state.check_reduced("is_finite")
-        return all(all_finite(share.own_gradient) for share in self._means.shares)
+        return not any(self._means.overflowed())
 
     def spoiled(self) -> list[str]:
         """Return the parameters whose gradients were not finite on this rank before they were reduced."""
         self._state.check_reduced("spoiled")
-        marks = zip(self.parameters, spoiled(self._means), strict=True)
-        return [parameter.name for parameter, is_spoiled in marks if is_spoiled]
+        return self._means.names_of(self._means.spoiled())
 
     def overflowed(self) -> list[str]:
         """Return the parameters whose reduced gradients are not finite in what this rank owns."""
         self._state.check_reduced("overflowed")
-        return [share.parameter.name for share in self._means.shares if not all_finite(share.own_gradient)]
+        return self._means.names_of(self._means.overflowed())
 
     def scale(self, factor: float) -> None:
         """Multiply gradients by ``factor``, in the next step; half precision loses nothing by it."""
@@ -254,22 +251,21 @@ class ZeroEngine:
         gatherer = self._recovery.gatherer
         if gatherer is not None and gatherer.gathered:
             raise UsageError(f"step: parameters are gathered, {gatherer.gathered[0]!r} for one; release() first")
-        settings = {"learning_rate": learning_rate, "factor": self.factor}
         async with self._recovery.all_or_none("step"):
             if gatherer is not None:
                 await gatherer.forget_prefetched()
-            is_finite = await self._looked_at(self.is_finite)
-            agreement = StepAgreement(self._means, step=self.step_count, is_finite=is_finite, **settings)
+            agreement = StepAgreement(
+                self._means,
+                step=self.step_count,
+                learning_rate=learning_rate,
+                factor=self.factor,
+                is_finite=await self._looked_at(self.is_finite),
+            )
             objection = await agreement.run()
         if objection is not None:
             raise objection
-        self.step_count += 1
-        await self._update(step=self.step_count, **settings)
-
-    async def _update(self, **settings: float) -> None:
-        update = OwnedUpdate(self._means, window=self._budget.window, **settings)
+        update = self._begin_update(learning_rate)
         self._state.phase = EnginePhase.STEPPED
-        self._commit_feedback()
         try:
             await update.run()
         except BaseException as error:
@@ -278,6 +274,18 @@ class ZeroEngine:
             if isinstance(error, PeerError):
                 raise torn(self.step_count, error) from error
             raise
+
+    def _begin_update(self, learning_rate: float) -> OwnedUpdate:
+        """Count the step and return what updates values: the point after which there is no way back."""
+        self.step_count += 1
+        self._means.commit_feedback()
+        return OwnedUpdate(
+            self._means,
+            window=self._budget.window,
+            step=self.step_count,
+            learning_rate=learning_rate,
+            factor=self.factor,
+        )
 
     # -- failure -----------------------------------------------------------------------------------------------------
 
@@ -296,16 +304,7 @@ class ZeroEngine:
         """
         self._state.check_prepared("catch_up")
         await self._recovery.break_off("catch_up() was called")
-        self.step_count += 1
-        self._commit_feedback()
-        update = OwnedUpdate(
-            self._means,
-            window=self._budget.window,
-            step=self.step_count,
-            learning_rate=learning_rate,
-            factor=self.factor,
-        )
-        await update.run_alone()
+        await self._begin_update(learning_rate).run_alone()
 
     async def resume(self, attempt: int = 0) -> None:
         """Bring replicas together after a failure: all of them call it.  Gradients are forgotten.
@@ -321,16 +320,9 @@ class ZeroEngine:
         self._reducer.start_over()
         self._forget_gradients()
 
-    def _commit_feedback(self) -> None:
-        if self._means.feedback is not None:
-            self._means.feedback.commit()
-
     def _forget_gradients(self) -> None:
         self.factor = 1.0
-        if self._means.feedback is not None:
-            self._means.feedback.drop()
-        for share in self._means.shares:
-            share.zero_grad()
+        self._means.forget_gradients()
         self._state.phase = EnginePhase.OPEN
 
     # -- parameters, states, memory ----------------------------------------------------------------------------------
@@ -338,7 +330,7 @@ class ZeroEngine:
     async def gather(self, names: Iterable[str] | None = None) -> None:
         """Stage 3: give parameters (None: all) their whole values until ``release``.  All ranks name the same ones."""
         gatherer = self._check_sharded("gather")
-        chosen = self._choose(names)
+        chosen = self._means.places_of(names)
         async with self._recovery.all_or_none("gather"):
             await compare(self.communicator, [str(chosen)], key=f"{self._means.key()}/gather")
         unit = ParameterUnit("named", chosen, self._means)
@@ -355,18 +347,8 @@ class ZeroEngine:
 
     def memory_stats(self) -> ZeROMemoryStats:
         """Return the bytes that this rank holds now."""
-        shares = self._means.shares
-        return ZeROMemoryStats(
-            parameters=sum(share.parameter_bytes for share in shares),
-            gradients=sum(share.gradient_bytes for share in shares),
-            states=sum(share.range.nbytes for share in shares),
-            gathered=self._bytes_held.gathered,
-            buffers=self._bytes_held.buffers,
-            transient_peak=self._bytes_held.peak,
-            whole=sum(share.whole_bytes for share in shares),
-            values=sum(parameter.size for parameter in self.parameters),
-            residuals=0 if self._means.feedback is None else self._means.feedback.nbytes,
-        )
+        feedback = self._means.feedback
+        return held_now(self._means.shares, self._bytes_held, residuals=0 if feedback is None else feedback.nbytes)
 
     def memory_needed(self) -> int:
         """Return the most bytes that this rank holds in a step, which are not all there before the first one.
@@ -374,19 +356,15 @@ class ZeroEngine:
         Counts whole gradients, which are there until they are reduced, as many buckets as may be under way, and of
         stage 3 what may be gathered.
         """
-        shares, stage = self._means.shares, self.config.stage
-        kept = sum(share.parameter_bytes + share.range.nbytes + share.whole_gradient_bytes for share in shares)
-        if stage.shards_gradients:
-            kept += sum(share.own_gradient_bytes for share in shares)
-        if self._means.feedback is not None:
-            kept += self._means.feedback.nbytes_needed
-        gatherer = self._recovery.gatherer
-        return kept + self._budget.buffers + (0 if gatherer is None else gatherer.nbytes_needed)
+        feedback, gatherer = self._means.feedback, self._recovery.gatherer
+        residuals = 0 if feedback is None else feedback.nbytes_needed
+        gathered = 0 if gatherer is None else gatherer.nbytes_needed
+        return kept_in_a_step(self._means.shares, self.config.stage) + self._budget.buffers + residuals + gathered
 
     def state_pieces(self) -> list[StatePiece]:
         """Return what a checkpoint must hold of this rank, besides ``step_count``."""
         self._state.check_sound("state_pieces")
-        return pieces_of(self._means.shares)
+        return pieces_of(share.held for share in self._means.shares)
 
     def residuals(self) -> dict[str, Values]:
         """Return a copy of what compression on this rank has yet to make up for, flat, by parameter; for checkpoints.
@@ -411,7 +389,7 @@ class ZeroEngine:
         try:
             if step_count < 0:
                 raise UsageError(f"step_count: expected 0 or more, got {step_count}")
-            restore_pieces(self._means.shares, arrays)
+            restore_pieces((share.held for share in self._means.shares), arrays)
         except UsageError:
             await self._recovery.break_off("restore")
             self._recovery.stay_away(attempt)
@@ -425,11 +403,3 @@ class ZeroEngine:
         self._state.check_sound(what)
         assert self._recovery.gatherer is not None, "it is prepared"
         return self._recovery.gatherer
-
-    def _choose(self, names: Iterable[str] | None) -> list[int]:
-        place = {parameter.name: index for index, parameter in enumerate(self.parameters)}
-        chosen = list(place) if names is None else list(names)
-        for name in chosen:
-            if name not in place:
-                raise UsageError(f"names: expected parameters of this engine, got {name!r}")
-        return sorted({place[name] for name in chosen})

@@ -12,31 +12,22 @@ from asyncpar.core.concurrency.offload import off_loop
 from asyncpar.core.records import dataclass
 from asyncpar.gradsync import GradientSynchronizer, StepOutcome, SyncStatistics
 from asyncpar.gradsync.plan import HasGradient
-from asyncpar.nn.half import HalfParameter, stored_value
-from asyncpar.nn.optimizers import MASTER, Optimizer, Rule
+from asyncpar.nn.half import stored_value
+from asyncpar.nn.optimizers import Optimizer, Rule
 from asyncpar.nn.parameter import Array, OnGradient, Parameter
-from asyncpar.zero.share import VALUE, StatePiece
+from asyncpar.zero.memory import MemoryUsage
+from asyncpar.zero.share import Held, StatePiece, pieces_of, restore_pieces
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryUsage:
-    """Bytes of the arrays that are held on this rank now, by what they are for.
+class ReductionState:
+    """What the reduction of gradients keeps on one rank between steps: residuals and such, as flat arrays by name.
 
-    ``accumulation`` are sums of gradients over micro-steps, ``buffers`` what is sent and received, ``residuals`` what
-    error feedback keeps.
+    ``number`` is that of the last reduction, equal on all ranks.
     """
 
-    parameters: int = 0
-    gradients: int = 0
-    accumulation: int = 0
-    optimizer_states: int = 0
-    buffers: int = 0
-    residuals: int = 0
-
-    @property
-    def total(self) -> int:
-        kept = self.parameters + self.gradients + self.accumulation + self.optimizer_states
-        return kept + self.buffers + self.residuals
+    arrays: Mapping[str, Array]
+    number: int
 
 
 class GradientFlow(ABC):
@@ -118,17 +109,12 @@ class GradientFlow(ABC):
         """
 
     @abstractmethod
-    def reduction_state(self) -> dict[str, Array]:
-        """Return what the reduction of gradients keeps on this rank between steps, by name."""
-
-    @property
-    @abstractmethod
-    def reductions(self) -> int:
-        """The number of the last reduction, equal on all ranks."""
+    def reduction_state(self) -> ReductionState:
+        """Return what the reduction of gradients keeps on this rank between steps."""
 
     @abstractmethod
-    def restore_reduction(self, state: Mapping[str, Array] | None, reductions: int) -> None:
-        """Go on from ``reduction_state`` and ``reductions``, or, where that is None, from nothing."""
+    def restore_reduction(self, state: ReductionState | None) -> None:
+        """Go on from ``state``, or from nothing."""
 
     @abstractmethod
     def close(self) -> None:
@@ -141,11 +127,6 @@ class GradientFlow(ABC):
     @abstractmethod
     def memory(self) -> MemoryUsage:
         """Return what this rank holds now, by what it is for."""
-
-    @property
-    @abstractmethod
-    def kept_nbytes(self) -> int:
-        """Bytes of parameters, gradients and states that this rank holds."""
 
     @property
     @abstractmethod
@@ -232,39 +213,24 @@ class ReplicatedFlow(GradientFlow):
         self._synchronizer.restart(attempt)
 
     def pieces(self) -> Sequence[StatePiece]:
-        return [
-            StatePiece(
-                parameter=parameter.name,
-                kind=kind,
-                slice=parameter.slice,
-                flat=(0, parameter.size),
-                array=array.reshape(-1),
-            )
-            for parameter in self.parameters
-            for kind, array in self._arrays(parameter).items()
-        ]
+        return pieces_of(self._held())
 
     async def restore(
         self, arrays: Mapping[tuple[str, str], Array], step_count: int, attempt: int | None = None
     ) -> None:
         if attempt is not None:
             self._synchronizer.restart(attempt)
-        for parameter in self.parameters:
-            for kind, array in self._arrays(parameter).items():
-                array[...] = arrays[parameter.name, kind].reshape(array.shape)
-            if isinstance(parameter, HalfParameter):
-                parameter.stored[...] = self._optimizer.state(parameter.name)[MASTER]
+        restore_pieces(self._held(), arrays)
         self._optimizer.step_count = step_count
 
-    def reduction_state(self) -> dict[str, Array]:
-        return self._synchronizer.state()
+    def reduction_state(self) -> ReductionState:
+        return ReductionState(arrays=self._synchronizer.state(), number=self._synchronizer.steps)
 
-    @property
-    def reductions(self) -> int:
-        return self._synchronizer.steps
-
-    def restore_reduction(self, state: Mapping[str, Array] | None, reductions: int) -> None:
-        self._synchronizer.restore(state or {}, steps=None if state is None else reductions)
+    def restore_reduction(self, state: ReductionState | None) -> None:
+        if state is None:
+            self._synchronizer.restore({})
+        else:
+            self._synchronizer.restore(state.arrays, steps=state.number)
 
     def close(self) -> None:
         self._synchronizer.close()
@@ -287,19 +253,13 @@ class ReplicatedFlow(GradientFlow):
         return sum(stored_value(parameter).nbytes for parameter in self.parameters)
 
     @property
-    def kept_nbytes(self) -> int:
-        return 2 * self._stored_nbytes + self._optimizer.nbytes
-
-    @property
     def nbytes(self) -> int:
-        return self.kept_nbytes + self._synchronizer.get_memory_usage().total
+        kept = 2 * self._stored_nbytes + self._optimizer.nbytes
+        return kept + self._synchronizer.get_memory_usage().total
 
     @property
     def nbytes_needed(self) -> int:
         return self.nbytes
 
-    def _arrays(self, parameter: Parameter) -> dict[str, Array]:
-        """Return the values, those of the optimizer where they are more exact, and the states, by kind."""
-        arrays = dict(self._optimizer.state(parameter.name))
-        arrays[VALUE] = arrays.pop(MASTER) if isinstance(parameter, HalfParameter) else parameter.value
-        return arrays
+    def _held(self) -> list[Held]:
+        return [(flat, flat.of(stored_value(flat.parameter))) for flat in self._optimizer.ranges]

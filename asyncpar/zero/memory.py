@@ -3,10 +3,34 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterable
+from dataclasses import dataclass
 
 from asyncpar.core.records import dataclass
 from asyncpar.errors import UsageError
 from asyncpar.zero.config import ZeROStage
+from asyncpar.zero.share import ParameterShare
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryUsage:
+    """Bytes of the arrays that are held on this rank now, by what they are for.
+
+    ``accumulation`` are sums of gradients over micro-steps, ``buffers`` what is sent and received, ``residuals`` what
+    error feedback keeps.
+    """
+
+    parameters: int = 0
+    gradients: int = 0
+    accumulation: int = 0
+    optimizer_states: int = 0
+    buffers: int = 0
+    residuals: int = 0
+
+    @property
+    def total(self) -> int:
+        kept = self.parameters + self.gradients + self.accumulation + self.optimizer_states
+        return kept + self.buffers + self.residuals
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +72,33 @@ class ZeROMemoryStats:
     def bytes_per_value(self) -> float:
         """Bytes that are there to stay, for each value of the parameters; 0 where there are none."""
         return self.kept / self.values if self.values else 0.0
+
+
+def held_now(shares: Iterable[ParameterShare], transient: TransientBytes, *, residuals: int) -> ZeROMemoryStats:
+    """Return the bytes of ``shares``, and what comes and goes."""
+    known = tuple(shares)
+    return ZeROMemoryStats(
+        parameters=sum(share.parameter_bytes for share in known),
+        gradients=sum(share.gradient_bytes for share in known),
+        states=sum(share.range.nbytes for share in known),
+        gathered=transient.gathered,
+        buffers=transient.buffers,
+        transient_peak=transient.peak,
+        whole=sum(share.whole_bytes for share in known),
+        values=sum(share.parameter.size for share in known),
+        residuals=residuals,
+    )
+
+
+def kept_in_a_step(shares: Iterable[ParameterShare], stage: ZeROStage) -> int:
+    """Return the bytes of values, states and gradients in a step: also of whole gradients until they are reduced."""
+    return sum(
+        share.parameter_bytes
+        + share.range.nbytes
+        + share.whole_gradient_bytes
+        + (share.own_gradient_bytes if stage.shards_gradients else 0)
+        for share in shares
+    )
 
 
 def memory_reduction(

@@ -22,12 +22,11 @@ from asyncpar.core.concurrency.bridge import LoopBridge, PendingResult
 from asyncpar.errors import UsageError
 from asyncpar.nn.parameter import Array, OnGradient, Parameter
 from asyncpar.nn.stage import Deferred, Stage
+from asyncpar.zero.buckets import BucketGather, Means
 from asyncpar.zero.config import MIB
 from asyncpar.zero.errors import MemoryExceeded
-from asyncpar.zero.gathering import BucketGather
 from asyncpar.zero.memory import TransientBytes
 from asyncpar.zero.partition import Partition, make_partition
-from asyncpar.zero.reduction import Means
 
 
 class ParameterUnit:

@@ -11,13 +11,12 @@ import numpy as np
 from asyncpar.agreement.errors import SettingsDiffer
 from asyncpar.agreement.exchanges import OwedCollective
 from asyncpar.errors import PeerError
+from asyncpar.zero.buckets import Means
 from asyncpar.zero.errors import StepTorn
-from asyncpar.zero.exchanges import NormExchange, StepAgreement
 from asyncpar.zero.parameter_gatherer import ParameterGatherer
 from asyncpar.zero.reducer import Reducer
-from asyncpar.zero.reduction import Means
 from asyncpar.zero.step_state import EnginePhase, StepState
-from asyncpar.zero.stepping import value_gathers
+from asyncpar.zero.stepping import StepAgreement, norm_exchange, value_gathers
 
 
 class Names:
@@ -66,8 +65,8 @@ class Recovery:
         await self._reducer.abandon()
         if self.gatherer is not None:
             await self.gatherer.abandon()
-        NormExchange(self._means, 0.0).give_up()
-        StepAgreement(self._means, step=0, learning_rate=0.0, factor=0.0, is_finite=False).give_up()
+        norm_exchange(self._means, 0.0).close()
+        StepAgreement(self._means, step=0, learning_rate=0.0, factor=0.0, is_finite=False).close()
         for gather in value_gathers(self._means, "spread"):
             gather.give_up()
 

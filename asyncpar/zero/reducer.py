@@ -8,7 +8,7 @@ from collections import Counter
 
 from asyncpar.errors import UsageError
 from asyncpar.nn.parameter import Array
-from asyncpar.zero.reduction import BucketReduction, Means
+from asyncpar.zero.buckets import BucketReduction, Means
 from asyncpar.zero.tasks import first_failure, stopped
 
 

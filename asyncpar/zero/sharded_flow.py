@@ -15,7 +15,8 @@ from asyncpar.core.records import dataclass
 from asyncpar.gradsync import GradientSynchronizer, StepOutcome, SyncStatistics
 from asyncpar.nn.parameter import Array, OnGradient
 from asyncpar.zero.engine import ZeroEngine
-from asyncpar.zero.flow import GradientFlow, MemoryUsage
+from asyncpar.zero.flow import GradientFlow, ReductionState
+from asyncpar.zero.memory import MemoryUsage
 from asyncpar.zero.share import StatePiece
 
 _ENGINE, _SHARED = "engine/", "shared/"
@@ -102,22 +103,21 @@ class ShardedFlow(GradientFlow):
             self._synchronizer.restart(attempt)
         await self._engine.restore(arrays, step_count=step_count, attempt=attempt or 0)
 
-    def reduction_state(self) -> dict[str, Array]:
-        own = {f"{_ENGINE}{name}": values for name, values in self._engine.residuals().items()}
-        shared = {} if self._synchronizer is None else self._synchronizer.state()
-        return own | {f"{_SHARED}{name}": values for name, values in shared.items()}
+    def reduction_state(self) -> ReductionState:
+        arrays = {f"{_ENGINE}{name}": values for name, values in self._engine.residuals().items()}
+        if self._synchronizer is None:
+            return ReductionState(arrays=arrays, number=0)
+        arrays |= {f"{_SHARED}{name}": values for name, values in self._synchronizer.state().items()}
+        return ReductionState(arrays=arrays, number=self._synchronizer.steps)
 
-    @property
-    def reductions(self) -> int:
-        return 0 if self._synchronizer is None else self._synchronizer.steps
-
-    def restore_reduction(self, state: Mapping[str, Array] | None, reductions: int) -> None:
-        known = state or {}
+    def restore_reduction(self, state: ReductionState | None) -> None:
+        arrays = {} if state is None else state.arrays
         self._engine.restore_residuals(
-            {key.removeprefix(_ENGINE): array for key, array in known.items() if not key.startswith(_SHARED)}
+            {key.removeprefix(_ENGINE): array for key, array in arrays.items() if not key.startswith(_SHARED)}
         )
         if self._synchronizer is not None:
-            self._synchronizer.restore(_under(_SHARED, known), steps=None if state is None else reductions)
+            shared = {key.removeprefix(_SHARED): arrays[key] for key in arrays if key.startswith(_SHARED)}
+            self._synchronizer.restore(shared, steps=None if state is None else state.number)
 
     def close(self) -> None:
         self._engine.close()
@@ -136,11 +136,6 @@ class ShardedFlow(GradientFlow):
             buffers=stats.buffers,
             residuals=stats.residuals,
         )
-
-    @property
-    def kept_nbytes(self) -> int:
-        stats = self._engine.memory_stats()
-        return stats.kept - stats.residuals
 
     @property
     def nbytes(self) -> int:
@@ -162,7 +157,3 @@ class ShardedFlow(GradientFlow):
             for parameter in self.parameters
             if parameter.placement.replicated is not None or parameter.placement.tied is not None
         ]
-
-
-def _under(prefix: str, state: Mapping[str, Array]) -> dict[str, Array]:
-    return {key.removeprefix(prefix): array for key, array in state.items() if key.startswith(prefix)}

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterable, Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -12,7 +13,7 @@ from asyncpar.core.config.slicing import TensorSlice
 from asyncpar.core.records import dataclass
 from asyncpar.errors import UsageError
 from asyncpar.nn.half import stored_dtype, stored_value
-from asyncpar.nn.optimizers import MASTER, FlatRange, Rule
+from asyncpar.nn.optimizers import FlatRange, Rule
 from asyncpar.nn.parameter import Array, Parameter
 from asyncpar.zero.config import ZeROStage
 from asyncpar.zero.partition import Spec
@@ -119,15 +120,10 @@ class ParameterShare:
         if len(self.range):
             self.range.update(self.value, self.gradient, **settings)
 
-    def restore(self, kind: str, array: Array) -> None:
-        """Write the states ``kind``, or the ``value``, of what is updated."""
-        if kind != VALUE:
-            self.range.states[kind][...] = array
-            return
-        if self.range.master is not None:
-            self.range.master[...] = array
-        with np.errstate(over="ignore"):
-            self.value[...] = array
+    @property
+    def held(self) -> Held:
+        """What a checkpoint must keep of it."""
+        return self.range, self.value
 
     # -- memory ------------------------------------------------------------------------------------------------------
 
@@ -196,45 +192,54 @@ class StatePiece:
         return f"{self.kind} of {self.parameter}, values {start} to {stop} of {list(self.slice.local_shape)}"
 
 
-def pieces_of(shares: Iterable[ParameterShare]) -> list[StatePiece]:
-    """Return all that must be kept of ``shares``."""
+Held: TypeAlias = tuple[FlatRange, Array]
+"""The range of a parameter that this rank updates, with its values: flat, as stored, to be written to."""
+
+
+def pieces_of(held: Iterable[Held]) -> list[StatePiece]:
+    """Return all that must be kept of ``held``."""
     return [
         StatePiece(
-            parameter=share.parameter.name,
+            parameter=flat.parameter.name,
             kind=kind,
-            slice=share.parameter.slice,
-            flat=(share.range.start, share.range.stop),
+            slice=flat.parameter.slice,
+            flat=(flat.start, flat.stop),
             array=array,
         )
-        for share in shares
-        for kind, array in _arrays(share).items()
+        for flat, value in held
+        for kind, array in _arrays(flat, value).items()
     ]
 
 
-def restore_pieces(shares: Iterable[ParameterShare], arrays: Mapping[tuple[str, str], Array]) -> None:
-    """Write ``arrays``, by name of the parameter and kind, into ``shares``.
+def restore_pieces(held: Iterable[Held], arrays: Mapping[tuple[str, str], Array]) -> None:
+    """Write ``arrays``, by name of the parameter and kind, into ``held``.
 
     Raises ``UsageError``, with nothing written, unless there is one for each piece, as long as it and of its dtype.
     """
-    by_key = {(share.parameter.name, kind): share for share in shares for kind in _arrays(share)}
+    known = tuple(held)
+    targets = {(one.parameter, one.kind): one.array for one in pieces_of(known)}
     for key, array in arrays.items():
-        if key not in by_key:
+        if key not in targets:
             raise UsageError(f"arrays: expected pieces of this engine, got {key[1]} of {key[0]}")
-        expected = _arrays(by_key[key])[key[1]]
+        expected = targets[key]
         if array.size != expected.size or array.dtype != expected.dtype:
             raise UsageError(
                 f"arrays: expected {expected.size} values of {expected.dtype} as {key[1]} of {key[0]}, "
                 f"got {array.size} of {array.dtype}"
             )
-    for name, kind in by_key.keys() - arrays.keys():
+    for name, kind in targets.keys() - arrays.keys():
         raise UsageError(f"arrays: expected {kind} of {name}, which is missing")
-    for key, share in by_key.items():
-        share.restore(key[1], arrays[key].reshape(-1))
+    for key, target in targets.items():
+        target[...] = arrays[key].reshape(-1)
+    for flat, value in known:
+        if flat.master is not None:
+            with np.errstate(over="ignore"):
+                value[...] = flat.master
 
 
-def _arrays(share: ParameterShare) -> dict[str, Array]:
-    states = {kind: array for kind, array in share.range.arrays().items() if kind != MASTER}
-    return {VALUE: share.range.exact(share.value), **states}
+def _arrays(flat: FlatRange, value: Array) -> dict[str, Array]:
+    """Return the exact values and the states, by kind."""
+    return {VALUE: value if flat.master is None else flat.master, **flat.states}
 
 
 def describe(specs: Iterable[Spec], parameters: Iterable[Parameter]) -> list[str]:

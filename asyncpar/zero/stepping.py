@@ -1,17 +1,91 @@
-"""The step: owners update their values, and everyone gets them."""
+"""The step: replicas compare what they are about to do, owners update their values, and all ranks get them."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
+from asyncpar.agreement.exchanges import OwedCollective
 from asyncpar.core.concurrency.offload import off_loop
-from asyncpar.zero.gathering import BucketGather
-from asyncpar.zero.reduction import Means
+from asyncpar.errors import AsyncparError, NonFiniteValue, UsageError
+from asyncpar.nn.optimizers import combined
+from asyncpar.zero.buckets import BucketGather, Means
 from asyncpar.zero.share import ParameterShare
 from asyncpar.zero.tasks import ended, first_failure, stopped
+
+
+def norm_exchange(means: Means, own: float) -> OwedCollective[Any]:
+    """Return the exchange of every replica's part of the squared norm, ``own`` on this one: a row of one float64."""
+    row = np.array([own])
+    return _exchange(means, "norm", lambda: row)
+
+
+async def global_norm(means: Means, own: float) -> float:
+    """Return the norm of all replicas' gradients: the same bits on every replica."""
+    rows = await norm_exchange(means, own).run()
+    return math.sqrt(combined(rows[:, 0].tolist()))
+
+
+class StepAgreement:
+    """An exchange in which replicas say what step they are about to take.
+
+    A second one follows where gradients are not finite on some: it finds out which, and on which rank.
+    """
+
+    def __init__(self, means: Means, *, step: int, learning_rate: float, factor: float, is_finite: bool) -> None:
+        self._means = means
+        self._own = np.array([step, learning_rate, factor, is_finite], np.float64)
+        self._exchange = _exchange(means, "step", lambda: self._own)
+        self._search = _exchange(means, "culprits", self._own_faults)
+
+    async def run(self) -> AsyncparError | None:
+        """Return what is wrong, on every replica alike: that they are not at the same step, or gradients not finite."""
+        rows = await self._exchange.run()
+        ranks = self._means.communicator.ranks
+        for place, what in enumerate(("number of steps taken", "learning rate", "scale")):
+            values = rows[:, place].tolist()
+            for rank, value in zip(ranks, values, strict=True):
+                if not math.isfinite(value) or (value < 0.0 and what == "learning rate"):
+                    return UsageError(f"step: expected a finite {what} >= 0, but rank {rank} has {value}")
+                if value != values[0]:
+                    first = f"rank {ranks[0]} has {values[0]}"
+                    return UsageError(f"step: expected one {what} on all replicas, but {first}, rank {rank} {value}")
+        if rows[:, 3].all():
+            return None
+        found = self._describe(await self._search.run())
+        return NonFiniteValue(f"gradients: expected finite numbers at step {int(self._own[0])}, but {found}")
+
+    def close(self) -> None:
+        """Abort the exchanges on all ranks, unless they have begun.  Does not wait."""
+        self._exchange.close()
+        self._search.close()
+
+    def _own_faults(self) -> NDArray[np.bool_]:
+        """Return, for each parameter, whether this rank's gradient was not finite, and whether what it reduced is."""
+        return np.array([self._means.spoiled(), self._means.overflowed()], np.bool_)
+
+    def _describe(self, faults: NDArray[Any]) -> str:
+        """Return which ranks brought what; or, where none did, which sums overflowed."""
+        marks: list[list[bool]] = faults[:, 0].tolist()
+        spoiled = [self._means.names_of(row) for row in marks]
+        brought = [
+            f"rank {rank} has NaN or infinity in {', '.join(names)}"
+            for rank, names in zip(self._means.communicator.ranks, spoiled, strict=True)
+            if names
+        ]
+        overflowed: list[bool] = np.any(faults[:, 1], axis=0).tolist()
+        return "; ".join(brought) or f"the sum over ranks overflowed in {', '.join(self._means.names_of(overflowed))}"
+
+
+def _exchange(means: Means, what: str, own: Callable[[], NDArray[Any]]) -> OwedCollective[Any]:
+    key = f"{means.key()}/{what}"
+    return OwedCollective(lambda: means.communicator.all_gather(own(), key=key))
 
 
 class OwnedUpdate:

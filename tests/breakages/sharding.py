@@ -13,7 +13,7 @@ import pytest
 from asyncpar.nn.optimizers import SGD, Adam, Optimizer, distinct
 from asyncpar.nn.parameter import Array, Parameter
 from asyncpar.zero import ZeROStage, engine, partition, stepping
-from asyncpar.zero.reduction import BucketReduction
+from asyncpar.zero.buckets import BucketReduction
 from asyncpar.zero.row_sum import PlainSum
 from asyncpar.zero.share import ParameterShare
 from tests.breakages.breakage import Breakage, Mistake, impatient, on_virtual_time

@@ -14,7 +14,7 @@ from asyncpar.collectives.arrays import Reduction
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.core.config.parallel import RankMapping, ThreeDParallelismConfig
 from asyncpar.gradsync import bucket_run, choice, synchronizer
-from asyncpar.gradsync.groups import HostGroups, Name, SyncGroups, make_groups, split_by_host
+from asyncpar.gradsync.groups import HostGroups, Name, SyncGroups, split_by_host
 from asyncpar.gradsync.plan import Accumulation, HasGradient, Parameters, parameters_by_name
 from asyncpar.gradsync.schemes import Exact, ReductionStep, Scheme
 from tests.breakages.breakage import Breakage, Mistake, impatient, on_virtual_time
@@ -81,13 +81,14 @@ def leave_out_down_projections(patch: pytest.MonkeyPatch) -> None:
 
 def reduce_tied_tensors_over_all_stages(patch: pytest.MonkeyPatch) -> None:
     """The ends wait for the stages in between, which have nothing tied and never come."""
+    made = SyncGroups.of
 
     def wrong(config: ThreeDParallelismConfig, mapping: RankMapping, communicator: Communicator) -> SyncGroups:
-        groups = make_groups(config, mapping, communicator)
+        groups = made(config, mapping, communicator)
         pipeline = communicator.subgroup(mapping.pp_group_ranks(), key="broken")
         return groups if groups.embedding is None else dataclasses.replace(groups, embedding=pipeline)
 
-    patch.setattr(synchronizer, "make_groups", wrong)
+    patch.setattr(SyncGroups, "of", staticmethod(wrong))
 
 
 def drop_what_was_reduced(patch: pytest.MonkeyPatch) -> None:

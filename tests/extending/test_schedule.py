@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from asyncpar.collectives.communicator import Communicator
 from asyncpar.core.config.parallel import ThreeDParallelismConfig
 from asyncpar.core.config.schedule_type import SCHEDULES
-from asyncpar.errors import UsageError
+from asyncpar.errors import PeerCancelled, UsageError
 from asyncpar.estimate import Job, Machine, ModelShape, Search, find_layouts, memory_requirements
 from asyncpar.gradsync import GradientBucketingConfig, GradientCompressionConfig
-from asyncpar.hybrid import HybridConfig
+from asyncpar.hybrid import HybridConfig, ThreeDParallelismCoordinator, TransformerModel
 from asyncpar.nn.parameter import Array
 from asyncpar.pipeline import (
     CustomSchedule,
@@ -33,6 +34,9 @@ from asyncpar.pipeline.layout import StageLayout
 from asyncpar.pipeline.operation import OperationKind
 from asyncpar.pipeline.result import PipelineResult
 from asyncpar.train.options import make_config, make_layout, parse_arguments
+from asyncpar.zero.config import ZeROConfig, ZeROStage
+from tests.hybrid.worlds import TINY, assert_same, on_ranks, train_alone, train_together
+from tests.hybrid.worlds import make_config as make_training
 from tests.pipeline.real_stages import alone, cut_model, gradients_of, make_executors, make_samples, run_all
 from tests.pipeline.worlds import Ranks, in_virtual_time
 
@@ -182,6 +186,44 @@ def test_training_by_name_computes_what_one_process_computes() -> None:
 
     losses, _ = alone(cut_model(2), inputs, targets)
     assert in_virtual_time(2, main)[-1].losses == tuple(losses)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rotated(TwoByTwo):
+    """The same order, with stage 0 on rank 1 and so on, the last stage on rank 0."""
+
+    @property
+    def layout(self) -> StageLayout:
+        ranks = tuple((stage + 1) % self.num_stages for stage in range(self.num_stages))
+        return StageLayout(ranks=ranks, num_stages=self.num_stages)
+
+    def compute_order(self, rank: int) -> tuple[PipelineOp, ...]:
+        return TwoByTwo.compute_order(self, (rank - 1) % self.num_stages)
+
+
+@pytest.mark.parametrize("stage", [ZeROStage.NONE, ZeROStage.STAGE1])
+async def test_tied_embeddings_are_added_up_wherever_its_layout_puts_both_ends(stage: ZeROStage) -> None:
+    model = replace(TINY, layers=3, tied_embeddings=True)
+    with SCHEDULES.registered(ScheduleKind(name="rotated", make=one_chunk_only(Rotated))):
+        config = make_training(
+            1, 1, 3, layers=3, micro_batches=4, zero=ZeROConfig(stage=stage), clip_norm=0.3, pipeline_schedule="rotated"
+        )
+        together = await train_together(model, config, rows=8)
+    assert_same(together, train_alone(model, config, rows=8), tolerance=1e-12)
+
+
+async def test_a_schedule_whose_ends_are_not_those_of_the_configuration_is_refused_where_they_are_tied() -> None:
+    model = replace(TINY, layers=4, tied_embeddings=True)
+    schedule = Rotated(num_stages=4, num_microbatches=4)
+    config = make_training(1, 1, 4, layers=4, micro_batches=4, schedule=schedule)
+
+    async def main(world: Communicator) -> BaseException:
+        with pytest.raises((UsageError, PeerCancelled), match="tokens: expected a tie only on ranks with") as caught:
+            await ThreeDParallelismCoordinator.create(config, TransformerModel(config=model), world)
+        return caught.value
+
+    errors = await on_ranks(4, main, patience=10)
+    assert [type(error) for error in errors] == [PeerCancelled, UsageError, PeerCancelled, PeerCancelled]
 
 
 @pytest.mark.usefixtures("registered")

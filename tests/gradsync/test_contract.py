@@ -259,3 +259,19 @@ async def test_two_tensors_of_a_stage_cannot_share_a_tie() -> None:
         for error in await on_all_failing(ranks, main):
             assert isinstance(error, UsageError), repr(error)
             assert "embedding" in str(error)
+
+
+async def test_a_tie_on_a_stage_in_between_is_an_error_on_all_ranks() -> None:
+    """Only the ranks with the first and the last virtual stage add up what is tied: elsewhere copies would differ."""
+    async with parallel_world(1, 1, 4) as ranks:
+
+        async def main(rank: Rank) -> None:
+            tied = "embedding" if rank.mapping.pp_rank in (1, 2) else None
+            held = [Tensor("table", np.ones(50, np.float32), Placement(tied=tied)), *rank_tensors(rank)]
+            await rank.synchronizer.synchronize_gradients(Tensors(held))
+
+        errors = await on_all_failing(ranks, main)
+    assert isinstance(errors[1], UsageError)
+    assert "parameter table: expected a tie only on ranks with" in str(errors[1])
+    for error in errors:
+        assert isinstance(error, UsageError), repr(error)

@@ -10,17 +10,19 @@ from typing import Any
 import numpy as np
 import pytest
 
+from asyncpar.collectives.communicator import Communicator
 from asyncpar.core.config.parallel import PipelineScheduleType
-from asyncpar.errors import PeerError, UsageError
-from asyncpar.hybrid import HybridConfig, ThreeDParallelismCoordinator, TransformerModel
+from asyncpar.errors import PeerCancelled, PeerError, UsageError
+from asyncpar.hybrid import HybridConfig, StageLayers, StagePlace, ThreeDParallelismCoordinator, TransformerModel
 from asyncpar.nn import TransformerConfig
+from asyncpar.nn.tensor.group import TensorGroup
 from asyncpar.pipeline.custom import parse_schedule
 from asyncpar.pipeline.errors import InvalidSchedule
 from asyncpar.pipeline.schedule import PipelineSchedule
 from asyncpar.testing import local_world
 from asyncpar.zero.config import ZeROConfig, ZeROStage
 from tests.hybrid.ranks import PATIENCE, assert_has_taken, outcomes_of, running
-from tests.hybrid.worlds import RATE, TINY, make_config
+from tests.hybrid.worlds import RATE, TINY, make_config, on_ranks
 
 
 async def create_on(
@@ -205,3 +207,25 @@ async def test_micro_batches_of_another_size_are_refused_and_the_next_step_works
 def test_settings_of_zero_that_would_have_no_effect(setting: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match=f"{next(iter(setting))} of ZeROConfig: expected .* in stage none, got"):
         make_config(2, zero=ZeROConfig(stage=ZeROStage.NONE, **setting))
+
+
+class BuiltElsewhereOnly(TransformerModel):
+    """Fails to build the second stage."""
+
+    def build(self, place: StagePlace, group: TensorGroup) -> StageLayers:
+        if not place.is_first:
+            raise UsageError("this stage cannot be built")
+        return super().build(place, group)
+
+
+@pytest.mark.parametrize("stage", ZeROStage)
+async def test_a_part_that_cannot_be_built_is_an_error_on_all_ranks_and_no_hang(stage: ZeROStage) -> None:
+    config = make_config(2, 1, 2, layers=TINY.layers, micro_batches=2, zero=ZeROConfig(stage=stage))
+
+    async def main(world: Communicator) -> BaseException:
+        with pytest.raises((UsageError, PeerCancelled), match="this stage cannot be built") as caught:
+            await ThreeDParallelismCoordinator.create(config, BuiltElsewhereOnly(config=TINY), world)
+        return caught.value
+
+    errors = await on_ranks(4, main, patience=10)
+    assert sorted(type(error).__name__ for error in errors) == ["PeerCancelled"] * 2 + ["UsageError"] * 2

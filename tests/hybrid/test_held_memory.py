@@ -74,7 +74,8 @@ async def test_what_is_held_between_steps_is_told(kind: str) -> None:
 async def test_a_rank_without_room_for_its_buckets_says_so_before_the_first_step() -> None:
     async with running(MODEL, config_of("int8")) as ranks:
         flow = ranks.all[0]._assembly.flow  # noqa: SLF001  # the figures by which the gradient flow reserves memory are not public
-        kept, needed = flow.kept_nbytes, flow.nbytes_needed
+        memory, needed = flow.memory(), flow.nbytes_needed
+        kept = 2 * memory.parameters + memory.optimizer_states
     assert needed > 1.9 * kept
     config = config_of("int8", max_memory_per_device=(kept + needed) / 2 / GIGABYTE)
     with pytest.raises(UsageError, match="max_memory_per_device: parameters, gradients, states and buckets of rank 0"):

@@ -17,8 +17,8 @@ from asyncpar.testing.loop import run_virtual
 from asyncpar.testing.world import local_world
 from asyncpar.zero import StepTorn, ZeROConfig, ZeroEngine, ZeROStage
 from asyncpar.zero.buffers import BufferPool
-from asyncpar.zero.exchanges import StepAgreement
 from asyncpar.zero.step_state import EnginePhase
+from asyncpar.zero.stepping import StepAgreement
 from tests.zero.layers import Replica, replicas
 from tests.zero.replicas import (
     PATIENCE,
@@ -206,7 +206,7 @@ async def test_a_rank_that_missed_a_step_of_the_others_can_catch_up(
 
     async def cancelled_on_rank_1(self: StepAgreement) -> AsyncparError | None:
         objection = await run(self)
-        if self._communicator.rank == 1:
+        if self._means.communicator.rank == 1:  # the rank whose agreement this is
             raise asyncio.CancelledError
         return objection
 

@@ -56,10 +56,6 @@ class FlatRange:
             with np.errstate(over="ignore"):
                 value[...] = self.master
 
-    def exact(self, value: Array) -> Array:
-        """Return the values in the dtype that is computed in: the master, or ``value`` itself."""
-        return value if self.master is None else self.master
-
     def arrays(self) -> Mapping[str, Array]:
         """Return the states, and the master if there is one, by name."""
         return dict(self.states) if self.master is None else {**self.states, MASTER: self.master}

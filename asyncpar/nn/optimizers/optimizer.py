@@ -34,6 +34,11 @@ class Optimizer:
         """Bytes of states and master values."""
         return sum(flat.nbytes for flat in self._ranges.values())
 
+    @property
+    def ranges(self) -> tuple[FlatRange, ...]:
+        """The parameters with their states, in order."""
+        return tuple(self._ranges.values())
+
     def state(self, name: str) -> Mapping[str, Array]:
         """Return what is kept of the parameter ``name``: arrays of its shape, by the names that its rule gives them.
 

@@ -1,8 +1,10 @@
-"""Reduce the gradients of one bucket to the means of their owners."""
+"""Reduce the gradients of a bucket to the means of their owners, and gather the values of a bucket from them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,11 +15,10 @@ from asyncpar.core.concurrency.offload import off_loop
 from asyncpar.core.records import dataclass
 from asyncpar.errors import UsageError
 from asyncpar.nn.half import stored_dtype
-from asyncpar.nn.optimizers import Rule, all_finite
+from asyncpar.nn.optimizers import Rule, all_finite, combined, squared_norm
 from asyncpar.nn.parameter import Array, Parameter
 from asyncpar.zero.buffers import BufferPool, Loans
 from asyncpar.zero.config import ZeROConfig
-from asyncpar.zero.feedback import StepFeedback
 from asyncpar.zero.memory import TransientBytes
 from asyncpar.zero.partition import (
     Partition,
@@ -26,11 +27,12 @@ from asyncpar.zero.partition import (
     Spec,
     make_partition,
     own_in_row,
+    pack_own,
     pack_rows,
     unpack_rows,
     values_in_rows,
 )
-from asyncpar.zero.row_sum import ReplicaSums, RowSum, RowSums
+from asyncpar.zero.row_sum import ReplicaSums, RowSum, RowSums, StepFeedback
 from asyncpar.zero.share import ParameterShare
 
 
@@ -49,6 +51,46 @@ class Means:
     key: Callable[[], str]
     row_sums: RowSums
     feedback: StepFeedback | None
+
+    def squared_norm(self, without: Collection[str]) -> float:
+        """Return the sum of squares of the reduced gradients that this rank owns, but those ``without``."""
+        counted = (share for share in self.shares if share.parameter.name not in without)
+        return combined(squared_norm(share.own_gradient) for share in counted)
+
+    def overflowed(self) -> list[bool]:
+        """Return, for each parameter, whether what this rank owns of its reduced gradient is not finite."""
+        return [not all_finite(share.own_gradient) for share in self.shares]
+
+    def spoiled(self) -> list[bool]:
+        """Return, for each parameter, whether its gradient was not finite on this rank before it was reduced."""
+        if self.partition.size == 1:  # a gradient is its own sum
+            return self.overflowed()
+        return [share.is_spoiled for share in self.shares]
+
+    def names_of(self, marks: Iterable[bool]) -> list[str]:
+        """Return the names of the parameters that are marked, in ``marks`` for each."""
+        return [share.parameter.name for share, is_marked in zip(self.shares, marks, strict=True) if is_marked]
+
+    def places_of(self, names: Iterable[str] | None) -> list[int]:
+        """Return the places of parameters (None: all), each once, ascending.  Raises ``UsageError`` for other names."""
+        place = {share.parameter.name: index for index, share in enumerate(self.shares)}
+        chosen = dict.fromkeys(place if names is None else names)
+        for name in chosen:
+            if name not in place:
+                raise UsageError(f"names: expected parameters of this engine, got {name!r}")
+        return sorted(place[name] for name in chosen)
+
+    def commit_feedback(self) -> None:
+        """Send what this step's encoding lost with the gradients of the next one."""
+        if self.feedback is not None:
+            self.feedback.commit()
+
+    def forget_gradients(self) -> None:
+        """Forget all gradients, and what their encoding lost."""
+        if self.feedback is not None:
+            self.feedback.drop()
+        for share in self.shares:
+            share.zero_grad()
 
 
 class BucketReduction:
@@ -206,3 +248,67 @@ def _check(specs: Sequence[Spec], config: ZeROConfig, communicator: Communicator
     known = communicator.algorithms("reduce_scatter")
     if config.algorithm is not None and config.algorithm not in known:
         raise UsageError(f"algorithm: expected one of {', '.join(known)}, got {config.algorithm!r}")
+
+
+class BucketGather:
+    """Gathers the values of one bucket, once.
+
+    ``partition`` is that of ``shares``; what they own goes into ``targets``, the flat values of each parameter.
+    """
+
+    def __init__(
+        self, bucket: RowBucket, means: Means, partition: Partition, shares: Sequence[ParameterShare], *, key: str
+    ) -> None:
+        self._bucket = bucket
+        self._partition = partition
+        self._shares = shares
+        self._loans = Loans(means.pool)
+        self._communicator = means.communicator
+        self._key = key
+        self._memory: tuple[Array, Array] | None = None
+        self._gather: OwedCollective[Any] = OwedCollective(self._begin)
+
+    async def run(self, targets: Sequence[Array], *, has_own: bool) -> None:
+        """Gather the values into ``targets``, which may have those that this rank owns already."""
+        nbytes = self._partition.bucket_nbytes(self._bucket)
+        is_over = False
+        try:
+            row, rows = self._opened()
+            await off_loop(partial(self._pack, row), nbytes=nbytes)
+            await self._gather.run()
+            await off_loop(partial(self._unpack, rows, targets, has_own), nbytes=nbytes)
+            is_over = True
+        finally:
+            self._close(is_over=is_over)
+
+    def give_up(self) -> None:
+        """Abort the gather on all ranks, unless it has begun.  Does not wait."""
+        try:
+            self._gather.close()
+        finally:
+            self._close(is_over=False)
+
+    def _opened(self) -> tuple[Array, Array]:
+        """Return memory for the row of this rank, and for the rows of all."""
+        if self._memory is None:
+            size, width, dtype = self._partition.size, self._bucket.width, self._bucket.dtype
+            self._memory = self._loans.take((width,), dtype), self._loans.take((size, width), dtype)
+        return self._memory
+
+    def _begin(self) -> Any:
+        row, rows = self._opened()
+        return self._communicator.all_gather(row, out=rows, key=f"{self._key}/{self._bucket.index}")
+
+    def _pack(self, row: Array) -> None:
+        for slot in self._bucket.slots:
+            pack_own(slot, self._shares[slot.parameter].own_value, row)
+
+    def _unpack(self, rows: Array, targets: Sequence[Array], has_own: bool) -> None:
+        own = self._communicator.rank if has_own else None
+        ranks = [rank for rank in range(self._partition.size) if rank != own]
+        for slot in self._bucket.slots:
+            unpack_rows(self._partition, slot, rows, targets[slot.parameter], ranks=ranks)
+
+    def _close(self, *, is_over: bool) -> None:
+        self._loans.close(is_over=is_over)
+        self._memory = None

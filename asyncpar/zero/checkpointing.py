@@ -1,0 +1,128 @@
+"""Checkpoints of a gradient flow: values, optimizer states, and what the reduction of gradients keeps between steps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from asyncpar.checkpoint import Piece, Wanted, load_checkpoint, save_checkpoint
+from asyncpar.checkpoint.rank_state import describe_state, load_rank_state, pieces_of_rank
+from asyncpar.collectives.communicator import Communicator
+from asyncpar.errors import UsageError
+from asyncpar.nn.parameter import Array
+from asyncpar.zero.flow import GradientFlow, ReductionState
+from asyncpar.zero.share import StatePiece
+
+_RUN, _USER, _REDUCTION, _NUMBER = "run", "user", "reduction", "reductions"
+_WHAT = "what the reduction of gradients keeps between steps (residuals of compression, order of buckets)"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedFlow:
+    """What a checkpoint holds for this rank.
+
+    ``arrays`` are flat, by parameter and kind.  ``run`` and ``extra`` are what was saved as such.  ``reduction`` is
+    None where ranks reduce in another layout than those that saved.
+    """
+
+    arrays: dict[tuple[str, str], Array]
+    run: dict[str, Any]
+    extra: dict[str, Any]
+    reduction: ReductionState | None
+
+
+async def save_flow(
+    folder: Path,
+    flow: GradientFlow,
+    *,
+    step: int,
+    run: Mapping[str, Any],
+    layout: str,
+    model: Mapping[str, Any],
+    communicator: Communicator,
+    extra: Mapping[str, Any] | None,
+    keep: int | None,
+) -> Path:
+    """Save what all ranks of ``communicator`` hold, and return the folder of the checkpoint.
+
+    ``run`` are numbers of the run and ``extra`` what the user saves: JSON values, equal on all ranks.  ``layout`` says
+    how gradients are reduced; ``model`` tells the model from others.  See ``asyncpar.checkpoint.save_checkpoint``.
+    """
+    pieces = [
+        Piece(name=one.parameter, kind=one.kind, slice=one.slice, flat=one.flat, array=one.array)
+        for one in flow.pieces()
+    ]
+    reduction = flow.reduction_state()
+    saved = await save_checkpoint(
+        folder,
+        step=step,
+        pieces=pieces + pieces_of_rank(communicator.rank, reduction.arrays),
+        model=model,
+        communicator=communicator,
+        extra={
+            _RUN: {**run, _NUMBER: reduction.number},
+            _USER: dict(extra or {}),
+            _REDUCTION: describe_state(layout, reduction.arrays),
+        },
+        keep=keep,
+    )
+    return saved.path
+
+
+def wanted_by(flow: GradientFlow) -> list[Wanted]:
+    """Return what this rank needs of a checkpoint."""
+    return [
+        Wanted(name=one.parameter, kind=one.kind, slice=one.slice, flat=one.flat, dtype=one.array.dtype)
+        for one in flow.pieces()
+    ]
+
+
+async def load_flow(
+    folder: Path, wanted: Sequence[Wanted], *, layout: str, model: Mapping[str, Any], communicator: Communicator
+) -> LoadedFlow:
+    """Return what the latest checkpoint in ``folder`` holds for this rank; all ranks call it.
+
+    Raises, on all of them, what ``asyncpar.checkpoint.load_checkpoint`` raises.
+    """
+    loaded = await load_checkpoint(folder, wanted, model=model, communicator=communicator)
+    run: dict[str, Any] = loaded.extra[_RUN]
+    kept = await load_rank_state(
+        loaded,
+        [one.get(_REDUCTION) for one in loaded.extras],
+        layout=layout,
+        model=model,
+        communicator=communicator,
+        what=_WHAT,
+    )
+    return LoadedFlow(
+        arrays={(one.name, one.kind): array.reshape(-1) for one, array in zip(wanted, loaded.arrays, strict=True)},
+        run=run,
+        extra=loaded.extra[_USER],
+        reduction=None if kept is None else ReductionState(arrays=kept, number=run.get(_NUMBER, 0)),
+    )
+
+
+async def carry_over(
+    held: Sequence[StatePiece], wanted: Sequence[StatePiece], communicator: Communicator
+) -> dict[tuple[str, str], Array]:
+    """Return the arrays of ``held`` for each of ``wanted``, flat, by parameter and kind; all ranks call it.
+
+    Raises ``UsageError``, on every rank of ``communicator``, where some rank does not hold all of what it will hold.
+    """
+    there = {(piece.parameter, piece.kind): piece for piece in held}
+    lacking = next((piece for piece in wanted if not _fits(there.get((piece.parameter, piece.kind)), piece)), None)
+    reason = "" if lacking is None else f"{lacking.kind} of {lacking.parameter}"
+    reasons = await communicator.all_gather_object(reason, key="update_config/reasons", wanted=str)
+    for rank, found in enumerate(reasons):
+        if found:
+            raise UsageError(
+                f"config: expected one in which every rank has what it has now, but rank {rank} would need another "
+                f"part of {found}, or has none; save a checkpoint and load it in a coordinator of the new configuration"
+            )
+    return {place: there[place].array.reshape(-1) for place in ((one.parameter, one.kind) for one in wanted)}
+
+
+def _fits(held: StatePiece | None, wanted: StatePiece) -> bool:
+    return held is not None and (held.slice, held.flat) == (wanted.slice, wanted.flat)
