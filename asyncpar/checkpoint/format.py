@@ -12,8 +12,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from asyncpar.checkpoint.dtypes import code_of
 from asyncpar.checkpoint.manifest import PieceRecord
+from asyncpar.checkpoint.piece import code_of
 from asyncpar.errors import CheckpointError, UsageError
 
 

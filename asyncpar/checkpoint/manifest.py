@@ -16,8 +16,7 @@ from typing import Annotated, Any, Final, TypeVar
 import msgspec
 from msgspec import Meta
 
-from asyncpar.checkpoint.dtypes import dtype_named
-from asyncpar.checkpoint.piece import KIND_PATTERN, LONGEST_NAME, label_of, shape_of
+from asyncpar.checkpoint.piece import KIND_PATTERN, LONGEST_NAME, dtype_named, label_of, shape_of
 from asyncpar.checkpoint.plain import decode_plain, digest_of, encode_plain
 from asyncpar.core.config.slicing import TensorSlice
 from asyncpar.errors import CheckpointError, UsageError

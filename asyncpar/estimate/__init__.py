@@ -7,17 +7,19 @@ found.
 
 from asyncpar.estimate.activations import ActivationModel, kept_layers
 from asyncpar.estimate.job import Job, Machine, ModelShape, Precision
-from asyncpar.estimate.layout import Layout, estimate_layouts, rank_traffics
-from asyncpar.estimate.memory import RankMemory, StateBytes, bytes_per_parameter, memory_requirements
-from asyncpar.estimate.search import Findings, Misfit, Search, find_layouts
-from asyncpar.estimate.traffic import (
+from asyncpar.estimate.layout import (
+    Layout,
     RankTraffic,
     all_reduce_bytes,
     boundary_bytes,
     data_parallel_bytes,
+    estimate_layouts,
     part_bytes,
+    rank_traffics,
     tensor_parallel_bytes,
 )
+from asyncpar.estimate.memory import RankMemory, StateBytes, bytes_per_parameter, memory_requirements
+from asyncpar.estimate.search import Findings, Misfit, Search, find_layouts
 
 __all__ = [
     "ActivationModel",

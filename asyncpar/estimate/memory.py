@@ -9,9 +9,8 @@ from asyncpar.core.config.parallel import MemoryOptimizationStrategy, MemoryRequ
 from asyncpar.core.records import dataclass
 from asyncpar.errors import UsageError
 from asyncpar.estimate.activations import ActivationModel, kept_layers
-from asyncpar.estimate.job import ADAM_STATES, ModelShape, Precision
+from asyncpar.estimate.job import ADAM_STATES, ModelShape, Precision, VirtualStage, rank_parameters, virtual_stages
 from asyncpar.estimate.pipelining import peak_bytes
-from asyncpar.estimate.stages import VirtualStage, rank_parameters, virtual_stages
 from asyncpar.pipeline.registry import schedule_of
 from asyncpar.zero.config import ZeROStage
 

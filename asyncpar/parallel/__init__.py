@@ -4,10 +4,9 @@ Read ``distributed.py`` first, then ``averaging.py`` and ``rounds.py`` for the s
 ``exchange.py`` and ``clock.py`` for the others; ``replica_training.py`` has those of ``DataParallel``.
 """
 
-from asyncpar.parallel.config import DDP_GROUP, DDPConfig
+from asyncpar.parallel.config import DDP_GROUP, DDPConfig, SynchronizationMode
 from asyncpar.parallel.data_parallel import DataParallel, ParallelSaved
 from asyncpar.parallel.distributed import DistributedDataParallel
-from asyncpar.parallel.mode import SynchronizationMode
 from asyncpar.parallel.module import Module, OnGradient, Trainable
 from asyncpar.parallel.process_group import (
     create_data_parallel,

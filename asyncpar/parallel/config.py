@@ -1,8 +1,53 @@
-"""Settings of distributed data parallelism."""
+"""Settings of distributed data parallelism, and how far apart ranks may run."""
 
 from __future__ import annotations
 
-from asyncpar.core.records import dataclass
+from dataclasses import dataclass
+from typing import ClassVar
+
+from asyncpar.errors import UsageError
+from asyncpar.gradsync import GradientCompressionConfig, NonFinitePolicy
+
+
+@dataclass(frozen=True, slots=True)
+class SynchronizationMode:
+    """``max_staleness`` is the number of steps that a rank may run ahead of the slowest; None: any number.
+
+    ``SYNCHRONOUS`` (0): gradients are averaged before each update, so all ranks hold the same parameters at every step.
+    ``ASYNCHRONOUS`` (None): no rank waits for another.  Each applies its own update at once, those of others when they
+    arrive, all of them weighted by 1 / ranks.
+    ``BOUNDED_STALENESS(n)``: as asynchronous, but a rank that is ``n`` steps ahead of the slowest waits for it (stale
+    synchronous parallel, Ho et al. 2013).  With 0 that is synchronous.
+    """
+
+    max_staleness: int | None
+
+    SYNCHRONOUS: ClassVar[SynchronizationMode]
+    ASYNCHRONOUS: ClassVar[SynchronizationMode]
+
+    def __post_init__(self) -> None:
+        if self.max_staleness is not None and self.max_staleness < 0:
+            raise UsageError(f"max_staleness: expected 0 or more steps, or None, got {self.max_staleness}")
+
+    @classmethod
+    def BOUNDED_STALENESS(cls, max_staleness: int) -> SynchronizationMode:  # noqa: N802
+        """Return the mode in which no rank runs more than ``max_staleness`` steps ahead of another."""
+        return cls(max_staleness)
+
+    @property
+    def is_synchronous(self) -> bool:
+        """Are gradients averaged, rather than updates exchanged?"""
+        return self.max_staleness == 0
+
+    def __str__(self) -> str:
+        if self.max_staleness is None:
+            return "asynchronous"
+        return "synchronous" if self.is_synchronous else f"bounded staleness {self.max_staleness}"
+
+
+SynchronizationMode.SYNCHRONOUS = SynchronizationMode(0)
+SynchronizationMode.ASYNCHRONOUS = SynchronizationMode(None)
+
 
 BUCKET_BYTES = 25 << 20
 
@@ -28,3 +73,30 @@ class DDPConfig:
     gradient_as_bucket_view: bool = False
     static_graph: bool = False
     delay_all_reduce: bool = True
+
+
+def check_free(
+    mode: SynchronizationMode,
+    config: DDPConfig,
+    bucket_size: int,
+    compression: GradientCompressionConfig,
+    when_not_finite: NonFinitePolicy,
+) -> None:
+    """Raise ``UsageError`` for settings of averaged gradients in a mode that averages none."""
+    if compression.is_enabled:
+        raise of_no_use("compression", mode, str(compression))
+    if bucket_size != BUCKET_BYTES:
+        raise of_no_use("bucket_size", mode, bucket_size)
+    if when_not_finite != NonFinitePolicy.ABORT:
+        raise of_no_use("when_not_finite", mode, str(when_not_finite))
+    for name in ("static_graph", "gradient_as_bucket_view"):
+        if getattr(config, name):
+            raise of_no_use(name, mode, True)
+
+
+def of_no_use(name: str, mode: SynchronizationMode, got: object) -> UsageError:
+    """Return the error for a setting of averaged gradients in a mode that averages none."""
+    return UsageError(
+        f"{name}: expected the default with {mode} training, which sends updates of parameters as they are and "
+        f"averages no gradients, got {got!r}"
+    )

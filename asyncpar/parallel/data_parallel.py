@@ -13,13 +13,12 @@ from numpy.typing import NDArray
 
 from asyncpar.backends import CommunicationRuntime
 from asyncpar.core.concurrency.worker import WorkerThread
-from asyncpar.core.records import dataclass
+from asyncpar.core.config.slicing import ceil_chunks
 from asyncpar.errors import UsageError
-from asyncpar.parallel.mode import SynchronizationMode
+from asyncpar.parallel.config import SynchronizationMode
 from asyncpar.parallel.module import Array, Module, Trainable, check_device, check_is_training, set_training
 from asyncpar.parallel.replica_ranks import ReplicaRanks
 from asyncpar.parallel.replica_training import Replica, ReplicaTraining
-from asyncpar.parallel.scatter import check_count, chunk_rows, count_rows
 
 T = TypeVar("T")
 
@@ -159,7 +158,7 @@ class DataParallel:
 
     async def forward_parallel(self, inputs: Sequence[NDArray[Any]]) -> tuple[list[Array], ParallelSaved]:
         """Give each replica the input of its place; return the outputs in the same order."""
-        check_count("inputs", len(inputs), self.devices)
+        self._check_count("inputs", len(inputs))
         return await self._forward(inputs)
 
     async def backward(self, saved: ParallelSaved, dy: Array) -> Array | None:
@@ -182,7 +181,7 @@ class DataParallel:
 
         Each is that of the replica's own loss, a mean over its own rows; ``sync_gradients`` weighs them by rows.
         """
-        check_count("dys", len(dys), self.devices)
+        self._check_count("dys", len(dys))
         return await self._backward(saved, dys, [1.0] * len(dys))
 
     async def sync_gradients(self) -> None:
@@ -243,6 +242,11 @@ class DataParallel:
         if self._training is not None and self._is_training:
             raise UsageError(f"{what}: in {self._mode} mode each replica trains by itself; use replica(index)")
         self._check_quiet(what)
+
+    def _check_count(self, name: str, got: int) -> None:
+        """Raise ``UsageError`` unless there is one array for each device."""
+        if got != len(self.devices):
+            raise UsageError(f"{name}: expected {len(self.devices)} arrays, one for each device, got {got}")
 
     async def _share(self, rows: int) -> float | None:
         """Return what part of all ranks' mean this rank's is, times their number; None where there are no rows."""
@@ -315,3 +319,21 @@ async def _all(awaitables: Iterable[Awaitable[T]]) -> list[T]:
         if isinstance(result, BaseException):
             raise result
     return [result for result in results if not isinstance(result, BaseException)]
+
+
+def chunk_rows(rows: int, parts: int) -> tuple[slice, ...]:
+    """Return at most ``parts`` chunks of ``ceil(rows / parts)`` rows, the last of which may be shorter; none is empty.
+
+    So there are fewer chunks than parts where rows run out.
+    """
+    if rows < 1:
+        raise UsageError(f"input: expected at least one row along dimension 0, got {rows}")
+    return tuple(slice(start, stop) for start, stop in ceil_chunks(rows, parts) if start < stop)
+
+
+def count_rows(x: object, name: str) -> int:
+    """Return the length along dimension 0.  Raises ``UsageError`` for anything without rows."""
+    if not isinstance(x, np.ndarray) or x.ndim < 1 or x.shape[0] < 1:
+        got = f"shape {x.shape}" if isinstance(x, np.ndarray) else type(x).__name__
+        raise UsageError(f"{name}: expected an array of at least one row along dimension 0, got {got}")
+    return int(x.shape[0])

@@ -20,12 +20,11 @@ from asyncpar.gradsync import (
     SyncStatistics,
 )
 from asyncpar.parallel.averaging import GradientAveraging
-from asyncpar.parallel.config import BUCKET_BYTES, DDPConfig
+from asyncpar.parallel.config import BUCKET_BYTES, DDPConfig, SynchronizationMode, check_free, of_no_use
 from asyncpar.parallel.gossip import UpdateGossip
-from asyncpar.parallel.local_gradients import LocalGradients
-from asyncpar.parallel.mode import SynchronizationMode
 from asyncpar.parallel.module import Array, Module, Trainable, check_device, check_is_training, set_training
 from asyncpar.parallel.replicas import make_equal
+from asyncpar.parallel.rounds import LocalGradients
 
 T = TypeVar("T")
 
@@ -80,7 +79,7 @@ class DistributedDataParallel:
         config = config or DDPConfig()
         compression = compression or GradientCompressionConfig()
         if not mode.is_synchronous:
-            _check_free(mode, config, bucket_size, compression, when_not_finite)
+            check_free(mode, config, bucket_size, compression, when_not_finite)
         self.mode = mode
         self.runtime = runtime
         self._owns_runtime = owns_runtime
@@ -192,7 +191,7 @@ class DistributedDataParallel:
         Raises ``UsageError`` for what is no size, and unless synchronous.
         """
         if not self.mode.is_synchronous:
-            raise _of_no_use("bucket_size", self.mode, nbytes)
+            raise of_no_use("bucket_size", self.mode, nbytes)
         self._averaging.set_bucket_size(nbytes)
 
     @property
@@ -324,7 +323,7 @@ class DistributedDataParallel:
         """
         if self._gossip is not None:
             if divide_by_initial_world_size:
-                raise _of_no_use("divide_by_initial_world_size", self.mode, True)
+                raise of_no_use("divide_by_initial_world_size", self.mode, True)
             yield
             await self.settle()
             return
@@ -342,29 +341,3 @@ class DistributedDataParallel:
         if self._worker is None:
             raise UsageError("ddp: it is not running; use `async with`, or await start() first")
         return self._worker
-
-
-def _check_free(
-    mode: SynchronizationMode,
-    config: DDPConfig,
-    bucket_size: int,
-    compression: GradientCompressionConfig,
-    when_not_finite: NonFinitePolicy,
-) -> None:
-    """Raise ``UsageError`` for settings of averaged gradients in a mode that averages none."""
-    if compression.is_enabled:
-        raise _of_no_use("compression", mode, str(compression))
-    if bucket_size != BUCKET_BYTES:
-        raise _of_no_use("bucket_size", mode, bucket_size)
-    if when_not_finite != NonFinitePolicy.ABORT:
-        raise _of_no_use("when_not_finite", mode, str(when_not_finite))
-    for name in ("static_graph", "gradient_as_bucket_view"):
-        if getattr(config, name):
-            raise _of_no_use(name, mode, True)
-
-
-def _of_no_use(name: str, mode: SynchronizationMode, got: object) -> UsageError:
-    return UsageError(
-        f"{name}: expected the default with {mode} training, which sends updates of parameters as they are and "
-        f"averages no gradients, got {got!r}"
-    )

@@ -9,8 +9,8 @@ from asyncpar.collectives.communicator import Communicator
 from asyncpar.core.concurrency.worker import WorkerThread
 from asyncpar.errors import UsageError
 from asyncpar.parallel.clock import StalenessClock
+from asyncpar.parallel.config import SynchronizationMode
 from asyncpar.parallel.exchange import UpdateExchange
-from asyncpar.parallel.mode import SynchronizationMode
 from asyncpar.parallel.module import Trainable
 from asyncpar.parallel.replicas import broadcast
 from asyncpar.parallel.update import AsyncUpdate, Mover, UpdateLayout

@@ -8,10 +8,9 @@ from dataclasses import replace
 from asyncpar.backends import BackendConfig, CommunicationBackend, CommunicationGroup, CommunicationRuntime
 from asyncpar.errors import UsageError
 from asyncpar.gradsync import GradientCompressionConfig
-from asyncpar.parallel.config import BUCKET_BYTES, DDP_GROUP, DDPConfig
+from asyncpar.parallel.config import BUCKET_BYTES, DDP_GROUP, DDPConfig, SynchronizationMode
 from asyncpar.parallel.data_parallel import DataParallel
 from asyncpar.parallel.distributed import DistributedDataParallel
-from asyncpar.parallel.mode import SynchronizationMode
 from asyncpar.parallel.module import Module
 
 

@@ -30,7 +30,7 @@ from asyncpar.parallel.clock import (
     StepUnwanted,
     StepWanted,
 )
-from asyncpar.parallel.mode import SynchronizationMode
+from asyncpar.parallel.config import SynchronizationMode
 from asyncpar.parallel.module import Array, Module
 from asyncpar.parallel.update import Mover, UpdateLayout
 

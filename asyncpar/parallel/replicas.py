@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import secrets
 from collections.abc import Sequence
-from itertools import zip_longest
 
 import numpy as np
 
+from asyncpar.agreement.exchanges import compare
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.errors import UsageError
 from asyncpar.gradsync import GradientSpec
@@ -24,7 +23,7 @@ async def make_equal(
     the values as they were, which names the first difference from rank 0.
     """
     lines = [*settings, *map(describe, parameters)]
-    await _compare(lines, communicator, key=key)
+    await compare(communicator, lines, key=key)
     _check(parameters)
     await broadcast(parameters, communicator, root=0, key=f"{key}/values")
     word = await communicator.broadcast_object(secrets.token_hex(4), key=f"{key}/word", wanted=str)
@@ -45,22 +44,6 @@ def describe(parameter: Trainable) -> str:
     if (gradient.shape, gradient.dtype) == (value.shape, value.dtype):
         return text
     return f"{text} with a gradient of {GradientSpec(name=name, shape=gradient.shape, dtype=gradient.dtype)}"
-
-
-async def _compare(lines: Sequence[str], communicator: Communicator, *, key: str) -> None:
-    """Raise ``UsageError`` unless all ranks pass equal lines; sends them only where their hashes differ."""
-    digest = np.frombuffer(hashlib.sha256("\n".join(lines).encode()).digest()[:8], np.uint8)
-    digests = await communicator.all_gather(digest, key=f"{key}/digest")
-    if (digests == digests[0]).all():
-        return
-    first, *others = await communicator.all_gather_object(list(lines), key=f"{key}/lines", wanted=list[str])
-    for rank, other in enumerate(others, start=1):
-        for expected, got in zip_longest(first, other, fillvalue="nothing more"):
-            if expected != got:
-                raise UsageError(
-                    "parameters: expected the same names, shapes, dtypes, order and settings on all ranks, but where "
-                    f"rank 0 has {expected}, rank {rank} has {got}"
-                )
 
 
 def _check(parameters: Sequence[Trainable]) -> None:

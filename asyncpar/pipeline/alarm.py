@@ -26,7 +26,7 @@ from typing import Any, Final
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.errors import AsyncparError, PeerCancelled, PeerError, PeerLost, ProtocolError, UsageError
 from asyncpar.pipeline.channel import PipelineChannel
-from asyncpar.pipeline.notice import Mailing, Notice, NoticeKind, StepFailed, Word, error_of
+from asyncpar.pipeline.errors import Mailing, Notice, NoticeKind, StepFailed, Word, error_of
 
 __all__ = ["GRACE", "StepAlarm", "StepFailed"]
 

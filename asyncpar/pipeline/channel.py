@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.errors import AsyncparError, PeerError, PeerLost, PeerTimeout
-from asyncpar.pipeline.notice import Mailing
+from asyncpar.pipeline.errors import Mailing
 
 PATIENCE: Final = 1.0
 """Seconds after which a wait for somebody looks after him."""

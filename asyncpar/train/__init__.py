@@ -1,8 +1,7 @@
 """Parts of training programs: text, batches, training loops, progress, and plots."""
 
-from asyncpar.train.batches import Batches, split_rows
 from asyncpar.train.hybrid import Checkpoints, HybridTrainer
-from asyncpar.train.language_model import LanguageModel, TrainingConfig
+from asyncpar.train.language_model import Batches, LanguageModel, TrainingConfig, split_rows
 from asyncpar.train.options import (
     is_hybrid,
     make_checkpoints,

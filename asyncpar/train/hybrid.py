@@ -15,8 +15,7 @@ from asyncpar.core.records import dataclass
 from asyncpar.errors import AsyncparError, UsageError
 from asyncpar.hybrid import HybridConfig, StepResult, ThreeDParallelismCoordinator, TransformerModel
 from asyncpar.hybrid.monitor import render_report
-from asyncpar.train.batches import Batches, Windows, split_rows
-from asyncpar.train.language_model import TrainingConfig
+from asyncpar.train.language_model import Batches, TrainingConfig, Windows, split_rows
 from asyncpar.train.replica import StepReport
 from asyncpar.train.texts import EVALUATION_BATCHES
 

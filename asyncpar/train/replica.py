@@ -10,8 +10,7 @@ from asyncpar.core.concurrency.worker import WorkerThread
 from asyncpar.core.records import dataclass
 from asyncpar.errors import AsyncparError, UsageError
 from asyncpar.nn import OnGradient, Parameter
-from asyncpar.train.batches import Batches, split_rows
-from asyncpar.train.language_model import LanguageModel
+from asyncpar.train.language_model import Batches, LanguageModel, split_rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,9 +8,8 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.gradsync import least_bytes
-from asyncpar.train.batches import Batches
 from asyncpar.train.hybrid import HybridTrainer
-from asyncpar.train.language_model import LanguageModel
+from asyncpar.train.language_model import Batches, LanguageModel
 from asyncpar.train.replica import StepReport
 from asyncpar.train.setup import Setup
 from asyncpar.train.texts import evaluate

@@ -19,8 +19,7 @@ from asyncpar.gradsync import (
 from asyncpar.node import Node
 from asyncpar.parallel import SynchronizationMode
 from asyncpar.parallel.local import DiLoCo, HostSynchronizer, Synchronizer
-from asyncpar.train.batches import Batches
-from asyncpar.train.language_model import LanguageModel
+from asyncpar.train.language_model import Batches, LanguageModel
 from asyncpar.train.replica import StepReport
 from asyncpar.train.trainers import DataParallelTrainer, FreeTrainer, LocalTrainer
 

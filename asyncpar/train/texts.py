@@ -10,8 +10,7 @@ import numpy as np
 
 from asyncpar.core.records import dataclass
 from asyncpar.errors import UsageError
-from asyncpar.train.batches import Batches, Corpus
-from asyncpar.train.language_model import LanguageModel
+from asyncpar.train.language_model import Batches, Corpus, LanguageModel
 
 
 def read_corpus(paths: Sequence[Path], *, least: int, most: int | None = None) -> Corpus:

@@ -14,8 +14,7 @@ from asyncpar.gradsync import GradientSynchronizer
 from asyncpar.parallel import SynchronizationMode
 from asyncpar.parallel.gossip import UpdateGossip
 from asyncpar.parallel.local import DiLoCo
-from asyncpar.train.batches import Batches
-from asyncpar.train.language_model import LanguageModel
+from asyncpar.train.language_model import Batches, LanguageModel
 from asyncpar.train.replica import BatchShare, StepReport
 
 

@@ -9,11 +9,9 @@ import pytest
 
 from asyncpar.core.config.parallel import PipelineScheduleType, ThreeDParallelismConfig
 from asyncpar.errors import UsageError
-from asyncpar.estimate.job import Job, Machine, ModelShape
-from asyncpar.estimate.layout import Layout, estimate_layouts
+from asyncpar.estimate.job import Job, Machine, ModelShape, rank_parameters
+from asyncpar.estimate.layout import Layout, all_reduce_bytes, boundary_bytes, estimate_layouts
 from asyncpar.estimate.memory import memory_requirements
-from asyncpar.estimate.stages import rank_parameters
-from asyncpar.estimate.traffic import all_reduce_bytes, boundary_bytes
 from asyncpar.zero.config import ZeROStage
 
 MODEL = ModelShape(layers=8, hidden=64, heads=4, vocabulary=100, sequence=32, is_tied=False)

@@ -9,9 +9,8 @@ import pytest
 from asyncpar.core.config.parallel import MemoryOptimizationStrategy, PipelineScheduleType, ThreeDParallelismConfig
 from asyncpar.errors import UsageError
 from asyncpar.estimate.activations import ActivationModel
-from asyncpar.estimate.job import ModelShape, Precision
+from asyncpar.estimate.job import ModelShape, Precision, rank_parameters
 from asyncpar.estimate.memory import ActivationPolicy, memory_requirements, rank_activations, rank_memories
-from asyncpar.estimate.stages import rank_parameters
 
 MODEL = ModelShape(layers=8, hidden=64, heads=4, vocabulary=101, sequence=32)
 UNTIED = ModelShape(layers=8, hidden=64, heads=4, vocabulary=101, sequence=32, is_tied=False)

@@ -11,7 +11,7 @@ import pytest
 
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.errors import UsageError
-from asyncpar.estimate.traffic import (
+from asyncpar.estimate.layout import (
     RankTraffic,
     all_reduce_bytes,
     boundary_bytes,

@@ -12,7 +12,7 @@ import pytest
 import asyncpar as ap
 from asyncpar.errors import PeerCancelled, PeerLost, PeerTimeout, ProtocolError, UsageError
 from asyncpar.pipeline.alarm import StepAlarm, StepFailed
-from asyncpar.pipeline.notice import Mailing
+from asyncpar.pipeline.errors import Mailing
 from tests.pipeline.worlds import Ranks, in_virtual_time, outcomes
 
 Body = Callable[[int], Awaitable[Any]]

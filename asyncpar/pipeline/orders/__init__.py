@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from asyncpar.core.config.parallel import PipelineScheduleType
-from asyncpar.pipeline.orders.breadth_first import gpipe, round_robin, sequential
-from asyncpar.pipeline.orders.one_forward_one_backward import interleaved, one_f1b, zero_bubble
+from asyncpar.pipeline.orders.looped import gpipe, interleaved, one_f1b, round_robin, sequential, zero_bubble
 from asyncpar.pipeline.orders.step import ComputeStep
 from asyncpar.pipeline.orders.v_shaped import dualpipe_v, zbv
 
