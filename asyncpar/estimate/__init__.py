@@ -1,8 +1,8 @@
 """Memory, traffic and time of a model on a number of ranks, by published formulas and simulation.  Pure.
 
-Read ``job.py`` (model, machine and batch), ``memory.py``, ``activations.py`` and ``traffic.py`` (one formula each, with
-its source), then ``layout.py`` (one layout of a job) and ``search.py`` (all of them).  ``asyncpar plan`` shows what is
-found.
+Read ``job.py`` (model, machine and batch), ``memory.py`` and ``activations.py`` (one formula each, with its source),
+then ``layout.py`` (traffic and time of one layout of a job) and ``search.py`` (all layouts).  ``asyncpar plan`` prints
+what is found.
 """
 
 from asyncpar.estimate.activations import ActivationModel, kept_layers

@@ -1,19 +1,19 @@
 """Ranks that run a block together fail in it together.
 
 Theory of operation.  Every block has a number, the same on all ranks, because all enter their blocks in one order.  A
-rank that fails in a block sends a *notice* with that number to every other rank, and goes on failing: it waits for
-nobody.  Each rank has one reception from any rank pending, which stays pending between blocks, so that no notice can
-get lost between two receptions.  A notice of the block that runs cancels it, as ``asyncio.timeout`` would; a later one
-is kept until that block begins (a rank may be ahead); an earlier one is dropped.
+rank that fails in a block sends a *notice* with that number to every other rank and raises its error without waiting
+for any of them.  Each rank has one reception from any rank pending, which stays pending between blocks, so that no
+notice can get lost between two receptions.  A notice of the block that runs cancels it, as ``asyncio.timeout`` would; a
+later one is kept until that block begins (a rank may be ahead); an earlier one is dropped.
 
-A rank leaves a block in good order only when all have come to its end: each *calls* a barrier at the beginning, which
-allots its place in the order of operations, and awaits it at the end.  Who fails gives the call up, so that nobody
-waits for him there either.  So no rank goes on while another can still fail; the one exception is a rank that is
-cancelled, or dies, while it waits in that barrier.
+A rank leaves a block without an error only when all have come to its end: each *calls* a barrier at the beginning,
+which allots its place in the order of operations, and awaits it at the end.  A rank that fails gives the call up, so
+that no rank waits for it there either.  So no rank goes on while another can still fail; the one exception is a rank
+that is cancelled, or dies, while it waits in that barrier.
 
-Failing has echoes: a rank that is cancelled by a notice cancels its operations, and their peers see ``PeerCancelled``
-perhaps before the notice that explains it.  Such a failure is called an *echo*; who sees one waits a moment for the
-origin, and reports that.
+A failure has echoes: a rank that is cancelled by a notice cancels its operations, and their peers see ``PeerCancelled``
+perhaps before the notice that explains it.  Such a failure is called an *echo*; a rank that sees one waits up to
+``grace`` seconds for the origin, and raises that.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ class StepAlarm:
         """Run the block on all ranks, or end it on all of them.
 
         If this rank fails in it, the others are told and the error goes on at once.  If another one does, this block is
-        cancelled and raises ``StepFailed``, or ``PeerLost`` if that rank is gone.  Left in good order only when all
-        ranks have come to its end, which takes a barrier.
+        cancelled and raises ``StepFailed``, or ``PeerLost`` if that rank is gone.  It ends without an error only when
+        all ranks have come to its end, which takes a barrier.
         """
         task = asyncio.current_task()
         assert task is not None, "a block runs in a task"
@@ -115,7 +115,7 @@ class StepAlarm:
         return [value if place == me else heard[place] for place in places]
 
     async def close(self) -> None:
-        """Listen no more.  Notices get a moment to go, but are not waited for if a peer is hung.  Idempotent."""
+        """End the reception.  Notices on their way have ``grace`` seconds to leave.  Idempotent."""
         await self._channel.close(self._grace)
 
     # -- ends ------------------------------------------------------------------------------------------------------
@@ -147,14 +147,14 @@ class StepAlarm:
         return await self._explained(block, error)
 
     async def _explained(self, block: RunningBlock, error: BaseException) -> BaseException:
-        """Return the origin of ``error``, which came from another rank; wait a moment for it."""
+        """Return the origin of ``error``, which came from another rank; wait up to ``grace`` seconds for it."""
         try:
             async with asyncio.timeout(self._grace):
                 while block.origin is None and block.error is None:
                     block.news.clear()
                     await block.news.wait()
         except TimeoutError:
-            pass  # there was only an echo: somebody left an operation alone, not the block
+            pass  # from the grace time only: no rank told an origin, so the echo itself is raised below
         except asyncio.CancelledError as cancelled:
             return cancelled
         if block.origin is not None:
@@ -267,7 +267,7 @@ class RunningBlock:
 
     @property
     def is_cancelled_by_others(self) -> bool:
-        """Has the task been cancelled, within the block, by somebody else than ``tell``?"""
+        """Has the task been cancelled within the block otherwise than by ``tell``?"""
         return self.task.cancelling() > self.cancelling
 
     def take_back(self) -> bool:

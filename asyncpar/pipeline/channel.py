@@ -1,4 +1,4 @@
-"""The messages of an alarm: always listening, never waiting for who may be hung."""
+"""The messages of an alarm: one reception is always pending, and no send is waited for."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from asyncpar.errors import AsyncparError, PeerError, PeerLost, PeerTimeout
 from asyncpar.pipeline.errors import Mailing
 
 PATIENCE: Final = 1.0
-"""Seconds after which a wait for somebody looks after him."""
+"""Seconds without news after which a wait also watches whether the missing ranks are alive."""
 
 _TAG: Final = 0
 _TAG_OF_WATCHES: Final = 1
@@ -35,7 +35,7 @@ class PipelineChannel:
         self._sendings: set[asyncio.Task[None]] = set()
 
     def listen(self) -> None:
-        """Have a reception pending."""
+        """Begin a reception unless one is pending."""
         if self._group.size > 1 and self._reception is None:
             self._reception = asyncio.create_task(_receive(self._group), name="reception of an alarm")
             self._reception.add_done_callback(self._heard)
@@ -73,7 +73,7 @@ class PipelineChannel:
             await asyncio.gather(waiting, *watches, return_exceptions=True)
 
     async def close(self, grace: float) -> None:
-        """Listen no more.  Mailings have ``grace`` seconds to go.  Idempotent."""
+        """End the reception.  Mailings have ``grace`` seconds to leave.  Idempotent."""
         reception, self._reception = self._reception, None
         if reception is not None:
             reception.cancel()
@@ -88,7 +88,7 @@ class PipelineChannel:
         except PeerError as error:
             if must_arrive:
                 self._on_error(error)
-            # else: who cannot be told is gone, and everybody learns that; or hangs, and hears nothing of anyone
+            # else the rank is gone, which all ranks learn, or hangs and receives nothing from any rank
 
     def _heard(self, reception: asyncio.Task[Mailing]) -> None:
         is_ours = self._reception is reception

@@ -13,6 +13,7 @@ from asyncpar.core.config.parallel import ThreeDParallelismConfig
 from asyncpar.estimate import Job, Machine, ModelShape, all_reduce_bytes, rank_traffics
 from asyncpar.hybrid import ThreeDParallelismCoordinator, TransformerModel
 from asyncpar.nn import TransformerConfig
+from asyncpar.tensors.process_groups import ProcessGroups
 from asyncpar.zero.config import ZeROConfig, ZeROStage
 from tests.hybrid.worlds import make_config, on_ranks, train_step
 
@@ -58,7 +59,7 @@ async def measure(
             await train_step(coordinator, model, 0, rows=rows)
             replicas = groups.world if groups.dp.size == world.size and zero == 0 else groups.dp
             before = replicas.traffic.payload_bytes, groups.tp.traffic.payload_bytes
-            ends = groups.world.subgroup((0, pp - 1), key="pp_group_dp0_tp0_ends") if is_tied else None
+            ends = ProcessGroups.of(config.parallelism, groups.mapping, groups.world).embedding if is_tied else None
             tied_before = 0 if ends is None else ends.traffic.payload_bytes
             result = await train_step(coordinator, model, 1, rows=rows)
             return Sent(
