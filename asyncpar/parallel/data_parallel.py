@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from asyncpar.backends import CommunicationRuntime
 from asyncpar.core.concurrency.worker import WorkerThread
 from asyncpar.core.config.slicing import ceil_chunks
+from asyncpar.core.records import dataclass
 from asyncpar.errors import UsageError
 from asyncpar.parallel.config import SynchronizationMode
 from asyncpar.parallel.module import Array, Module, Trainable, check_device, check_is_training, set_training

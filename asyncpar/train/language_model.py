@@ -7,6 +7,7 @@ import hashlib
 import numpy as np
 from numpy.typing import NDArray
 
+from asyncpar.core.records import dataclass
 from asyncpar.errors import UsageError
 from asyncpar.nn import OnGradient, Transformer, TransformerConfig, WarmupCosine, softmax_cross_entropy
 from asyncpar.nn.optimizers import AdamW, Optimizer

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from asyncpar.core.records import dataclass
 from asyncpar.errors import UsageError
