@@ -1,8 +1,9 @@
 """The interface of a backend, and the names of those that come with asyncpar.
 
-A backend is a function that takes a ``BackendConfig`` and returns an asynchronous context manager; entering that brings
-this process into a world and gives the ``Communicator`` over all its ranks, leaving it leaves the world in good order.
-All keep the promises of ``Communicator``, for which ``asyncpar.testing.collectives`` has the conformance suite.
+A backend is a function that takes a ``BackendConfig`` and returns an asynchronous context manager; entering that
+brings this process into a world and gives the ``Communicator`` over all its ranks, leaving it leaves the world and
+tells the others.  All keep the promises of ``Communicator``, for which ``asyncpar.testing.collectives`` has the
+conformance suite.
 """
 
 from __future__ import annotations

@@ -84,6 +84,6 @@ class CompressedAllReduce:
 
 
 def _check(is_finite: bool, text: str) -> None:
-    """The rank that finds values that are not finite raises ``NonFiniteValue``, so the others get ``PeerCancelled``."""
+    """Raise ``NonFiniteValue`` for values that are not finite; the other ranks then get ``PeerCancelled``."""
     if not is_finite:
         raise NonFiniteValue(text)

@@ -25,7 +25,7 @@ class CompressionKind(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompressionAlgorithm:
-    """A compression with its number; by default none.  Made by ``top_k(k)`` and its like."""
+    """A compression with its number; by default none.  Make one with ``top_k(k)``, ``quantization(bits)`` and so on."""
 
     kind: CompressionKind = CompressionKind.NONE
     k: int = 0
@@ -85,7 +85,7 @@ class CompressionAlgorithm:
     QUANTIZATION = quantization
 
     def codec_for(self, count: int) -> Codec | None:
-        """Return what encodes arrays of ``count`` values; None where they are to travel as they are."""
+        """Return the codec for arrays of ``count`` values; None: they are sent as they are."""
         match self.kind:
             case CompressionKind.TOP_K if self.k < count:
                 return _vector_codec(f"topk:{self.k / count!r}")

@@ -50,7 +50,7 @@ class MessageChannel(ABC):
     @property
     @abstractmethod
     def is_full(self) -> bool:
-        """Are so many messages under way that another one has to wait?"""
+        """Is the number of messages under way at its limit?"""
 
     @property
     @abstractmethod
@@ -59,7 +59,7 @@ class MessageChannel(ABC):
 
     @abstractmethod
     def open(self, receiver: Receiver) -> None:
-        """Begin to deliver; what has come before is delivered at once."""
+        """Begin to deliver; messages that came before are delivered at once."""
 
     @abstractmethod
     def post(self, segments: Sequence[bytes | memoryview]) -> None:
@@ -67,11 +67,11 @@ class MessageChannel(ABC):
 
     @abstractmethod
     def end(self) -> None:
-        """Tell the other side, behind all that was posted, that nothing more comes.  Idempotent."""
+        """Tell the other side, after all that was posted, that nothing more comes.  Idempotent."""
 
     @abstractmethod
     def stop(self) -> None:
-        """Deliver nothing more; what comes is dropped.  Idempotent."""
+        """Deliver nothing more; messages that arrive are dropped.  Idempotent."""
 
 
 class ProgressEngine(ABC):
@@ -82,7 +82,7 @@ class ProgressEngine(ABC):
         """Begin to receive.
 
         ``meet`` is called with a rank whose first message is here before its channel was asked for; ``leave`` instead
-        if all it has to say is that nothing comes.
+        if that is the end of its messages.
         """
 
     @abstractmethod

@@ -1,4 +1,4 @@
-"""Collective operations as values, and what they have cost.  Pure."""
+"""Collective operations as values, and their metrics.  Pure."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class OperationMetrics:
         return self.seconds / self.count if self.count else 0.0
 
     def plus(self, other: OperationMetrics) -> OperationMetrics:
-        """Return the sums of both."""
+        """Return the sum of both."""
         return OperationMetrics(
             count=self.count + other.count,
             bytes=self.bytes + other.bytes,
@@ -130,7 +130,7 @@ class CallTally:
 
 
 def metrics_of(traffic: Traffic, compressed: Traffic | None, tally: CallTally) -> CommunicationMetrics:
-    """Return the metrics of a group out of what its communicators have counted.
+    """Return the metrics of a group from the counts of its communicators.
 
     ``compressed`` is the traffic of the exchanges that compressed all-reduces consist of.
     """

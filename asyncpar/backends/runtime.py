@@ -1,4 +1,4 @@
-"""The runtime: backends by name, the worlds they open, groups of their ranks, and what all of it has cost."""
+"""The runtime: backends by name, the worlds they open, groups of their ranks, and their metrics."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from asyncpar.errors import AsyncparError, UsageError
 
 
 def shipped_backends() -> dict[str, OpenBackend]:
-    """Return them by name."""
+    """Return the backends that come with asyncpar, by name."""
     return {
         str(CommunicationBackend.NATIVE): open_native,
         str(CommunicationBackend.THREAD): PROCESS_THREADS,
@@ -48,7 +48,7 @@ class OpenedBackend:
         return CommunicationGroup(name=name, backend=self.name, communicator=communicator, compression=self.compression)
 
     async def close(self) -> None:
-        """Leave the world.  Raises what leaving it raised."""
+        """Leave the world.  Raises the error of leaving it."""
         self.is_closing.set()
         await asyncio.wait({self.task})
         self.task.result()
@@ -180,9 +180,9 @@ class CommunicationRuntime:
         return self._groups[called]
 
     async def finalize(self) -> None:
-        """Leave all worlds in good order, the last one opened first; the metrics stay.  Idempotent.
+        """Leave all worlds, the last one opened first; the metrics stay.  Idempotent.
 
-        Groups cannot be used any more; backends may be initialized again.  Raises what closing a backend raised.
+        Groups cannot be used any more; backends may be initialized again.  Raises the errors of closing a backend.
         """
         self._past = [self.get_metrics()]
         opened, self._opened = self._opened, {}
@@ -261,7 +261,7 @@ class CommunicationRuntime:
         )
 
     def get_metrics(self, group: str | None = None) -> CommunicationMetrics:
-        """Return what ``group`` has cost so far; without it, what all groups have, also those that are finalized."""
+        """Return the metrics of ``group`` so far; without it, those of all groups, finalized ones included."""
         if group is not None:
             return self.get_group(group).metrics()
         return sum_metrics([*self._past, *(known.metrics() for known in self._groups.values())])

@@ -161,6 +161,6 @@ PROCESS_THREADS = ProcessThreads()
 
 
 def _set_in(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:
-    """Set ``event`` of another thread's loop; in a closed one nothing waits."""
+    """Set ``event`` of another thread's loop; a closed loop is left alone."""
     with suppress(RuntimeError):
         loop.call_soon_threadsafe(event.set)

@@ -78,7 +78,7 @@ class Case:
         self.target[...] = 0
 
     def count_wrong(self) -> int:
-        """Return how many elements of the result are not what they must be."""
+        """Return how many elements of the result are wrong."""
         wrong, begin = 0, 0
         for expected in self._expected():
             tile = self._tile(expected)
@@ -94,7 +94,7 @@ class Case:
         return [ExpectedRange(self.rank, 0, self.source.size)]
 
     def _expected(self) -> list[ExpectedRange]:
-        """Return what the target must hold, from its begin to its end."""
+        """Return the expected content of the target."""
         share, everyone = self.share, range(self.ranks)
         match self.operation:
             case "reduce" if self.rank != ROOT:

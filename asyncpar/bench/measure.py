@@ -3,8 +3,8 @@
 How.  One operation on known values, every element of the result compared; two more; one that is timed, by which the
 ranks agree on a number of iterations that fills the budget; a tenth as many to warm up; then the iterations, each timed
 on every rank; and another comparison.  The time of a size is the median over the iterations on the rank on which that
-is largest.  Operations with a root start behind a barrier, outside of the time, as a root that need not wait for
-anybody would run ahead; the others follow one another at once, as they do in programs.
+is largest.  Operations with a root start behind a barrier, outside of the time, as a root that waits for no other
+rank would run ahead; the others follow one another at once, as they do in programs.
 """
 
 from __future__ import annotations

@@ -13,8 +13,8 @@ class Measurement:
     """One operation on one size.
 
     ``size`` is bytes of the whole buffer, ``count`` its elements; ``time_us`` is the median over the iterations on the
-    slowest rank, ``minimum_us`` and ``p90_us`` are of that kind too.  ``predicted_us`` is what the cost model said of
-    ``algorithm``, which is the one that ran.  ``wrong`` counts elements, on the rank that has most.
+    slowest rank, ``minimum_us`` and ``p90_us`` are taken in the same way.  ``predicted_us`` is the figure of the cost
+    model for ``algorithm``, the one that ran.  ``wrong`` is the number of wrong elements, on the rank that has most.
     """
 
     operation: str

@@ -34,7 +34,7 @@ def _factor(unit: str) -> int:
 
 
 def sizes_between(smallest: int, largest: int, factor: int) -> tuple[int, ...]:
-    """Return ``smallest``, and again and again ``factor`` times that, as far as ``largest``."""
+    """Return ``smallest`` and its products with powers of ``factor``, up to ``largest``."""
     sizes = []
     size = smallest
     while size <= largest:

@@ -32,7 +32,7 @@ class BenchAssignment:
     """The arguments that the command passes to its ranks.
 
     ``report`` is the file to write, ``width`` the room for rows (None: any); ``shows_rows`` and ``shows_progress`` say
-    whether rank 0 prints rows on stdout, and tells the launcher how far it is.
+    whether rank 0 prints rows on stdout, and reports its progress to the launcher.
     """
 
     settings: BenchSettings
@@ -52,7 +52,7 @@ class BenchAssignment:
 
 
 class Narrator:
-    """Shows on rank 0 how a run goes; on other ranks nothing."""
+    """Shows the progress and the rows of a run on rank 0; nothing on other ranks."""
 
     def __init__(self, assignment: BenchAssignment, *, is_first: bool, reporter: Reporter, show: Show) -> None:
         self._columns = choose_columns(COLUMNS, assignment.width)

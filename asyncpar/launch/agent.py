@@ -1,4 +1,4 @@
-"""The agent of one host: executes the commands of its machine.  The first host's agent also serves the coordinator."""
+"""The agent of one host: it carries out the commands of its machine.  The first host's also serves the coordinator."""
 
 from __future__ import annotations
 

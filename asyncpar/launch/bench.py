@@ -1,4 +1,4 @@
-"""`asyncpar bench`: check everything, launch the ranks that measure, and tell how it went."""
+"""`asyncpar bench`: check the options, launch the ranks that measure, and report the outcome."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def run_bench(options: BenchOptions) -> int:
 
 
 def finish(report: BenchReport, options: BenchOptions) -> int:
-    """Hand over what was measured and return the exit code: 1 if anything was wrong."""
+    """Print and draw the report and return the exit code: 1 if any element was wrong."""
     if options.prints_json:
         print_result("the report", report.to_json() + b"\n")
     if options.plot is not None:

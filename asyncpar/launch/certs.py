@@ -1,4 +1,4 @@
-"""`asyncpar certs`: make the certificates of a job, and tell what is in a directory of them."""
+"""`asyncpar certs`: make the certificates of a job, and list those in a directory."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ def launch(program: str, arguments: tuple[str, ...], **given: Any) -> None:
 
 
 def _run(options: LaunchOptions) -> int:
-    """Start late what is slow to import: mistakes in options show at once."""
+    """Import slow modules late: mistakes in options show at once."""
     environment = dict(os.environ)
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what matters comes as exceptions
     from asyncpar.launch.run import run_launch

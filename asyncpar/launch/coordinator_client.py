@@ -27,9 +27,9 @@ EventTaker = Callable[[agent_machine.Event], None]
 
 
 class CoordinatorClient:
-    """Attends at the coordinator at ``address``; what it says becomes events for ``take``.
+    """Keeps a connection to the coordinator at ``address`` and passes its orders to ``take``.
 
-    A connection that breaks is made again, for ``reconnect`` seconds; nothing that was told is lost or comes twice.
+    A connection that breaks is made again, for ``reconnect`` seconds; no message is lost or delivered twice.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class CoordinatorClient:
         self._outbox: asyncio.Queue[pb.AgentEvent | None] = asyncio.Queue()
         self._is_connected = False
         self.has_finished = False
-        """Has the coordinator told the outcome?  Then ``run`` ends in a moment."""
+        """Has the coordinator sent the outcome?  Then ``run`` ends in a moment."""
 
     def tell(self, message: pb.AgentEvent) -> None:
         """Send ``message``, in order, after the greeting."""

@@ -1,4 +1,4 @@
-"""Serve the coordinator over gRPC: the machine decides, this carries messages."""
+"""Serve the coordinator over gRPC: the machine decides, this module carries its messages."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class CoordinatorService(membership_pb2_grpc.CoordinatorServicer):
         self._is_empty.set()
 
     def open(self) -> None:
-        """Begin to measure how long the agents take to come."""
+        """Start the time limit within which the agents must come."""
         self._arm()
 
     async def wait_empty(self) -> None:
@@ -79,7 +79,7 @@ class CoordinatorService(membership_pb2_grpc.CoordinatorServicer):
         await self._is_empty.wait()
 
     def close(self) -> None:
-        """Decide nothing more."""
+        """Cancel all timers: nothing is decided any more."""
         timers = [connected.timer for connected in self._connected.values()]
         for timer in (self._timer, *timers):
             if timer is not None:
@@ -92,7 +92,7 @@ class CoordinatorService(membership_pb2_grpc.CoordinatorServicer):
     ) -> None:
         """Serve one connection of an agent; gRPC cancels this when it breaks.
 
-        The agent stays one for ``reconnect`` seconds after that, and goes on where it was if it comes back.
+        The agent may reconnect within ``reconnect`` seconds after that, and then goes on where it was.
         """
         requests = aiter(request_iterator)
         greeting = await anext(requests, None)
@@ -129,7 +129,7 @@ class CoordinatorService(membership_pb2_grpc.CoordinatorServicer):
                 self._away(connected, cause)
 
     def _find(self, greeting: pb.AgentEvent) -> tuple[_ConnectedAgent, bool]:
-        """Return the agent that ``greeting`` is of, and whether it is a new one."""
+        """Return the agent that sent ``greeting``, and whether it is a new one."""
         name = greeting.hello.session
         known = self._connected.get(name)
         if known is not None and known.node_rank == greeting.hello.node_rank:

@@ -1,11 +1,11 @@
 """The display: output of ranks, and the progress of the lowest rank that reports any.
 
 It never blocks the event loop: a thread per stream does the writing, one job at a time, in order.  The caller awaits
-the end of its job, so a slow reader holds the producers back, and memory stays bounded.  The threads are daemons: a
+the end of its job, so a slow reader slows the producers down, and memory stays bounded.  The threads are daemons: a
 reader that stopped reading cannot keep the launcher from ending.
 
 Two displays with one interface: plain lines, for pipes and files, and a bar at the bottom of a terminal.  A display
-coalesces: of progress that comes faster than it shows, the latest counts, and the last one is always shown.
+coalesces: when progress comes faster than it is shown, only the latest is shown, and always the last one.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which rank failed first, and how to say it."""
+"""How ranks ended, which one failed first, and the text about it."""
 
 from __future__ import annotations
 

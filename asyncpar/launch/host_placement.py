@@ -1,4 +1,4 @@
-"""The place of this host in the job: its addresses, whether it serves the coordinator, where logs go."""
+"""The place of this host in the job: its addresses, whether it serves the coordinator, its log directory."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ class JobSecret:
 
 
 def check_secret_options(options: LaunchOptions, placement: HostPlacement) -> None:
-    """Raise ``UsageError`` if this job needs a secret file and has none, or one that will not do."""
+    """Raise ``UsageError`` if this job needs a secret file and has none, or one that cannot be used."""
     if options.secret_file is not None:
         read_secret(options.secret_file)
     elif options.nnodes > 1 and not placement.is_private:
@@ -124,7 +124,7 @@ class JobCertificates:
     ranks: tuple[int, ...]
 
     def warning(self, now: datetime) -> str | None:
-        """Say that they expire soon, if they do: connections live on then, but no new one can be made."""
+        """Return a warning if they expire soon: connections live on then, but no new one can be made."""
         left = self.agent.expires - now
         if left > _SOON:
             return None
@@ -141,7 +141,7 @@ class JobCertificates:
 
 
 def adopt_certificates(options: LaunchOptions) -> tuple[LaunchOptions, JobCertificates | None]:
-    """Read and check this host's certificates, and return the options with what they settle.
+    """Read and check this host's certificates, and return the options with the settings that they determine.
 
     They name the job and the host's place, so that ``--rdzv-id`` and ``--node-rank`` may be left out but not differ;
     the secret beside them is the job's, unless another is given.  Raises ``UsageError``.

@@ -1,4 +1,4 @@
-"""Layouts for people, as wide as there is room, and for programs."""
+"""Tables of layouts for people, with as many columns as fit, and a document for programs."""
 
 from __future__ import annotations
 

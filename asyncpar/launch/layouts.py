@@ -1,4 +1,4 @@
-"""`asyncpar plan`: which layouts of a model over ranks fit, and what each takes."""
+"""`asyncpar plan`: which layouts of a model over ranks fit, with memory, traffic and time of each."""
 
 from __future__ import annotations
 
@@ -178,7 +178,7 @@ def _giga(name: str, text: str) -> float:
 
 
 def _nothing_fits(job: Job, search: Search, findings: Findings) -> str:
-    """Return why, and what would help."""
+    """Return why no layout fits, and what to change."""
     from asyncpar.launch.layout_table import place_of
 
     ranks = "1 rank" if search.world == 1 else f"{search.world} ranks"

@@ -88,7 +88,7 @@ class Relay:
             self._transport.close()
 
     def close(self) -> None:
-        """Behave as if the pipe ended now: some process that is none of ours holds its other end."""
+        """Behave as if the pipe ended now: a process outside the job may hold its other end."""
         if self._transport is None and not self._is_closed:
             os.close(self._descriptor)
         self._is_closed = True
@@ -214,7 +214,7 @@ class RankOutput:
             await self._display.lines(b"".join(prefix + line + b"\n" for line in lines))
 
     def _give_up(self, reason: str) -> None:
-        """Keep reading, so that the rank can end, but pass nothing on."""
+        """Keep reading, so that the rank is not blocked, but pass nothing on."""
         self._is_abandoned = True
         self._on_broken(reason)
 

@@ -18,9 +18,9 @@ _LOOK_SECONDS = 0.25
 
 
 class ReaperClient:
-    """A reaper process.  Registration is in the kernel's hands when a call returns; nothing is awaited.
+    """A reaper process.  A registration is in the kernel's pipe when the call returns; nothing is awaited.
 
-    A reaper that is killed is replaced by another one, which gets all that is registered: at once while ``watch`` runs,
+    A reaper that is killed is replaced by another one, which gets all registrations: at once while ``watch`` runs,
     at the latest with the next registration.
     """
 

@@ -15,7 +15,7 @@ _NOT_FOUND = 127
 
 
 def die_with_parent(parent: int) -> None:
-    """Have the kernel send SIGKILL to this process when ``parent`` dies; nothing where that is unknown."""
+    """Have the kernel send SIGKILL to this process when ``parent`` dies; does nothing on other systems than Linux."""
     if not sys.platform.startswith("linux"):
         return
     import ctypes
@@ -33,7 +33,7 @@ def restore_signals() -> None:
 
 
 def main(go: int, agent: int, command: list[str]) -> None:
-    """Wait for the word, then execute ``command``."""
+    """Wait for the byte, then execute ``command``."""
     restore_signals()
     die_with_parent(agent)
     if not os.read(go, 1):

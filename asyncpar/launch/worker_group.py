@@ -40,7 +40,7 @@ class RankPlan:
 class WorkerGroupTools:
     """Shared by the worker groups of all generations.
 
-    ``on_broken_output`` gets the reason, "" for a reader that closed its end; ``on_state`` a state that has changed.
+    ``on_broken_output`` gets the reason ("": the reader closed its end), ``on_state`` each state that has changed.
     """
 
     reaper: ReaperClient
@@ -67,7 +67,7 @@ class WorkerGroup:
         self._pending_signal: int | None = None
 
     async def run(self) -> None:
-        """Return when every process group is gone and all output has been passed on."""
+        """Run all ranks; return when every process group is gone and all output has been passed on."""
         async with asyncio.TaskGroup() as tasks:
             for plan in self._plans:
                 self._start(plan, tasks)
@@ -193,7 +193,7 @@ class WorkerGroup:
         await output.drain(relaying)
 
     async def _look_after(self) -> None:
-        """Look regularly whether the ranks that have not ended run."""
+        """Check at intervals whether the ranks that have not ended are running."""
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(LOOK_SECONDS)

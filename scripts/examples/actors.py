@@ -15,7 +15,7 @@ class Sensor(ap.Actor):
         self.offset = offset
 
     @ap.endpoint
-    async def measure(self, count: int) -> AsyncIterator[np.ndarray]:  # a stream: the caller's pace is its pace
+    async def measure(self, count: int) -> AsyncIterator[np.ndarray]:  # a stream, at the caller's pace
         for n in range(count):
             yield np.full(4, self.offset + n)
 
@@ -51,7 +51,7 @@ async def main() -> None:
         watch = node.watch(own)
         own.shake.tell()  # nobody waits for an answer, so this failure is the supervisor's business
         print(node.rank, (await watch).reason)
-        while True:  # asked while it is down, it says so; the same name comes back
+        while True:  # until it is restarted under the same name, asks raise ActorDown
             try:
                 print(node.rank, "back with", await own.read())
                 break

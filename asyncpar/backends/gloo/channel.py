@@ -231,6 +231,6 @@ class GlooChannel(MessageChannel):
 
 
 def _first_line(error: RuntimeError) -> str:
-    """Return what Gloo says went wrong, without where in its source and what to do about it."""
+    """Return the first line of Gloo's error: the rest is its source line and advice."""
     text = (str(error).splitlines() or [type(error).__name__])[0]
     return text.rpartition("] ")[2].partition(". This is")[0] if text.startswith("[") else text

@@ -32,7 +32,7 @@ class MessagePool:
         return whole[:length]
 
     def give_back(self, message: memoryview) -> None:
-        """MPI and the reader are through with ``message``."""
+        """Take back ``message``, which neither MPI nor the reader uses any more."""
         whole = message.obj
         if len(message) > _SMALL_BYTES and len(self._free) < 2 * WINDOW and isinstance(whole, bytearray):
             self._free.append(memoryview(whole))
@@ -114,11 +114,11 @@ class MpiChannel(MessageChannel):
         return [*self._outgoing, *self._incoming]
 
     def take(self, request: Any, message: memoryview) -> None:
-        """A message has begun to arrive."""
+        """Take a message that has begun to arrive."""
         self._incoming.append((request, message))
 
     def progress(self) -> bool:
-        """Deliver what has arrived, let go of what has left; True if there was any."""
+        """Deliver messages that have arrived and release those that have left; return whether there were any."""
         has_moved = self._release()
         while self._incoming and (self._receiver is not None or self._is_stopped):
             request, message = self._incoming[0]

@@ -130,7 +130,7 @@ class MpiProgress(ProgressEngine):
     # -- inside ------------------------------------------------------------------------------------------------------
 
     def _send(self, rank: int, message: memoryview) -> Any:
-        """Begin to send; where MPI cannot, the next turn tells so."""
+        """Begin to send; an error of MPI is raised in the next turn."""
         communicator = self._communicators[rank // self._processes]
         try:
             return communicator.Isend([message, self._mpi.BYTE], rank % self._processes, self._rank // self._processes)
@@ -143,7 +143,7 @@ class MpiProgress(ProgressEngine):
         self.break_off(f"MPI failed: {error}")
 
     def _wake(self) -> None:
-        """Something was posted: look now, and keep looking for a while."""
+        """Look now, since something was posted, and keep looking for a while."""
         self._backoff.moved(self._loop.time())
         if self._is_open and (self._handle is None or self._is_napping):
             if self._handle is not None:
@@ -164,7 +164,7 @@ class MpiProgress(ProgressEngine):
                 self._plan(has_moved)
 
     def _plan(self, has_moved: bool) -> None:
-        """Arrange for the next turn."""
+        """Schedule the next turn."""
         now = self._loop.time()
         if has_moved:
             self._backoff.moved(now)
@@ -178,7 +178,7 @@ class MpiProgress(ProgressEngine):
         self._handle = self._loop.call_soon(self._turn)
 
     def _move(self) -> bool:
-        """Make progress with everything; True if there was any."""
+        """Make progress with everything; return whether there was any."""
         has_moved = not self._is_backed_up and self._probe()
         self._is_backed_up = False
         for channel in list(self._channels.values()):
@@ -188,7 +188,7 @@ class MpiProgress(ProgressEngine):
         return has_moved
 
     def _probe(self) -> bool:
-        """Begin to receive what has come; True if there was any."""
+        """Begin to receive messages that have come; return whether there were any."""
         mpi, status = self._mpi, self._status
         for count in range(_MOST_PROBES):
             probed = self._inbound.Improbe(mpi.ANY_SOURCE, mpi.ANY_TAG, status)
