@@ -18,9 +18,9 @@ from numpy.typing import DTypeLike, NDArray
 
 from asyncpar.actors.meshes.nodes import Nodes
 from asyncpar.actors.runtime.actor import Actor
-from asyncpar.actors.runtime.culprit import describe_culprit
 from asyncpar.actors.runtime.dead_letters import DeadLetters
 from asyncpar.actors.runtime.ref import ActorRef
+from asyncpar.actors.runtime.registry import describe_actor
 from asyncpar.actors.runtime.system import ActorSystem
 from asyncpar.actors.runtime.watches import Watch
 from asyncpar.bootstrap import Attach, WorldBootstrap, attach_alone, attach_launched
@@ -232,7 +232,7 @@ async def _live(attach: Attach, started: asyncio.Future[Node]) -> None:
         if arena is not None:
             stack.callback(arena.close)
         await stack.enter_async_context(links)
-        watch = LoopWatch(rank=links.rank, blocked_after=bootstrap.blocked_after, describe=describe_culprit)
+        watch = LoopWatch(rank=links.rank, blocked_after=bootstrap.blocked_after, describe=describe_actor)
         stack.callback(watch.stop)
         actors = await stack.enter_async_context(ActorSystem(links, watch))
         node = Node(bootstrap, links, actors, arena)

@@ -1,18 +1,22 @@
-"""The actors of one rank by name, the exit reasons of those that ended, and the actor classes of this process."""
+"""The actors of one rank by name or by stack, how those that ended did, and the actor classes of this process."""
 
 from __future__ import annotations
 
 import reprlib
+import traceback
 from collections import OrderedDict
+from types import FrameType
 from typing import Any, Final
 
-from asyncpar.actors.runtime import message
+from asyncpar.actors.runtime import cell, executor, message
 from asyncpar.actors.runtime.actor import Actor
+from asyncpar.actors.runtime.calls import Delivery
 from asyncpar.actors.runtime.cell import Cell
 from asyncpar.errors import UsageError
 
 MAX_NAME: Final = 255
 _MOST_EXIT_REASONS: Final = 1000
+_STEPS_OF_ACTORS: Final = frozenset({cell.__file__, executor.__file__})
 
 
 class ActorRegistry:
@@ -95,3 +99,21 @@ def find_actor_class(path: str) -> type[Actor]:
     if found is None:
         raise UsageError(f"actor class: {path} is not known to this rank; import its module there before the spawn")
     return found
+
+
+def describe_actor(frame: FrameType) -> str | None:
+    """Return the actor and the endpoint whose code runs at ``frame``, perhaps of another thread; None if there is none.
+
+    Messages are handled without a record of it.  The stack of a step of an actor leads through ``Cell`` and
+    ``Executor``, whose variables name the message.
+    """
+    for each, _ in traceback.walk_stack(frame):
+        if each.f_code.co_filename not in _STEPS_OF_ACTORS:
+            continue
+        names = each.f_locals
+        delivery, owner = names.get("delivery"), names.get("self")
+        if isinstance(delivery, Delivery):
+            return f"actor {delivery.actor!r}, endpoint {delivery.endpoint}"
+        if isinstance(owner, Cell):
+            return f"actor {owner.name!r}"
+    return None

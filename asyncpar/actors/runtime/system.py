@@ -13,7 +13,6 @@ from asyncpar.actors.runtime.actor import Actor, as_reference
 from asyncpar.actors.runtime.callee import Callee
 from asyncpar.actors.runtime.caller import Caller
 from asyncpar.actors.runtime.calls import EncodedArguments
-from asyncpar.actors.runtime.culprit import describe_culprit
 from asyncpar.actors.runtime.dead_letters import DeadLetter, DeadLetters
 from asyncpar.actors.runtime.ending import Down
 from asyncpar.actors.runtime.endpoint import EndpointCatalog, EndpointSpec, describe_constructor
@@ -22,7 +21,7 @@ from asyncpar.actors.runtime.lifecycle import Lifecycle, check_actor_class
 from asyncpar.actors.runtime.message import MeshPlace
 from asyncpar.actors.runtime.outbound import Outbound
 from asyncpar.actors.runtime.ref import ActorRef, Messenger, RefExtension, Told
-from asyncpar.actors.runtime.registry import ActorRegistry, check_name, class_path
+from asyncpar.actors.runtime.registry import ActorRegistry, check_name, class_path, describe_actor
 from asyncpar.actors.runtime.requests import Requests
 from asyncpar.actors.runtime.routing import MessageRouter
 from asyncpar.actors.runtime.stream_caller import StreamCaller
@@ -46,7 +45,7 @@ class ActorSystem(Messenger):
 
     def __init__(self, links: Links, loop_watch: LoopWatch | None = None) -> None:
         self.rank = links.rank
-        self.loop_watch = loop_watch or LoopWatch(rank=links.rank, blocked_after=None, describe=describe_culprit)
+        self.loop_watch = loop_watch or LoopWatch(rank=links.rank, blocked_after=None, describe=describe_actor)
         """Runs from the first actor on; its creator stops it."""
         self._links = links
         self._world_size = links.world.size

@@ -235,12 +235,17 @@ class Sleeper:
         return bool(self._own) and code not in self._own and code.co_filename != selectors.__file__
 
     def show(self, describe: Describe) -> tuple[str, str]:
-        """Return whose code runs, and the formatted stack of the thread without the loop's part of it."""
+        """Return whose code runs, and the formatted stack of the thread without the loop's part of it.
+
+        Where asyncpar's own code runs, that is said, and for whom.
+        """
         frame = sys._current_frames().get(self._thread)
         if frame is None:
             return "a thread that has ended", ""
         task = asyncio.current_task(self._loop)
         what = describe(frame) or ("a callback" if task is None else f"task {task.get_name()!r}")
+        if frame.f_code.co_filename.startswith(_PACKAGE):  # as when an array is copied
+            what = f"asyncpar itself ({Path(frame.f_code.co_filename).stem}.{frame.f_code.co_name}) for {what}"
         frames = [each for each, _ in traceback.walk_stack(frame) if each.f_code not in self._own]
         while len(frames) > 1 and frames[-1].f_code.co_filename.startswith(_PACKAGE):
             frames.pop()  # how asyncpar came to call the program's code

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pytest
 
 import asyncpar as ap
-from asyncpar.actors.runtime import culprit
 from asyncpar.actors.runtime.actor import Actor
 from asyncpar.core.observe.loop_watch import Blocked
+from asyncpar.net.wire import array as wire_array
+from asyncpar.net.wire import payload
+
+Array = npt.NDArray[np.float64]
 
 LIMIT = 30.0
 
@@ -154,13 +157,46 @@ async def test_a_limit_that_is_none_is_refused() -> None:
         await ap.Node.start(blocked_after=-1)
 
 
-def test_asyncpar_is_blamed_for_its_own_code(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As when a very large result is copied: then the endpoint is over, and it is not its fault."""
-    here = sys._getframe()  # noqa: SLF001  # documented in the library reference; a frame of this test is the one that is blamed
-    monkeypatch.setattr(culprit, "_describe_actor", lambda frame: "actor 'giver', endpoint give")
-    assert culprit.describe_culprit(here) == "actor 'giver', endpoint give"
-    monkeypatch.setattr(culprit, "_PACKAGE", str(Path(__file__).parent))
-    said = "asyncpar itself (test_blocked.test_asyncpar_is_blamed_for_its_own_code) for actor 'giver', endpoint give"
-    assert culprit.describe_culprit(here) == said
-    monkeypatch.setattr(culprit, "_describe_actor", lambda frame: None)
-    assert culprit.describe_culprit(here) is None
+class Holder(Actor):
+    """Has messages and results of which copying blocks the loop."""
+
+    @ap.endpoint
+    async def tell_itself(self) -> None:
+        self.ref.swallow.tell(np.zeros(8))
+
+    @ap.endpoint
+    async def swallow(self, x: Array) -> None:
+        """Do nothing."""
+
+    @ap.endpoint(concurrency=2)
+    async def hand_out(self) -> Array:
+        return np.zeros(8)
+
+
+async def _tell(ref: Any) -> None:
+    ref.swallow.tell(np.zeros(8))
+
+
+COPIES: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "a tell of a task": (_tell, "task 'the teller'"),
+    "a tell of an actor": (lambda ref: ref.tell_itself(), "actor 'holder', endpoint tell_itself"),
+    "a result": (lambda ref: ref.hand_out(), "actor 'holder', endpoint hand_out"),
+}
+
+
+@pytest.mark.promise("blocked")
+@pytest.mark.parametrize("copied", COPIES)
+async def test_asyncpar_is_blamed_for_its_own_copies(copied: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    call, whom = COPIES[copied]
+    is_reported = threading.Lock()
+    is_reported.acquire()
+    source = "def write_array(array, memory, offset):\n    is_reported.acquire(timeout=30)\n"
+    slow: dict[str, Any] = {"is_reported": is_reported}
+    exec(compile(source, wire_array.__file__, "exec"), slow)  # blocks as copying does: in C, called there
+    monkeypatch.setattr(payload, "write_array", slow["write_array"])
+    async with watched() as (node, reports):
+        node.on_blocked(lambda blocked: None if blocked.is_over else is_reported.release())
+        ref: Any = await node.spawn(Holder, name="holder")
+        await asyncio.create_task(call(ref), name="the teller")
+        await asyncio.to_thread(reports.wait, 2)
+    assert reports.seen[0].what == f"asyncpar itself (array.write_array) for {whom}"
