@@ -150,3 +150,14 @@ async def test_a_peer_that_ends_at_once_has_left() -> None:
         channel.stop()
         await asyncio.to_thread(channel.join, 5.0)
     assert told.empty()
+
+
+async def test_an_error_while_sending_is_a_loss_although_nothing_comes() -> None:
+    async with open_channels() as (channels, queues):
+        events = RecordingEvents()
+        lane = MessageLane(channels[0], kind="gloo")
+        lane.start(events)
+        queues[0].break_off("the link is down\nat pair.cc:1")  # the direction in which this side sends
+        channels[0].post([b"x"])
+        await events.until_lost()
+        assert events.losses == ["the link is down"]

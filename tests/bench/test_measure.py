@@ -100,3 +100,19 @@ async def test_wrong_results_are_counted_on_the_rank_that_has_most(monkeypatch: 
     monkeypatch.setattr(ap.Communicator, "all_reduce", spoiling)
     results = await measure_all("all_reduce", 4096)
     assert [result.wrong for result in results] == [2, 2, 2]
+
+
+async def test_a_tenth_of_the_iterations_warms_up_and_is_not_measured() -> None:
+    now, reads = 0.0, 0
+
+    def clock() -> float:
+        nonlocal now, reads
+        reads += 1
+        now += 1 / 64 if reads <= 2 * 3 or reads > 2 * (3 + 6) else 100.0  # what warms up is slow
+        return now
+
+    async with ap.testing.local_world(1) as (node,):
+        result = await measure(node.world, "all_reduce", 4, SETTINGS, clock=clock)
+    assert reads == 2 * (3 + 6 + 64)
+    assert result.iterations == 64
+    assert result.time_us == result.minimum_us == result.p90_us == 1e6 / 64

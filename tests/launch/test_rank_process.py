@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from asyncpar.errors import LaunchError
 from asyncpar.launch.rank_process import ChildStreams, RankProcess
 from asyncpar.launch.reaper_client import ReaperClient
 
@@ -85,3 +86,32 @@ async def test_the_program_inherits_only_the_descriptors_that_are_meant_for_it(r
     os.close(output)
     await process.clear(grace=0.0)
     assert descriptors.count(b"'") // 2 == 3 + 1 + 1  # the standard streams, the report pipe, and that of listdir
+
+
+def open_descriptors() -> set[str]:
+    return set(os.listdir("/proc/self/fd"))
+
+
+class NoReaper(ReaperClient):
+    """One that is gone and cannot be replaced."""
+
+    def __init__(self) -> None:
+        self.asked: list[int] = []
+
+    def add_group(self, group: int) -> None:
+        self.asked.append(group)
+        raise LaunchError("the reaper is gone")
+
+
+def test_a_start_that_fails_leaves_no_process_and_no_descriptor() -> None:
+    streams = ChildStreams(
+        stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, report=1, notices=2
+    )
+    before = open_descriptors()
+    reaper = NoReaper()
+    with pytest.raises(LaunchError, match="the reaper is gone"):
+        RankProcess.start((sys.executable, "-c", ""), os.environ, streams, reaper)
+    assert not Path(f"/proc/{reaper.asked[0]}").exists()
+    with pytest.raises(OSError, match="Argument list too long"):
+        RankProcess.start((sys.executable, "-c", "x" * (1 << 24)), os.environ, streams, reaper)
+    assert open_descriptors() == before
