@@ -26,7 +26,7 @@ from asyncpar.actors.runtime.watches import Watch
 from asyncpar.bootstrap import Attach, WorldBootstrap, attach_alone, attach_launched
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.collectives.shared_memory.group import ArenaHost
-from asyncpar.core.concurrency.home_loop import check_home_loop
+from asyncpar.core.concurrency.tasks import check_home_loop
 from asyncpar.core.config.environment import LaunchEnvironment
 from asyncpar.core.config.world import World
 from asyncpar.core.observe.loop_watch import BLOCKED_AFTER, LoopWatch, OnBlocked, check_blocked_after

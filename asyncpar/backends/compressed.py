@@ -11,7 +11,7 @@ from asyncpar.codecs import Bytes, Codec
 from asyncpar.codecs.rows import ShardedSum
 from asyncpar.collectives.arrays import Array
 from asyncpar.collectives.communicator import Communicator
-from asyncpar.core.concurrency.offload import off_loop
+from asyncpar.core.concurrency.tasks import off_loop
 from asyncpar.errors import NonFiniteValue
 
 _WHAT = "all_reduce"

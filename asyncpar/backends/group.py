@@ -24,7 +24,7 @@ from asyncpar.codecs import Codec
 from asyncpar.collectives.arrays import Array, check_array, check_key, check_out, check_writable
 from asyncpar.collectives.call import WatchedCall
 from asyncpar.collectives.communicator import Communicator
-from asyncpar.collectives.keys import UseCounts
+from asyncpar.collectives.ledger import UseCounts
 from asyncpar.core.records import dataclass
 from asyncpar.errors import UsageError
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import field, replace
 
 from asyncpar.collectives.arrays import Array
-from asyncpar.collectives.statistics import Traffic
+from asyncpar.collectives.ledger import Traffic
 from asyncpar.core.records import dataclass
 
 

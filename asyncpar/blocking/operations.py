@@ -11,7 +11,7 @@ from numpy.typing import DTypeLike
 from asyncpar.blocking.node_handle import NodeHandle
 from asyncpar.collectives import communicator
 from asyncpar.collectives.arrays import Array
-from asyncpar.collectives.statistics import Traffic
+from asyncpar.collectives.ledger import Traffic
 
 
 class Operations:

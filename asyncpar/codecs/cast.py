@@ -18,8 +18,17 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncpar.codecs.blocks import PIECE, corrected, plan_pieces, scratch
-from asyncpar.codecs.codec import Bytes, Codec, Values, check_decode, check_encode
+from asyncpar.codecs.codec import (
+    PIECE,
+    Bytes,
+    Codec,
+    Values,
+    check_decode,
+    check_encode,
+    corrected,
+    plan_pieces,
+    scratch,
+)
 from asyncpar.codecs.half import from_half, to_half
 from asyncpar.core.records import dataclass
 from asyncpar.errors import NonFiniteValue, ProtocolError, UsageError

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncpar.codecs.blocks import corrected
-from asyncpar.codecs.codec import Values
+from asyncpar.codecs.codec import Values, corrected
 
 BLOCK = 1 << 16
 """Values per piece.  The format of top-k numbers values within such blocks, in 16 bits."""

@@ -4,8 +4,17 @@ from __future__ import annotations
 
 import numpy as np
 
-from asyncpar.codecs.blocks import PIECE, corrected, is_finite, plan_pieces
-from asyncpar.codecs.codec import Bytes, Codec, Values, check_decode, check_encode
+from asyncpar.codecs.codec import (
+    PIECE,
+    Bytes,
+    Codec,
+    Values,
+    check_decode,
+    check_encode,
+    corrected,
+    is_finite,
+    plan_pieces,
+)
 from asyncpar.errors import NonFiniteValue, ProtocolError
 
 

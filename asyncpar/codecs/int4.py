@@ -22,8 +22,20 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncpar.codecs.blocks import PIECE, BlockRange, corrected, count_blocks, largest_magnitudes, plan_pieces, scratch
-from asyncpar.codecs.codec import Bytes, Codec, Values, check_decode, check_encode
+from asyncpar.codecs.codec import (
+    PIECE,
+    BlockRange,
+    Bytes,
+    Codec,
+    Values,
+    check_decode,
+    check_encode,
+    corrected,
+    count_blocks,
+    largest_magnitudes,
+    plan_pieces,
+    scratch,
+)
 from asyncpar.errors import ProtocolError
 
 _Words: TypeAlias = NDArray[np.uint16]

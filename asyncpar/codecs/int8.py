@@ -15,7 +15,12 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncpar.codecs.blocks import (
+from asyncpar.codecs.codec import (
+    Bytes,
+    Codec,
+    Values,
+    check_decode,
+    check_encode,
     corrected,
     count_blocks,
     inverse,
@@ -24,7 +29,6 @@ from asyncpar.codecs.blocks import (
     row_buffers,
     scratch,
 )
-from asyncpar.codecs.codec import Bytes, Codec, Values, check_decode, check_encode
 from asyncpar.errors import ProtocolError
 
 BLOCK = 1024

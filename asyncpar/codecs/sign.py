@@ -16,8 +16,19 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncpar.codecs.blocks import BlockRange, corrected, count_blocks, plan_pieces, row_buffers, scratch
-from asyncpar.codecs.codec import Bytes, Codec, Values, check_decode, check_encode
+from asyncpar.codecs.codec import (
+    BlockRange,
+    Bytes,
+    Codec,
+    Values,
+    check_decode,
+    check_encode,
+    corrected,
+    count_blocks,
+    plan_pieces,
+    row_buffers,
+    scratch,
+)
 from asyncpar.errors import NonFiniteValue, ProtocolError
 
 BLOCK = 1024

@@ -14,7 +14,7 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from asyncpar.collectives.keys import LARGEST_TAG
+from asyncpar.collectives.ledger import LARGEST_TAG
 from asyncpar.core.records import dataclass
 from asyncpar.errors import UsageError
 

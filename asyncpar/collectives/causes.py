@@ -2,18 +2,17 @@
 
 Theory of operation.  A task that is cancelled does not learn the cause: a deadline, a task group whose other task has
 failed, or a call of ``cancel``.  But ``Task.cancel`` cancels what the task waits for at once, so that the canceller is
-on the stack at that moment.  ``Cancellable`` stands between a task and the future that it waits for, and looks at the
-stack.  A canceller that it does not recognize is reported as a ``CancelledError``, with its message.
+on the stack at that moment.  ``Cancellable`` in ``operation.py`` stands between a task and the future that it waits
+for, and has ``why_cancelled`` look at the stack.  A canceller that it does not recognize is reported as a
+``CancelledError``, with its message.
 """
 
 from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Callable, Generator
-from contextvars import Context
 from types import CodeType, FrameType
-from typing import Any, Final
+from typing import Final
 
 from asyncpar.core.observe.reporting import text_of
 
@@ -28,37 +27,8 @@ def reason_of(error: BaseException) -> str:
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
-class Cancellable:
-    """Await ``future``; if the task is cancelled meanwhile, ``tell`` gets the reason."""
-
-    __slots__ = ("_asyncio_future_blocking", "_future", "_tell")
-
-    def __init__(self, future: asyncio.Future[None], tell: Callable[[str], None]) -> None:
-        self._future = future
-        self._tell = tell
-        self._asyncio_future_blocking = False
-
-    def __await__(self) -> Generator[Any, Any, None]:
-        if not self._future.done():
-            self._asyncio_future_blocking = True
-            yield self
-        return self._future.result()
-
-    # -- what a task asks of what it waits for ---------------------------------------------------------------------
-
-    def get_loop(self) -> asyncio.AbstractEventLoop:
-        return self._future.get_loop()
-
-    def add_done_callback(self, function: Callable[[Any], object], *, context: Context | None = None) -> None:
-        self._future.add_done_callback(function, context=context)
-
-    def cancel(self, msg: object = None) -> bool:
-        self._tell(_why_cancelled(msg))
-        return self._future.cancel(msg)
-
-
-def _why_cancelled(message: object) -> str:
-    """Return the cause, from the stack of the code that cancels the task."""
+def why_cancelled(message: object) -> str:
+    """Return the cause, from the stack of the code that cancels the task: its caller is what the task waits for."""
     frame: FrameType | None = sys._getframe(2)
     for _ in range(_MAX_DEPTH):
         if frame is None:

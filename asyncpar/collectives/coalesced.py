@@ -14,7 +14,7 @@ from asyncpar.collectives.arrays import Array, Reduction, StagingPool, collectiv
 from asyncpar.collectives.bundle import Bundle, Form, Section, check_arrays, cut, form_of, pack, sections_of, unpack
 from asyncpar.collectives.engine import Engine, OperationPlan
 from asyncpar.collectives.execute import Region, execute, region_of
-from asyncpar.collectives.keys import hash64
+from asyncpar.collectives.ledger import hash64
 from asyncpar.collectives.operation import Operation
 from asyncpar.collectives.plan import AlongBuffer, Plan, packed_segment
 from asyncpar.collectives.protocol import Description, describe

@@ -17,12 +17,11 @@ from asyncpar.collectives.array_operations import ArrayOperations
 from asyncpar.collectives.arrays import Array, check_array, check_key, check_rank, check_tag, check_writable
 from asyncpar.collectives.cost import CostModel
 from asyncpar.collectives.engine import Engine
-from asyncpar.collectives.keys import hash64
+from asyncpar.collectives.ledger import Traffic, hash64
 from asyncpar.collectives.operation import Limits
 from asyncpar.collectives.point_to_point import PointToPoint, ReceivedMessage
 from asyncpar.collectives.policy import Policy, parse_pin
 from asyncpar.collectives.shared_memory.group import ArenaHost
-from asyncpar.collectives.statistics import Traffic
 from asyncpar.collectives.table import CLOSED, OperationTable
 from asyncpar.core.config.checks import DefaultFloat
 from asyncpar.core.config.transport import INPROC_COSTS, LaneCosts

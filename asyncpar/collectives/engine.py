@@ -22,7 +22,15 @@ from asyncpar.collectives.algorithms.hierarchical import Hosts
 from asyncpar.collectives.algorithms.steps import RankSchedule
 from asyncpar.collectives.arrays import Array, check_key
 from asyncpar.collectives.call import Call, MessageCall, refuse
-from asyncpar.collectives.keys import GroupLedger, UseCounts, hash64
+from asyncpar.collectives.ledger import (
+    LARGE_CALL_BYTES,
+    CollectiveStatistics,
+    GroupLedger,
+    Tally,
+    Traffic,
+    UseCounts,
+    hash64,
+)
 from asyncpar.collectives.operation import Group, Limits, Operation
 from asyncpar.collectives.plan import AlongBuffer, ChunkLayout, Plan
 from asyncpar.collectives.policy import Policy
@@ -31,9 +39,8 @@ from asyncpar.collectives.shared_memory.call import ArenaCall, ArenaOperation, A
 from asyncpar.collectives.shared_memory.fast_path import QuickPlan
 from asyncpar.collectives.shared_memory.group import ArenaGroup
 from asyncpar.collectives.shared_memory.hierarchical import Route
-from asyncpar.collectives.statistics import LARGE_CALL_BYTES, CollectiveStatistics, Tally, Traffic
 from asyncpar.collectives.table import OperationTable
-from asyncpar.core.concurrency.home_loop import is_home_loop
+from asyncpar.core.concurrency.tasks import is_home_loop
 from asyncpar.core.observe.reporting import text_of
 from asyncpar.core.records import dataclass
 from asyncpar.errors import UsageError

@@ -17,7 +17,7 @@ from asyncpar.collectives.operation import Operation
 from asyncpar.collectives.plan import NOWHERE, AlongChunks, Plan, Slice
 from asyncpar.collectives.protocol import describe
 from asyncpar.collectives.rooted import from_root, prepare_broadcast
-from asyncpar.core.concurrency.offload import INLINE_COPY_BYTES, off_loop
+from asyncpar.core.concurrency.tasks import INLINE_COPY_BYTES, off_loop
 from asyncpar.errors import ProtocolError, UsageError
 from asyncpar.net.wire.payload import UnwrittenPayload, decode_payload, prepare_payload
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from typing import Any
 
 from asyncpar.collectives.arrays import StagingPool
-from asyncpar.collectives.causes import Cancellable
+from asyncpar.collectives.causes import why_cancelled
 from asyncpar.collectives.inquiry import Answer, Culprit, Inquiry
-from asyncpar.collectives.keys import Ledger
+from asyncpar.collectives.ledger import Ledger
 from asyncpar.collectives.protocol import Abort, Description, Reason, encode_control, shortened
-from asyncpar.core.concurrency.home_loop import check_home_loop
+from asyncpar.core.concurrency.tasks import check_home_loop
 from asyncpar.core.records import dataclass
 from asyncpar.errors import PeerCancelled, PeerLost, UsageError
 from asyncpar.net.transport.lane import Sending
@@ -284,16 +284,11 @@ class Operation:
             raise self.failure
         self.waiter = future
         self.awaited = peer
-        await Cancellable(
-            future, self._note_cancel
-        )  # if this raises, the waiter stays until ``discard``, to tell what was waited for
+        await Cancellable(future, self)  # if this raises, the waiter stays until ``discard``, to tell what was awaited
         self.waiter = None
         if self.failure is not None:
             raise self.failure
         self.progress_at = self.context.now()
-
-    def _note_cancel(self, why: str) -> None:
-        self.why_cancelled = why
 
     def refresh(self, now: float) -> None:
         """Note progress that was made without anyone waiting for it: bytes of messages that are not complete."""
@@ -464,3 +459,26 @@ def show(links: Links, rank: int, key: Key, description: Description, *, is_answ
     """Send ``description`` to ``rank``, which calls another operation under ``key``."""
     abort = Abort("mismatch", operation=description, is_answer=is_answer)
     links.control(rank, FrameKind.ABORT, key, encode_control(abort))
+
+
+class Cancellable:
+    """Await ``future``; if the task is cancelled meanwhile, ``operation`` notes the reason: see ``causes.py``."""
+
+    __slots__ = ("_asyncio_future_blocking", "_future", "_operation", "add_done_callback", "get_loop")
+
+    def __init__(self, future: asyncio.Future[None], operation: Operation) -> None:
+        self._future = future
+        self._operation = operation
+        self._asyncio_future_blocking = False
+        self.get_loop = future.get_loop  # a task asks for these two
+        self.add_done_callback = future.add_done_callback
+
+    def __await__(self) -> Generator[Any, Any, None]:
+        if not self._future.done():
+            self._asyncio_future_blocking = True
+            yield self
+        return self._future.result()
+
+    def cancel(self, msg: object = None) -> bool:
+        self._operation.why_cancelled = why_cancelled(msg)
+        return self._future.cancel(msg)

@@ -17,11 +17,10 @@ import numpy as np
 from asyncpar.collectives.arrays import Array
 from asyncpar.collectives.call import Call, MessageCall, refuse
 from asyncpar.collectives.engine import Engine
-from asyncpar.collectives.keys import TAG_SHIFT, ChannelLedger, hash64
+from asyncpar.collectives.ledger import TAG_SHIFT, ChannelLedger, hash64
 from asyncpar.collectives.operation import Group, Operation
 from asyncpar.collectives.protocol import ENVELOPE_BYTES, Envelope, decode_envelope, describe, encode_envelope
-from asyncpar.core.concurrency.home_loop import is_home_loop
-from asyncpar.core.concurrency.offload import INLINE_COPY_BYTES, off_loop
+from asyncpar.core.concurrency.tasks import INLINE_COPY_BYTES, is_home_loop, off_loop
 from asyncpar.errors import OperationMismatch, PeerLost, ProtocolError
 from asyncpar.net.transport.lane import fail_future
 from asyncpar.net.transport.links import LEFT

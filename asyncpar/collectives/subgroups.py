@@ -12,7 +12,7 @@ from asyncpar.collectives.algorithms.hierarchical import Hosts
 from asyncpar.collectives.arrays import check_rank
 from asyncpar.collectives.engine import Engine
 from asyncpar.collectives.gathers import exchange_numbers
-from asyncpar.collectives.keys import hash64
+from asyncpar.collectives.ledger import hash64
 from asyncpar.collectives.operation import Limits, Operation
 from asyncpar.collectives.protocol import describe
 from asyncpar.errors import UsageError

@@ -7,7 +7,7 @@ from collections import OrderedDict
 from typing import Final
 
 from asyncpar.collectives.inquiry import SILENT_AFTER, Answer, Culprit, Inquiry
-from asyncpar.collectives.keys import KEYED, GroupLedger, NameClaims
+from asyncpar.collectives.ledger import KEYED, GroupLedger, NameClaims
 from asyncpar.collectives.operation import Group, Operation, OperationContext, show
 from asyncpar.collectives.protocol import (
     Abort,

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from asyncpar.agreement.exchanges import OwedCollective
 from asyncpar.collectives.communicator import Communicator
-from asyncpar.core.concurrency.offload import INLINE_BYTES, off_loop
+from asyncpar.core.concurrency.tasks import INLINE_BYTES, off_loop
 from asyncpar.core.config.placement import Replication
 from asyncpar.core.records import dataclass
 from asyncpar.errors import UsageError

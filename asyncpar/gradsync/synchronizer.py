@@ -17,8 +17,7 @@ from asyncpar.agreement.errors import SettingsDiffer
 from asyncpar.codecs import Values
 from asyncpar.collectives.call import cancel_reason
 from asyncpar.collectives.communicator import Communicator
-from asyncpar.core.concurrency.offload import off_loop
-from asyncpar.core.concurrency.task_group import CleanTaskGroup
+from asyncpar.core.concurrency.tasks import CleanTaskGroup, off_loop
 from asyncpar.core.config.parallel import RankMapping, ThreeDParallelismConfig
 from asyncpar.errors import NonFiniteValue, PeerError, UsageError
 from asyncpar.gradsync import bucket_run

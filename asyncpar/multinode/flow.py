@@ -13,7 +13,7 @@ from typing import Any
 from asyncpar.agreement.errors import SettingsDiffer
 from asyncpar.agreement.exchanges import ALL, Comparison
 from asyncpar.core.concurrency.bridge import LoopBridge
-from asyncpar.core.concurrency.offload import off_loop
+from asyncpar.core.concurrency.tasks import off_loop
 from asyncpar.core.config.parallel import CommunicationStrategy, RankMapping, ThreeDParallelismConfig
 from asyncpar.errors import NonFiniteValue, UsageError
 from asyncpar.gradsync import (

@@ -9,7 +9,7 @@ import numpy as np
 
 from asyncpar.collectives.arrays import collective_reduction
 from asyncpar.collectives.call import WatchedCall
-from asyncpar.core.concurrency.offload import off_loop
+from asyncpar.core.concurrency.tasks import off_loop
 from asyncpar.gradsync import HostGroups
 from asyncpar.gradsync.schemes import ReductionStep
 from asyncpar.zero.buffers import BufferPool, Loans

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from asyncpar.collectives.communicator import Communicator
-from asyncpar.core.concurrency.offload import off_loop
+from asyncpar.core.concurrency.tasks import off_loop
 from asyncpar.errors import AsyncparError, PeerCancelled, PeerTimeout, UsageError
 from asyncpar.parallel.clock import (
     Begin,

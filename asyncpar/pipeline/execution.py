@@ -7,7 +7,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Protocol, TypeAlias, TypeVar, TypeVarTuple
 
 from asyncpar.collectives.communicator import Communicator
-from asyncpar.core.concurrency.task_group import CleanTaskGroup
+from asyncpar.core.concurrency.tasks import CleanTaskGroup
 from asyncpar.core.records import dataclass
 from asyncpar.errors import PeerError, UsageError
 from asyncpar.nn.parameter import OnGradient

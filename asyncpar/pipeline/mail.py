@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asyncpar.collectives.communicator import Communicator
-from asyncpar.collectives.keys import LARGEST_TAG
+from asyncpar.collectives.ledger import LARGEST_TAG
 from asyncpar.errors import PeerError, UsageError
 from asyncpar.pipeline.errors import ActionFailed
 from asyncpar.pipeline.operation import Content, Message, PipelineOp

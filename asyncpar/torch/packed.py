@@ -15,7 +15,7 @@ import torch
 from asyncpar.blocking.coroutines import After
 from asyncpar.collectives.arrays import Array
 from asyncpar.collectives.communicator import Communicator
-from asyncpar.collectives.keys import hash64
+from asyncpar.collectives.ledger import hash64
 from asyncpar.errors import OperationMismatch, UsageError
 from asyncpar.torch.arrays import array_of
 

@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from asyncpar.blocking.thread import LoopThread, background
 from asyncpar.collectives.communicator import Communicator
-from asyncpar.collectives.keys import LARGEST_TAG
+from asyncpar.collectives.ledger import LARGEST_TAG
 from asyncpar.errors import AsyncparError, PeerTimeout, UsageError
 from asyncpar.node import Node, start_node
 from asyncpar.torch.errors import as_torch

@@ -10,7 +10,7 @@ import numpy as np
 
 from asyncpar.agreement.exchanges import OwedCollective
 from asyncpar.collectives.communicator import Communicator
-from asyncpar.core.concurrency.offload import off_loop
+from asyncpar.core.concurrency.tasks import off_loop
 from asyncpar.core.records import dataclass
 from asyncpar.errors import UsageError
 from asyncpar.nn.half import stored_dtype

@@ -24,7 +24,7 @@ from asyncpar.agreement.exchanges import compare
 from asyncpar.codecs import Values
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.core.concurrency.bridge import LoopBridge
-from asyncpar.core.concurrency.offload import off_loop
+from asyncpar.core.concurrency.tasks import off_loop
 from asyncpar.errors import PeerError, UsageError
 from asyncpar.nn.optimizers import Rule, distinct
 from asyncpar.nn.parameter import Array, Parameter

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequen
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 
-from asyncpar.core.concurrency.offload import off_loop
+from asyncpar.core.concurrency.tasks import off_loop
 from asyncpar.core.records import dataclass
 from asyncpar.gradsync import GradientSynchronizer, StepOutcome, SyncStatistics
 from asyncpar.gradsync.plan import HasGradient

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asyncpar.agreement.exchanges import OwedCollective
-from asyncpar.core.concurrency.offload import off_loop
+from asyncpar.core.concurrency.tasks import off_loop
 from asyncpar.errors import AsyncparError, NonFiniteValue, UsageError
 from asyncpar.nn.optimizers import combined
 from asyncpar.zero.buckets import BucketGather, Means

@@ -6,15 +6,7 @@ import numpy as np
 import pytest
 
 from asyncpar.codecs import Codec, Int8, Sign
-from asyncpar.codecs.blocks import (
-    PIECE,
-    corrected,
-    inverse,
-    is_finite,
-    largest_magnitudes,
-    plan_pieces,
-    row_buffers,
-)
+from asyncpar.codecs.codec import PIECE, corrected, inverse, is_finite, largest_magnitudes, plan_pieces, row_buffers
 from asyncpar.errors import NonFiniteValue
 
 

@@ -11,7 +11,7 @@ from hypothesis.extra import numpy as arrays
 from numpy.typing import NDArray
 
 from asyncpar.codecs import Bytes, Cast, Codec, Values
-from asyncpar.codecs.blocks import PIECE
+from asyncpar.codecs.codec import PIECE
 from asyncpar.codecs.half import from_half, to_half
 from asyncpar.errors import NonFiniteValue, ProtocolError, UsageError
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from asyncpar.codecs import Bytes, Sign, Values
-from asyncpar.codecs.blocks import PIECE
+from asyncpar.codecs.codec import PIECE
 from asyncpar.errors import ProtocolError
 
 CODEC = Sign()

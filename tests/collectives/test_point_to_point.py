@@ -9,7 +9,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from asyncpar.collectives.keys import ChannelLedger, GroupLedger
+from asyncpar.collectives.ledger import ChannelLedger, GroupLedger
 from asyncpar.collectives.protocol import ENVELOPE_BYTES, decode_envelope, encode_envelope
 from asyncpar.errors import ProtocolError, UsageError
 from tests.collectives.conftest import OpenRanks

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncpar.collectives.keys import hash64
+from asyncpar.collectives.ledger import hash64
 from asyncpar.collectives.protocol import (
     Abort,
     Probe,

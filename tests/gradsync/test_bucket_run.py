@@ -9,7 +9,7 @@ from functools import partial
 
 import numpy as np
 
-from asyncpar.core.concurrency.offload import INLINE_BYTES
+from asyncpar.core.concurrency.tasks import INLINE_BYTES
 from asyncpar.gradsync import GradientSpec, plan_buckets
 from asyncpar.gradsync.bucket_run import BucketRun, ThreadTurns
 from asyncpar.gradsync.schemes import Alone, ReductionStep

@@ -7,7 +7,7 @@ import asyncio
 import numpy as np
 import pytest
 
-from asyncpar.core.concurrency.offload import INLINE_BYTES
+from asyncpar.core.concurrency.tasks import INLINE_BYTES
 from asyncpar.core.config.parallel import RankMapping, ThreeDParallelismConfig
 from asyncpar.gradsync import (
     GradientCompressionConfig,

@@ -13,7 +13,7 @@ from asyncpar.actors.runtime.failure import describe_error
 from asyncpar.actors.runtime.outbound import ReplyChannel
 from asyncpar.actors.runtime.stream_ends import Inlet, Outlet, close_iterator
 from asyncpar.actors.runtime.window import STREAM_WINDOW
-from asyncpar.core.concurrency.task_group import is_task_cancelled
+from asyncpar.core.concurrency.tasks import is_task_cancelled
 from asyncpar.core.concurrency.worker import ENDS_PROGRAM
 from asyncpar.errors import AsyncparError, ProtocolError, RemoteError, UsageError
 from asyncpar.net.wire.payload import PayloadDecoder, UnwrittenPayload

@@ -16,7 +16,7 @@ from asyncpar.actors.runtime.ending import Ending
 from asyncpar.actors.runtime.failure import describe_failure, describe_unsendable, error_text, sendable
 from asyncpar.actors.runtime.outbound import Outbound, ReplyChannel
 from asyncpar.actors.runtime.window import ReceiveWindow, message_cost
-from asyncpar.core.concurrency.offload import INLINE_COPY_BYTES, off_loop
+from asyncpar.core.concurrency.tasks import INLINE_COPY_BYTES, off_loop
 from asyncpar.errors import AsyncparError, PeerCancelled, PeerLost, PeerTimeout, ProtocolError, UsageError
 from asyncpar.net.transport.links import MAX_MESSAGE_BYTES
 from asyncpar.net.wire.payload import Extension, PayloadEncoder

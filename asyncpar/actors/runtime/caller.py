@@ -15,7 +15,7 @@ from asyncpar.actors.runtime.failure import error_of, lost_during
 from asyncpar.actors.runtime.outbound import Outbound
 from asyncpar.actors.runtime.ref import ActorRef, Told
 from asyncpar.actors.runtime.window import OutboundMessage, SendWindow
-from asyncpar.core.concurrency.offload import INLINE_COPY_BYTES, off_loop
+from asyncpar.core.concurrency.tasks import INLINE_COPY_BYTES, off_loop
 from asyncpar.errors import PeerLost, ProtocolError, UsageError
 from asyncpar.net.transport.lane import Sending
 from asyncpar.net.transport.links import MAX_MESSAGE_BYTES

@@ -12,7 +12,7 @@ from asyncpar.actors.runtime.callee import Callee
 from asyncpar.actors.runtime.calls import CURRENT, Delivery, Execution
 from asyncpar.actors.runtime.ending import End, Ending
 from asyncpar.actors.runtime.message import USAGE
-from asyncpar.core.concurrency.task_group import is_task_cancelled
+from asyncpar.core.concurrency.tasks import is_task_cancelled
 from asyncpar.core.concurrency.worker import ENDS_PROGRAM, WorkerThread
 from asyncpar.errors import AsyncparError, ProtocolError, UsageError
 

@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from asyncpar.actors.runtime.window import STREAM_WINDOW, Outflow, ReceiveWindow, item_cost
-from asyncpar.core.concurrency.offload import INLINE_COPY_BYTES, off_loop
+from asyncpar.core.concurrency.tasks import INLINE_COPY_BYTES, off_loop
 from asyncpar.errors import AsyncparError, ProtocolError, UsageError
 from asyncpar.net.wire.payload import PayloadDecoder, UnwrittenPayload
 

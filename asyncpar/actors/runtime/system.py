@@ -27,7 +27,7 @@ from asyncpar.actors.runtime.routing import MessageRouter
 from asyncpar.actors.runtime.stream_caller import StreamCaller
 from asyncpar.actors.runtime.stream_types import find_stream
 from asyncpar.actors.runtime.watches import Watch, Watches
-from asyncpar.core.concurrency.home_loop import check_home_loop, is_home_loop
+from asyncpar.core.concurrency.tasks import check_home_loop, is_home_loop
 from asyncpar.core.observe.loop_watch import LoopWatch
 from asyncpar.errors import PeerLost, UsageError
 from asyncpar.net.transport.links import Links

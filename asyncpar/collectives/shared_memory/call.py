@@ -10,7 +10,7 @@ from typing import Any
 from asyncpar.collectives.arrays import Array
 from asyncpar.collectives.call import Call, ended, give_up
 from asyncpar.collectives.causes import reason_of
-from asyncpar.collectives.keys import hash64
+from asyncpar.collectives.ledger import hash64
 from asyncpar.collectives.operation import Operation
 from asyncpar.collectives.shared_memory.group import ArenaGroup
 from asyncpar.errors import PeerLost

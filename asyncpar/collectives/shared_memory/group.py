@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from asyncpar.collectives.keys import hash64
+from asyncpar.collectives.ledger import hash64
 from asyncpar.collectives.operation import Operation
 from asyncpar.errors import PeerLost
 from asyncpar.net.arena.arena import Arena, DoorbellMessage

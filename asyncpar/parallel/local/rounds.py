@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncpar.core.concurrency.offload import off_loop
+from asyncpar.core.concurrency.tasks import off_loop
 from asyncpar.core.records import dataclass
 from asyncpar.errors import UsageError
 from asyncpar.gradsync.plan import HasGradient, HasParameters

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from asyncpar.core.concurrency.task_group import CleanTaskGroup
+from asyncpar.core.concurrency.tasks import CleanTaskGroup
 
 
 def cancelling() -> int:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from asyncpar.core.concurrency.offload import INLINE_BYTES, off_loop
+from asyncpar.core.concurrency.tasks import INLINE_BYTES, off_loop
 from asyncpar.core.concurrency.worker import DaemonThread, WorkerThread, call_in_daemon_thread
 
 

@@ -17,7 +17,7 @@ import pytest
 
 from asyncpar.bench import report as bench_report
 from asyncpar.bench.table import COLUMNS, choose_columns, format_end, format_header, format_row, format_title
-from asyncpar.collectives import statistics as collective_statistics
+from asyncpar.collectives import ledger as collective_statistics
 from asyncpar.gradsync import statistics as gradient_statistics
 from asyncpar.hybrid import analysis as hybrid_analysis
 from asyncpar.hybrid.monitor import render_report

@@ -282,5 +282,5 @@ async def test_large_models_are_moved_off_the_loop_with_the_same_result(monkeypa
 
     async with local_world(2) as nodes:
         inline = await on_all(nodes, main)
-        monkeypatch.setattr("asyncpar.core.concurrency.offload.INLINE_BYTES", 0)
+        monkeypatch.setattr("asyncpar.core.concurrency.tasks.INLINE_BYTES", 0)
         assert await on_all(nodes, main) == inline

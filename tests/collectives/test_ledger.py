@@ -6,7 +6,7 @@ import random
 import tracemalloc
 from collections import Counter
 
-from asyncpar.collectives.keys import GroupLedger, UseCounts
+from asyncpar.collectives.ledger import GroupLedger, UseCounts
 
 
 def test_uses_are_counted_exactly_also_of_names_that_were_packed_away() -> None:
