@@ -7,8 +7,8 @@ from .registration import register as register
 from .stage.stage import ModuleStage as ModuleStage
 from .stage.stage import module_stages as module_stages
 from .stage.stage import torch_loss as torch_loss
-from .threads.run import ThreadRanks as ThreadRanks
-from .threads.run import run_threads as run_threads
+from .thread_ranks import ThreadRanks as ThreadRanks
+from .thread_ranks import run_threads as run_threads
 from .work import Work as Work
 
 __all__: list[str]

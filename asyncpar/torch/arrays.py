@@ -129,6 +129,11 @@ def only(tensors: torch.Tensor | Sequence[torch.Tensor], name: str, *, instead: 
     return found[0]
 
 
+def unwrapped(tensors: Any) -> list[torch.Tensor]:
+    """Return the list of tensors of an argument that may be wrapped in another list."""
+    return list(tensors[0]) if tensors and not isinstance(tensors[0], torch.Tensor) else list(tensors)
+
+
 def check_same_dtype(tensors: Sequence[torch.Tensor], name: str) -> None:
     """Raise ``UsageError`` unless all of ``tensors`` are tensors of one dtype."""
     dtypes = dict.fromkeys(tensor.dtype for tensor in tensors if isinstance(tensor, torch.Tensor))

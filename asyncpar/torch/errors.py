@@ -1,8 +1,4 @@
-"""Errors that are asyncpar's and torch's at the same time.
-
-Programs for torch catch ``RuntimeError`` or ``torch.distributed.DistBackendError``; those for asyncpar ``PeerLost`` and
-its like.  What the backend raises is both.
-"""
+"""Errors of the backend: each is one of asyncpar and a ``torch.distributed.DistBackendError`` (a ``RuntimeError``)."""
 
 from __future__ import annotations
 
@@ -20,9 +16,9 @@ _TIMEOUT = "timeout"
 def as_torch(error: E, operation: str = "") -> E:
     """Return ``error`` as one that is also a ``DistBackendError``, with the same attributes, caused by the original.
 
-    What is not an error of asyncpar, or is torch's already, stays as it is.  A ``UsageError`` names an argument: before
-    it comes the ``operation``.  The message of a ``PeerTimeout`` has the word "timeout" in it, which is how programs
-    for torch know it.
+    Other errors, and those that are torch's already, are returned unchanged.  ``operation`` is put before the message
+    of a ``UsageError``, which names an argument.  The message of a ``PeerTimeout`` contains the word "timeout", by
+    which programs for torch recognize it.
     """
     if not isinstance(error, AsyncparError) or isinstance(error, dist.DistBackendError):
         return error
@@ -39,7 +35,7 @@ def as_torch(error: E, operation: str = "") -> E:
 
 
 def _both(kind: type[AsyncparError]) -> type[AsyncparError]:
-    """Return the class that is ``kind`` and torch's: one for each kind, so that it can be caught."""
+    """Return the class that inherits ``kind`` and torch's error; there is one for each kind."""
     both = _made.get(kind)
     if both is None:
         both = type(kind.__name__, (kind, dist.DistBackendError), {"__module__": __name__, "__doc__": kind.__doc__})

@@ -135,7 +135,7 @@ class ExchangeOperations(GroupBase):
 
     @operation("recv", "tensors|arg0", "tag|arg1", refuse=_refuse_recv_any)
     def recv_anysource(self, tensors: Any, tag: int) -> Work:
-        """Receive the elements of the tensor from whichever rank sends first, which the work's ``source_rank`` says."""
+        """Receive the elements of the tensor from the rank that sends first; the work's ``source_rank`` names it."""
         return self._receive(tensors, None, tag)
 
     def _receive(self, tensors: Any, source: int | None, tag: int) -> Work:

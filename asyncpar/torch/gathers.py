@@ -12,7 +12,7 @@ from torch._C import _distributed_c10d as c10d
 from asyncpar.blocking.coroutines import After
 from asyncpar.collectives.arrays import Array
 from asyncpar.errors import UsageError
-from asyncpar.torch.arrays import array_of, check_same_dtype, flat, only, pairs
+from asyncpar.torch.arrays import array_of, check_same_dtype, flat, only, pairs, unwrapped
 from asyncpar.torch.group_base import GroupBase, check_root_tensor
 from asyncpar.torch.packed import gather_several
 from asyncpar.torch.signatures import operation
@@ -47,7 +47,7 @@ class GatherOperations(GroupBase):
     )
     def allgather(self, output_tensors: Any, input_tensors: Any, opts: Any) -> Work:
         """Collect the tensor of rank ``r`` in ``output_tensors[r]`` on all ranks; their shapes may differ."""
-        outputs, source = _outputs(output_tensors), only(input_tensors, "input_tensors")
+        outputs, source = unwrapped(output_tensors), only(input_tensors, "input_tensors")
         communicator = self.communicator
         self._check_count(outputs, "tensor_list")
         check_same_dtype([source, *outputs], "tensor_list and tensor")
@@ -162,7 +162,7 @@ class GatherOperations(GroupBase):
         """Collect the tensor of rank ``r`` in ``output_tensors[r]`` of the root."""
         source, root = only(input_tensors, "input_tensors"), opts.rootRank
         communicator = self.communicator
-        outputs = _outputs(output_tensors) if communicator.rank == root else []
+        outputs = unwrapped(output_tensors) if communicator.rank == root else []
         check_same_dtype([source, *outputs], "gather_list and tensor")
         x = array_of(source, as_bits=True)
         arrays = [array_of(tensor, "gather_list", as_bits=True) for tensor in outputs]
@@ -197,7 +197,7 @@ class GatherOperations(GroupBase):
         out = array_of(output, as_bits=True)
         x, inputs = None, []
         if communicator.rank == root:
-            inputs = _outputs(input_tensors)
+            inputs = unwrapped(input_tensors)
             self._check_count(inputs, "scatter_list")
             check_same_dtype([output, *inputs], "scatter_list and tensor")
             arrays = [array_of(tensor, "scatter_list", as_bits=True) for tensor in inputs]
@@ -229,11 +229,6 @@ class GatherOperations(GroupBase):
     def _check_count(self, entries: Sequence[Any], name: str) -> None:
         if len(entries) != self.communicator.size:
             raise UsageError(f"{name}: expected {self.communicator.size} entries, one per rank, got {len(entries)}")
-
-
-def _outputs(tensors: Any) -> list[torch.Tensor]:
-    """Return the list of tensors of an argument that may be wrapped in another list."""
-    return list(tensors[0]) if tensors and not isinstance(tensors[0], torch.Tensor) else list(tensors)
 
 
 def _hand_out(results: Any, targets: Sequence[Array]) -> None:

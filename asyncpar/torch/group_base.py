@@ -21,9 +21,8 @@ from asyncpar.collectives.communicator import Communicator
 from asyncpar.errors import AsyncparError, PeerTimeout, UsageError
 from asyncpar.net.transport.links import LEFT
 from asyncpar.node import Node
-from asyncpar.torch.backend_name import NAME
 from asyncpar.torch.errors import as_torch
-from asyncpar.torch.instrumentation import is_profiled, recorded
+from asyncpar.torch.instrumentation import NAME, is_profiled, recorded
 from asyncpar.torch.work import Work, is_inflight_on
 
 T = TypeVar("T")
@@ -151,8 +150,8 @@ class GroupBase(dist.ProcessGroup):
         """Begin the operation that ``make`` makes, whose results will be in ``tensors``.
 
         It takes its place in the order of the group's operations now.  ``options`` are torch's: their ``timeout``
-        bounds it, and one that will be waited for at once is done in this thread as far as possible.
-        Profilers see ``inputs``, by default ``tensors``, for operations in place.
+        bounds it, and one that is not asynchronous is done in this thread as far as possible.
+        Profilers show ``inputs``; by default those are ``tensors``, as for operations in place.
         """
         self._check_open(operation)
         limit = getattr(options, "timeout", None)
@@ -179,9 +178,9 @@ class GroupBase(dist.ProcessGroup):
         return work
 
     def call(self, make: Make, operation: str) -> None:
-        """Run what ``make`` makes, which no tensors belong to, and wait for it.
+        """Run the operation that ``make`` makes, which has no tensors, and wait for it.
 
-        The end of the group cancels it, and so does whatever ends the wait, such as a signal.
+        The end of the group cancels it, and so does an exception in the wait, such as ``KeyboardInterrupt``.
         """
         self._check_open(operation)
         self.thread.check_may_wait()
@@ -205,7 +204,7 @@ class GroupBase(dist.ProcessGroup):
         return as_torch(error, operation)
 
     def _begin(self, make: Make, operation: str, *, at_once: bool) -> Pending[Any]:
-        """Begin what the end of this group cancels."""
+        """Begin an operation, which the end of this group cancels."""
         try:
             pending = self.thread.start(make, at_once=at_once, what=operation)
         except UsageError as error:
@@ -222,7 +221,7 @@ class GroupBase(dist.ProcessGroup):
             raise as_torch(UsageError("this process group was destroyed; make a new one"), operation)
 
     def _describe_waits(self) -> str:
-        """Say for whom the operations of this rank in this group wait, and for how long they have."""
+        """Return which ranks the operations of this rank in this group wait for, and for how long they have waited."""
         try:
             waits = self.thread.do(self.communicator.describe_waits)
         except AsyncparError as error:  # it is ending
@@ -274,7 +273,7 @@ class GroupBase(dist.ProcessGroup):
         if any(error.cause != LEFT for error in self.node.links.lost.values()):
             await asyncio.sleep(NEWS_SECONDS)
         elif is_through and self.communicator.size > 1:
-            with suppress(AsyncparError, TimeoutError):  # who does not come needs nothing, or will say what it lacks
+            with suppress(AsyncparError, TimeoutError):  # a rank that does not come needs nothing, or has its own error
                 async with asyncio.timeout(FAREWELL_SECONDS):
                     await self.communicator.barrier(key="torch farewell")
         await self.node.stop()
@@ -301,10 +300,10 @@ class GroupBase(dist.ProcessGroup):
             self.thread.do(lambda: communicator.give_up(rank, f"rank {rank} has destroyed its process group"))
 
     def _deliver(self) -> None:
-        """Wait until all that this rank sends has been received, or will not be, for ``DELIVERY_SECONDS`` at most."""
+        """Wait until all messages of this rank have been received or have failed, ``DELIVERY_SECONDS`` at most."""
         end = time.monotonic() + DELIVERY_SECONDS
         for send in [*self._sends]:
-            with suppress(AsyncparError, TimeoutError):  # who receives it is gone, or does not come
+            with suppress(AsyncparError, TimeoutError):  # its receiver is gone, or does not come
                 send.wait(max(0.0, end - time.monotonic()))
 
     def _cancel_pending(self) -> None:

@@ -1,8 +1,8 @@
-"""What torch's compiler and profilers see of the backend.
+"""Integration with torch's compiler and profilers.
 
-Where a compiled program falls back to plain Python, torch's C++ calls the backend in the middle of it, and the compiler
-would trace the backend's methods as part of the program: ``uncompiled`` excludes them.  Profilers see each operation as
-an event, from the call until the result is there.
+Where a compiled program falls back to plain Python, torch's C++ calls the backend, and the compiler would trace the
+backend's methods as part of the program: ``uncompiled`` excludes them.  Profilers show each operation as an event, from
+the call to the result.
 """
 
 from __future__ import annotations
@@ -16,16 +16,17 @@ import torch
 from torch._C._dynamo import eval_frame
 from torch.futures import Future
 
-from asyncpar.torch.backend_name import NAME
-
 T = TypeVar("T", bound=type)
 
+NAME = "asyncpar"
+"""The backend, as torch's profilers and programs name it; ``registration``, which must not import this, has it, too."""
+
 _SKIP = eval_frame._FrameExecStrategy(eval_frame._FrameAction.SKIP, eval_frame._FrameAction.SKIP)
-"""For a function, and for all that it calls."""
+"""The compiler traces neither the function nor the functions that it calls."""
 
 
 def uncompiled(kind: T) -> T:
-    """Make the methods of a class run as they are wherever they are called from.  Costs nothing per call."""
+    """Exclude the methods of a class from compilation.  Costs nothing per call."""
     own = [base for base in kind.__mro__ if base.__module__.startswith("asyncpar.")]
     for value in [value for base in own for value in vars(base).values()]:
         function = value.fget if isinstance(value, property) else value
@@ -41,10 +42,10 @@ is_profiled: Callable[[], bool] = torch.autograd._profiler_enabled
 
 
 def recorded(make: Make, operation: str, inputs: Sequence[torch.Tensor]) -> Make:
-    """Return ``make`` for an operation that is an event from now on, named ``asyncpar:operation``, of those inputs.
+    """Begin the event ``asyncpar:operation`` with these inputs; return ``make`` for the operation that ends it.
 
-    The event ends in another thread than the one it began in, which is how profilers know that it is asynchronous; so
-    under a profiler an operation takes as much longer as a change of threads takes.
+    The event ends in another thread than the one it began in, by which profilers see that it is asynchronous; so under
+    a profiler an operation takes longer by one change of threads.
     """
     record = torch.autograd._record_function_with_args_enter(f"{NAME}:{operation}", *inputs)
     ended: Future[None] = Future()

@@ -17,13 +17,13 @@ from asyncpar.collectives.arrays import Array
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.collectives.ledger import hash64
 from asyncpar.errors import OperationMismatch, UsageError
-from asyncpar.torch.arrays import array_of
+from asyncpar.torch.arrays import array_of, tensor_of
 
 _FORM_BYTES = 8
 
 
 def form_bytes(*parts: object) -> Array:
-    """Return 8 bytes that tell values of different ``parts`` apart, for ranks whose calls must agree in them."""
+    """Return a hash of ``parts``, 8 bytes, which ranks compare whose calls must agree in them."""
     return np.frombuffer(hash64(*parts).to_bytes(_FORM_BYTES, "little"), np.uint8)
 
 
@@ -74,10 +74,11 @@ def reduce_several(
 def sparse_all_reduce(
     communicator: Communicator, tensor: torch.Tensor, op: str
 ) -> Callable[[], Coroutine[Any, Any, None]]:
-    """Return what begins to replace the COO tensor by the coalesced sum of those of all ranks.
+    """Return a function that begins to replace the COO tensor by the coalesced sum of those of all ranks.
 
-    They may have different indices; the traffic grows with the elements that are there.  Each travels as one row of
-    bytes: what all must agree in, the indices, the values.  Raises ``UsageError`` for other layouts and operations.
+    They may have different indices; the traffic grows with the number of elements.  Each element is sent as one row of
+    bytes: the hash of what ranks must agree in, the indices, the values.  Raises ``UsageError`` for other layouts and
+    operations.
     """
     if op != "sum":
         raise UsageError(f"op: expected SUM for sparse tensors, got {op}")
@@ -108,13 +109,7 @@ def _bytes(array: Array) -> Array:
 def _replace(tensor: torch.Tensor, indices: Array, elements: Array) -> None:
     with torch.sparse.check_sparse_tensor_invariants():  # others have sent the indices
         total = torch.sparse_coo_tensor(
-            torch.from_numpy(np.ascontiguousarray(indices.T)), _tensor(elements, tensor.dtype), tensor.shape
+            torch.from_numpy(np.ascontiguousarray(indices.T)), tensor_of(elements), tensor.shape
         ).coalesce()
     with torch.no_grad():
         tensor.copy_(total)  # what detach() returns would get other indices, and this tensor not
-
-
-def _tensor(values: Array, dtype: torch.dtype) -> torch.Tensor:
-    if dtype is torch.bfloat16:
-        return torch.from_numpy(values.view(np.uint16)).view(dtype)
-    return torch.from_numpy(values)

@@ -1,4 +1,4 @@
-"""The process group of ``torch.distributed`` over asyncpar, and what torch calls to make one."""
+"""The process group of ``torch.distributed`` over asyncpar, and the function by which torch makes one."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from asyncpar.torch.instrumentation import uncompiled
 from asyncpar.torch.reductions import ReductionOperations
 from asyncpar.torch.rendezvous.attach import attach_store
 from asyncpar.torch.signatures import path_of
-from asyncpar.torch.threads.worlds import InProcess
+from asyncpar.torch.thread_ranks import InProcess
 
 _TAG = LARGEST_TAG
 _ANSWER_SECONDS = 2.0
@@ -33,7 +33,7 @@ _ANSWER_SECONDS = 2.0
 
 
 async def _collect(communicator: Communicator, number: int, seconds: float, *, wait_all_ranks: bool) -> None:
-    """Run the barrier on rank 0: receive from all ranks, then tell them who is missing."""
+    """Run the barrier on rank 0: receive from all ranks, then tell them which ranks are missing."""
     waiting = {rank: asyncio.ensure_future(_hear(communicator, rank, number)) for rank in range(1, communicator.size)}
     when = asyncio.ALL_COMPLETED if wait_all_ranks else asyncio.FIRST_EXCEPTION
     try:
@@ -86,14 +86,14 @@ async def _report(communicator: Communicator, number: int, seconds: float) -> No
 
 
 def _told(absent: Sequence[int], seconds: float) -> str:
-    """Name those who are ``absent``, in words that programs look for in the messages of torch's other backends."""
+    """Name the ``absent`` ranks in the words of torch's other backends, which programs look for."""
     ranks = f"{'Rank' if len(absent) == 1 else 'Ranks'} {', '.join(map(str, absent))}"
     return f"Rank 0 timed out in monitoredBarrier after {seconds} s: {ranks} failed to pass monitoredBarrier in time"
 
 
 @uncompiled
 class ProcessGroup(ReductionOperations, GatherOperations, ExchangeOperations):
-    """A group of ranks whose collectives are asyncpar's: what torch has after ``init_process_group("asyncpar")``.
+    """A group of ranks whose collectives are asyncpar's, as ``init_process_group("asyncpar")`` makes it.
 
     All of torch's operations on tensors in the CPU's memory, of any dtype, from any thread.  Calls take their place in
     the order of the group's operations when they are made; the ranks of the group make the same calls in the same
@@ -122,7 +122,7 @@ class ProcessGroup(ReductionOperations, GatherOperations, ExchangeOperations):
             raise as_torch(error) from None
 
     def split_group(self, *_: Any, **__: Any) -> None:
-        """Refuse: torch itself splits only groups of accelerators, and would look for one here without asking."""
+        """Refuse: torch splits only groups of accelerators, and does not check the backend before it calls this."""
         raise as_torch(UsageError("split_group: expected a group of an accelerator's backend; use dist.new_group"))
 
     # -- what torch asks about devices -------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from asyncpar.blocking.coroutines import After
 from asyncpar.collectives.arrays import Array
 from asyncpar.core.records import dataclass
 from asyncpar.errors import UsageError
-from asyncpar.torch.arrays import array_of, as_list, check_same_dtype, flat, only, pairs
+from asyncpar.torch.arrays import array_of, as_list, check_same_dtype, flat, only, pairs, unwrapped
 from asyncpar.torch.group_base import GroupBase, Make, check_root_tensor
 from asyncpar.torch.packed import reduce_several, sparse_all_reduce
 from asyncpar.torch.signatures import operation
@@ -38,7 +38,7 @@ class TorchReduction:
 
     @property
     def is_plain(self) -> bool:
-        """Is it all done by the communicator?"""
+        """Does the communicator do the whole reduction?"""
         return self.factor is None and not self.divides
 
     def scaled(self, array: Array) -> Array:
@@ -53,9 +53,9 @@ class TorchReduction:
             array *= self._factor(array)
 
     def divide(self, array: Array, size: int) -> Array:
-        """Make of the sum over ``size`` ranks what is asked for, in place.
+        """Divide the sum over ``size`` ranks in place, if the reduction is a mean of integers.
 
-        Quotients of integers lose what is behind the point, as NCCL's do: -7 / 2 is -3.
+        Quotients are truncated towards zero, as by NCCL: -7 / 2 is -3.
         """
         if self.divides:
             if size > np.iinfo(array.dtype).max:
@@ -93,9 +93,9 @@ _INTEGER_MEAN = TorchReduction("sum", divides=True)
 
 
 def reduction_of(options: Any, dtype: torch.dtype) -> TorchReduction:
-    """Return how ``options`` ask that tensors of ``dtype`` be combined.
+    """Return the reduction that ``options`` ask for, of tensors of ``dtype``.
 
-    Integers are averaged as NCCL does it: the sum, which wraps around in their dtype, is divided, towards zero.
+    Integers are averaged as by NCCL: the sum, which wraps around in their dtype, is divided and truncated towards zero.
     """
     operation = options.reduceOp
     kind = getattr(operation, "op", operation)
@@ -111,7 +111,7 @@ def reduction_of(options: Any, dtype: torch.dtype) -> TorchReduction:
 
 
 class ReductionOperations(GroupBase):
-    """The operations that combine."""
+    """The operations that combine tensors of several ranks."""
 
     @operation("all_reduce", "tensors|tensor", options=c10d.AllreduceOptions, extras=("op", "timeout"))
     def allreduce(self, tensors: Any, opts: Any) -> Work:
@@ -187,7 +187,7 @@ class ReductionOperations(GroupBase):
     def reduce_scatter(self, output_tensors: Any, input_tensors: Any, opts: Any) -> Work:
         """Combine the lists of all ranks and leave entry ``r`` in the output of rank ``r``; entries may differ."""
         output = only(output_tensors, "output_tensors")
-        inputs = _list_of(input_tensors)
+        inputs = unwrapped(input_tensors)
         communicator = self.communicator
         if len(inputs) != communicator.size:
             raise UsageError(f"input_list: expected {communicator.size} tensors, one per rank, got {len(inputs)}")
@@ -244,7 +244,7 @@ class ReductionOperations(GroupBase):
     # -- inside ------------------------------------------------------------------------------------------------------
 
     def _make_all_reduce(self, array: Array, reduction: TorchReduction) -> Make:
-        """Return the all-reduce of ``array`` with what is before and after it."""
+        """Return the all-reduce of ``array`` with the scaling before it and the division after it."""
         communicator = self.communicator
         reduction.scale(array)
         return lambda: After(
@@ -274,11 +274,6 @@ class ReductionOperations(GroupBase):
                 f"got {_show(array_of(source, 'input'))}"
             )
         return out, reduction.scaled(whole), reduction
-
-
-def _list_of(tensors: Any) -> list[torch.Tensor]:
-    """Return the list of tensors of an argument that may be wrapped in another list."""
-    return list(tensors[0]) if tensors and not isinstance(tensors[0], torch.Tensor) else list(tensors)
 
 
 def _show(array: Array) -> str:

@@ -4,7 +4,7 @@
 here, which is always called with its tensors and with options of torch.
 
 Tensors in the CPU's memory are handled here.  For another device a group makes a path when it first sees such a
-tensor, on all ranks alike, and hands the whole operation over: CUDA's path is NCCL, where torch has it.
+tensor, on all ranks alike, and passes the whole operation to it: CUDA's path is NCCL, where torch has it.
 ``device_paths`` may be given others.
 """
 
@@ -23,7 +23,7 @@ from asyncpar.errors import UsageError
 from asyncpar.torch.group_base import GroupBase
 
 MakePath = Callable[[dist.Store, int, int, timedelta], Any]
-"""From a store, a rank, a size and a timeout to an object with the operations of ``torch.distributed.ProcessGroup``."""
+"""Makes a path: takes a store, a rank, a size and a timeout, and returns a ``torch.distributed.ProcessGroup``."""
 
 
 def _nccl(store: dist.Store, rank: int, size: int, timeout: timedelta) -> Any:
@@ -37,7 +37,7 @@ def _nccl(store: dist.Store, rank: int, size: int, timeout: timedelta) -> Any:
 
 
 device_paths: dict[str, MakePath] = {"cuda": _nccl}
-"""By type of device: how to make the path of a group."""
+"""The function that makes the path of a group, by type of device."""
 
 
 def path_of(group: GroupBase, device: torch.device) -> Any:
@@ -66,10 +66,10 @@ F = TypeVar("F", bound=Callable[..., Any])
 _LISTS = (list, tuple)  # list | tuple would be made anew in each call
 
 Refuse = Callable[..., None]
-"""From a communicator, an error and the arguments of a call: gives the call, which is refused, its place there."""
+"""Takes a communicator, an error and the arguments of a refused call, and gives the call its place there."""
 
 _FIELDS = {"op": "reduceOp", "root": "rootRank", "timeout": "timeout"}
-"""Arguments of the forms without options, and the fields of options that they are."""
+"""The field of the options that each argument of the forms without options sets."""
 
 
 def operation(
@@ -81,10 +81,10 @@ def operation(
 ) -> Callable[[F], F]:
     """Make a method of an operation, which ``torch.distributed`` calls ``name``.
 
-    Each of ``arguments`` has its names in torch's forms, parted by ``|``.  The method is called with those, and with an
-    object of ``options`` at the end: the one given, or one made of ``extras`` (of ``op``, ``root`` and ``timeout``, in
-    the order of torch's forms).  Tensors on another device than the CPU are handed over to the path of that device,
-    with the whole operation.  A ``UsageError`` becomes a ``DistBackendError``, too, and names the operation.
+    Each of ``arguments`` has its names in torch's forms, separated by ``|``.  The method is called with those, and with
+    an object of ``options`` at the end: the one given, or one made of ``extras`` (of ``op``, ``root`` and ``timeout``,
+    in the order of torch's forms).  An operation on tensors of another device than the CPU is passed to the path of
+    that device.  A ``UsageError`` becomes a ``DistBackendError``, too, and names the operation.
 
     A call that is refused takes its place in the order of the group all the same, and ends on the other ranks with the
     reason: ``refuse`` tells them, for messages between two ranks.
@@ -190,7 +190,7 @@ def _options(rest: tuple[Any, ...], named: dict[str, Any], kind: type[Any], extr
 
 
 def _set(options: Any, name: str, value: Any) -> None:
-    """Set what the argument ``name`` of an operation means in ``options``."""
+    """Set the field of ``options`` that the argument ``name`` of an operation stands for."""
     if name == "timeout" and not isinstance(value, timedelta):
         raise UsageError(f"timeout: expected a timedelta, got {value!r}")
     try:

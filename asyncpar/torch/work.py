@@ -1,36 +1,151 @@
-"""The works that operations of the backend return, and how torch's functional collectives wait for them.
+"""The works that operations of the backend return, and their futures.
 
-torch keeps, for each thread, which works belong to which storage.  Functional collectives enter theirs themselves,
-and take them out by ``wait_tensor``.  Under ``allow_inflight_collective_as_graph_input_ctx()`` all other operations are
-entered, too, and taken out by ``Work.wait``.  For a work of Python torch offers no way to take out one, only to wait
-for all of a storage; so ``forget_inflight`` does that, while works other than its own only enter themselves again.
+Works by tensor.  torch keeps, for each thread, which works belong to which storage.  Functional collectives register
+theirs themselves and remove them by ``wait_tensor``.  Under ``allow_inflight_collective_as_graph_input_ctx()`` all
+other operations are registered, too, and removed by ``Work.wait``.  torch cannot remove a single work of Python; it can
+only wait for all works of a storage.  So ``forget_inflight`` does that, and the other works register themselves
+again.
+
+Futures.  Completing a future runs its callbacks, which may take long, call collectives and wait for them; on the event
+loop that would block the loop.  So daemon threads complete futures: one, and another whenever all are busy.
+
+Errors in the backward pass.  The reducer of DistributedDataParallel takes the futures of its operations and waits for
+them in a callback at the end of the pass.  It would raise an error of a future as a ``RuntimeError`` with its text.  So
+the futures that it takes only tell that an operation is over; a callback that the engine runs after the reducer's
+raises the error itself.  The reducer has ended the pass by then, and can be used for the next one.
 """
 
 from __future__ import annotations
 
+import logging
+import queue
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
+from functools import partial
 from typing import Any, cast
 
 import torch
 import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
+from torch.autograd import Variable
+from torch.autograd.graph import _engine_run_backward
 from torch.futures import Future
 
 from asyncpar.blocking.pending import Pending
-from asyncpar.errors import AsyncparError, PeerTimeout
+from asyncpar.errors import AsyncparError, PeerCancelled, PeerTimeout
 from asyncpar.torch.errors import as_torch
-from asyncpar.torch.futures import Completions, completed, is_taken_by_reducer, raise_at_end_of_pass
 from asyncpar.torch.instrumentation import uncompiled
 
+_log = logging.getLogger(__name__)
+
+IDLE_SECONDS = 10.0
+"""After so long without work a thread ends."""
+
+
+class Completions:
+    """Runs functions in daemon threads, as many as there are functions that have not returned."""
+
+    def __init__(self, name: str = "asyncpar completions") -> None:
+        self._name = name
+        self._queue: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._idle = 0
+
+    def run(self, function: Callable[[], object]) -> None:
+        """Run ``function`` soon; never waits."""
+        with self._lock:
+            self._queue.put(function)
+            if self._idle:
+                self._idle -= 1
+                return
+        threading.Thread(target=self._work, name=self._name, daemon=True).start()
+
+    def _work(self) -> None:
+        while True:
+            try:
+                function = self._queue.get(timeout=IDLE_SECONDS)
+            except queue.Empty:
+                with self._lock:
+                    if self._queue.empty():
+                        self._idle -= 1
+                        return
+                    continue
+            try:
+                function()
+            except Exception:  # noqa: BLE001  # torch gives errors of callbacks to their futures; this is what is left
+                _log.exception("a callback of a future failed")
+            del function  # what it holds is not to live until the next one comes
+            with self._lock:
+                self._idle += 1
+
+
+_OUTSIDE = -1
+_ENGINE = _engine_run_backward.__code__
+
+
+class _Pass(threading.local):
+    """The backward pass that this thread is in, and the works whose errors it will raise."""
+
+    number = _OUTSIDE
+    works: list[Any]
+
+
+_pass = _Pass()
+
+
+def is_taken_by_reducer() -> bool:
+    """Is the caller's caller C++ code of a backward pass, as opposed to a hook in Python, whose futures have errors?"""
+    if torch._C._current_graph_task_id() == _OUTSIDE:
+        return False
+    caller = sys._getframe(2) if sys._getframe(1).f_back is not None else None
+    return caller is None or caller.f_code is _ENGINE
+
+
+def raise_at_end_of_pass(work: Any) -> None:
+    """Make the backward pass of this thread wait for ``work`` and raise its error."""
+    number = torch._C._current_graph_task_id()
+    if _pass.number != number:
+        _pass.number, _pass.works = number, []
+        _queue(partial(_wait, _pass.works))
+    _pass.works.append(work)
+
+
+def completed(tensors: list[torch.Tensor]) -> Future[Any]:
+    """Return a future that has ``tensors`` as a list of C++, not as an object of Python."""
+    made: Future[Any] = torch._C.fork(lambda: tensors)
+    return made
+
+
+def _wait(works: list[Any]) -> None:
+    """Wait at the end of the pass, before the reducer's callback, and queue a callback that raises errors after it."""
+    _pass.number = _OUTSIDE
+    errors: list[BaseException] = []
+    for work in works:
+        try:
+            work.wait()
+        except Exception as error:  # noqa: BLE001  # raised when the reducer has ended the pass
+            errors.append(error)
+    if errors:
+        _queue(partial(_raise, min(errors, key=lambda error: isinstance(error, PeerCancelled))))
+
+
+def _raise(error: BaseException) -> None:
+    raise error
+
+
+def _queue(callback: Callable[[], None]) -> None:
+    Variable._execution_engine.queue_callback(callback)
+
+
 is_inflight_on = c10d._allow_inflight_collective_as_graph_input
-"""Are operations to be waited for by their tensors?"""
+"""Does ``wait_tensor`` wait for operations that are not functional collectives?"""
 
 
 class _Removal(threading.local):
-    """The work that this thread is taking out, and the others that it has met meanwhile."""
+    """The work that this thread removes, and the other works of its storages."""
 
     work: object = None
     met: list[Any]
@@ -40,7 +155,7 @@ _removal = _Removal()
 
 
 def enter_inflight(work: Any, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Make ``wait_tensor`` of one of ``tensors`` wait for ``work``; return those that have storages."""
+    """Make ``wait_tensor`` of each of ``tensors`` wait for ``work``; return those that have storages."""
     known = [tensor for tensor in tensors if tensor.layout is torch.strided]
     for tensor in known:
         c10d._register_work(tensor, work)
@@ -77,7 +192,7 @@ class Work(dist.Work):
     """An operation that is under way, whose results will be in ``tensors``.
 
     ``operation`` is its name in messages.  ``check_may_wait`` raises in code that must not wait for it;
-    ``describe_waits`` says for whom its group waits.
+    ``describe_waits`` returns which ranks its group waits for.
     """
 
     def __init__(
@@ -105,10 +220,10 @@ class Work(dist.Work):
         self._entered_by = threading.get_ident()
 
     def wait(self, timeout: timedelta = _NONE) -> bool:
-        """Wait until it is over, and raise what it raised: an error of asyncpar that is a ``DistBackendError``, too.
+        """Wait until it is over and raise its error: one of asyncpar that is a ``DistBackendError``, too.
 
-        Raises ``PeerTimeout`` after ``timeout`` (0: the group's alone counts), saying for whom the group waits; the
-        operation goes on then.
+        Raises ``PeerTimeout`` after ``timeout`` (0: only the group's applies), which names the ranks that the group
+        waits for; the operation goes on.
         """
         if is_passed_over(self):
             return True
@@ -143,7 +258,7 @@ class Work(dist.Work):
         return self._pending.is_done and self._pending.exception() is None
 
     def exception(self) -> BaseException | None:
-        """Return what it raised; None if it has not."""
+        """Return its error, None if it has raised none."""
         error = self._pending.exception()
         return None if error is None else as_torch(error, self._operation)
 
@@ -162,18 +277,18 @@ class Work(dist.Work):
     def get_future(self) -> Future[Any]:
         """Return a future of the list of tensors.  Its callbacks run in a thread that may wait for other operations.
 
-        What the operation raises is raised by the future, as a ``RuntimeError`` with its text.  Where the reducer of
-        DistributedDataParallel takes the future, backward raises it instead, as it is.
+        The future raises the operation's error as a ``RuntimeError`` with its text.  Where the reducer of
+        DistributedDataParallel takes the future, backward raises the error itself instead.
         """
         if self._future is None:
             self._future = self._make_reducer_future() if is_taken_by_reducer() else self._make_future()
         return self._future
 
     def _make_reducer_future(self) -> Future[Any]:
-        """Return a future that tells when the operation is over; the backward pass raises what it raises.
+        """Return a future that is done when the operation is over; the backward pass raises its error.
 
-        torch's own hook ``FP16_COMPRESS`` wants lists of C++, which no future can be given later: so what it begins is
-        waited for here, and with it all in float16.
+        torch's hook ``FP16_COMPRESS`` needs a list of C++, which cannot be set later from Python: so operations on
+        float16 are waited for here.
         """
         raise_at_end_of_pass(self)
         pending, tensors = self._pending, self._tensors

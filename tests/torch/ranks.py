@@ -72,6 +72,18 @@ class Losses(logging.Handler):
         return "\n".join(texts)
 
 
+def await_others(rank: int) -> None:
+    """Return on ``rank``, which is going to die, after all other ranks have called this.
+
+    They have left all operations before then; after a barrier some may still be in it.
+    """
+    if dist.get_rank() != rank:
+        dist.send(torch.ones(1), rank)
+    else:
+        for other in set(range(dist.get_world_size())) - {rank}:
+            dist.recv(torch.empty(1), other)
+
+
 def run(order: dict[str, Any], losses: Losses) -> dict[str, Any]:
     """Do what one line of the test process asks for and return the answer: a value or an error."""
     try:

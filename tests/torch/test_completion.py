@@ -10,8 +10,8 @@ from logging.handlers import QueueHandler
 
 import pytest
 
-from asyncpar.torch import futures
-from asyncpar.torch.futures import Completions
+from asyncpar.torch import work
+from asyncpar.torch.work import Completions
 
 SOON = 5.0
 """Seconds: less than a thread waits for more work, and far more than one needs."""
@@ -51,7 +51,7 @@ def test_a_thread_lets_go_of_what_it_has_done_while_it_waits_for_more() -> None:
 
 
 def test_threads_end_when_nothing_comes_and_others_do_what_comes_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(futures, "IDLE_SECONDS", 0.01)
+    monkeypatch.setattr(work, "IDLE_SECONDS", 0.01)
     completions = Completions("completions of this test")
     for _ in range(3):
         function = Function()
@@ -65,7 +65,7 @@ def test_threads_end_when_nothing_comes_and_others_do_what_comes_later(monkeypat
 
 def test_a_function_that_raises_is_logged_and_the_next_ones_are_run() -> None:
     completions, last, told = Completions(), Function(), queue.SimpleQueue[logging.LogRecord]()
-    handler, logger = QueueHandler(told), logging.getLogger(futures.__name__)
+    handler, logger = QueueHandler(told), logging.getLogger(work.__name__)
     logger.addHandler(handler)
     try:
         completions.run(lambda: 1 // 0)

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from asyncpar.errors import PeerCancelled, PeerLost, PeerTimeout
-from tests.torch.ranks import initialize, place
+from tests.torch.ranks import await_others, initialize, place
 from tests.torch.worlds import Outcome, World, on_ranks, open_world
 
 SOON = 5.0
@@ -57,6 +57,7 @@ def parallel_model() -> torch.nn.Module:
     """Return layers with a bucket each; rank 3 kills itself in the middle of the backward pass."""
     layers = [torch.nn.Linear(128, 128) for _ in range(6)]
     model = torch.nn.parallel.DistributedDataParallel(torch.nn.Sequential(*layers), bucket_cap_mb=0.05)
+    await_others(3)  # the model is made by broadcasts
     if dist.get_rank() == 3:
         layers[2].weight.register_hook(lambda _: os.kill(os.getpid(), signal.SIGKILL))
     return model

@@ -15,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from asyncpar.errors import OperationMismatch, PeerLost, UsageError
 from asyncpar.torch import GradientHook, gradient_hook
 from tests.torch.hooked import Linears, flat, hooked, make_inputs, make_mlp, train
+from tests.torch.ranks import await_others
 from tests.torch.worlds import on_ranks, open_world
 
 
@@ -107,10 +108,8 @@ def die_in_backward() -> float:
     model, _ = hooked(make_mlp(), codec="int8")
     train(model, steps=3)
     first = next(model.parameters())
-    if dist.get_rank() == 0:
-        dist.send(torch.ones(1), 1)  # rank 0 has ended the steps: rank 1 must not die while rank 0 is still in one
-    else:
-        dist.recv(torch.empty(1), 0)
+    await_others(1)
+    if dist.get_rank() == 1:
         first.register_hook(lambda _: os.kill(os.getpid(), signal.SIGKILL))
     begun = time.monotonic()
     with pytest.raises(PeerLost, match="rank 1") as caught:

@@ -19,9 +19,8 @@ from asyncpar.gradsync.schemes import Scheme
 from asyncpar.node import Node
 from asyncpar.testing.world import local_world
 from asyncpar.torch.hook.bucket import HookBucket
-from asyncpar.torch.hook.memory import HookMemory, ParameterNames
 from asyncpar.torch.hook.reducer import HookReducer, HookSettings, Hosts
-from asyncpar.torch.hook.statistics import HookTally
+from asyncpar.torch.hook.state import HookMemory, HookTally, ParameterNames
 
 SHAPES = ((10, 5), (7,), (20, 15), (41,))
 SIZES = (50, 7, 300, 41)

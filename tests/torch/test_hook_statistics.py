@@ -6,7 +6,7 @@ from typing import Any
 
 from asyncpar.gradsync.bucket_run import RunTimes
 from asyncpar.gradsync.statistics import SyncTraffic
-from asyncpar.torch.hook.statistics import HookStatistics, HookTally, StepTally
+from asyncpar.torch.hook.state import HookStatistics, HookTally, StepTally
 
 
 def add_step(tally: HookTally, *intervals: tuple[float, float], sent: int, **figures: Any) -> None:

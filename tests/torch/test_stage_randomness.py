@@ -15,8 +15,7 @@ from asyncpar.hybrid.step import StepRandomness
 from asyncpar.nn import Sequential
 from asyncpar.nn.parameter import Array
 from asyncpar.pipeline import Recomputed
-from asyncpar.torch.stage.randomness import alone
-from asyncpar.torch.stage.stage import ModuleStage
+from asyncpar.torch.stage.stage import ModuleStage, alone
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

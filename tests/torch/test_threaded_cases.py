@@ -17,7 +17,7 @@ from torch.testing._internal.common_distributed import MultiThreadedTestCase
 from torch.testing._internal.common_fsdp import FSDPTestMultiThread
 from torch.testing._internal.distributed._tensor.common_dtensor import DTensorConverter, DTensorOpTestBase
 
-from asyncpar.torch.backend_name import NAME
+from asyncpar.torch.registration import NAME
 
 
 @pytest.fixture(autouse=True)

@@ -20,7 +20,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.nn.parallel import DistributedDataParallel
 
 from asyncpar.errors import PeerLost, PeerTimeout, UsageError
-from asyncpar.torch.threads.run import ThreadRanks, run_threads
+from asyncpar.torch.thread_ranks import ThreadRanks, run_threads
 
 LIMIT = 20.0
 

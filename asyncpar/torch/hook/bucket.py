@@ -1,4 +1,4 @@
-"""A bucket of gradients: what DistributedDataParallel hands over, and how it gets into a scheme and out of it."""
+"""A bucket of gradients of DistributedDataParallel, and its transfer into and out of a scheme."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class HookBucket:
 
     @classmethod
     def of(cls, bucket: dist.GradBucket) -> HookBucket:
-        """Return what there is to know of ``bucket``, which must not be kept itself."""
+        """Return the contents of ``bucket``, which torch reuses and which must not be kept."""
         if not isinstance(bucket, dist.GradBucket):
             raise UsageError(
                 "gradient_hook: expected a bucket of DistributedDataParallel, got "
@@ -72,7 +72,7 @@ class HookBucket:
             raise UsageError(f"gradient_hook: expected a bucket of {count} values in a row, got {list(array.shape)}")
 
     def read_into(self, out: Values) -> None:
-        """Copy the gradients as float32; what is beyond its range becomes infinite."""
+        """Copy the gradients as float32; values beyond its range become infinite."""
         torch.from_numpy(out).copy_(self.buffer)
 
     def write(self, values: Values) -> None:
@@ -107,12 +107,12 @@ class BucketTransfer:
         self.given.scale(1.0 / self.ranks)
 
     def read(self) -> None:
-        """Copy the gradients, unless they are where they are needed."""
+        """Copy the gradients into the scheme, unless it works in their memory."""
         if not self.is_lent:
             self.given.read_into(self.scheme.payload)
 
     def write(self) -> None:
-        """Make the gradients the mean; all of them NaN if some are not finite on some rank."""
+        """Set the gradients to the mean, or all to NaN if some are not finite on some rank."""
         if not self.scheme.is_finite:
             self.given.fill(float("nan"))
             return
@@ -125,7 +125,7 @@ class BucketTransfer:
 
 
 class UncompressedSum(Scheme):
-    """The sum, in the memory that is lent, of what was divided by the number of ranks before.
+    """The mean without a codec: sums, in the lent memory, gradients that were divided by the number of ranks.
 
     With ``looks`` it checks whether the result is finite.
     """

@@ -21,9 +21,8 @@ from asyncpar.codecs import AnyCodec
 from asyncpar.errors import PeerCancelled, UsageError
 from asyncpar.gradsync import GradientCompressionConfig
 from asyncpar.torch.hook.bucket import HookBucket
-from asyncpar.torch.hook.memory import HookMemory, ParameterNames
 from asyncpar.torch.hook.reducer import MINIMUM_BYTES, HookReducer, HookSettings, Hosts
-from asyncpar.torch.hook.statistics import HookStatistics, HookTally
+from asyncpar.torch.hook.state import HookMemory, HookStatistics, HookTally, ParameterNames
 from asyncpar.torch.process_group import ProcessGroup
 from asyncpar.torch.work import Work
 

@@ -1,8 +1,8 @@
-"""The gradient hook's side of the loop: buckets come in the order of calls and are reduced side by side.
+"""Reduce the buckets of a gradient hook on the event loop, several at a time, in the order of calls.
 
-A bucket that is new, in the first step and after DistributedDataParallel has rebuilt its buckets, is first described to
-the other ranks, by an operation that takes its place in the order of all operations of the group: so ranks that differ
-in their settings, parameters or hooks find out.  All other exchanges meet by name, in groups of their own.
+A new bucket, in the first step and after DistributedDataParallel has rebuilt its buckets, is first described to the
+other ranks, by an operation in the order of all operations of the group: so a difference between ranks in settings,
+parameters or hooks is an error.  All other exchanges are matched by name, in groups of their own.
 """
 
 from __future__ import annotations
@@ -30,14 +30,13 @@ from asyncpar.gradsync.layout import SchemeMaker, least_bytes
 from asyncpar.gradsync.schemes import Scheme
 from asyncpar.gradsync.statistics import SyncTraffic
 from asyncpar.torch.hook.bucket import BucketTransfer, HookBucket, UncompressedSum
-from asyncpar.torch.hook.memory import BucketState, HookMemory
-from asyncpar.torch.hook.statistics import HookTally, StepTally
+from asyncpar.torch.hook.state import BucketState, HookMemory, HookTally, StepTally
 
 Hosts: TypeAlias = Sequence[Sequence[int]] | bool
-"""Ranks of the group by host; True: as they are; False: as if no two shared one."""
+"""Ranks of the group by host; True: by their actual hosts; False: each rank as a host of its own."""
 
 MINIMUM_BYTES = 1 << 14
-"""A message of less takes as long as it does because there is one, not because of its size."""
+"""Latency, not size, determines the time of smaller messages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +56,7 @@ class HookSettings:
 
     @property
     def is_lossless(self) -> bool:
-        """Is there no codec at all?"""
+        """Is no codec used in any bucket?"""
         return not self.compression.is_automatic and self.compression.make_codec() == Identity()
 
     def is_exact(self, *, nbytes: int, step: int) -> bool:
@@ -65,7 +64,7 @@ class HookSettings:
         return self.is_lossless or step <= self.warm_up_steps or nbytes < self.minimum_bytes
 
     async def resolve(self, groups: SyncGroups, key: str) -> Resolved:
-        """Return what the codec comes to: takes an exchange between all ranks for ``"auto"``, else none."""
+        """Return the codec to use.  ``"auto"`` takes an exchange between all ranks."""
         given = None if isinstance(self.hosts, bool) else HostGroups.of(groups.replicas, self.hosts)
         is_hierarchical = self.hosts is not False
         return await resolve(self.compression, groups, is_hierarchical=is_hierarchical, key=key, given=given)
@@ -107,7 +106,7 @@ class _HookGroups:
 
     @classmethod
     def of(cls, over: Communicator, hook: str) -> _HookGroups:
-        """Return the groups of the ranks that call it by one name.  Nothing is sent."""
+        """Return the groups of all ranks for the hook called ``hook``, the same name on all ranks.  Nothing is sent."""
         own = over.subgroup(range(over.size), key=f"gradient hook {hook}", name=f"the gradient hook of {over.name}")
         assert own is not None, "this rank is one of them"
         groups = SyncGroups(everyone=own, replicas=own, partitions={REPLICAS: (range(own.size),)})
@@ -115,7 +114,7 @@ class _HookGroups:
 
 
 class HookReducer:
-    """Reduces buckets over the ranks of ``over``; made, and to be used, on its loop."""
+    """Reduces buckets over the ranks of ``over``.  Create and use it on the event loop of ``over``."""
 
     def __init__(self, over: Communicator, settings: HookSettings, memory: HookMemory, tally: HookTally) -> None:
         self._over = over
@@ -234,7 +233,7 @@ class HookReducer:
         self._tally.add_step(step.tally, self.traffic)
 
     async def _scheme(self, groups: _HookGroups, step: _Step, state: BucketState, given: HookBucket) -> Scheme:
-        """Return what reduces the bucket in this step; the same on all ranks."""
+        """Return the scheme that reduces the bucket in this step; it is the same on all ranks."""
         settings = self._settings
         if groups.own.size > 1 and not settings.is_exact(nbytes=given.nbytes, step=step.number):
             if state.lossy is None:

@@ -169,17 +169,20 @@ class StoreRendezvous:
 
         When the time is up the rendezvous fails, naming the ranks that have not written what is ``needed``.
         """
-        pause = _FIRST_PAUSE
+        begun = time.monotonic()
         while (found := look()) is None:
             left = self._deadline - time.monotonic()
             if left <= 0.0:
                 self._refuse(self._lateness(needed, deed))
             else:
-                self._pause(min(pause, left))
+                self._pause(min(self._pause_after(begun), left))
                 self._answer_duplicate()
                 self._watch_neighbours()
-            pause = min(2 * pause, self._longest_pause)
         return found
+
+    def _pause_after(self, begun: float) -> float:
+        """Return the seconds until a rank that has waited since ``begun`` looks again: a quarter of that time."""
+        return min(self._longest_pause, max(_FIRST_PAUSE, (time.monotonic() - begun) / 4))
 
     def _pause(self, seconds: float) -> None:
         if self._is_stopped.wait(seconds):
@@ -267,12 +270,11 @@ class StoreRendezvous:
         """Write a duplicate notice and wait for the end.  Raises ``UsageError`` if another process answers it."""
         self._keys.put("duplicate", self._rank, self._process)
         give_up = time.monotonic() + ANSWER_SECONDS
-        pause = _FIRST_PAUSE
+        begun = time.monotonic()
         while (end := self._keys.read_end()) is None:
             if time.monotonic() > give_up:
                 self._refuse(abandoned(self._rank))
-            self._pause(pause)
-            pause = min(2 * pause, self._longest_pause)
+            self._pause(self._pause_after(begun))
         if (
             end.failure is not None
             and end.failure.kind is RendezvousFailureKind.TWICE
@@ -310,13 +312,11 @@ class StoreRendezvous:
 
     def _wait_for_others(self) -> None:
         """Wait a moment until all ranks have read the result: the store may go away with this process."""
-        give_up = time.monotonic() + _LEAVE_SECONDS
+        begun = time.monotonic()
         came = set(self._keys.find("hello", range(self._size))) - {self._neighbours.find_ended()}
-        pause = _FIRST_PAUSE
-        while not self._keys.have_all("left", came) and time.monotonic() < give_up:
-            if self._is_stopped.wait(pause):
+        while not self._keys.have_all("left", came) and time.monotonic() < begun + _LEAVE_SECONDS:
+            if self._is_stopped.wait(self._pause_after(begun)):
                 return
-            pause = min(2 * pause, self._longest_pause)
 
     def _error(self, failure: RendezvousFailure) -> AsyncparError:
         number = self._keys.number

@@ -1,7 +1,7 @@
-"""``init_method="asyncpar://"``: a store at once, so that ranks that do not come are named.
+"""``init_method="asyncpar://"``: a store that does not wait for all ranks, so that missing ranks are named.
 
-``env://`` and ``tcp://`` wait in torch until all ranks have connected to the store of rank 0, and say how many did not.
-Here the store exists as soon as rank 0 does, and the ranks rendezvous in it (see ``attach_store``).
+With ``env://`` and ``tcp://`` torch waits until all ranks have connected to the store of rank 0, and then says how many
+have not.  Here the store exists as soon as rank 0 does, and the ranks rendezvous in it (see ``attach_store``).
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class StoreEndpoint:
 def open_store(
     url: str, timeout: timedelta = dist.default_pg_timeout, **_: Any
 ) -> Iterator[tuple[dist.Store, int, int]]:
-    """Yield the store of ``url``, the rank and the size, once: a rendezvous handler of torch.
+    """Rendezvous handler of torch: yield the store of ``url``, the rank and the size, once.
 
     Raises ``UsageError``, ``PeerTimeout`` when rank 0 has not come after ``timeout``, and ``LaunchError`` when torch
     cannot make the store.
@@ -105,8 +105,7 @@ def _open(endpoint: StoreEndpoint, timeout: timedelta) -> dist.Store:
 def _wait_for_server(endpoint: StoreEndpoint, seconds: float) -> None:
     """Return once a server listens at the endpoint.  Raises ``PeerTimeout`` after ``seconds``.
 
-    A server that does not exist yet cannot give notice, so this polls.  torch's own client polls, too, but Ctrl-C ends
-    it only when its time is over, and it shows frames of C++.
+    This polls, as torch's own client does; but that one ignores Ctrl-C until its time is over and shows frames of C++.
     """
     deadline = time.monotonic() + seconds
     while True:

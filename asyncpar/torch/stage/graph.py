@@ -1,12 +1,12 @@
 """The autograd graph of a stage: where its input enters, and its backward pass in two halves (Qi et al. 2023).
 
 Theory of operation.  In the graph of a module, the nodes that lead to the input make up its trunk; gradients of
-parameters branch off there.  The first half runs the trunk alone, and keeps the gradient that arrives at each node
-where something branches off.  The second half runs those nodes once more from there, for their branches alone; so
+parameters branch off there.  The first half runs only the trunk, and keeps the gradient that arrives at each node with
+a branch.  The second half runs those nodes once more from there, for their branches alone; so
 nothing of the trunk is computed twice, and every node sees the numbers that it sees in a whole backward pass.
 
 A parameter that branches off at several nodes (a tied weight) would be reached from the first one of them through the
-trunk, too.  Its gradient is computed in the first half, all of it, and added in the second.
+trunk, too.  Its whole gradient is computed in the first half and added in the second.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from asyncpar.torch.arrays import array_of, tensor_of
 class _Enter(torch.autograd.Function):
     """The identity, which does not keep the memory of its input, as a leaf would.
 
-    What arrives in the backward pass goes to ``sink``.
+    In the backward pass it passes the gradient to ``sink``.
     """
 
     @staticmethod
@@ -75,7 +75,7 @@ class StageInput:
         return entered
 
     def check_unchanged(self) -> None:
-        """Raise ``UsageError`` if the module has changed its input, which is the caller's; hold it no more."""
+        """Raise ``UsageError`` if the module has changed its input, which is the caller's; release it."""
         is_changed = any(one._version != version for one, version in self._versions)
         self._versions.clear()
         self.arguments, self.keywords = (), {}
@@ -172,7 +172,7 @@ def _nodes_from(root: Any) -> tuple[list[Node], dict[Node, set[int]]]:
 
 
 def _leading_to(order: list[Node], goal: Node) -> set[Node]:
-    """Return the nodes of ``order`` from which a path leads to ``goal``, that among them."""
+    """Return the nodes of ``order`` from which a path leads to ``goal``, and ``goal``."""
     found: set[Node] = set()
     for node in order:
         if node is goal or any(child in found for child in _children(node)):

@@ -1,7 +1,7 @@
 """The parameters and buffers of a stage's module, and the check that the module still has them.
 
-The values of torch are the valid ones: changes by an optimizer of torch, ``load_state_dict`` or ``zero_grad`` of the
-module are visible here, and those by asyncpar's optimizers, ``ZeroEngine`` and ``GradientSynchronizer`` there.
+torch's values are authoritative: changes by an optimizer of torch, or by ``load_state_dict`` or ``zero_grad`` of
+the module, are visible here, and those by asyncpar's optimizers, ``ZeroEngine`` and ``GradientSynchronizer`` in torch.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class BoundParameter(Parameter):
     # -- the value -----------------------------------------------------------------------------------------------------
 
     def bind(self, tensor: torch.Tensor) -> None:
-        """Be the parameter of ``tensor``, which is made contiguous where it is not."""
+        """Use the memory of ``tensor``, which is made contiguous if it is not."""
         self.tensor = tensor
         self._seen: torch.Tensor | None = None
         self._grad = None
@@ -64,7 +64,7 @@ class BoundParameter(Parameter):
 
     @property
     def grad(self) -> Array:
-        """The gradient; made of zeros when asked for while the tensor has none."""
+        """The gradient; reading it creates one of zeros if the tensor has none."""
         gradient = self.tensor.grad
         if gradient is None:
             gradient = self.tensor.grad = torch.zeros(self.shape, dtype=self.tensor.dtype)
@@ -83,7 +83,7 @@ class BoundParameter(Parameter):
 
     @property
     def has_grad(self) -> bool:
-        """Is there memory for the gradient now?"""
+        """Has the tensor a gradient?"""
         return self.tensor.grad is not None
 
     def zero_grad(self) -> None:
@@ -167,7 +167,7 @@ class ModuleState:
             _check_draws_nothing(name, module)
         self._bound: list[BoundParameter] = []
         self.reported: list[BoundParameter] = []
-        """Parameters that this stage reports as final, and no stage that shares them."""
+        """The parameters that this stage, and not a stage that shares them, reports as final."""
         for place, tensor in self._all.items():
             if not tensor.requires_grad:
                 continue
@@ -218,7 +218,7 @@ class ModuleState:
         yield from self._module.buffers()
 
     def spare_buffers(self) -> dict[str, torch.Tensor]:
-        """Return copies of the buffers for a pass that is to leave them alone."""
+        """Return copies of the buffers, for a pass that must not change them."""
         return {place: buffer.clone() for place, buffer in self._module.named_buffers()}
 
     def call(self, buffers: Mapping[str, torch.Tensor], arguments: Sequence[Any], keywords: Mapping[str, Any]) -> Any:

@@ -1,13 +1,13 @@
 """The memory that autograd keeps between the passes, as a list of blocks.
 
-Theory of operation.  Autograd hands every tensor that it keeps to a hook, and keeps what that returns instead.  Here
-this is a note: where the tensor lies in a block of memory, or in which parameter.  The blocks, one for each piece of
-memory however many tensors lie in it, are a list of numpy arrays beside the graph; the owner of that list can count
-it, or put it on disk and hand back a copy.  Nothing is copied here.
+Theory of operation.  Autograd passes every tensor that it keeps to a hook, and keeps the result of the hook instead.
+Here this is a note: the block of memory, or the parameter, in which the tensor lies, and where.  The blocks, one for
+each piece of memory however many tensors lie in it, are a list of numpy arrays beside the graph; the owner of that list
+can count it, or write it to disk and pass back a copy.  Nothing is copied here.
 
-Parameters are noted by name, so to say: autograd finds their values where they are when it asks.  So sharded training
-may take them away and bring them back elsewhere in between.  Autograd itself cannot see, with hooks, whether what it
-kept was changed meanwhile; so the notes have the versions of tensors.
+For a parameter the note refers to the parameter, whose value autograd reads where it is then.  So sharded training may
+release parameters between the passes and restore them elsewhere.  Autograd itself cannot see, with hooks, whether what
+it kept was changed meanwhile; so the notes have the versions of tensors.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class SavedTensors:
 
     @contextmanager
     def saving(self) -> Iterator[None]:
-        """Note what autograd keeps of the operations in the block."""
+        """Note the tensors that autograd keeps of operations in the block."""
         with torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack):
             yield
         for tensor, version, note in self._written:
@@ -91,7 +91,7 @@ class SavedTensors:
         self._places.clear()
 
     def take_blocks(self) -> Blocks:
-        """Hand over the memory of everything noted."""
+        """Return the memory of all noted tensors and drop it here."""
         blocks, self._blocks = self._blocks, []
         return blocks
 
@@ -123,7 +123,7 @@ class SavedTensors:
 
     @contextmanager
     def reading(self, blocks: Blocks) -> Iterator[None]:
-        """Let autograd read what it kept from ``blocks``: those of ``take_blocks``, or equal ones."""
+        """Let autograd read the noted tensors from ``blocks``: those of ``take_blocks``, or equal ones."""
         self._blocks = blocks
         try:
             yield
@@ -132,7 +132,7 @@ class SavedTensors:
 
     @contextmanager
     def reading_once(self, blocks: Blocks, later: Sequence[Any]) -> Iterator[None]:
-        """As ``reading``, of which the nodes ``later`` will need their part again; see ``needed_later``."""
+        """As ``reading``; the nodes ``later`` will read their tensors again (see ``needed_later``)."""
         hooks = [
             hook for node in later for hook in (node.register_prehook(self._enter), node.register_hook(self._leave))
         ]
@@ -146,7 +146,7 @@ class SavedTensors:
                 hook.remove()
 
     def needed_later(self, blocks: Blocks) -> Blocks:
-        """Return ``blocks`` without those that nothing needs any more."""
+        """Return ``blocks`` with None for those that are not needed any more."""
         needed = {note.block for note in self._notes if note.is_needed_later}
         return [block if place in needed else None for place, block in enumerate(blocks)]
 
@@ -189,7 +189,7 @@ class SavedTensors:
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
-    """Can numpy see its memory?"""
+    """Can a numpy array share the memory of ``tensor``?"""
     return (
         type(tensor) is torch.Tensor
         and tensor.device.type == "cpu"
@@ -202,6 +202,6 @@ def _is_plain(tensor: torch.Tensor) -> bool:
 
 
 def _reach(note: InTensor) -> int:
-    """Return how many elements from where its tensor begins a view takes in."""
+    """Return the number of elements from the beginning of its tensor to the end of the view."""
     last = sum((length - 1) * step for length, step in zip(note.size, note.stride, strict=True))
     return note.offset + last + 1

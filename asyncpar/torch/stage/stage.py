@@ -3,16 +3,21 @@
 Theory of operation.  ``forward`` runs the module and keeps autograd's graph, whose memory is in ``saved`` as arrays
 (see ``saved_tensors``), so several micro-batches may be in flight, counted or on disk.  ``backward`` runs the graph in
 the calling thread; autograd adds to the gradients of parameters where our parameters have them (see ``parameters``).
-The two halves of a split backward pass run disjoint parts of the graph (see ``weight_split``).
+The two halves of a split backward pass run disjoint parts of the graph (see ``graph``).
+
+torch's layers draw random numbers from one generator per process.  A pass with a seed sets the generator and restores
+it afterwards, so what a module draws does not depend on other modules or on the program.  Passes of one process take
+turns for that (``alone``).
 """
 
 from __future__ import annotations
 
 import hashlib
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -25,8 +30,39 @@ from asyncpar.nn.stage import Deferred, Stage, report
 from asyncpar.torch.arrays import array_of, tensor_of
 from asyncpar.torch.stage.graph import Branch, StageInput, split_graph
 from asyncpar.torch.stage.parameters import BoundParameter, ModuleState
-from asyncpar.torch.stage.randomness import alone, drawing
 from asyncpar.torch.stage.saved_tensors import Blocks, SavedTensors
+
+_PATIENCE: Final = 60.0
+_TURN = threading.Lock()
+"""Held while torch's generator, of which a process has one, is set."""
+
+
+@contextmanager
+def alone(what: str, *, patience: float = _PATIENCE) -> Iterator[None]:
+    """Hold torch's generator exclusively in the block.
+
+    Raises ``UsageError`` that names ``what`` instead of waiting for ever, as modules would that wait for each other.
+    """
+    if not _TURN.acquire(timeout=patience):
+        raise UsageError(
+            f"{what}: another module of this process has used torch's random numbers for {patience:g} s; modules that "
+            "wait for each other within one process cannot draw any: pass seed=None to their stages"
+        )
+    try:
+        yield
+    finally:
+        _TURN.release()
+
+
+@contextmanager
+def drawing(seed: int) -> Iterator[None]:
+    """Seed torch's generator in the block, and restore it after; for a block of ``alone``."""
+    before = torch.default_generator.get_state()
+    torch.default_generator.manual_seed(seed)
+    try:
+        yield
+    finally:
+        torch.default_generator.set_state(before)
 
 
 def torch_loss(function: Callable[[Any, Any], Any], *, scale: float = 1.0) -> Callable[[Any, Any], tuple[float, Array]]:

@@ -1,4 +1,4 @@
-"""Many ranks in one process: each a thread with a ``torch.distributed`` of its own, for quick tests.
+"""Many ranks in one process, for quick tests: each is a thread with a ``torch.distributed`` of its own.
 
 def sums(rank: int) -> float:
     x = torch.full((3,), float(rank))
@@ -6,6 +6,11 @@ def sums(rank: int) -> float:
     return float(x.sum())
 
 assert run_threads(4, sums) == [18.0] * 4
+
+torch keeps its groups in one object of ``torch.distributed.distributed_c10d``, which may be replaced, and by name in
+C++, where it can keep them by thread.  While ``thread_worlds`` is open, a thread that has called ``ThreadWorlds.enter``
+has groups of its own.  All other threads use those of the process, but cannot find them by name, as functional
+collectives do.
 """
 
 from __future__ import annotations
@@ -14,7 +19,8 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AsyncExitStack, contextmanager
 from contextvars import copy_context
 from dataclasses import field
 from datetime import timedelta
@@ -22,13 +28,131 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import torch
 import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
 
 from asyncpar.blocking.thread import background
+from asyncpar.bootstrap import Attach, WorldBootstrap
+from asyncpar.core.config.world import Member, World
 from asyncpar.core.observe.loop_watch import format_frames
 from asyncpar.core.records import dataclass
 from asyncpar.errors import PeerTimeout, UsageError
-from asyncpar.torch.backend_name import NAME
-from asyncpar.torch.threads.worlds import InProcess, ThreadWorlds, in_process_world, thread_worlds
+from asyncpar.net.transport.inproc import InprocConnector, InprocFabric
+from asyncpar.torch.instrumentation import NAME
+
+_HOST = "localhost"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InProcess:
+    """The ``pg_options`` of a default group whose ranks are all in this process: how this rank gets there."""
+
+    attach: Attach
+
+
+def in_process_world(size: int) -> list[InProcess]:
+    """Return the options of the ranks of one world, in which frames are handed over in memory."""
+    members = tuple(Member(rank=rank, host=_HOST, host_id=_HOST, local_rank=rank) for rank in range(size))
+    world, fabric = World(members=members), InprocFabric()
+
+    def attach_as(rank: int) -> Attach:
+        async def attach(stack: AsyncExitStack) -> WorldBootstrap:
+            stack.callback(fabric.leave, rank)
+            return WorldBootstrap(world=world, rank=rank, connector=InprocConnector(fabric), join=fabric.join)
+
+        return attach
+
+    return [InProcess(attach=attach_as(rank)) for rank in range(size)]
+
+
+class RankWorld(c10d._World):
+    """The groups of one rank.  The attributes hide torch's properties of these names, which belong to the process."""
+
+    pg_map: Any = None
+    pg_names: Any = None
+    pg_group_ranks: Any = None
+    pg_backend_config: Any = None
+    tags_to_pg: Any = None
+    pg_to_tag: Any = None
+    group_count = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pg_map, self.pg_names, self.pg_group_ranks = {}, {}, {}
+        self.pg_backend_config, self.tags_to_pg, self.pg_to_tag = {}, {}, {}
+
+
+class ThreadWorlds:
+    """Stands in for torch's world: that of the thread, or ``others`` for threads without one."""
+
+    def __init__(self, others: Any) -> None:
+        vars(self).update(others=others, own=threading.local(), is_kept=False)
+
+    def of_thread(self) -> Any:
+        return getattr(self.own, "world", self.others)
+
+    def enter(self) -> None:
+        """Give this thread a world of its own, without groups."""
+        self.own.world = RankWorld()
+
+    def keep(self) -> None:
+        """Stay installed, because threads are left that must not use the groups of others."""
+        vars(self).update(is_kept=True)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.of_thread(), name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self.of_thread(), name, value)
+
+
+_lock = threading.Lock()
+_users = 0
+"""The number of open blocks of ``thread_worlds`` in this process."""
+
+
+@contextmanager
+def thread_worlds() -> Iterator[ThreadWorlds]:
+    """Allow threads worlds of their own in the block; blocks of several threads may overlap."""
+    global _users  # noqa: PLW0603
+    with _lock:
+        if _users == 0:
+            _install()
+        _users += 1
+        worlds: ThreadWorlds = c10d._world
+    try:
+        yield worlds
+    finally:
+        with _lock:
+            _users -= 1
+            if _users == 0:
+                _uninstall(worlds)
+
+
+_replaced: dict[str, Any] = {}
+
+
+def _install() -> None:
+    """Replace the state that torch has once per process."""
+    from torch.distributed.tensor._sharding_prop import ShardingPropagator  # takes a second
+
+    _replaced.update(lock=ShardingPropagator._fake_mode_lock, hook=sys.excepthook, threads=torch.get_num_threads())
+    ShardingPropagator._fake_mode_lock = threading.Lock()
+    torch._C._distributed_c10d._set_thread_isolation_mode(True)
+    if not isinstance(c10d._world, ThreadWorlds):
+        c10d._world = ThreadWorlds(c10d._world)
+
+
+def _uninstall(worlds: ThreadWorlds) -> None:
+    from torch.distributed.tensor._sharding_prop import ShardingPropagator
+
+    if not worlds.is_kept:
+        c10d._world = worlds.others
+    torch._C._distributed_c10d._set_thread_isolation_mode(False)
+    ShardingPropagator._fake_mode_lock = _replaced["lock"]
+    sys.excepthook = _replaced["hook"]  # each group that is initialized puts one before it
+    torch.set_num_threads(_replaced["threads"])
+    _replaced.clear()
+
 
 T = TypeVar("T")
 Arguments = ParamSpec("Arguments")
@@ -71,9 +195,10 @@ def run_threads(
 class ThreadRanks:
     """``size`` ranks, threads of this process, that have ``timeout`` seconds for a run.
 
-    Each has its own default group of the backend ``asyncpar``, already initialized, and may make others; all share the
-    background loop, and frames are handed over in memory.  What torch keeps once per process, they share, too: the
-    random numbers, and what threads see that they start themselves.  ``torch.compile`` is not for several threads.
+    Each has an initialized default group of the backend ``asyncpar`` and may make other groups.  All share the
+    background event loop, and frames are passed in memory.  They also share torch's state of the process, such as the
+    generator of random numbers; threads that a rank starts have the groups of the process.  ``torch.compile`` does not
+    support several threads.
     """
 
     def __init__(self, size: int, *, timeout: float = TIMEOUT) -> None:
@@ -89,11 +214,11 @@ class ThreadRanks:
     def run(
         self, function: Callable[Concatenate[int, Arguments], T], /, *args: Arguments.args, **kwargs: Arguments.kwargs
     ) -> list[T]:
-        """Return what ``function(rank, ...)`` returns on each rank.
+        """Return the results of ``function(rank, ...)`` by rank.
 
-        When it raises on one rank, the groups of that rank end, and so do the operations of others with it; then what
-        was raised first is raised here.  Raises ``PeerTimeout`` that says where ranks are that are not over in time.
-        Nothing is left but threads that never end.
+        When it raises on one rank, the groups of that rank end, and the operations of others with it fail; the first
+        error is raised here.  Raises ``PeerTimeout``, with the stacks of the ranks that have not returned in time;
+        only the threads of ranks that never return are left.
         """
         background().check_may_wait()
         with thread_worlds() as worlds:
@@ -172,7 +297,7 @@ def _join(threads: list[threading.Thread], seconds: float) -> None:
 
 
 def _end(run: _Run, threads: list[threading.Thread], grace: float) -> dict[int, str]:
-    """End the groups of ranks that are not over; return where those ranks were."""
+    """End the groups of ranks that have not returned; return their stacks."""
     late = {rank: _place_of(thread) for rank, thread in enumerate(threads) if thread.is_alive()}
     run.begun.abort()
     for rank in late:
@@ -185,7 +310,7 @@ def _end(run: _Run, threads: list[threading.Thread], grace: float) -> dict[int, 
 
 
 def _place_of(thread: threading.Thread) -> str:
-    """Return what ``thread`` is doing."""
+    """Return the stack of ``thread`` as text."""
     frame = sys._current_frames().get(thread.ident or 0)
     return (
         "ended just now" if frame is None else format_frames([each for each, _ in traceback.walk_stack(frame)]) + "\n"
@@ -193,7 +318,7 @@ def _place_of(thread: threading.Thread) -> str:
 
 
 def _raise_failure(run: _Run, late: dict[int, str]) -> None:
-    """Raise what went wrong first, if anything did."""
+    """Raise the first error, or ``PeerTimeout`` if ranks were ``late``."""
     if late:
         ranks = f"rank{'s' if len(late) > 1 else ''} {', '.join(map(str, late))}"
         error: BaseException = PeerTimeout(f"{ranks} of {run.size} threads: not over within {run.seconds} s")

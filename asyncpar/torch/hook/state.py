@@ -1,14 +1,14 @@
-"""The state of a gradient hook between steps: buckets, residuals, and state of codecs.
+"""What a gradient hook keeps between steps: buckets, residuals, state of codecs, and its figures.
 
-All but the buckets belongs to parameters: DistributedDataParallel makes other buckets of them after its first step, and
-a program that goes on from a checkpoint begins with the first ones again.
+All of the state but the buckets belongs to parameters.  DistributedDataParallel makes other buckets of them after its
+first step, and a program that continues from a checkpoint begins with the first buckets again.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import field
+from dataclasses import field, replace
 from typing import Any
 
 import numpy as np
@@ -18,8 +18,10 @@ from numpy.typing import NDArray
 from asyncpar.codecs import Values
 from asyncpar.core.records import dataclass
 from asyncpar.errors import UsageError
+from asyncpar.gradsync.bucket_run import RunTimes
 from asyncpar.gradsync.plan import Bucket, GradientSpec, Slot
 from asyncpar.gradsync.schemes import Scheme
+from asyncpar.gradsync.statistics import SyncTraffic, merge_intervals
 from asyncpar.torch.hook.bucket import HookBucket
 
 _WRAPPED = "module."
@@ -27,7 +29,7 @@ _WRAPPED = "module."
 
 
 class ParameterNames:
-    """The names that are ``given``, or else numbers in the order in which parameters are first asked for."""
+    """Names of parameters: those ``given``, or else numbers in the order in which parameters are first looked up."""
 
     def __init__(self, given: Iterable[tuple[str, torch.Tensor]] | None) -> None:
         pairs = [(str(name), tensor) for name, tensor in given or ()]
@@ -68,13 +70,13 @@ class BucketState:
     lossy: Scheme | None = None
 
     def fits(self, given: HookBucket) -> bool:
-        """Is it the bucket that is ``given``?"""
+        """Has it the parameters and dtype of ``given``?"""
         if self.dtype != given.buffer.dtype or len(self.parameters) != len(given.parameters):
             return False
         return all(mine is other for mine, other in zip(self.parameters, given.parameters, strict=True))
 
     def lines(self) -> list[str]:
-        """Return what ranks must agree upon."""
+        """Return descriptions of the gradients, which must be equal on all ranks."""
         dtype = self.bucket.dtype
         return [str(GradientSpec(name=slot.name, shape=slot.shape, dtype=dtype)) for slot in self.bucket.slots]
 
@@ -191,3 +193,127 @@ class HookMemory:
 def _values(tensor: Any) -> Values:
     """Return a float32 vector of its own memory."""
     return np.array(torch.as_tensor(tensor).detach().cpu().float().reshape(-1).numpy())
+
+
+_UNITS = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HookStatistics:
+    """Totals over the steps that this rank has completed since the last reset; times in seconds.
+
+    ``bytes_sent`` is the payload that this rank's communicators sent for the hook, measurements of the codec ``"auto"``
+    included.  ``bytes_uncompressed`` is the payload of all-reduces with the least traffic and no codec: 2 (ranks - 1) /
+    ranks of the gradients' size, or in shared memory their size.  ``encode``, ``exchange`` and ``decode`` add up over
+    buckets, which are reduced side by side, and leave out the wait for a thread.  ``under_way`` is the time in which at
+    least one bucket was being reduced; ``exposed`` is the time that backward waited at its end.  ``buckets_not_finite``
+    counts results with NaN or infinity.  ``residual_norm`` is the norm of the residuals now.
+    """
+
+    codec: str
+    ranks: int
+    steps: int = 0
+    buckets: int = 0
+    buckets_compressed: int = 0
+    buckets_not_finite: int = 0
+    bytes_sent: int = 0
+    bytes_uncompressed: int = 0
+    encode: float = 0.0
+    exchange: float = 0.0
+    decode: float = 0.0
+    under_way: float = 0.0
+    exposed: float = 0.0
+    residual_norm: float = 0.0
+
+    @property
+    def compression_ratio(self) -> float:
+        """Bytes of all-reduces with least traffic and no codec, divided by the bytes sent; 1 if none were sent."""
+        return self.bytes_uncompressed / self.bytes_sent if self.bytes_sent else 1.0
+
+    def __str__(self) -> str:
+        odd = f", {self.buckets_not_finite} not finite" if self.buckets_not_finite else ""
+        return "\n".join(
+            [
+                f"gradient hook, codec {self.codec}, {self.ranks} ranks: {self.steps} steps, {self.buckets} buckets "
+                f"({self.buckets_compressed} compressed{odd})",
+                f"sent {_size(self.bytes_sent)} instead of {_size(self.bytes_uncompressed)}: "
+                f"{self.compression_ratio:.2f} times less",
+                f"encode {self.encode:.3f} s, exchange {self.exchange:.3f} s, decode {self.decode:.3f} s; "
+                f"{self.under_way:.3f} s under way, of which backward waited {self.exposed:.3f} s",
+                f"error feedback holds a norm of {self.residual_norm:.4g}",
+            ]
+        )
+
+
+@dataclass(slots=True, kw_only=True)
+class HookTally:
+    """Adds up the figures of completed steps."""
+
+    codec: str
+    ranks: int
+    total: HookStatistics = field(init=False)
+    _sent: int = 0
+    """Payload bytes that the communicators have sent so far."""
+    _base: int = 0
+    """Those sent before the last reset."""
+
+    def __post_init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """Set all totals to zero."""
+        self.total = HookStatistics(codec=self.codec, ranks=self.ranks)
+        self._base = self._sent
+
+    def statistics(self, *, residual_norm: float) -> HookStatistics:
+        """Return the figures so far."""
+        return replace(self.total, residual_norm=residual_norm)
+
+    def add_step(self, step: StepTally, traffic: SyncTraffic) -> None:
+        """Add a step that is complete; ``traffic`` is all that was sent so far."""
+        before, merged = self.total, merge_intervals(step.intervals)
+        self._sent = traffic.payload_bytes
+        self.total = replace(
+            before,
+            steps=before.steps + 1,
+            buckets=before.buckets + len(step.intervals),
+            buckets_compressed=before.buckets_compressed + step.compressed,
+            buckets_not_finite=before.buckets_not_finite + step.not_finite,
+            bytes_sent=self._sent - self._base,
+            bytes_uncompressed=before.bytes_uncompressed + step.bytes_uncompressed,
+            encode=before.encode + step.encode,
+            exchange=before.exchange + step.exchange,
+            decode=before.decode + step.decode,
+            under_way=before.under_way + sum(stop - start for start, stop in merged),
+        )
+
+    def add_wait(self, seconds: float) -> None:
+        """Add the time that backward has waited at its end."""
+        self.total = replace(self.total, exposed=self.total.exposed + seconds)
+
+
+@dataclass(slots=True, kw_only=True)
+class StepTally:
+    """Figures of one step."""
+
+    intervals: list[tuple[float, float]] = field(default_factory=list)
+    compressed: int = 0
+    not_finite: int = 0
+    bytes_uncompressed: int = 0
+    encode: float = 0.0
+    exchange: float = 0.0
+    decode: float = 0.0
+
+    def add(self, interval: tuple[float, float], times: RunTimes) -> None:
+        """Add a bucket that has been reduced."""
+        self.intervals.append(interval)
+        self.encode += times.sending
+        self.exchange += times.exchanging
+        self.decode += times.receiving
+
+
+def _size(count: int) -> str:
+    for unit, name in _UNITS:
+        if count >= unit:
+            return f"{count / unit:.2f} {name}"
+    return f"{count} bytes"

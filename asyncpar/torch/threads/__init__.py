@@ -1,1 +1,0 @@
-"""Ranks as threads of one process, each with a default group of its own."""
