@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable, Coroutine, Hashable, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -88,6 +88,8 @@ class Engine:
         """How small operations are done: by name, what all ranks must agree on, dtype and shape."""
         self.others = tuple(rank for rank in ranks if rank != table.links.rank)
         self._prepared: OrderedDict[Hashable, Any] = OrderedDict()
+        self._refused: deque[tuple[str, BaseException, str | None]] = deque()
+        """Calls that were refused, in other threads, too, and have not got their places yet."""
         self._tallies: dict[tuple[str, str], Tally] = {}
         self._subgroups = UseCounts()
         self.arena: ArenaGroup | None = None
@@ -224,6 +226,11 @@ class Engine:
 
     def _allot(self, name: str, key: str | None) -> tuple[int, str | None]:
         """Return the sequence number of a call, and its label if that is not made of the number."""
+        if self._refused:
+            self._take_refused()
+        return self._number(name, key)
+
+    def _number(self, name: str, key: str | None) -> tuple[int, str | None]:
         self.group.check_open()
         if key is None:
             self.ledger.last += 1
@@ -238,14 +245,22 @@ class Engine:
         Does nothing for an invalid ``key``.  From any thread.
         """
         loop = self.table.loop
-        if not is_home_loop(loop):
-            if not loop.is_closed():
-                loop.call_soon_threadsafe(self.refuse, name, error, key)
-            return
+        self._refused.append((name, error, key))
+        if is_home_loop(loop):
+            self._take_refused()
+        elif not loop.is_closed():
+            self.quick.clear()  # the next call of the loop may come before its next turn, and has its place after this
+            loop.call_soon_threadsafe(self._take_refused)
+
+    def _take_refused(self) -> None:
+        while self._refused:
+            self._refuse(*self._refused.popleft())
+
+    def _refuse(self, name: str, error: BaseException, key: str | None) -> None:
         if self.group.given_up is not None or key == "" or not isinstance(key, str | None):
             return
         reason = f"refused: {text_of(error)}"
-        sequence, label = self._allot(name, key)
+        sequence, label = self._number(name, key)
         operation = self.operation(name, describe(name, (reason,), "none"), sequence, label, Operation)
         self._enter(operation)
         refuse(operation, error)

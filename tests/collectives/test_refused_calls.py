@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -64,6 +65,34 @@ async def test_a_call_from_another_thread_is_refused_and_takes_its_place(open_ra
         with pytest.raises(PeerCancelled, match="refused on rank 1: barrier: expected on the event loop of its node"):
             await waiting
         await asyncio.gather(zero.barrier(), one.barrier())
+
+
+@pytest.mark.parametrize("transport", ["inproc", "shm"])
+@pytest.mark.parametrize("key", [None, "key"])
+@pytest.mark.parametrize("name", ["all_reduce", "barrier", "all_gather_object"])
+async def test_a_call_from_another_thread_has_its_place_before_the_next_call_even_without_a_turn_of_the_loop(
+    transport: Any, name: str, key: str | None
+) -> None:
+    calls: dict[str, Callable[[Communicator], Coroutine[Any, Any, Any]]] = {
+        "all_reduce": lambda c: c.all_reduce(np.ones(1), key=key),
+        "barrier": lambda c: c.barrier(key=key),
+        "all_gather_object": lambda c: c.all_gather_object(1, key=key),
+    }
+    call = calls[name]
+    async with local_world(2, transport=transport) as nodes, asyncio.timeout(20):
+        zero, one = (node.world for node in nodes)
+        for _ in range(4):  # then small ones take the quick way
+            await asyncio.gather(zero.all_reduce(np.ones(1)), one.all_reduce(np.ones(1)))
+        for _ in range(3):
+            with ThreadPoolExecutor(1) as thread:
+                errors = [thread.submit(call, zero).exception() for _ in range(2)]
+            assert [type(error) for error in errors] == [UsageError] * 2
+            mine = zero.all_reduce(np.ones(1), key=key)
+            for _ in errors:
+                with pytest.raises(PeerCancelled, match="the call was refused on rank 0"):
+                    await call(one)
+            sums = await asyncio.gather(mine, one.all_reduce(np.ones(1), key=key))
+            assert [float(x[0]) for x in sums] == [2.0, 2.0]
 
 
 async def test_layers_on_top_can_refuse_a_call(open_ranks: OpenRanks) -> None:
