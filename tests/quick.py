@@ -1,4 +1,4 @@
-"""``--quick``: an answer in a little over two minutes on two processors, and at its end a list of what was left out.
+"""``--quick``: an answer in two minutes on two processors, and at its end a list of what was left out.
 
 It runs one case of each test that neither starts processes nor takes long.
 """
@@ -16,12 +16,15 @@ LONG = (
     "tests/actors/runtime/test_stream_chaos.py",
     "tests/actors/supervision/test_machine_states.py",
     "tests/backends/test_mpi_progress.py",
+    "tests/bench/test_plot.py",
     "tests/checkpoint/test_round_trips.py",
     "tests/collectives/shared_memory/test_hierarchical.py",
     "tests/collectives/test_conformance.py::TestArenaWithoutPolling",
     "tests/collectives/test_conformance.py::TestGrpc",
+    "tests/collectives/test_conformance.py::TestSmallArena",
     "tests/collectives/test_conformance.py::TestShmWithoutArena",
     "tests/collectives/test_conformance.py::TestTcp",
+    "tests/collectives/test_closed_groups.py::test_memory_stays_the_same_over_many_groups",
     "tests/collectives/test_keys.py::test_a_million_keys_take_twelve_bytes_each",
     "tests/collectives/test_ranks_that_differ.py",
     "tests/collectives/test_timeouts.py::test_without_a_timeout_an_operation_waits_for_ever",
@@ -35,6 +38,10 @@ LONG = (
     "tests/hybrid/test_resuming.py",
     "tests/net/arena/test_formation.py",
     "tests/net/transport/test_conversations.py",
+    "tests/net/transport/test_lanes.py::TestGrpcLaneOnUvloop",
+    "tests/net/transport/test_lanes.py::TestStripedLaneOnUvloop",
+    "tests/net/transport/test_lanes.py::TestTcpLaneOnUvloop",
+    "tests/net/transport/test_lanes.py::TestUnixLaneOnUvloop",
     "tests/options/test_every_option.py",
     "tests/pipeline/orders/test_orders.py",
 )
