@@ -156,6 +156,23 @@ def test_a_rank_that_blames_another_does_not_hide_the_culprit(launcher: Launcher
     assert "PeerLost: rank 1 is gone" in done.stderr
 
 
+def test_what_a_rank_wrote_about_its_end_is_awaited_for_a_moment(launcher: Launcher) -> None:
+    """The last words of a rank may come after its process has ended: here a child of it writes them."""
+    script = launcher.script("""
+        leader = os.getpid()
+        if os.fork() == 0:
+            while os.getppid() == leader:
+                time.sleep(0.001)
+            time.sleep(0.05)
+            report(kind="failure", time=time.time(), type="LookupError", message="late words", traceback="tb")
+            os._exit(0)
+        os._exit(3)
+    """)
+    done = launcher.run(script)
+    assert done.returncode == 3
+    assert "rank 0 failed first: LookupError: late words" in done.stderr
+
+
 def test_a_killed_rank_gives_the_shells_code(launcher: Launcher) -> None:
     script = launcher.script("""
         if rank == 1:
