@@ -53,7 +53,7 @@ class AttentionHeads(Weightless[HeadsSaved]):
     """Attention between its two projections: ``heads`` weighted means, each of ``width`` features.
 
     The input is [queries | keys | values], each by heads, of shape (batch, length, 3 heads width); the output has
-    shape (batch, length, heads width).  Heads do not know of each other, so ranks may have some each.
+    shape (batch, length, heads width).  Heads are independent, so ranks may compute some each.
     """
 
     def __init__(self, name: str, heads: int, width: int) -> None:

@@ -37,14 +37,14 @@ class BlockOptions:
         return 4 * features if self.hidden is None else self.hidden
 
     def dropout(self, name: str) -> tuple[Stage[Any], ...]:
-        """Return the dropout layer of ``name``, if there is to be one."""
+        """Return a tuple of the dropout layer called ``name``; an empty one without dropout."""
         return () if self.make_dropout is None else (self.make_dropout(name),)
 
 
 class Block(Sequential):
     """``h = x + attention(norm(x)); y = h + mlp(norm(h))``: normalization first (Xiong et al. 2020).
 
-    With dropout, it comes before what is added.
+    Dropout is applied to each term before it is added.
     """
 
     def __init__(

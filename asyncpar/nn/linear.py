@@ -21,7 +21,7 @@ from asyncpar.nn.stage import (
 class Projection(Stage[Array]):
     """A linear map of the last dimension, from ``inputs`` to ``outputs`` values.  Any leading dimensions.
 
-    The two halves of ``backward`` are there to be called alone, by layers that communicate in between.  Saves a
+    Layers that communicate between the two halves of ``backward`` call each half alone.  Saves a
     reference to ``x``, no copy.
     """
 

@@ -40,7 +40,7 @@ def softmax_cross_entropy(
 
 
 def is_counted(targets: Targets, ignore_index: int | None) -> NDArray[np.bool_]:
-    """Return which positions are not to be ignored."""
+    """Return a mask of the positions that count: those whose target is not ``ignore_index``."""
     return np.ones(targets.shape, np.bool_) if ignore_index is None else targets != ignore_index
 
 

@@ -21,7 +21,7 @@ LayerNormSaved = tuple[Array, Array]
 
 
 class LayerNorm(Stage[LayerNormSaved]):
-    """Bring the last dimension to mean 0 and variance 1, then scale and shift each feature.
+    """Normalize the last dimension to mean 0 and variance 1, then scale and shift each feature.
 
     The variance is the biased one, with ``epsilon`` added to it.
     """

@@ -1,4 +1,4 @@
-"""Parameters: named arrays with gradients, and where their first values come from."""
+"""Parameters, which are named arrays with gradients, and their initialization."""
 
 from __future__ import annotations
 
@@ -91,12 +91,12 @@ class Parameter:
 
     @property
     def has_grad(self) -> bool:
-        """Is there an array for the gradient now?"""
+        """Whether the gradient has an array now."""
         return self._grad is not None
 
     @property
     def is_released(self) -> bool:
-        """Is the value away?"""
+        """Whether the value has no array now."""
         return self._value is None
 
     def accumulate(self, gradient: Array | float, at: Any = ...) -> None:
@@ -104,7 +104,7 @@ class Parameter:
         self.grad[at] += gradient
 
     def zero_grad(self) -> None:
-        """Forget the accumulated gradient."""
+        """Set the accumulated gradient to zero."""
         if self._grad is not None:
             self._grad.fill(0.0)
 

@@ -1,4 +1,4 @@
-"""The interface of everything that can be trained."""
+"""The interface of layers and models that can be trained."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ _FLIPS = 200
 
 
 class CodecDecoding(CodecSuite):
-    """Equal bytes give equal values, sums of encoded forms are sums, and no bytes whatsoever do harm."""
+    """Equal bytes give equal values, encoded forms add up, and wrong bytes are refused or decoded, without harm."""
 
     def test_equal_bytes_decode_to_equal_values_wherever_they_lie(self) -> None:
         codec = self.make()

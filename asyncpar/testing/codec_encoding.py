@@ -1,4 +1,4 @@
-"""Conformance of codecs, first half: what an encoded form holds, and what becomes of what it misses."""
+"""Conformance of codecs, first half: encoded forms, and the error that they leave in the residual."""
 
 from __future__ import annotations
 

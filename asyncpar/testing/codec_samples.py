@@ -16,7 +16,7 @@ COUNTS = (0, 1, 2, 7, 63, 64, 65, 1023, 1024, 1025, 5000, 70_000)
 
 
 class CodecSuite(ABC):
-    """Say which codec to test, and what is special about it."""
+    """The codec under test and its special properties; base class of the suites."""
 
     draws_at_random: ClassVar[bool] = False
     """Does the codec draw at random?  Then ``contraction`` is a promise for the mean, and places draw differently."""
@@ -65,7 +65,7 @@ def decoded(codec: Codec, form: Bytes, count: int) -> Values:
 
 
 def round_trip(codec: Codec, values: Values) -> Values:
-    """Return what remains of ``values``."""
+    """Return ``values`` encoded and decoded."""
     return decoded(codec, encoded(codec, values), values.size)
 
 

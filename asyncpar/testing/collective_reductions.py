@@ -1,4 +1,4 @@
-"""Conformance of communicators: operations that combine."""
+"""Conformance of communicators: operations that reduce."""
 
 # ruff: noqa: B023 -- functions made in a loop are awaited within their iteration
 

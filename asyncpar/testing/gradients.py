@@ -40,7 +40,8 @@ def relative_error(got: Array, expected: Array) -> float:
 def assert_gradients_match(stage: Stage[Any], x: Any) -> None:
     """Assert that all gradients of ``stage`` at ``x``, parameters' and input's, are those of finite differences.
 
-    Parameters are moved away from their first values, many of which are zero or one.  Called twice: gradients add up.
+    Parameters are moved away from their first values, many of which are zero or one.  ``backward`` is called twice, to
+    show that gradients are accumulated.
     """
     rng = np.random.default_rng(1)
     for parameter in stage.parameters():

@@ -251,7 +251,7 @@ class MeshWatch(AsyncIterator[tuple[Coordinates, Down]]):
         self._watches = [system.watch(ref, self._downs.put_nowait) for ref in refs]
 
     def cancel(self) -> None:
-        """Watch no longer.  What has ended already is still reported."""
+        """End the watch.  What has ended already is still reported."""
         for watch in self._watches:
             watch.cancel()
         if self._left:

@@ -31,14 +31,14 @@ Modules, in reading order
 - ``system``: ``ActorSystem``, which holds the calling and the called half.
 - ``calls``: one call at its caller and at its actor; ``window`` (pure): flow control of messages and stream items.
 - Calling: ``caller``; ``stream_caller``: calls with streams.
-- Called: ``callee``: calls that are served, and their answers; ``registry``: actors by name; ``lifecycle``: starts
-  actors and reports their ends; ``requests``: of other ranks, to start or end an actor.
+- Called: ``callee``: calls that are served, and their answers; ``registry``: actors by name and by stack;
+  ``lifecycle``: starts and ends actors, also on request of other ranks, and reports their ends.
 - One actor: ``cell``: its task; ``mailbox``: its queue and those of its concurrent endpoints; ``executor``: runs its
   endpoints and hooks; ``endpoint``: signatures and the binding of arguments.
 - ``call_streams``: the streams of one call; ``stream_ends``: the two ends of one stream; ``stream_types`` (pure):
   annotations and marks of streams.
 - ``deadlines``: sends the ``asyncio.timeout`` of a caller along; ``deadline_discovery`` reads it off a task.
-- ``failure``: exceptions as text; ``culprit``: finds the actor that blocks the loop.
+- ``failure``: exceptions as text.
 - ``watches``: exactly one ``Down`` per watch.  ``groups``: communicators of actors on a mesh.
 - ``gateway``: the same endpoints for programs without a node, over gRPC.
 """

@@ -136,6 +136,9 @@ class Callee:
                 delivery.sender, message.FailureMessage(delivery.call, message.CLOSED, "the node was closed")
             )
             raise
+        except MemoryError as error:
+            self._outbound.say(delivery.sender, describe_unsendable(delivery.call, error, what=what))
+            return
         del payload
         self._outbound.send_quietly(delivery.sender, content)
 
@@ -207,7 +210,7 @@ class Callee:
         )
 
     def _finish(self, delivery: Delivery) -> bool:
-        """Forget the call; False if it was cancelled, so that no answer is due."""
+        """Forget the call; False if it was cancelled, so that no answer may be sent."""
         if delivery.call is not None and not delivery.is_cancelled:
             self._serving.pop((delivery.sender, delivery.call), None)
             self._expiry.drop((delivery.sender, delivery.call))

@@ -54,7 +54,6 @@ _OWN: Final = [
     "lifecycle",
     "mailbox",
     "outbound",
-    "requests",
     "stream_ends",
 ]
 _OWN_FILES: Final = frozenset({payload.__file__, *(str(Path(__file__).parent / f"{name}.py") for name in _OWN)})
@@ -84,9 +83,10 @@ def describe_failure(call: int, error: BaseException) -> message.FailureMessage:
     return message.FailureMessage(call, message.RAISED, *describe_error(error))
 
 
-def describe_unsendable(call: int, error: UsageError) -> message.FailureMessage:
-    """Return the failure of ``call`` for a result that cannot be sent: the text says it all; the stack is ours."""
-    return message.FailureMessage(call, message.RAISED, error_text(error), type_name(type(error)), "")
+def describe_unsendable(call: int, error: Exception, what: str = "") -> message.FailureMessage:
+    """Return the failure of ``call`` for a result, called ``what``, that cannot be sent; without our own stack."""
+    text = f"{what}: {error_text(error)}" if what else error_text(error)
+    return message.FailureMessage(call, message.RAISED, text, type_name(type(error)), "")
 
 
 def _skip_own(frames: TracebackType | None) -> TracebackType | None:

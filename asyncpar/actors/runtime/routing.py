@@ -11,10 +11,9 @@ from asyncpar.actors.runtime import message
 from asyncpar.actors.runtime.call_streams import ServedStreams
 from asyncpar.actors.runtime.callee import Callee
 from asyncpar.actors.runtime.caller import Caller
-from asyncpar.actors.runtime.lifecycle import Lifecycle
+from asyncpar.actors.runtime.lifecycle import Lifecycle, Requests
 from asyncpar.actors.runtime.message import MessageDecoder
 from asyncpar.actors.runtime.registry import ActorRegistry
-from asyncpar.actors.runtime.requests import Requests
 from asyncpar.actors.runtime.stream_caller import StreamCaller
 from asyncpar.actors.runtime.watches import Watches
 from asyncpar.errors import ProtocolError

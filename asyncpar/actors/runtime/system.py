@@ -17,12 +17,11 @@ from asyncpar.actors.runtime.dead_letters import DeadLetter, DeadLetters
 from asyncpar.actors.runtime.ending import Down
 from asyncpar.actors.runtime.endpoint import EndpointCatalog, EndpointSpec, describe_constructor
 from asyncpar.actors.runtime.groups import Groups
-from asyncpar.actors.runtime.lifecycle import Lifecycle, check_actor_class
+from asyncpar.actors.runtime.lifecycle import Lifecycle, Requests, check_actor_class
 from asyncpar.actors.runtime.message import MeshPlace
 from asyncpar.actors.runtime.outbound import Outbound
 from asyncpar.actors.runtime.ref import ActorRef, Messenger, RefExtension, Told
 from asyncpar.actors.runtime.registry import ActorRegistry, check_name, class_path, describe_actor
-from asyncpar.actors.runtime.requests import Requests
 from asyncpar.actors.runtime.routing import MessageRouter
 from asyncpar.actors.runtime.stream_caller import StreamCaller
 from asyncpar.actors.runtime.stream_types import find_stream

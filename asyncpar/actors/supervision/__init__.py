@@ -1,4 +1,4 @@
-"""Supervision: which actors are started again when they fail, decided the way Erlang does.
+"""Supervision: actors that fail are restarted, by the rules of Erlang.
 
 ::
 

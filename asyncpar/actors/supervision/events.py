@@ -58,7 +58,7 @@ class RestartRequest:
 
 @dataclass(frozen=True, slots=True)
 class BackoffElapsed:
-    """The time of the last ``WaitCommand`` has come."""
+    """The time of the last ``WaitCommand`` has passed."""
 
 
 @dataclass(frozen=True, slots=True)

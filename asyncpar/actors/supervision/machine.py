@@ -20,25 +20,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from enum import Enum, auto
 
-from asyncpar.actors.supervision.events import (
-    BackoffElapsed,
-    ChildEnded,
-    ChildStarted,
-    ChildStartFailed,
-    ChildStopped,
-    Command,
-    Event,
-    FailStart,
-    FinishCommand,
-    GiveUp,
-    RestartRequest,
-    StartAll,
-    StartCommand,
-    StopAll,
-    StopCommand,
-    StopRequest,
-    WaitCommand,
-)
+from asyncpar.actors.supervision import events
 from asyncpar.actors.supervision.policy import Backoff, Intensity, Restart, Strategy
 from asyncpar.core.records import dataclass
 from asyncpar.errors import UsageError
@@ -97,7 +79,7 @@ class SupervisorMachine:
         self._draw = draw
         self._restarts: deque[float] = deque()
         self._waiting_until: float | None = None
-        self._ending: FailStart | GiveUp | FinishCommand | None = None
+        self._ending: events.FailStart | events.GiveUp | events.FinishCommand | None = None
         self._has_begun = False
         self._is_over = False
 
@@ -124,34 +106,34 @@ class SupervisorMachine:
         """Whether the child runs or is to be started.  Raises ``UsageError`` if there is no such child."""
         return self._find(child).is_wanted
 
-    def handle(self, event: Event, *, now: float) -> list[Command]:
+    def handle(self, event: events.Event, *, now: float) -> list[events.Command]:
         """Return what to do.  Raises ``UsageError`` for a request that names no child, or one that cannot restart."""
         if self._is_over:
             return []
         match event:
-            case StartAll():
+            case events.StartAll():
                 self._has_begun = True
-            case ChildStarted(child):
+            case events.ChildStarted(child):
                 self._started(child, now)
-            case ChildStartFailed(child, failure):
+            case events.ChildStartFailed(child, failure):
                 self._start_failed(child, failure, now)
-            case ChildStopped(child):
+            case events.ChildStopped(child):
                 self._down(self._slots[child])
-            case ChildEnded(child, failure):
+            case events.ChildEnded(child, failure):
                 self._ended(child, failure, now)
-            case StopRequest(child):
+            case events.StopRequest(child):
                 self._stop_child(self._find(child))
-            case RestartRequest(child):
+            case events.RestartRequest(child):
                 self._restart_child(self._find(child))
-            case BackoffElapsed():
+            case events.BackoffElapsed():
                 self._waiting_until = None
-            case StopAll():
-                self._end(FinishCommand())
+            case events.StopAll():
+                self._end(events.FinishCommand())
         return self._advance(now)
 
     # -- one step --------------------------------------------------------------------------------------------------
 
-    def _advance(self, now: float) -> list[Command]:
+    def _advance(self, now: float) -> list[events.Command]:
         """Return the next step towards what is wanted."""
         slots = self._slots.values()
         if not (self._has_begun or self._ending) or any(
@@ -161,13 +143,13 @@ class SupervisorMachine:
         for slot in reversed(slots):
             if slot.must_stop:
                 slot.phase = ChildPhase.STOPPING
-                return [StopCommand(slot.name)]
+                return [events.StopCommand(slot.name)]
         if self._ending is not None:
             self._is_over = True
             return [self._ending]
         return self._start_next(now)
 
-    def _start_next(self, now: float) -> list[Command]:
+    def _start_next(self, now: float) -> list[events.Command]:
         pending = [slot for slot in self._slots.values() if slot.is_wanted and slot.phase is ChildPhase.DOWN]
         if not pending:
             return []
@@ -176,11 +158,11 @@ class SupervisorMachine:
             due = min(pending, key=lambda slot: max(slot.not_before, now))
         if due.not_before <= now:
             due.phase = ChildPhase.STARTING
-            return [StartCommand(due.name)]
+            return [events.StartCommand(due.name)]
         if due.not_before == self._waiting_until:
             return []
         self._waiting_until = due.not_before
-        return [WaitCommand(due.not_before)]
+        return [events.WaitCommand(due.not_before)]
 
     # -- events ----------------------------------------------------------------------------------------------------
 
@@ -196,7 +178,7 @@ class SupervisorMachine:
         slot.phase = ChildPhase.DOWN
         match slot.attempt:
             case _Attempt.FIRST:
-                self._end(FailStart(child, failure))
+                self._end(events.FailStart(child, failure))
             case _Attempt.ASKED:
                 slot.is_wanted, slot.attempt = False, _Attempt.AGAIN
             case _Attempt.AGAIN:
@@ -245,7 +227,7 @@ class SupervisorMachine:
     def _restart(self, slot: _ChildSlot, failure: BaseException | None, now: float) -> None:
         """Restart ``slot`` and the children that depend on it, or give up."""
         if not self._is_within_intensity(now):
-            self._end(GiveUp(slot.name, self._intensity.restarts, failure))
+            self._end(events.GiveUp(slot.name, self._intensity.restarts, failure))
             return
         slot.failures += 1
         slot.not_before = now + self._backoff.delay(slot.failures, draw=self._draw())
@@ -272,7 +254,7 @@ class SupervisorMachine:
             case Strategy.REST_FOR_ONE:
                 return slots[slots.index(slot) + 1 :]
 
-    def _end(self, ending: FailStart | GiveUp | FinishCommand) -> None:
+    def _end(self, ending: events.FailStart | events.GiveUp | events.FinishCommand) -> None:
         """Stop all children, then return ``ending``."""
         self._ending = self._ending or ending
         for slot in self._slots.values():

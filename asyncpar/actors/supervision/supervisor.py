@@ -1,4 +1,4 @@
-"""Supervisors: actors whose work it is that others run."""
+"""Supervisors: actors that start, restart and stop other actors."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Final, TypeVar
 
 from asyncpar.actors.runtime.actor import Actor, endpoint
 from asyncpar.actors.runtime.ending import Down, DownReason
+from asyncpar.actors.supervision import events
 from asyncpar.actors.supervision.child import (
     Child,
     ChildRecord,
@@ -18,25 +19,6 @@ from asyncpar.actors.supervision.child import (
     check_children,
     describe_briefly,
     name_children,
-)
-from asyncpar.actors.supervision.events import (
-    BackoffElapsed,
-    ChildEnded,
-    ChildStarted,
-    ChildStartFailed,
-    ChildStopped,
-    Command,
-    Event,
-    FailStart,
-    FinishCommand,
-    GiveUp,
-    RestartRequest,
-    StartAll,
-    StartCommand,
-    StopAll,
-    StopCommand,
-    StopRequest,
-    WaitCommand,
 )
 from asyncpar.actors.supervision.machine import SupervisorMachine
 from asyncpar.actors.supervision.policy import Backoff, Intensity, Strategy, parse_strategy
@@ -76,20 +58,20 @@ class Supervisor(Actor):
         self._intensity = _check("intensity", Intensity() if intensity is None else intensity, Intensity)
         self._backoff = _check("backoff", Backoff() if backoff is None else backoff, Backoff)
         self._records: dict[str, ChildRecord] = {}
-        self._doing: StartCommand | StopCommand | None = None
+        self._doing: events.StartCommand | events.StopCommand | None = None
         self._timer: asyncio.TimerHandle | None = None
 
     # -- for everybody ---------------------------------------------------------------------------------------------
 
     @endpoint(concurrency=_CALLERS)
     async def children(self) -> list[ChildStatus]:
-        """Return where the children stand, in start order.  Temporary ones that have ended are not among them."""
+        """Return the status of each child, in start order.  Temporary ones that have ended are not among them."""
         return [self._records[name].status(self._machine) for name in self._machine.children]
 
     @endpoint(concurrency=_CALLERS)
     async def terminate_child(self, name: str) -> None:
         """Stop a child.  It stays down until it is asked for, or is restarted together with a sibling that failed."""
-        await self._request(StopRequest(name))
+        await self._request(events.StopRequest(name))
 
     @endpoint(concurrency=_CALLERS)
     async def restart_child(self, name: str) -> None:
@@ -97,7 +79,7 @@ class Supervisor(Actor):
 
         ``intensity`` does not count this, and no sibling is restarted with it.  Raises what starting the child raised.
         """
-        await self._request(RestartRequest(name))
+        await self._request(events.RestartRequest(name))
 
     # -- hooks -----------------------------------------------------------------------------------------------------
 
@@ -112,10 +94,10 @@ class Supervisor(Actor):
             backoff=self._backoff,
             draw=random.random,
         )
-        await self._handle(StartAll())
+        await self._handle(events.StartAll())
 
     async def on_child_down(self, down: Down) -> None:
-        """Restart whom the strategy says, or give up."""
+        """Restart the children that the strategy names, or give up."""
         record = self._records.get(down.ref.name)
         if record is None:
             await super().on_child_down(down)  # a subclass spawned it
@@ -128,29 +110,29 @@ class Supervisor(Actor):
             _LOG.warning("%r: child %r failed", self.ref, record.name, exc_info=failure)
         if record.ref is not down.ref or down.reason is DownReason.CLOSED or self._require_context().is_ending:
             return  # an earlier record, which was to be stopped anyway; or all is ending
-        await self._handle(ChildEnded(record.name, failure))
+        await self._handle(events.ChildEnded(record.name, failure))
 
     async def _end_children(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        commands = self._machine.handle(StopAll(), now=self._now())
+        commands = self._machine.handle(events.StopAll(), now=self._now())
         match self._doing:  # what this actor was doing when it was interrupted has no answer yet
-            case StartCommand(child):
+            case events.StartCommand(child):
                 failure = ActorDown("its supervisor was ended meanwhile", rank=self.rank)
-                commands = self._machine.handle(ChildStartFailed(child, failure), now=self._now())
-            case StopCommand():
+                commands = self._machine.handle(events.ChildStartFailed(child, failure), now=self._now())
+            case events.StopCommand():
                 commands = [self._doing]
         await self._obey(commands)
 
     # -- the machine -----------------------------------------------------------------------------------------------
 
-    async def _request(self, event: StopRequest | RestartRequest) -> None:
+    async def _request(self, event: events.StopRequest | events.RestartRequest) -> None:
         """Have ``event`` handled in this actor's own task, where no caller can cancel it half-way; wait for that."""
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._require_context().run_soon(partial(self._serve, event, done))
         await done
 
-    async def _serve(self, event: StopRequest | RestartRequest, done: asyncio.Future[None]) -> None:
+    async def _serve(self, event: events.StopRequest | events.RestartRequest, done: asyncio.Future[None]) -> None:
         if done.done():
             return  # the caller was cancelled
         try:
@@ -163,38 +145,40 @@ class Supervisor(Actor):
         await self._obey(commands)
         if done.done():
             return
-        if isinstance(event, RestartRequest) and record.failure is not None and record.failure is not before:
+        if isinstance(event, events.RestartRequest) and record.failure is not None and record.failure is not before:
             done.set_exception(record.failure)
         else:
             done.set_result(None)
 
     async def _tick(self) -> None:
-        await self._handle(BackoffElapsed())
+        await self._handle(events.BackoffElapsed())
 
-    async def _handle(self, event: Event) -> None:
+    async def _handle(self, event: events.Event) -> None:
         await self._obey(self._machine.handle(event, now=self._now()))
 
-    async def _obey(self, commands: list[Command]) -> None:
-        """Do what the machine wants, and tell it how that went, until it wants nothing more."""
+    async def _obey(self, commands: list[events.Command]) -> None:
+        """Carry out the machine's commands and report the results to it, until there are no more commands."""
         while commands:
             (command,) = commands
             commands = []
             match command:
-                case StartCommand() | StopCommand():
+                case events.StartCommand() | events.StopCommand():
                     self._doing = command
-                    answer = await (self._start(command) if isinstance(command, StartCommand) else self._stop(command))
+                    answer = await (
+                        self._start(command) if isinstance(command, events.StartCommand) else self._stop(command)
+                    )
                     self._doing = None
                     commands = self._machine.handle(answer, now=self._now())
-                case WaitCommand(until):
+                case events.WaitCommand(until):
                     self._wake_at(until)
-                case FailStart(_, failure):
+                case events.FailStart(_, failure):
                     raise failure
-                case GiveUp():
+                case events.GiveUp():
                     raise self._defeat(command) from command.failure
-                case FinishCommand():
+                case events.FinishCommand():
                     pass
 
-    async def _start(self, command: StartCommand) -> ChildStarted | ChildStartFailed:
+    async def _start(self, command: events.StartCommand) -> events.ChildStarted | events.ChildStartFailed:
         record = self._records[command.child]
         child = record.child
         record.starts += 1
@@ -208,18 +192,18 @@ class Supervisor(Actor):
             record.failure = error
             if record.starts > 1:  # at first, spawning the supervisor raises it
                 _LOG.warning("%r: child %r did not start again", self.ref, record.name, exc_info=error)
-            return ChildStartFailed(record.name, error)
-        return ChildStarted(record.name)
+            return events.ChildStartFailed(record.name, error)
+        return events.ChildStarted(record.name)
 
-    async def _stop(self, command: StopCommand) -> ChildStopped:
+    async def _stop(self, command: events.StopCommand) -> events.ChildStopped:
         record = self._records[command.child]
         assert record.ref is not None, "only what was started is stopped"
         error = await self._require_context().end_child(record.ref, within=record.shutdown)
         if error is not None:
             _LOG.error("%r: on_stop of child %r raised", self.ref, record.name, exc_info=error)
-        return ChildStopped(record.name)
+        return events.ChildStopped(record.name)
 
-    def _defeat(self, command: GiveUp) -> RestartsExceeded:
+    def _defeat(self, command: events.GiveUp) -> RestartsExceeded:
         how = "stopped" if command.failure is None else f"failed with {describe_briefly(command.failure)}"
         return RestartsExceeded(
             f"supervisor {self.name!r} gives up: its intensity allows {command.restarts} restarts in "

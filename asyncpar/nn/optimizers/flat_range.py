@@ -37,7 +37,7 @@ class FlatRange:
         return self.stop - self.start
 
     def of(self, array: Array) -> Array:
-        """Return the view of a C-contiguous array of the parameter's shape that this is about."""
+        """Return this range of a C-contiguous array of the parameter's shape, as a flat view."""
         return array.reshape(-1)[self.start : self.stop]
 
     def update(self, value: Array, gradient: Array, *, step: int, learning_rate: float, factor: float) -> None:

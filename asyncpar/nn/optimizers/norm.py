@@ -1,4 +1,4 @@
-"""Norms of gradients that come to the same bits however gradients are spread over ranks.
+"""Norms of gradients, equal to the last bit however gradients are spread over ranks.
 
 Squares are summed in float64 over the pieces that partitions make of each gradient, and the sums of pieces are added
 exactly, which no order can change: so replicas that hold whole gradients and owners of parts find equal norms, provided
@@ -39,7 +39,7 @@ def combined(sums: Iterable[float]) -> float:
 
 
 def all_finite(piece: Array) -> bool:
-    """Are all values of a flat array finite?
+    """Whether all values of a flat array are finite.
 
     The square of the norm says so in one pass, unless it is too large for the dtype.
     """
@@ -56,7 +56,7 @@ def all_finite(piece: Array) -> bool:
 
 
 def clip_factor(norm: float, limit: float) -> float:
-    """Return what to multiply gradients of this global ``norm`` with so that it is ``limit`` at most."""
+    """Return the factor that brings gradients of this global ``norm`` to ``limit`` at most."""
     if not limit > 0.0:
         raise UsageError(f"clip_norm: expected a positive number, got {limit}")
     return 1.0 if norm <= limit else limit / norm

@@ -63,7 +63,7 @@ class Optimizer:
         return combined(sums) * self.factor**2
 
     def is_finite(self) -> bool:
-        """Are all gradients finite?"""
+        """Whether all gradients are finite."""
         return all(all_finite(parameter.grad.reshape(-1)) for parameter in self.parameters)
 
     def scale(self, factor: float) -> None:
@@ -102,7 +102,7 @@ class Optimizer:
         self.factor = 1.0
 
     def zero_grad(self) -> None:
-        """Forget all gradients, and what they were to be scaled with."""
+        """Set all gradients to zero, and the pending scale to one."""
         self.factor = 1.0
         for parameter in self.parameters:
             parameter.zero_grad()

@@ -70,7 +70,7 @@ def apply(
     decays: bool,
     factor: float = 1.0,
 ) -> None:
-    """Do what ``rule.update`` does for ``factor * gradient``, block by block: it needs next to no memory.
+    """Do what ``rule.update`` does for ``factor * gradient``, block by block, with one block of temporary memory.
 
     All arrays are flat.  ``gradient`` may have another dtype than the others; it is multiplied in theirs.
     """
@@ -92,6 +92,6 @@ def apply(
 
 
 def check_fraction(name: str, fraction: float) -> None:
-    """Raise ``UsageError`` unless ``fraction`` is one that repeated averaging can forget with: 0 <= fraction < 1."""
+    """Raise ``UsageError`` unless ``fraction`` can be the decay of a running average: 0 <= fraction < 1."""
     if not 0.0 <= fraction < 1.0:
         raise UsageError(f"{name}: expected 0 <= {name} < 1, got {fraction}")

@@ -1,4 +1,4 @@
-"""Tensor parallelism: layers of which every rank of a group holds a part.
+"""Tensor parallelism: layers that are split over the ranks of a group.
 
 Read ``region.py`` first, then ``linear.py``.  Parameters have the names and first values of the whole layers in
 ``asyncpar.nn``; put together by their ``slice``, the parts of all ranks are those to the last bit.

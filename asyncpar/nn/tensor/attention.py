@@ -1,4 +1,4 @@
-"""Attention of which every rank has some heads (Shoeybi et al. 2019)."""
+"""Attention with some of the heads on each rank (Shoeybi et al. 2019)."""
 
 from __future__ import annotations
 
@@ -62,6 +62,6 @@ class ParallelAttention(Sequential):
 
 
 def check_equal_heads(name: str, heads: int, size: int) -> None:
-    """Raise ``UsageError`` unless ``size`` ranks can have as many of ``heads`` each."""
+    """Raise ``UsageError`` unless ``size`` divides ``heads``."""
     if heads % size:
         raise UsageError(f"{name}: expected heads that divide among {size} tensor-parallel ranks, got {heads}")

@@ -1,4 +1,4 @@
-"""Token embedding of which every rank has some rows (Shoeybi et al. 2019)."""
+"""Token embedding with some of the rows on each rank (Shoeybi et al. 2019)."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ class TensorGroup(ABC):
 
 
 class SingleRankGroup(TensorGroup):
-    """A group of one: everything is already where it belongs."""
+    """A group of one rank: every collective returns its argument."""
 
     @property
     def rank(self) -> int:

@@ -1,4 +1,4 @@
-"""Linear layers of which every rank holds some columns or some rows (Shoeybi et al. 2019)."""
+"""Linear layers with some of the columns or rows on each rank (Shoeybi et al. 2019)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Softmax cross-entropy over logits of which every rank has some (Shoeybi et al. 2019)."""
+"""Softmax cross-entropy over logits that are split over ranks (Shoeybi et al. 2019)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The perceptron of which every rank has some hidden values (Shoeybi et al. 2019)."""
+"""The perceptron with some of the hidden values on each rank (Shoeybi et al. 2019)."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ class TransformerStage(Sequential):
         return self.stages
 
     def local_parameters(self) -> tuple[Parameter, ...]:
-        """Return the parameters, which are all on this rank."""
+        """Return the parameters of this rank."""
         return self.parameters()
 
     def with_blocks(self, blocks: Sequence[Stage[Any]]) -> TransformerStage:
@@ -72,7 +72,7 @@ class TransformerStage(Sequential):
         )
 
     def set_training(self, is_training: bool) -> None:
-        """Switch dropout on, as it is at first, or off."""
+        """Switch dropout on (the default) or off."""
         set_training(self._dropouts, is_training)
 
 
@@ -185,7 +185,7 @@ class _Builder:
         )
 
     def pass_over_block(self, i: int) -> None:
-        """Draw what block ``i`` would, and forget it."""
+        """Draw the first values of block ``i`` and discard them."""
         kept = len(self.dropouts)
         self.block(i)
         del self.dropouts[kept:]

@@ -12,6 +12,7 @@ import numpy.typing as npt
 import pytest
 
 import asyncpar as ap
+from asyncpar.actors.runtime import callee
 from asyncpar.net.wire import payload
 from asyncpar.net.wire.array import AnyArray, write_array
 
@@ -31,6 +32,10 @@ class Store(ap.Actor):
     @ap.endpoint
     def get_in_thread(self) -> Any:
         return {"array": self.array}
+
+    @ap.endpoint(concurrency=2)
+    async def get_beside(self) -> Any:
+        return self.array
 
     @ap.endpoint
     async def add(self) -> None:
@@ -202,3 +207,23 @@ async def test_a_node_that_closes_while_an_argument_is_copied_ends_the_ask(threa
         await asyncio.sleep(0)
     with pytest.raises(ap.PeerError):
         await put
+
+
+@pytest.mark.parametrize("endpoint", ["get", "get_in_thread", "get_beside"])
+@pytest.mark.parametrize("is_large", [False, True])
+async def test_a_result_for_which_memory_is_short_is_an_error_of_its_call_only(
+    endpoint: str, is_large: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> None:
+        raise MemoryError("no room")
+
+    async with ap.init() as node:
+        store: Any = await node.spawn(Store)
+        if is_large:
+            monkeypatch.setattr(callee, "INLINE_COPY_BYTES", 1 << 10)
+        with monkeypatch.context() as short:
+            short.setattr(payload, "write_array", fail)
+            with pytest.raises(ap.RemoteError, match=rf"the result of {endpoint}\(\): no room") as caught:
+                await getattr(store, endpoint)()
+        assert caught.value.type_name == "MemoryError"
+        assert (await store.get()).shape == (COUNT,)

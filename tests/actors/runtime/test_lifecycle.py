@@ -170,8 +170,8 @@ def test_only_known_classes_are_found() -> None:
     assert find_actor_class(class_path(Model)) is Model
     for path in (
         "os:system",
-        "tests.actors.runtime.test_requests:Settings",
-        "tests.actors.runtime.test_requests:Nobody",
+        "tests.actors.runtime.test_lifecycle:Settings",
+        "tests.actors.runtime.test_lifecycle:Nobody",
         "",
     ):
         with pytest.raises(UsageError, match="is not known to this rank"):
