@@ -26,7 +26,7 @@ class CheckpointGroup:
     """The ranks of ``communicator`` while they save or load once, in a group of their own.
 
     Make it where the call is made, for groups are numbered by calls.  A rank that fails or is cancelled leaves the
-    group: the others hear of it within a second and raise, too, whatever they are doing.
+    group: the others learn it within a second and raise, too, whatever they are doing.
     """
 
     def __init__(self, communicator: Communicator, what: str) -> None:

@@ -8,6 +8,7 @@ from typing import Any, TypeVar, TypeVarTuple
 
 import numpy as np
 
+from asyncpar.collectives.communicator import DEFAULT_TIMEOUT, Communicator
 from asyncpar.core.concurrency.bridge import LoopBridge
 from asyncpar.core.concurrency.worker import WorkerThread
 from asyncpar.core.config.parallel import MemoryOptimizationStrategy, RankMapping, ThreeDParallelismConfig
@@ -38,7 +39,7 @@ Args = TypeVarTuple("Args")
 
 
 class QuietWorker(WorkerThread):
-    """Numbers that overflow or make no sense raise no warnings: all ranks hear of them when they look at the norm."""
+    """Computes without warnings of overflow and invalid values: all ranks find those when they compare norms."""
 
     async def run(self, function: Callable[[*Args], T], *args: *Args) -> T:
         return await super().run(_quietly, function, args)
@@ -98,6 +99,31 @@ class GradientScale:
 
     def __call__(self) -> float:
         return self.value
+
+
+async def agree_on_groups(
+    config: HybridConfig, model: ParallelModel, world: Communicator, *, name: str
+) -> ProcessGroups:
+    """Compare settings and model on all ranks of ``world``, and return the groups of the coordinator ``name``.
+
+    Raises ``UsageError``, on every rank, where ranks differ or the model cannot be spread like that.
+    """
+    settings = {**config.settings(), "model": dict(model.identity)}
+    own = world.subgroup(range(world.size), name="training", key=name, has_own_timeout=True)
+    assert own is not None, "this rank is one of its ranks"
+    groups = await ProcessGroups.create(config.parallelism, own, settings=settings, purpose="hybrid")
+    model.check(config.parallelism)
+    for group in (own, *groups.names.values()):  # those made from them later begin with theirs
+        group.timeout = _choose_timeout(config.parallelism, world)
+    return groups
+
+
+def _choose_timeout(parallelism: ThreeDParallelismConfig, world: Communicator) -> float | None:
+    """Return the timeout of the groups: the one that the user has set, the configuration's before the world's."""
+    is_set = parallelism.communication_timeout_ms != ThreeDParallelismConfig().communication_timeout_ms
+    if not is_set and world.timeout != DEFAULT_TIMEOUT:
+        return world.timeout
+    return parallelism.communication_timeout_ms / 1000
 
 
 async def assemble(config: HybridConfig, model: ParallelModel, groups: ProcessGroups, scale: GradientScale) -> Assembly:

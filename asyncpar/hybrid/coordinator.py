@@ -14,11 +14,10 @@ from types import TracebackType
 from typing import Any, Self
 
 from asyncpar.collectives.communicator import Communicator
-from asyncpar.core.config.checks import is_default
 from asyncpar.core.config.parallel import ThreeDParallelismConfig
 from asyncpar.errors import NonFiniteValue, UsageError
 from asyncpar.hybrid.analysis import PerformanceAnalysis
-from asyncpar.hybrid.assembly import Assembly, GradientScale, assemble
+from asyncpar.hybrid.assembly import Assembly, GradientScale, agree_on_groups, assemble
 from asyncpar.hybrid.config import HybridConfig
 from asyncpar.hybrid.loss_scaling import LossScaler
 from asyncpar.hybrid.model import ParallelModel
@@ -85,25 +84,12 @@ class ThreeDParallelismCoordinator:
         world.claim(name, scale, kind=cls.__name__)
         release = partial(world.release, name, scale)
         try:
-            assembly = await cls._assemble(config, model, world, name, scale)
+            groups = await agree_on_groups(config, model, world, name=name)
+            assembly = await assemble(config, model, groups, scale)
         except BaseException:
             release()
             raise
         return cls(config, model, assembly, scale, release=release)
-
-    @staticmethod
-    async def _assemble(
-        config: HybridConfig, model: ParallelModel, world: Communicator, name: str, scale: GradientScale
-    ) -> Assembly:
-        """Agree on the settings, make the groups of this coordinator, and what works in them."""
-        settings = {**config.settings(), "model": dict(model.identity)}
-        own = world.subgroup(range(world.size), name="training", key=name, has_own_timeout=True)
-        assert own is not None, "this rank is one of its ranks"
-        groups = await ProcessGroups.create(config.parallelism, own, settings=settings, purpose="hybrid")
-        model.check(config.parallelism)
-        for group in (own, *groups.names.values()):  # those made from them later begin with theirs
-            group.timeout = _choose_timeout(config.parallelism, world)
-        return await assemble(config, model, groups, scale)
 
     @property
     def groups(self) -> ProcessGroups:
@@ -206,8 +192,7 @@ class ThreeDParallelismCoordinator:
         """
         if isinstance(config, ThreeDParallelismConfig):
             config = replace(self.config, parallelism=config)
-        async with self._together(Intent.SAVE):
-            pass  # whatever failed before is settled now
+        await self._settle(Intent.SAVE)
         world = self.groups.world
         apart = world.subgroup(range(world.size), name="update of the configuration", has_own_timeout=True)
         assert apart is not None, "this rank is one of its ranks"
@@ -237,8 +222,7 @@ class ThreeDParallelismCoordinator:
         to the same bits.  In another layout they are dropped, with a warning in the log.
         ``extra`` is saved with it (JSON values, the same on all ranks), and only the ``keep`` latest are left.
         """
-        async with self._together(Intent.SAVE):
-            pass  # whatever failed before is settled now
+        await self._settle(Intent.SAVE)
         flow = self._assembly.flow
         return await save_flow(
             folder,
@@ -257,8 +241,7 @@ class ThreeDParallelismCoordinator:
 
         Raises ``CheckpointError`` or ``UsageError`` on all ranks, with nothing changed, where that cannot be.
         """
-        async with self._together(Intent.LOAD):
-            pass
+        await self._settle(Intent.LOAD)
         self._has_failed = True
         assembly, identity = self._assembly, self.model.identity
         loaded = await load_flow(
@@ -313,6 +296,11 @@ class ThreeDParallelismCoordinator:
         self._has_failed = False
         if plan.error is not None:
             raise plan.error
+
+    async def _settle(self, intent: Intent) -> None:
+        """Recover on all ranks from what failed before."""
+        async with self._together(intent):
+            pass
 
     def _status(self, intent: Intent, rate: float) -> RankStatus:
         return RankStatus(
@@ -378,20 +366,4 @@ class ThreeDParallelismCoordinator:
             _log.info("step %d is skipped: %s", self.steps - 1, verdict.why)
         seconds = asyncio.get_running_loop().time() - began
         self.monitor.record(self._runner.measure(self.steps - 1, seconds, verdict.tokens))
-        pipeline = self._runner.pipeline
-        assert pipeline is not None, "a backward pass was done"
-        return StepResult(
-            loss=verdict.loss,
-            tokens=verdict.tokens,
-            gradient_norm=verdict.gradient_norm,
-            is_skipped=not verdict.is_finite,
-            seconds=seconds,
-            pipeline=pipeline,
-            why=verdict.why,
-        )
-
-
-def _choose_timeout(parallelism: ThreeDParallelismConfig, world: Communicator) -> float | None:
-    """Return the timeout of the groups: the one that the user has set, the configuration's before the world's."""
-    milliseconds = parallelism.communication_timeout_ms
-    return milliseconds / 1000 if not is_default(milliseconds) or is_default(world.timeout) else world.timeout
+        return self._runner.result(verdict, seconds)

@@ -39,7 +39,7 @@ NO_SCALING = LossScaling(initial=1.0, growth=1.0, backoff=1.0)
 
 
 class LossScaler:
-    """Keeps the scale, the same on all ranks: all of them hear of an overflow on any."""
+    """Keeps the scale.  It is the same on all ranks if each calls ``update`` with what all have found together."""
 
     def __init__(self, scaling: LossScaling) -> None:
         self._scaling = scaling

@@ -1,15 +1,15 @@
-"""Where ranks stand when they begin something together; how a step that failed on some is made whole.  Pure.
+"""The state of ranks when they begin a call together, and how a step that failed on some is completed.  Pure.
 
-Theory of operation.  A rank that fails or is cancelled tells the others, but they may hear of it at different moments:
+Theory of operation.  A rank that fails or is cancelled tells the others, but they may learn it at different moments:
 one may have taken the step when another has not.  Therefore whatever ranks do together begins with a meeting, in which
 all say where they stand, and all come to the same conclusions:
 
 - After a failure they use new names for everything that meets by name or by order, with the number of the ``attempt``:
   some may have used up names that others have not.
-- A rank takes a step only when all have reduced their gradients and know that of each other.  So who has not taken a
-  step that another has taken can still do so, by himself, with the norm and the rate that the other tells.
-- Who asked for the step heard that it failed; so the next one is refused with ``StepTaken``, on all ranks, lest the
-  batch is trained on twice.
+- A rank takes a step only when all have reduced their gradients and know that of each other.  So a rank that has not
+  taken a step that another has taken can still take it alone, with the norm and the rate that the other tells.
+- The caller of that step got an error; so the next one is refused with ``StepTaken``, on all ranks, so
+  that no batch is trained on twice.
 """
 
 from __future__ import annotations

@@ -83,7 +83,7 @@ class StepVerdict:
 
 
 class StepRunner:
-    """Runs the halves of a step on this rank; somebody else's alarm ends them together on all ranks."""
+    """Runs the halves of a step on this rank; the alarm of the coordinator ends them together on all ranks."""
 
     def __init__(
         self, config: HybridConfig, model: ParallelModel, assembly: Assembly, scale: GradientScale, scaler: LossScaler
@@ -174,6 +174,19 @@ class StepRunner:
             memory_used=max(self._held, assembly.flow.nbytes) + pipeline.peak_bytes,
             memory_limit=assembly.memory_limit,
             tokens=tokens,
+        )
+
+    def result(self, verdict: StepVerdict, seconds: float) -> StepResult:
+        """Return the result of the step just done."""
+        assert self.pipeline is not None, "a step was done"
+        return StepResult(
+            loss=verdict.loss,
+            tokens=verdict.tokens,
+            gradient_norm=verdict.gradient_norm,
+            is_skipped=not verdict.is_finite,
+            seconds=seconds,
+            pipeline=self.pipeline,
+            why=verdict.why,
         )
 
     async def _count_tokens(self, targets: Sequence[Any] | None) -> int:

@@ -4,7 +4,7 @@ Theory of operation.  A value that is not finite spreads: to the stages after an
 slices of a stage by its collectives, to all replicas by the reduction.  So each rank notes the first one that it sees
 in a step, and whether that came from elsewhere (as the input of a stage, or the gradient of its output) or was made
 there.  Ranks that share a stage make the same collectives in the same order: of those whose own values were not finite,
-the ones that gave them to the earliest collective are to blame, because the others had its result.
+the ones that gave them to the earliest collective are the origin, because the others had its result.
 
 Everything is looked at once, when it is given or taken; where a rank has seen something, it looks no more.
 """
@@ -58,19 +58,19 @@ class FiniteWatch:
         self._calls = 0
 
     def begin(self) -> None:
-        """A step begins."""
+        """Forget what was seen in the last step."""
         self.sighting, self._calls = None, 0
 
     def take(self, values: object, place: str) -> None:
-        """``values`` come from another rank."""
+        """Look at ``values`` that come from another rank."""
         self._look(values, place, is_own=False)
 
     def make(self, values: object, place: str) -> None:
-        """``values`` were made here."""
+        """Look at ``values`` that were computed here."""
         self._look(values, place, is_own=True)
 
     def share(self, values: Array) -> None:
-        """``values`` go into a collective of the ranks that share this stage."""
+        """Look at ``values`` that go into a collective of the ranks that share this stage, and count it."""
         self._look(values, "what it gave to its tensor-parallel ranks", is_own=True)
         self._calls += 1
 
@@ -147,7 +147,7 @@ def find_origins(reports: Sequence[FiniteReport]) -> str:
 
 
 def _is_origin(report: FiniteReport, by_rank: dict[int, FiniteReport]) -> bool:
-    """Made is not taken; and of ranks that share a stage, those who had it first are to blame."""
+    """Return whether the rank made what is not finite, before all ranks that share its stage."""
     sighting = report.sighting
     if sighting is None:
         return bool(report.spoiled)

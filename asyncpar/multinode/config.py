@@ -1,4 +1,4 @@
-"""Settings of training on several nodes, and who is who in it.  Pure."""
+"""Settings of training on several nodes, and the place of a rank in it.  Pure."""
 
 from __future__ import annotations
 

@@ -23,9 +23,9 @@ from asyncpar.parallel.rounds import GradientRounds, LocalGradients
 class Joining:
     """The roll-call of one ``join`` block.
 
-    Before each round all ranks say whether they have inputs of their own (are *active*); those that have not go along
-    as shadows, until no rank is active.  ``wants_parameters`` says that this rank, as a shadow, does not update its
-    parameters, and so needs those of a rank that was active to the end.
+    Before each round all ranks say whether they have inputs of their own (are *active*); the others take part as
+    shadows, with zeros, until no rank is active.  ``wants_parameters`` says that this rank, as a shadow, does not update
+    its parameters, and so needs those of a rank that was active to the end.
     """
 
     def __init__(self, communicator: Communicator, *, key: str, by_initial_size: bool, wants_parameters: bool) -> None:

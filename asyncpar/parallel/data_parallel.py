@@ -209,7 +209,7 @@ class DataParallel:
     # -- life --------------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Let the threads go."""
+        """End the threads."""
         for worker in self._workers:
             worker.close()
         if self._ranks is not None:

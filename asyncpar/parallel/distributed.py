@@ -54,7 +54,7 @@ class DistributedDataParallel:
     incomplete, and parameters as they were.
 
     In the other modes updates are sent whole and as they are, so ``compression``, ``bucket_size``, ``when_not_finite``,
-    ``static_graph`` and ``gradient_as_bucket_view`` are refused there; ``delay_all_reduce`` is of no matter, as there
+    ``static_graph`` and ``gradient_as_bucket_view`` are refused there; ``delay_all_reduce`` has no effect, as there
     is no all-reduce, and updates travel while others are computed.
 
     ``name`` tells apart replicas of several models in one group: it belongs to one that runs at a time.
@@ -132,7 +132,7 @@ class DistributedDataParallel:
         return self
 
     async def close(self, *, failed: bool = False) -> None:
-        """Let thread and tasks go; waits for no other rank.  ``failed`` tells the others that this rank gives up.
+        """End thread and tasks without waiting for other ranks.  With ``failed`` the others get an error.
 
         A replica that owns its runtime finalizes it.
         """
@@ -162,7 +162,7 @@ class DistributedDataParallel:
         finally:
             await self.close(failed=not has_settled)
 
-    # -- who ---------------------------------------------------------------------------------------------------------
+    # -- rank ----------------------------------------------------------------------------------------------------------
 
     def process_group(self) -> str:
         """Return the name of the group of all replicas."""
@@ -312,7 +312,7 @@ class DistributedDataParallel:
     ) -> AsyncIterator[None]:
         """Allow ranks to run different numbers of steps in the block; all ranks enter it.
 
-        Leaving it, a rank that has run out goes along with the others' rounds until all have run out, contributing
+        Leaving it, a rank that has run out takes part in the others' rounds until all have run out, contributing
         nothing: gradients are the mean over the ranks that still have inputs, or, with
         ``divide_by_initial_world_size``, their sum over the number of all.  After each such round ``on_shadow`` is
         called in the compute thread, with the mean in the gradients: pass what updates the parameters, and optimizers

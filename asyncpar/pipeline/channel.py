@@ -111,5 +111,5 @@ async def _receive(group: Communicator) -> Mailing:
 
 
 async def _receive_nothing(group: Communicator, rank: int) -> None:
-    """Return never: it ends when ``rank`` is gone, or gives no sign of life for too long."""
+    """Raise ``PeerLost`` when ``rank`` is gone, and ``PeerTimeout`` when it is silent for too long."""
     await group.recv_object(rank, tag=_TAG_OF_WATCHES)

@@ -94,7 +94,7 @@ class ZeroEngine:
 
     @property
     def partition(self) -> Partition:
-        """Who owns what, and the buckets."""
+        """The values that each rank owns, and the buckets."""
         return self._means.partition
 
     # -- before the first step ---------------------------------------------------------------------------------------
@@ -159,7 +159,7 @@ class ZeroEngine:
     # -- gradients ---------------------------------------------------------------------------------------------------
 
     def ready(self, name: str) -> None:
-        """The gradient of the parameter ``name`` is final: pass this as ``on_gradient``.  From any thread.
+        """Report that the gradient of the parameter ``name`` is final: pass this as ``on_gradient``.  From any thread.
 
         Its bucket is reduced as soon as all of it is final.  From stage 2 on the gradient is taken from the parameter:
         what is added after that belongs to the next ``reduce``.
@@ -180,7 +180,7 @@ class ZeroEngine:
     def reduced(self) -> Mapping[str, Array]:
         """Return the flat gradients of the values that this rank updates, by parameter: all of them before stage 1.
 
-        They are to be written to, by who adds what other tensor-parallel ranks or the other end of a tie have of them.
+        The caller may write to them, to add what other tensor-parallel ranks or the other end of a tie have.
         """
         self._state.check_reduced("reduced")
         return {share.parameter.name: share.gradient for share in self._means.shares}

@@ -1,4 +1,4 @@
-"""An optimizer over sharded parameters, for those who have no training loop of ours."""
+"""An optimizer over sharded parameters, for training loops outside the package."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class ZeROOptimizer:
 
     @property
     def engine(self) -> ZeroEngine:
-        """What does the work: overlap, norms, checkpoints and failures are its affair."""
+        """The engine of the registered parameters: it has overlap, norms, checkpoints and recovery."""
         if self._engine is None:
             raise UsageError("parameters: expected register_parameters() to be awaited first, on all ranks")
         return self._engine

@@ -1,9 +1,9 @@
-"""Who owns which values, and how values travel in buckets.  Pure.
+"""The values that each rank owns, and the buckets in which values travel.  Pure.
 
 Theory of operation.  The flat values of each parameter are cut into one ceil chunk per rank, in rank order: 8 values
 over 4 ranks are [0, 1] to [6, 7], 7 over 3 are 3, 3 and 1; the last chunks may be empty.  A bucket is a matrix with a
 row per rank: row r holds what rank r owns of some parameters, one after another, so that a reduce-scatter of the rows
-brings every owner the sum of its values, and an all-gather brings its values to everyone.  All rows are equally long:
+brings every owner the sum of its values, and an all-gather brings its values to all ranks.  All rows are equally long:
 where a chunk is shorter than the first one, the rest of its place is zeros, less than one value per rank and parameter.
 Parameters are taken in reverse order of registration, which is about the order in which gradients become final.
 """

@@ -146,7 +146,7 @@ class OwnedUpdate:
 
 
 def value_gathers(means: Means, what: str) -> list[BucketGather]:
-    """Return what brings everyone the values of all parameters: nothing where everyone has them, or keeps its own."""
+    """Return the gathers that give all ranks all values: none where all ranks have them, or each keeps its own."""
     stage = means.config.stage
     if means.partition.size == 1 or not stage.shards_states or stage.shards_parameters:
         return []
