@@ -1,4 +1,4 @@
-"""Everything that saving does to a file system, behind one face, so that it can be made to fail and to forget."""
+"""The file operations of saving behind one interface, so that tests can make them fail or lose data."""
 
 from __future__ import annotations
 

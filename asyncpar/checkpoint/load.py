@@ -154,7 +154,7 @@ class Contents:
 
 
 def find_contents(request: LoadRequest, progress: WorkProgress) -> Contents:
-    """Choose the checkpoint and look at all of it but the values; see ``load_checkpoint`` for what it raises."""
+    """Choose the checkpoint and check all of it but the values; see ``load_checkpoint`` for what it raises."""
     files = LocalFiles()
     found = _find(request, files)
     _check_model(found.marker, request, found.path)

@@ -1,4 +1,4 @@
-"""Which values of a whole tensor a piece holds, as ranges of its C-flattened values.  Pure.
+"""The values of a whole tensor that a piece holds, as ranges of its C-flattened values.  Pure.
 
 Theory of operation.  Looked at as ``view_shape``, a slice is ``count`` runs of ``length`` values, ``stride`` apart, the
 first at ``first``; a flat range of the slice is a few of those runs, the outer ones trimmed.  So two pieces of one

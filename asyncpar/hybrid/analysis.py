@@ -60,7 +60,7 @@ TENSOR_PARALLEL_LIMIT = 0.80
 
 
 class BottleneckKind(StrEnum):
-    """What is short, or takes too long."""
+    """The resource that limits a step."""
 
     COMMUNICATION = "communication"
     MEMORY = "memory"
@@ -69,7 +69,7 @@ class BottleneckKind(StrEnum):
 
 
 class Severity(StrEnum):
-    """How much it matters, from little to most."""
+    """The gravity of a bottleneck, ascending."""
 
     LOW = "low"
     MEDIUM = "medium"
@@ -161,7 +161,7 @@ class PerformanceAnalysis:
 
     @property
     def imbalance(self) -> float:
-        """How many times as long as the mean of all ranks the slowest one computes; 1 where none does."""
+        """The compute time of the slowest rank over the mean of all ranks; 1 where no rank computes."""
         mean = sum(one.compute_per_step for one in self.ranks) / len(self.ranks)
         return _ratio(self.slowest.compute_per_step, mean) if mean else 1.0
 
@@ -208,7 +208,7 @@ def summarize(rank: int, measures: Sequence[StepMeasure]) -> RankPerformance:
 
 
 def analyze(ranks: Iterable[RankPerformance]) -> PerformanceAnalysis:
-    """Return what the figures of ranks come to together; those without a step are left out.
+    """Return the analysis of the figures of ranks; those without a step are left out.
 
     Raises ``UsageError`` where none has a step, or two have the same rank.
     """

@@ -57,7 +57,7 @@ _BUILT = "hybrid/built"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assembly:
-    """What ``assemble`` has made; ``close`` ends it."""
+    """This rank's stages and all that trains them, made by ``assemble``; ``close`` ends it."""
 
     groups: ProcessGroups
     schedule: Schedule
@@ -93,7 +93,7 @@ class Assembly:
 
 
 class GradientScale:
-    """What the last stage multiplies the gradient of each micro-batch's summed loss by; set before every step."""
+    """The factor of the gradient of each micro-batch's summed loss on the last stage; set before every step."""
 
     value = 1.0
 

@@ -31,7 +31,7 @@ _OF_SHARDS = (
     "prefetch_depth",
     "pin_memory",
 )
-"""Settings of ZeRO that say how much travels at a time, in what form, and where it lies meanwhile."""
+"""Settings of ZeRO for the size, encoding and memory of its buckets."""
 
 
 class Precision(StrEnum):
@@ -59,7 +59,7 @@ class Precision(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HybridConfig:
-    """How a model is trained over the ranks of ``parallelism``.
+    """Settings of training a model over the ranks of ``parallelism``.
 
     - ``micro_batches``: into how many parts the batch of each replica is cut: gradients accumulate over them.
     - ``rule``, ``clip_norm``: the optimizer, and the largest global norm of the gradients, over all ranks, each

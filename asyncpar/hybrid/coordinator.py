@@ -98,17 +98,17 @@ class ThreeDParallelismCoordinator:
 
     @property
     def takes_inputs(self) -> bool:
-        """Does this rank hold the first stage?  What others pass as inputs is not looked at."""
+        """Does this rank hold the first stage?  Other ranks ignore their inputs."""
         return self._assembly.executor.has_first_stage
 
     @property
     def takes_targets(self) -> bool:
-        """Does this rank hold the last stage?  What others pass as targets is not looked at."""
+        """Does this rank hold the last stage?  Other ranks ignore their targets."""
         return self._assembly.executor.has_last_stage
 
     @property
     def loss_scale(self) -> float:
-        """What losses are multiplied with in the next step."""
+        """The factor of losses in the next step."""
         return self._scaler.scale
 
     def parameters(self) -> tuple[Parameter, ...]:
@@ -317,7 +317,7 @@ class ThreeDParallelismCoordinator:
         )
 
     async def _come_together(self, plan: RecoveryPlan, intent: Intent) -> None:
-        """Make whole what failed before on some ranks."""
+        """Carry out ``plan`` on this rank."""
         self._runner.attempt = plan.attempt
         if plan.must_resume:
             self._verdict = None
@@ -350,7 +350,7 @@ class ThreeDParallelismCoordinator:
             self._note(ahead.last_norm, ahead.last_rate)
 
     def _note(self, norm: float, rate: float) -> None:
-        """A step was taken, or skipped for not being finite."""
+        """Count a step that was taken, or skipped because it was not finite."""
         self._scaler.update(has_overflowed=not math.isfinite(norm))
         self._last_norm, self._last_rate = norm, rate
         self._runner.is_ready = False

@@ -11,7 +11,7 @@ from asyncpar.errors import UsageError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossScaling:
-    """The loss is multiplied by a scale that begins at ``initial``.
+    """Settings of the scale by which the loss is multiplied, which begins at ``initial``.
 
     A step whose gradients overflow is skipped, and the scale multiplied by ``backoff``, but not below ``least``; after
     ``interval`` steps without overflow it is multiplied by ``growth``.  With ``growth`` and ``backoff`` 1 it is fixed.

@@ -72,7 +72,7 @@ class ParallelModel(ABC):
     @property
     @abstractmethod
     def identity(self) -> Mapping[str, Any]:
-        """What tells it from other models: JSON values, part of every checkpoint."""
+        """JSON values that differ for different models; part of every checkpoint."""
 
     @abstractmethod
     def check(self, config: ThreeDParallelismConfig) -> None:

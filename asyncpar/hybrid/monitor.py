@@ -54,7 +54,7 @@ def _summary(analysis: PerformanceAnalysis, width: int) -> Iterator[str]:
 
 
 def _times(analysis: PerformanceAnalysis, width: int) -> Iterator[str]:
-    """Where the time of all ranks goes."""
+    """Yield the shares of time of all ranks, as bars."""
     shares = {
         "compute": analysis.compute_share,
         "communication": analysis.communication_share,

@@ -36,7 +36,7 @@ class StepTaken(AsyncparError):  # noqa: N818
 
 
 class Intent(StrEnum):
-    """What ranks are about to do together."""
+    """The call that ranks begin together."""
 
     TRAIN_STEP = "train_step"
     BACKWARD_PASS = "backward_pass"
@@ -56,7 +56,7 @@ _INTENTS = tuple(Intent)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankStatus:
-    """Where one rank stands.
+    """The state of one rank.
 
     ``rate`` is the learning rate of the step it is about to take.  ``steps`` counts those it has taken, the last with
     ``last_norm`` and ``last_rate``.  ``has_failed`` says that what it did last did not end well there, ``was_taken``
@@ -91,8 +91,8 @@ class RankStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecoveryPlan:
-    """What all ranks conclude: the number of the ``attempt``, whether they ``must_resume`` after a failure, whose last
-    step those behind are to take, and the ``error`` that all raise when they have done so.
+    """The conclusion of all ranks: the number of the ``attempt``, whether they ``must_resume``, the rank
+    ``ahead`` whose last step the others take, and the ``error`` that all raise after that.
     """
 
     attempt: int

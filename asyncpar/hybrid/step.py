@@ -69,13 +69,13 @@ class StepResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepVerdict:
-    """What ranks have found together about the gradients of a step."""
+    """The loss and the norm of gradients of a step over all ranks."""
 
     loss: float
     tokens: int
     gradient_norm: float
     why: str = ""
-    """Where what is not finite came from; empty if all is."""
+    """The origin of NaN or infinity; empty if all is finite."""
 
     @property
     def is_finite(self) -> bool:

@@ -1,4 +1,4 @@
-"""Where NaN and infinity begin: on which rank, and in what.
+"""Find the rank and the array in which NaN or infinity first occurs.
 
 Theory of operation.  A value that is not finite spreads: to the stages after and before by messages, to the other
 slices of a stage by its collectives, to all replicas by the reduction.  So each rank notes the first one that it sees
@@ -37,7 +37,7 @@ class Sighting(msgspec.Struct, frozen=True):
 
 
 class FiniteReport(msgspec.Struct, frozen=True):
-    """What one rank tells the others of a step that is not finite.
+    """The findings of one rank about a step that is not finite.
 
     ``slices`` are the ranks that share its stage, ``spoiled`` the parameters whose gradients were not finite there
     before any reduction, ``overflowed`` those where that is so after it.
@@ -51,7 +51,7 @@ class FiniteReport(msgspec.Struct, frozen=True):
 
 
 class FiniteWatch:
-    """What this rank sees in a step.  Called from the thread that computes, between steps from the loop."""
+    """Keeps where a step was first not finite on this rank.  For the compute thread; between steps for the loop."""
 
     def __init__(self) -> None:
         self.sighting: Sighting | None = None
@@ -80,7 +80,7 @@ class FiniteWatch:
 
 
 class WatchedStage(Stage[Any]):
-    """``stage``, number ``number`` of the pipeline, whose inputs and outputs are looked at."""
+    """``stage``, number ``number`` of the pipeline; ``watch`` checks its inputs and outputs."""
 
     def __init__(self, stage: Stage[Any], number: int, watch: FiniteWatch) -> None:
         self._stage = stage
@@ -116,7 +116,7 @@ class WatchedStage(Stage[Any]):
 
 
 def watched_loss(loss: Loss, watch: FiniteWatch) -> Loss:
-    """Return ``loss``, whose value and gradient are looked at."""
+    """Return ``loss``; ``watch`` checks its value and gradient."""
 
     def compute(output: Array, targets: Any) -> tuple[float, Array]:
         value, gradient = loss(output, targets)

@@ -1,4 +1,4 @@
-"""How gradients of micro-steps are reduced over a multi-node world, and move parameters: inside nodes, then between."""
+"""The flow of gradients of micro-steps over a multi-node world: reduced inside nodes, then between them."""
 
 from __future__ import annotations
 

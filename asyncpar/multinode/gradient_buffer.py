@@ -41,12 +41,12 @@ class GradientSyncBuffer:
 
     @property
     def counts(self) -> Mapping[str, int]:
-        """How many gradients have been added, by name."""
+        """The number of gradients added, by name."""
         return MappingProxyType(self._counts)
 
     @property
     def nbytes(self) -> int:
-        """What the sums take."""
+        """Bytes of the sums."""
         return sum(gradient.nbytes for gradient in self._sums.values())
 
     def add_gradient(self, name: str, gradient: Array, *, owns: bool = False) -> None:

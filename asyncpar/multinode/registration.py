@@ -116,7 +116,7 @@ class Environment:
 
 
 class TrainerPhase(Enum):
-    """What may be called next in a step."""
+    """The phases of a step; the values say what may be called next."""
 
     GATHERING = "update_gradients or synchronize_gradients"
     SYNCHRONIZING = "nothing, until the synchronization under way has ended"
@@ -126,7 +126,7 @@ class TrainerPhase(Enum):
 
 @dataclass(slots=True, kw_only=True)
 class Registered:
-    """What there is once parameters are known.  ``layout`` says how gradients are reduced, and by whom."""
+    """The registered parameters and their flow.  ``layout`` says how gradients are reduced, and over which ranks."""
 
     parameters: tuple[Parameter, ...]
     intake: GradientIntake
@@ -136,7 +136,7 @@ class Registered:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What tells the model from others, as JSON values."""
+        """JSON values that differ for different models."""
         return {"parameters": [[parameter.name, list(parameter.shape)] for parameter in self.parameters]}
 
     def check(self, phase: TrainerPhase, what: str) -> None:

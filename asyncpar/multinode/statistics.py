@@ -24,7 +24,7 @@ class CompressionInfo:
 
     @property
     def compression_ratio(self) -> float:
-        """How many times fewer bytes were sent; 1 without compression, and on ranks that send nothing."""
+        """Uncompressed bytes over bytes sent; 1 without compression, and on ranks that send nothing."""
         return self.original_size / self.compressed_size if self.compressed_size else 1.0
 
 
@@ -138,7 +138,7 @@ class ShardedTimes:
         self.record, self._before = StepRecord(), SyncTraffic.read(self._communicators)
 
     def last_gradient(self) -> None:
-        """The caller has nothing left to do but wait."""
+        """Note the time at which the last gradient is final: from now on the caller only waits."""
         self.record.last_gradient_at = self.clock()
 
     def end(self) -> None:

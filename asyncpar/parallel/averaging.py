@@ -24,8 +24,8 @@ class Joining:
     """The roll-call of one ``join`` block.
 
     Before each round all ranks say whether they have inputs of their own (are *active*); the others take part as
-    shadows, with zeros, until no rank is active.  ``wants_parameters`` says that this rank, as a shadow, does not update
-    its parameters, and so needs those of a rank that was active to the end.
+    shadows, with zeros, until no rank is active.  ``wants_parameters`` says that this rank, as a shadow, does not
+    update its parameters, and so needs those of a rank that was active to the end.
     """
 
     def __init__(self, communicator: Communicator, *, key: str, by_initial_size: bool, wants_parameters: bool) -> None:
@@ -232,7 +232,7 @@ class GradientAveraging:
 
 
 async def _compute_nothing(_ready: OnGradient) -> None:
-    """What a shadow computes."""
+    """Compute nothing, as a shadow does."""
 
 
 class _RoundAbandoned(Exception):  # noqa: N818

@@ -88,7 +88,7 @@ class StalenessClock:
         self._bound = max_staleness
         self._steps = [0] * size
         self._settled_at = [0] * size
-        """Where each rank was in the last settlement."""
+        """The steps of each rank at the last settlement."""
         self._settling: dict[int, int] = {}
         self._wanted_at: float | None = None
 
@@ -108,7 +108,7 @@ class StalenessClock:
         return 0 if slowest is None else max(0, self._progress(self._rank) - self._progress(slowest))
 
     def handle(self, event: Event, now: float) -> list[Command]:
-        """Take in ``event`` at time ``now`` (seconds) and return what is to be done."""
+        """Take in ``event`` at time ``now`` (seconds) and return the commands that follow from it."""
         match event:
             case StepWanted():
                 self._want(now)

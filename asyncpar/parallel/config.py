@@ -57,7 +57,7 @@ DDP_GROUP = "ddp_main"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DDPConfig:
-    """How gradients are averaged over ranks in synchronous mode; equal on all ranks.
+    """Settings of averaging gradients over ranks in synchronous mode; equal on all ranks.
 
     ``find_unused_parameters``: parameters that no backward pass has reached since the last synchronization are allowed.
     Ranks agree on them: where no rank has reached one, its gradient is left alone; where some have, the others count as

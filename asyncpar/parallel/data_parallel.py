@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class ParallelSaved:
-    """What a backward pass over replicas needs: what each replica saved, and how many rows it had.
+    """Input of a backward pass over replicas: what each replica saved, and its number of rows.
 
     A pass in evaluation saves nothing.
     """
@@ -110,7 +110,7 @@ class DataParallel:
 
     @property
     def mode(self) -> SynchronizationMode:
-        """How far apart replicas may run."""
+        """The mode, which says how many steps replicas may be apart."""
         return self._mode
 
     def set_sync_mode(self, mode: SynchronizationMode) -> None:

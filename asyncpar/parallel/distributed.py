@@ -196,7 +196,7 @@ class DistributedDataParallel:
 
     @property
     def synchronizer(self) -> GradientSynchronizer:
-        """What averages gradients: for checkpoints of its state, or another codec in mid-run.  Starting makes it."""
+        """The synchronizer of gradients, for its state or another codec.  ``start`` makes a new one."""
         return self._averaging.synchronizer
 
     def get_sync_stats(self) -> SyncStatistics:

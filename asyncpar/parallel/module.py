@@ -1,4 +1,4 @@
-"""What data parallelism asks of a model.  ``nn.Stage`` fits."""
+"""The interface of models for data parallelism, which ``nn.Stage`` implements."""
 
 from __future__ import annotations
 

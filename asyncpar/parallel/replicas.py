@@ -1,4 +1,4 @@
-"""Making the replicas of a model equal."""
+"""Check that the replicas of a model are alike, and give them equal values."""
 
 from __future__ import annotations
 

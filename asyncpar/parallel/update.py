@@ -16,7 +16,7 @@ _ALIGNMENT = 8
 
 
 class UpdateLayout:
-    """Where each parameter is in an update: those of one dtype stand together."""
+    """The place of each parameter in an update: parameters of one dtype are adjacent."""
 
     def __init__(self, parameters: Sequence[Trainable]) -> None:
         if not parameters:

@@ -130,7 +130,7 @@ _STATES = {
 
 
 class _Event(NamedTuple):
-    """How far a message has come."""
+    """A message in a state: made, sent or received."""
 
     state: _MessageState
     message: Message

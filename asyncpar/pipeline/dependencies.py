@@ -1,4 +1,4 @@
-"""What has to be done before what, and whether orders can be run to their end at all.  Pure.
+"""Dependencies between operations, and a check that orders which respect them come to their end.  Pure.
 
 Theory of operation.  Ranks do their operations in order and wait where something is missing.  What has happened stays
 so, and every wait names what it waits for, so an operation that can run now can still run later, whatever other ranks
@@ -133,14 +133,14 @@ def with_messages(order: Iterable[PipelineOp], layout: StageLayout) -> Iterator[
 
 
 def _received(kind: OperationKind) -> tuple[OperationKind, int] | None:
-    """What an operation needs from another stage, and how many stages ahead that one is."""
+    """The content that an operation needs from another stage, and how many stages ahead that is."""
     if kind is OperationKind.FORWARD:
         return OperationKind.RECV_ACTIVATION, -1
     return (OperationKind.RECV_GRADIENT, +1) if kind.makes_gradient else None
 
 
 def _sent(kind: OperationKind) -> tuple[OperationKind, int] | None:
-    """What an operation makes for another stage, and how many stages ahead that one is."""
+    """The content that an operation makes for another stage, and how many stages ahead that is."""
     if kind is OperationKind.FORWARD:
         return OperationKind.SEND_ACTIVATION, +1
     return (OperationKind.SEND_GRADIENT, -1) if kind.makes_gradient else None

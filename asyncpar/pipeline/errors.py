@@ -94,7 +94,7 @@ class Notice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Word:
-    """What ``sender`` (in the group's numbering) has to say about ``topic`` in block ``block``."""
+    """The value of ``sender`` (in the group's numbering) for ``topic`` in block ``block``."""
 
     block: int
     sender: int
@@ -104,7 +104,7 @@ class Word:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mailing:
-    """What goes through the channel of an alarm: one of the two."""
+    """A message of an alarm's channel: a notice or a word."""
 
     notice: Notice | None = None
     word: Word | None = None

@@ -28,7 +28,7 @@ _LOOK_AHEAD = 2
 
 
 class Compute(Protocol):
-    """Where layers compute: ``WorkerThread`` does it in a thread, so that the loop goes on moving messages."""
+    """Runs the computation of layers: ``WorkerThread`` does so in a thread, while the loop moves messages."""
 
     async def run(self, function: Callable[[*Arguments], T], *arguments: *Arguments) -> T:
         """Return what ``function`` returns, one call after another."""
@@ -37,7 +37,7 @@ class Compute(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankStages:
-    """What one rank brings to its runs: its virtual stages by chunk, and how to compute them."""
+    """The virtual stages of one rank by chunk, and what computes them."""
 
     rank: int
     """Of the world, for messages."""
@@ -52,7 +52,7 @@ class RankStages:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """What goes into one run.  ``is_training`` says that there are targets and backward passes."""
+    """The input of one run.  ``is_training`` says that there are targets and backward passes."""
 
     inputs: Sequence[Any] | None
     targets: Sequence[Any] | None

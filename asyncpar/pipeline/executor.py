@@ -259,7 +259,7 @@ class PipelineExecutor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineOpening:
-    """What one rank is about to do, by the executor ``name``: ``problem`` says why it cannot.
+    """The run that one rank begins with the executor ``name``; ``problem`` says why it cannot.
 
     ``attempt`` is larger than that of earlier runs if the last one failed here: messages of it may be under way.
     """
@@ -274,7 +274,7 @@ class PipelineOpening:
 
     @property
     def plan(self) -> str:
-        """What must be equal on all ranks, in words."""
+        """A description of what must be equal on all ranks."""
         what = f"{self.method} of {self.schedule}, {self.micro_batches} micro-batches"
         return f"{what} (digest {self.digest}) by {self.name!r}"
 

@@ -1,4 +1,4 @@
-"""Which rank of a pipeline holds which virtual stage.  Pure."""
+"""The ranks of a pipeline that hold each virtual stage.  Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a pipeline rank does, one operation at a time.  Pure data."""
+"""The operations of a pipeline rank, and the messages between them.  Pure data."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from asyncpar.core.records import dataclass
 
 
 class OperationKind(StrEnum):
-    """What one operation does with one micro-batch of one virtual stage.
+    """The kind of an operation on one micro-batch of one virtual stage.
 
     BACKWARD is BACKWARD_INPUT (the gradient of the stage's input, which the stage before waits for) and
     BACKWARD_WEIGHT (the gradients of its parameters, which no other rank waits for) in one.
@@ -71,14 +71,14 @@ _SYMBOLS = {
 
 
 class Content(StrEnum):
-    """What a message between two stages carries."""
+    """The content of a message between two stages."""
 
     ACTIVATION = "activation"
     GRADIENT = "gradient"
 
 
 class Message(NamedTuple):
-    """What names a message: equal for the send and the receive that belong together, and different for all others.
+    """The identity of a message: equal for the send and the receive that belong together, different for all others.
 
     ``stage`` is the virtual stage that made the content, which says the rank and the chunk that it comes from.
     """
@@ -109,7 +109,7 @@ class PipelineOp:
 
     @property
     def made(self) -> Message | None:
-        """What this computes for others: an activation, a gradient, or nothing (weight gradients stay)."""
+        """The message that this makes for another stage: an activation, a gradient, or None (weight gradients stay)."""
         if self.kind is OperationKind.FORWARD:
             return Message(self.stage, Content.ACTIVATION, self.micro_batch)
         return Message(self.stage, Content.GRADIENT, self.micro_batch) if self.kind.makes_gradient else None

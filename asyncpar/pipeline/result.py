@@ -1,4 +1,4 @@
-"""What a run of a pipeline gives on one rank.  Pure."""
+"""The result of a pipeline's run on one rank.  Pure."""
 
 from __future__ import annotations
 

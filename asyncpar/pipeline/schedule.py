@@ -18,7 +18,7 @@ _DIGEST_LENGTH = 16
 
 
 class Schedule(ABC):
-    """What every rank of a pipeline does in one step, for all ranks: equal wherever it is made from equal arguments.
+    """The operations of all ranks of a pipeline in one step; equal arguments give equal schedules on all ranks.
 
     ``num_stages`` counts ranks (physical stages); each holds ``num_model_chunks`` of the virtual stages, which the
     model is cut into.
@@ -33,7 +33,7 @@ class Schedule(ABC):
     @property
     @abstractmethod
     def name(self) -> str:
-        """What to call it in a report."""
+        """Its name in reports."""
 
     @property
     @abstractmethod

@@ -111,7 +111,7 @@ class Simulation:
 
     @property
     def ideal(self) -> float:
-        """What the busiest rank computes: no order is quicker."""
+        """The compute time of the busiest rank, which no order can undercut."""
         return max(self.busy)
 
     @property

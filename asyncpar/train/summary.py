@@ -45,7 +45,7 @@ class Expectation:
 
 
 def expect(codec: str, mode: TrainingMode, *, shapes: Sequence[tuple[int, ...]], steps: int) -> Expectation:
-    """Return what a run with these settings has to come to, against one process; ``shapes`` are of the parameters."""
+    """Return how far a run with these settings may differ from one process; ``shapes`` are of the parameters."""
     if codec == "none" and mode.kind is ModeKind.SYNC:
         return Expectation(every_loss=EXACT_TOLERANCE)
     name = codec.split(":")[0].split("+")[0]

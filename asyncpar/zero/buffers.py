@@ -42,7 +42,7 @@ class BufferPool:
         return Lent(memory, memory[:count].reshape(shape))
 
     def give_back(self, lent: Lent) -> None:
-        """Take back what was lent, to be used again if others are through with it, too."""
+        """Take back what was lent and no rank reads any more; it may be lent again."""
         free = self._free.setdefault(lent.memory.dtype, [])
         if self._reuses:
             free.append(lent.memory)

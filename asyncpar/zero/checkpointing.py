@@ -21,7 +21,7 @@ _WHAT = "what the reduction of gradients keeps between steps (residuals of compr
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedFlow:
-    """What a checkpoint holds for this rank.
+    """The part of a checkpoint that this rank has asked for.
 
     ``arrays`` are flat, by parameter and kind.  ``run`` and ``extra`` are what was saved as such.  ``reduction`` is
     None where ranks reduce in another layout than those that saved.

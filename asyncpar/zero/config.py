@@ -13,7 +13,7 @@ MIB = 1 << 20
 
 
 class ZeROStage(StrEnum):
-    """What is sharded over the replicas (Rajbhandari et al. 2020): each stage shards what the one before it does, too.
+    """Stages of sharding over replicas (Rajbhandari et al. 2020): each shards also what the one before it does.
 
     NONE: nothing, which is plain data parallelism.  STAGE1: optimizer states and master values.  STAGE2: gradients.
     STAGE3: parameters.
@@ -52,7 +52,7 @@ class ZeROStage(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ZeROConfig:
-    """How gradients and parameters travel between replicas, and what each replica keeps.
+    """Settings of how gradients and parameters travel between replicas, and of what each replica keeps.
 
     - ``bucket_size_mb``: gradients are reduced, and parameters gathered after the step, in buckets of up to this size;
       a larger parameter has a bucket to itself.

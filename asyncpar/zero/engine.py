@@ -71,7 +71,7 @@ class ZeroEngine:
         self.communicator = communicator
         self.step_count = 0
         self.factor = 1.0
-        """What gradients are multiplied with in the next step."""
+        """The factor of gradients in the next step."""
         self._name = name
         self._names = Names(name)
         self._bridge = bridge

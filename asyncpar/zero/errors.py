@@ -1,4 +1,4 @@
-"""What can go wrong with sharded training, beyond what collectives raise."""
+"""Errors of sharded training, beside those of collectives."""
 
 from __future__ import annotations
 
@@ -13,4 +13,4 @@ class StepTorn(PeerError):  # noqa: N818
 
 
 class MemoryExceeded(AsyncparError, MemoryError):  # noqa: N818
-    """What is to be held at a time does not fit into ``max_memory_usage_mb``; the message says how much does."""
+    """Buckets or gathered parameters do not fit into ``max_memory_usage_mb``; the message says how much they need."""

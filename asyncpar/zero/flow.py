@@ -1,4 +1,4 @@
-"""How gradients are reduced over replicas and move parameters: the interface, and replicas that hold all of them."""
+"""The flow of gradients over replicas into parameters: the interface, and the flow of replicas that hold everything."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from asyncpar.zero.share import Held, StatePiece, pieces_of, restore_pieces
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReductionState:
-    """What the reduction of gradients keeps on one rank between steps: residuals and such, as flat arrays by name.
+    """State of the reduction on one rank between steps, such as residuals: flat arrays by name.
 
     ``number`` is that of the last reduction, equal on all ranks.
     """
@@ -43,7 +43,7 @@ class GradientFlow(ABC):
     @property
     @abstractmethod
     def is_sharded(self) -> bool:
-        """Does ``squared_norm`` count this rank's shards only, and not what all replicas have alike?"""
+        """Does ``squared_norm`` count this rank's shards only, and not gradients that all replicas hold?"""
 
     @property
     @abstractmethod
@@ -89,11 +89,11 @@ class GradientFlow(ABC):
 
     @abstractmethod
     async def catch_up(self, learning_rate: float) -> None:
-        """Take, alone, the step that other ranks have taken with these gradients; ``resume`` follows on all ranks."""
+        """Take the step that other ranks have taken with these gradients; all ranks call ``resume`` after it."""
 
     @abstractmethod
     async def resume(self, attempt: int) -> None:
-        """Bring ranks together again after a failure.  All ranks call it, with the same number, a new one each time."""
+        """Recover from a failure.  All ranks call it, each time with a new number that is the same on all of them."""
 
     @abstractmethod
     def pieces(self) -> Sequence[StatePiece]:
@@ -185,7 +185,7 @@ class ReplicatedFlow(GradientFlow):
         return math.sqrt(found[0])
 
     def squared_norm(self, without: Collection[str]) -> float:
-        """The sum is that of as many parts as there are replicas: what it comes to when each owns a part."""
+        """Add up one part for each replica, which gives the same bits as replicas that own one part each."""
         return (
             math.inf
             if self._outcome.is_skipped

@@ -1,4 +1,4 @@
-"""What sharded training takes of memory: measured, and by the formulas.  Pure."""
+"""Memory of sharded training: measured, and by formulas.  Pure."""
 
 from __future__ import annotations
 

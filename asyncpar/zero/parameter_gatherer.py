@@ -58,7 +58,7 @@ class ParameterUnit:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that it takes to gather the values, one bucket at a time."""
+        """Bytes of the whole values and of the largest bucket, which are held during a gather."""
         rows = max(map(self.partition.bucket_nbytes, self.partition.buckets), default=0)
         return self.value_nbytes + rows + rows // self.partition.size
 
@@ -91,7 +91,7 @@ FORWARD, BACKWARD = 1, -1
 
 
 class ParameterGatherer:
-    """Gathers ``units``, at most ``depth`` ahead, and as far as all of them take ``most`` bytes."""
+    """Gathers ``units``, at most ``depth`` ahead, and at most as many as fit into ``most`` bytes."""
 
     def __init__(
         self, units: Sequence[ParameterUnit], *, depth: int, most: int, bridge: LoopBridge, bytes_held: TransientBytes

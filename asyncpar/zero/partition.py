@@ -119,7 +119,7 @@ def make_partition(
 
 
 class _Packer:
-    """Fills one bucket per dtype at a time; buckets are in the order in which their last parameters came."""
+    """Fills one bucket per dtype; finished buckets are in the order in which their last parameters were added."""
 
     def __init__(self, size: int, bucket_bytes: int, widest: int) -> None:
         self._size = size
@@ -213,12 +213,12 @@ ExtraBytes = Callable[[int, int, np.dtype[Any]], int]
 """What summing so many rows of that width and dtype takes besides the rows; see ``RowSums.extra_bytes``."""
 
 _MOST_BUCKETS = 4
-"""More buckets at a time are no quicker."""
+"""More buckets under way make a step no quicker."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
-    """``window`` buckets at a time, which take ``buffers`` bytes, and ``rest`` bytes for gathered parameters."""
+    """Room for ``window`` buckets under way, of ``buffers`` bytes, and ``rest`` bytes for gathered parameters."""
 
     window: int
     buffers: int

@@ -1,4 +1,4 @@
-"""What fails on one replica fails on all, and they come together again."""
+"""Make a failure on one replica one on all, and recover from it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Names:
 
 
 class Recovery:
-    """Gives up, after a failure, whatever others may be waiting for; and meets them after that."""
+    """Aborts, after a failure, the collectives that other ranks may be waiting for; then meets them."""
 
     gatherer: ParameterGatherer | None = None
 
@@ -48,7 +48,7 @@ class Recovery:
 
     @asynccontextmanager
     async def all_or_none(self, what: str) -> AsyncIterator[None]:
-        """What fails in this block is to fail on all replicas."""
+        """Make a failure in this block one on all replicas."""
         try:
             yield
         except SettingsDiffer:  # all replicas raise it

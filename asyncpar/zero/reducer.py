@@ -13,7 +13,7 @@ from asyncpar.zero.tasks import first_failure, stopped
 
 
 class Reducer:
-    """Reduces buckets in their order, each when all its gradients are final, and some at a time.
+    """Reduces buckets in their order, each when all its gradients are final.
 
     The order is the same on all ranks whatever order gradients become final in, so that ranks that have room for some
     buckets only never wait for each other in a circle.  ``window`` is how many have room.

@@ -121,7 +121,7 @@ class ParameterShare:
 
     @property
     def held(self) -> Held:
-        """What a checkpoint must keep of it."""
+        """The range with its values, as ``pieces_of`` takes it."""
         return self.range, self.value
 
     # -- memory ------------------------------------------------------------------------------------------------------
@@ -164,7 +164,7 @@ class ParameterShare:
 
     @property
     def _own(self) -> slice:
-        """Where what this rank owns lies in what it updates."""
+        """The owned values within those that are updated."""
         return slice(self.start - self.range.start, self.stop - self.range.start)
 
 

@@ -1,4 +1,4 @@
-"""Where an engine is in a step, and what may come next.  Pure."""
+"""The phases of an engine's step, and the calls that each allows.  Pure."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class StepState:
         self._check(what, EnginePhase.OPEN, EnginePhase.REDUCED, EnginePhase.STEPPED)
 
     def break_off(self, why: str) -> None:
-        """Something has failed; what came first is remembered."""
+        """Take note of a failure; the first reason is kept."""
         if self.phase is not EnginePhase.BROKEN:
             self.phase, self._why = EnginePhase.BROKEN, why
 

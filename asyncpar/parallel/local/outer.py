@@ -53,7 +53,7 @@ class OuterConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OuterDifference:
-    """How far a parameter is from the common point; with the face of a gradient, so that it is reduced like one."""
+    """The distance of a parameter from the common point, with the interface of a gradient, to be reduced like one."""
 
     name: str
     grad: Array

@@ -35,7 +35,7 @@ class Synchronizer(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalState:
-    """What a rank has to save besides its parameters and its own optimizer.
+    """State of a rank for checkpoints, beside its parameters and its own optimizer.
 
     ``steps`` were made since the last of ``rounds``.  ``synchronizer`` is what the synchronizer keeps on this rank:
     residuals, for one.  Everything else is the same on all.

@@ -1,4 +1,4 @@
-"""Where activations are between forward and backward: in memory, counted, or on disk."""
+"""Storage of activations between forward and backward passes: in memory, counted, or on disk."""
 
 from asyncpar.pipeline.errors import OffloadError
 from asyncpar.pipeline.offload.entry import MemoryUsageStats, Volume

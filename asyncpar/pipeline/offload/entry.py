@@ -1,4 +1,4 @@
-"""What a memory manager holds, and what that has taken of memory and disk."""
+"""The values that a memory manager holds, and figures of their memory and disk."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Key: TypeAlias = tuple[int, int]
 
 @dataclass(slots=True, kw_only=True)
 class OnDisk:
-    """Where the memory of a value is."""
+    """The place of a value's memory on disk."""
 
     skeleton: Skeleton
     start: int
@@ -55,7 +55,7 @@ class OffloadEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Volume:
-    """How often, and how many bytes."""
+    """A number of transfers, and their bytes."""
 
     count: int = 0
     nbytes: int = 0

@@ -18,7 +18,7 @@ from asyncpar.pipeline.offload.packing import ByteLedger, owners_in, take_apart
 from asyncpar.pipeline.offload.spill import SpillFile
 
 _WRITES_AT_ONCE: Final = 2
-"""How many values may be on their way to disk, where all go there, before storing more has to wait."""
+"""Number of values that may be written to disk at once, where all go there, before storing more has to wait."""
 
 
 class MemoryManager:

@@ -1,4 +1,4 @@
-"""What a layer has saved, taken apart into memory blocks and put together again.  Pure.
+"""Take what a layer has saved apart into memory blocks, and put it together again.  Pure.
 
 Arrays are replaced by holes in a copy of the containers that they are in; everything else stays the same object.  All
 views of one piece of memory are made views of one block again, so what was shared is shared afterwards.
@@ -22,7 +22,7 @@ from asyncpar.core.records import dataclass
 
 @dataclass(frozen=True, slots=True)
 class _Hole:
-    """Where an array was: a view into block ``block``."""
+    """The place of an array: a view into block ``block``."""
 
     block: int
     offset: int
