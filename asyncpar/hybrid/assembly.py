@@ -8,9 +8,10 @@ from typing import Any, TypeVar, TypeVarTuple
 
 import numpy as np
 
-from asyncpar.collectives.communicator import DEFAULT_TIMEOUT, Communicator
+from asyncpar.collectives.communicator import Communicator
 from asyncpar.core.concurrency.bridge import LoopBridge
 from asyncpar.core.concurrency.worker import WorkerThread
+from asyncpar.core.config.checks import is_default
 from asyncpar.core.config.parallel import MemoryOptimizationStrategy, RankMapping, ThreeDParallelismConfig
 from asyncpar.core.records import dataclass
 from asyncpar.errors import UsageError
@@ -120,10 +121,8 @@ async def agree_on_groups(
 
 def _choose_timeout(parallelism: ThreeDParallelismConfig, world: Communicator) -> float | None:
     """Return the timeout of the groups: the one that the user has set, the configuration's before the world's."""
-    is_set = parallelism.communication_timeout_ms != ThreeDParallelismConfig().communication_timeout_ms
-    if not is_set and world.timeout != DEFAULT_TIMEOUT:
-        return world.timeout
-    return parallelism.communication_timeout_ms / 1000
+    milliseconds = parallelism.communication_timeout_ms
+    return milliseconds / 1000 if not is_default(milliseconds) or is_default(world.timeout) else world.timeout
 
 
 async def assemble(config: HybridConfig, model: ParallelModel, groups: ProcessGroups, scale: GradientScale) -> Assembly:
