@@ -25,7 +25,7 @@ LONG = (
     "tests/collectives/test_conformance.py::TestShmWithoutArena",
     "tests/collectives/test_conformance.py::TestTcp",
     "tests/collectives/test_closed_groups.py::test_memory_stays_the_same_over_many_groups",
-    "tests/collectives/test_keys.py::test_a_million_keys_take_twelve_bytes_each",
+    "tests/collectives/test_ledger.py::test_a_million_keys_take_twelve_bytes_each",
     "tests/collectives/test_ranks_that_differ.py",
     "tests/collectives/test_timeouts.py::test_without_a_timeout_an_operation_waits_for_ever",
     "tests/gradsync/test_hangs.py",
