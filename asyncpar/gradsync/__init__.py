@@ -1,7 +1,7 @@
 """Gradient synchronization: buckets in backward order, packed, encoded, reduced, decoded and unpacked.
 
-Read ``plan.py``, then ``schemes/scheme.py`` and ``schemes/owners.py``, ``bucket_run.py``
-and ``step.py``; ``synchronizer.py`` puts them together, ``layout_cache.py`` keeps layouts between steps.
+Read ``plan.py``, then ``schemes/scheme.py`` and ``step.py``; ``synchronizer.py`` puts them together,
+``layout_cache.py`` keeps layouts between steps.
 """
 
 from asyncpar.gradsync.config import GradientBucketingConfig, GradientCompressionConfig, NonFinitePolicy

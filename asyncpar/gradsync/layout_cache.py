@@ -1,11 +1,11 @@
-"""Caches the layout between steps, and carries residuals and codec state over to a new one."""
+"""Caches the layout between steps, carries residuals and codec state over to a new one, and packs gradients into it."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import field, replace
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import msgspec
 import numpy as np
@@ -16,12 +16,21 @@ from asyncpar.core.config.parallel import CommunicationStrategy
 from asyncpar.core.config.rank_order import RankOrder
 from asyncpar.core.records import dataclass
 from asyncpar.errors import UsageError
-from asyncpar.gradsync import bucket_run
 from asyncpar.gradsync.choice import Resolved, resolve
 from asyncpar.gradsync.config import GradientBucketingConfig, GradientCompressionConfig, NonFinitePolicy
 from asyncpar.gradsync.groups import HostGroups, SyncGroups
 from asyncpar.gradsync.layout import BucketLayout, SchemeMaker, algorithm_of, is_alike, make_layout
-from asyncpar.gradsync.plan import BucketPlan, GradientSpec, Parameters, plan_buckets, spec_of
+from asyncpar.gradsync.plan import (
+    Bucket,
+    BucketPlan,
+    GradientSpec,
+    HasGradient,
+    Parameters,
+    Slot,
+    plan_buckets,
+    spec_of,
+)
+from asyncpar.gradsync.schemes import Scheme
 
 T = TypeVar("T")
 
@@ -285,9 +294,9 @@ class LayoutCache:
 def bind_views(layout: BucketLayout, by_name: Parameters) -> None:
     """Move the gradients into the buckets."""
     for scheme in layout.schemes:
-        bucket_run.pack(scheme, bucket_run.Packing(parameters=by_name))
+        pack(scheme, Packing(parameters=by_name))
         for slot in scheme.bucket.slots:
-            bucket_run.bind(by_name[slot.name], slot, scheme.flat)
+            bind(by_name[slot.name], slot, scheme.flat)
 
 
 def _json(value: object) -> NDArray[np.uint8]:
@@ -303,3 +312,68 @@ def _decoded(key: str, values: NDArray[Any], kind: type[T]) -> T:
 
 def _flat_copy(values: NDArray[Any]) -> Values:
     return np.array(values, np.float32).reshape(-1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Packing:
+    """Where gradients come from: ``(grad + accumulated) / micro_steps``.
+
+    With ``as_views`` they lie in the bucket already, and nothing is copied.
+    """
+
+    parameters: Parameters
+    accumulated: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    micro_steps: int = 1
+    as_views: bool = False
+
+
+def pack(scheme: Scheme, packing: Packing) -> None:
+    """Copy the gradients into the bucket, unless they lie there."""
+    with np.errstate(over="ignore"):  # float64 beyond float32 becomes infinite, which encoding finds
+        for slot in scheme.bucket.slots:
+            place = scheme.flat[slot.start : slot.stop].reshape(slot.shape)
+            gradient = packing.parameters[slot.name].grad
+            if not (packing.as_views and gradient.ctypes.data == place.ctypes.data):
+                np.copyto(place, gradient, casting="same_kind")
+            if packing.micro_steps > 1:
+                place += packing.accumulated[slot.name]
+                place /= packing.micro_steps
+
+
+def unpack(scheme: Scheme, parameters: Parameters, *, factor: float) -> None:
+    """Write the reduced bucket times ``factor`` back into the gradients."""
+    for slot in scheme.bucket.slots:
+        gradient = parameters[slot.name].grad
+        reduced = scheme.result[slot.start : slot.stop].reshape(slot.shape)
+        if factor == 1.0:
+            np.copyto(gradient, reduced, casting="same_kind")
+        else:
+            np.multiply(reduced, np.asarray(factor, reduced.dtype), out=gradient, casting="same_kind")
+
+
+def unpack_as_views(scheme: Scheme, parameters: Parameters, *, factor: float) -> None:
+    """Make the gradients views of the reduced bucket, after it was multiplied by ``factor``."""
+    if factor != 1.0:
+        scheme.result *= np.asarray(factor, scheme.result.dtype)
+    for slot in scheme.bucket.slots:
+        bind(parameters[slot.name], slot, scheme.result)
+    scheme.swap()
+
+
+def bind(parameter: HasGradient, slot: Slot, flat: NDArray[Any]) -> None:
+    """Make ``parameter.grad`` the part of ``flat`` that ``slot`` says."""
+    view = flat[slot.start : slot.stop].reshape(slot.shape)
+    if view.dtype != parameter.grad.dtype:
+        raise UsageError(
+            f"gradient_as_bucket_view: expected gradients of {view.dtype}, which is what the bucket holds, "
+            f"got {parameter.grad.dtype} of {parameter.name}"
+        )
+    try:
+        cast(Any, parameter).grad = view
+    except AttributeError as error:
+        raise UsageError(f"gradient_as_bucket_view: expected a grad that can be set on {parameter.name}") from error
+
+
+def find_non_finite(bucket: Bucket, packed: NDArray[Any]) -> list[str]:
+    """Return the names of the parameters whose values in ``packed`` are not all finite."""
+    return [slot.name for slot in bucket.slots if not np.isfinite(packed[slot.start : slot.stop]).all()]

@@ -20,15 +20,24 @@ from asyncpar.collectives.communicator import Communicator
 from asyncpar.core.concurrency.tasks import CleanTaskGroup, off_loop
 from asyncpar.core.config.parallel import RankMapping, ThreeDParallelismConfig
 from asyncpar.errors import NonFiniteValue, PeerError, UsageError
-from asyncpar.gradsync import bucket_run
-from asyncpar.gradsync.bucket_run import BucketFlow, FlowSettings, ThreadTurns
+from asyncpar.gradsync import layout_cache
 from asyncpar.gradsync.config import GradientBucketingConfig, GradientCompressionConfig, NonFinitePolicy
 from asyncpar.gradsync.groups import HostGroups, Keys, SyncGroups
 from asyncpar.gradsync.layout import BucketLayout
 from asyncpar.gradsync.layout_cache import LayoutCache, SyncSettings
 from asyncpar.gradsync.plan import Accumulation, HasGradient, HasParameters, Parameters, parameters_by_name
 from asyncpar.gradsync.statistics import StepOutcome, SyncMemory, SyncStatistics, SyncTraffic
-from asyncpar.gradsync.step import StepRun, SyncStep, first_error, propose, propose_to_measure, refuse
+from asyncpar.gradsync.step import (
+    BucketFlow,
+    FlowSettings,
+    StepRun,
+    SyncStep,
+    ThreadTurns,
+    first_error,
+    propose,
+    propose_to_measure,
+    refuse,
+)
 
 
 class GradientSynchronizer:
@@ -318,7 +327,7 @@ class GradientSynchronizer:
         agreed = asyncio.Event()
         settings = FlowSettings(
             groups=self._groups,
-            packing=bucket_run.Packing(
+            packing=layout_cache.Packing(
                 parameters=by_name,
                 accumulated=self._accumulation.sums,
                 micro_steps=self._accumulation.micro_steps + 1,
@@ -379,7 +388,7 @@ class GradientSynchronizer:
                 self._layouts.observe(run.order)
 
     def _write(self, run: StepRun, by_name: Parameters) -> None:
-        write = bucket_run.unpack_as_views if self._bucketing.gradient_as_bucket_view else bucket_run.unpack
+        write = layout_cache.unpack_as_views if self._bucketing.gradient_as_bucket_view else layout_cache.unpack
         for flow in run.flows:
             write(flow.scheme, by_name, factor=flow.scheme.factor(flow.outcome.contributors))
 

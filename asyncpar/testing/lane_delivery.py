@@ -4,8 +4,15 @@ from __future__ import annotations
 
 import asyncio
 
-from asyncpar.net.wire.frame import HEADER_BYTES, MESSAGE_GROUP, FrameHeader, FrameKind, Segments
-from asyncpar.net.wire.integrity import SEALED_BYTES, TAIL_BYTES
+from asyncpar.net.wire.frame import (
+    HEADER_BYTES,
+    MESSAGE_GROUP,
+    SEALED_BYTES,
+    TAIL_BYTES,
+    FrameHeader,
+    FrameKind,
+    Segments,
+)
 from asyncpar.testing.lane_pairs import (
     LARGE,
     LaneSuite,

@@ -13,7 +13,7 @@ import pytest
 from asyncpar.collectives.arrays import Reduction
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.core.config.parallel import RankMapping, ThreeDParallelismConfig
-from asyncpar.gradsync import bucket_run, choice, synchronizer
+from asyncpar.gradsync import choice, layout_cache, step, synchronizer
 from asyncpar.gradsync.groups import HostGroups, Name, SyncGroups, split_by_host
 from asyncpar.gradsync.plan import Accumulation, HasGradient, Parameters, parameters_by_name
 from asyncpar.gradsync.schemes import Exact, ReductionStep, Scheme
@@ -60,7 +60,7 @@ async def _take_micro_steps(rank: Rank) -> None:
 
 
 def sum_all_slices(patch: pytest.MonkeyPatch) -> None:
-    right = bucket_run.tensor_parallel_phase
+    right = step.tensor_parallel_phase
 
     def wrong(scheme: Scheme, groups: SyncGroups, key: Name) -> ReductionStep | None:
         tp = groups.tp
@@ -68,7 +68,7 @@ def sum_all_slices(patch: pytest.MonkeyPatch) -> None:
             return right(scheme, groups, key)
         return ReductionStep(None, lambda: tp.all_reduce(scheme.payload, key=str(key)))
 
-    patch.setattr(bucket_run, "tensor_parallel_phase", wrong)
+    patch.setattr(step, "tensor_parallel_phase", wrong)
 
 
 def leave_out_down_projections(patch: pytest.MonkeyPatch) -> None:
@@ -95,7 +95,7 @@ def drop_what_was_reduced(patch: pytest.MonkeyPatch) -> None:
     def wrong(scheme: Scheme, parameters: Parameters, *, factor: float) -> None:
         """Write nothing back."""
 
-    patch.setattr(bucket_run, "unpack", wrong)
+    patch.setattr(layout_cache, "unpack", wrong)
 
 
 def forget_the_mean_over_ranks(patch: pytest.MonkeyPatch) -> None:
@@ -103,13 +103,13 @@ def forget_the_mean_over_ranks(patch: pytest.MonkeyPatch) -> None:
 
 
 def forget_the_mean_over_micro_steps(patch: pytest.MonkeyPatch) -> None:
-    right = bucket_run.pack
+    right = layout_cache.pack
 
-    def wrong(scheme: Scheme, packing: bucket_run.Packing) -> None:
+    def wrong(scheme: Scheme, packing: layout_cache.Packing) -> None:
         right(scheme, packing)
         scheme.payload[...] *= packing.micro_steps
 
-    patch.setattr(bucket_run, "pack", wrong)
+    patch.setattr(layout_cache, "pack", wrong)
 
 
 def take_the_mean_twice(patch: pytest.MonkeyPatch) -> None:

@@ -11,8 +11,8 @@ import numpy as np
 
 from asyncpar.core.concurrency.tasks import INLINE_BYTES
 from asyncpar.gradsync import GradientSpec, plan_buckets
-from asyncpar.gradsync.bucket_run import BucketRun, ThreadTurns
 from asyncpar.gradsync.schemes import Alone, ReductionStep
+from asyncpar.gradsync.step import BucketRun, ThreadTurns
 
 LARGE = INLINE_BYTES  # values of four bytes: four times what is done inline
 

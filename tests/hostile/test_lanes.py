@@ -14,8 +14,16 @@ from asyncpar.net.transport.grpc_lane import CHUNK_BYTES, GrpcLane, encode_prefi
 from asyncpar.net.transport.grpc_stream import ByteStream, StreamEnded
 from asyncpar.net.transport.lane import MAX_FRAME_BYTES, LaneEvents
 from asyncpar.net.transport.striped import StripedLane
-from asyncpar.net.wire.frame import HEADER_BYTES, STRIPE_BYTES, FrameHeader, FrameKind, Key, encode_header
-from asyncpar.net.wire.integrity import SEALED_BYTES, TAIL_BYTES
+from asyncpar.net.wire.frame import (
+    HEADER_BYTES,
+    SEALED_BYTES,
+    STRIPE_BYTES,
+    TAIL_BYTES,
+    FrameHeader,
+    FrameKind,
+    Key,
+    encode_header,
+)
 from asyncpar.net.wire.reader import FrameReader
 from asyncpar.testing.lanes import RecordingEvents
 from tests.hostile.inputs import bit_flips, mutated, truncations

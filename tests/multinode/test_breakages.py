@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from asyncpar.collectives.communicator import Communicator
-from asyncpar.gradsync import HostGroups, bucket_run
+from asyncpar.gradsync import HostGroups, layout_cache
 from asyncpar.gradsync.schemes import Scheme
 from asyncpar.multinode import GradientSyncBuffer, registration
 from asyncpar.multinode.gradient_buffer import GradientIntake
@@ -70,7 +70,7 @@ def the_mean_over_ranks_is_taken_twice(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def the_result_of_the_reduction_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that every rank applies gradients of its own, too."""
-    monkeypatch.setattr(bucket_run, "unpack", lambda *arguments, **settings: None)
+    monkeypatch.setattr(layout_cache, "unpack", lambda *arguments, **settings: None)
 
 
 def the_values_of_rank_0_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from asyncpar.gradsync.bucket_run import RunTimes
 from asyncpar.gradsync.statistics import SyncTraffic
+from asyncpar.gradsync.step import RunTimes
 from asyncpar.torch.hook.state import HookStatistics, HookTally, StepTally
 
 

@@ -1,9 +1,17 @@
 """How a bucket becomes its mean over replicas: a scheme for every kind of codec.  Start with ``scheme.py``."""
 
-from asyncpar.gradsync.schemes.encoded import PAIR, Pair, ShardedReduce
 from asyncpar.gradsync.schemes.relayed import Copies, CopyHolders, Hosted
 from asyncpar.gradsync.schemes.rounds import Rounds
-from asyncpar.gradsync.schemes.scheme import Empty, Place, ReductionStep, Scheme, SchemeMemory
+from asyncpar.gradsync.schemes.scheme import (
+    PAIR,
+    Empty,
+    Pair,
+    Place,
+    ReductionStep,
+    Scheme,
+    SchemeMemory,
+    ShardedReduce,
+)
 from asyncpar.gradsync.schemes.summed import Alone, Exact, Summed, headroom
 
 __all__ = [

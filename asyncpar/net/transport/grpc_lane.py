@@ -29,8 +29,7 @@ from asyncpar.net.transport.lane import MAX_FRAME_BYTES, LaneEvents
 from asyncpar.net.transport.positions import TICK_SECONDS, Positions
 from asyncpar.net.transport.protection import Protection
 from asyncpar.net.transport.queue import QueuedSending, SendQueue
-from asyncpar.net.wire.frame import FrameHeader, Payload, encode_header
-from asyncpar.net.wire.integrity import SEALED_BYTES, TAIL_BYTES, FrameDamaged
+from asyncpar.net.wire.frame import SEALED_BYTES, TAIL_BYTES, FrameDamaged, FrameHeader, Payload, encode_header
 from asyncpar.net.wire.reader import FrameReader
 
 CHUNK_BYTES = 512 * 1024

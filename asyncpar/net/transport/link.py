@@ -6,13 +6,20 @@ import asyncio
 import struct
 from collections.abc import Callable
 
-from asyncpar.errors import PeerLost, ProtocolError, UsageError
+from asyncpar.errors import OperationMismatch, PeerLost, ProtocolError, UsageError
 from asyncpar.net.transport.flow_control import Inbox, Outbox, Referee, SendNow, Wait, check_grant
 from asyncpar.net.transport.lane import Lane, Sending, fail_future
 from asyncpar.net.transport.messages import MessageInbox, OnMessage
-from asyncpar.net.transport.queue import DeferredSending, MessageSending
+from asyncpar.net.transport.queue import MessageSending
 from asyncpar.net.transport.shared import READS, Exchange, SharedMemory
-from asyncpar.net.wire.frame import MESSAGE_GROUP, FrameHeader, FrameKind, Key, Payload, allocate
+from asyncpar.net.wire.frame import (
+    MESSAGE_GROUP,
+    FrameHeader,
+    FrameKind,
+    Key,
+    Payload,
+    allocate,
+)
 
 _U64 = struct.Struct("<Q")
 CONTROL_LIMIT = 64 * 1024
@@ -317,3 +324,56 @@ class Link:
         return self._lane.send(
             self._header(FrameKind.BULK, key, pending.fingerprint, len(pending.payload)), pending.payload
         )
+
+
+class DeferredSending(Sending):
+    """A send that waits for its grant, or for the lane to come up."""
+
+    __slots__ = ("_has_gone", "_inner", "_is_dropped", "fingerprint", "payload")
+
+    def __init__(self, fingerprint: int, payload: Payload, done: asyncio.Future[None]) -> None:
+        self.fingerprint = fingerprint
+        self.payload: Payload = payload
+        self.done = done
+        self._inner: Sending | None = None
+        self._is_dropped = False
+        self._has_gone = False
+
+    def begin(self, send: Callable[[], Sending | None]) -> None:
+        """Start the real send, and end as it ends."""
+        if self._is_dropped:
+            return
+        try:
+            inner = send()
+        except (PeerLost, OperationMismatch) as error:
+            fail_future(self.done, error)
+            return
+        if inner is not None:
+            self._inner = inner
+            inner.done.add_done_callback(self._finish)
+        else:
+            self._has_gone = True
+            if not self.done.done():
+                self.done.set_result(None)
+
+    @property
+    def waiting_bytes(self) -> int:
+        if self._has_gone:
+            return 0
+        return len(self.payload) if self._inner is None else self._inner.waiting_bytes
+
+    def release(self) -> bool:
+        goes_out = self._has_gone if self._inner is None else self._inner.release()
+        self._is_dropped = True
+        self.payload = memoryview(b"")
+        self.done.cancel()
+        return goes_out
+
+    def _finish(self, inner: asyncio.Future[None]) -> None:
+        error = None if inner.cancelled() else inner.exception()
+        if inner.cancelled():
+            self.done.cancel()
+        elif error is not None:
+            fail_future(self.done, error)
+        elif not self.done.done():
+            self.done.set_result(None)

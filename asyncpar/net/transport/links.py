@@ -104,6 +104,17 @@ class _LinkReferee:
         self.links.operations.frame_mismatch(self.rank, header)
 
 
+class _LinksByRank(dict[int, Link]):
+    """Links that were made; one that is missing is made when it is looked up."""
+
+    def __init__(self, make: Callable[[int], Link]) -> None:
+        super().__init__()
+        self._make = make
+
+    def __missing__(self, rank: int) -> Link:
+        return self._make(rank)
+
+
 class Links:
     """The links of ``rank`` in ``world``; use as ``async with``.
 
@@ -122,7 +133,9 @@ class Links:
         self.lost: dict[int, PeerLost] = {}
         """Ranks that are gone, with the error for operations that need them."""
         self._connector = connector
-        self._links: dict[int, Link] = {}
+        self._links = _LinksByRank(self._first_link)
+        self.link: Callable[[int], Link] = self._links.__getitem__
+        """Returns the link to a rank, which is opened in the background if it is new."""
         self._memory = MemoryPool()
         self._tasks = asyncio.TaskGroup()
         self._opening: dict[int, asyncio.Task[None]] = {}
@@ -163,18 +176,16 @@ class Links:
         for link in self._links.values():
             link.forget(group, sequence)
 
-    def link(self, rank: int) -> Link:
-        """Return the link to ``rank``, opening it in the background if it is new."""
-        link = self._links.get(rank)
-        if link is None:
-            link = self._make(rank)
-            error = self.closed or self.lost.get(rank)
-            if error is not None:
-                link.fail(error)
-            else:
-                opening = self._tasks.create_task(self._open(rank, link), name=f"open link {self.rank}-{rank}")
-                self._opening[rank] = opening
-                opening.add_done_callback(lambda _: self._opening.pop(rank, None))
+    def _first_link(self, rank: int) -> Link:
+        """Make the link to ``rank``, and open it in the background."""
+        link = self._make(rank)
+        error = self.closed or self.lost.get(rank)
+        if error is not None:
+            link.fail(error)
+        else:
+            opening = self._tasks.create_task(self._open(rank, link), name=f"open link {self.rank}-{rank}")
+            self._opening[rank] = opening
+            opening.add_done_callback(lambda _: self._opening.pop(rank, None))
         return link
 
     def lane_kind(self, rank: int) -> str:

@@ -14,7 +14,7 @@ import math
 from collections import deque
 from typing import Final
 
-from asyncpar.net.wire.integrity import SEALED_BYTES, FrameDamaged
+from asyncpar.net.wire.frame import SEALED_BYTES, FrameDamaged
 
 TICK_SECONDS: Final = 1.0
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from asyncpar.errors import ProtocolError
+from asyncpar.net.wire.frame import FrameDamaged, FrameSealer, FrameVerifier
 from asyncpar.net.wire.handshake import Handshake, seed_of
-from asyncpar.net.wire.integrity import FrameDamaged, FrameSealer, FrameVerifier
 
 DAMAGED = "damaged link"
 """How the cause of a loss begins that damage on the way has brought about."""

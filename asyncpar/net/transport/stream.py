@@ -26,14 +26,16 @@ from asyncpar.net.transport.write_coalescer import WriteCoalescer
 from asyncpar.net.wire.frame import (
     MESSAGE_GROUP,
     POSITION,
+    SEALED_BYTES,
+    TAIL_BYTES,
     FrameHeader,
     FrameKind,
     Payload,
+    PayloadChecksum,
     WholeSink,
     encode_header,
     views_of,
 )
-from asyncpar.net.wire.integrity import SEALED_BYTES, TAIL_BYTES, PayloadChecksum
 from asyncpar.net.wire.reader import FrameReader
 
 WRITE_BYTES = 1024 * 1024

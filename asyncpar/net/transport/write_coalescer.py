@@ -11,8 +11,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Final
 
-from asyncpar.net.wire.frame import Payload, views_of
-from asyncpar.net.wire.integrity import PayloadChecksum
+from asyncpar.net.wire.frame import Payload, PayloadChecksum, views_of
 
 GATHERED_BYTES: Final = 1500
 """Messages travel together up to about this many bytes: ten or so, which makes the system call cheap.  More would let

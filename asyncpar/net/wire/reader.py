@@ -17,8 +17,15 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from asyncpar.errors import ProtocolError
-from asyncpar.net.wire.frame import HEADER_BYTES, FrameHeader, FrameKind, FrameSink, decode_header
-from asyncpar.net.wire.integrity import SEAL_BYTES, FrameVerifier
+from asyncpar.net.wire.frame import (
+    HEADER_BYTES,
+    SEAL_BYTES,
+    FrameHeader,
+    FrameKind,
+    FrameSink,
+    FrameVerifier,
+    decode_header,
+)
 
 STAGING_BYTES = 64 * 1024
 """Size of the staging area."""

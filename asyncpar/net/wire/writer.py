@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
-from asyncpar.net.wire.frame import Payload, Segments, views_of
-from asyncpar.net.wire.integrity import TAIL_BYTES, PayloadChecksum
+from asyncpar.net.wire.frame import TAIL_BYTES, Payload, PayloadChecksum, Segments, views_of
 
 _NOTHING = memoryview(b"")
 _MAX_SEGMENTS = 256

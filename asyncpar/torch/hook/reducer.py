@@ -23,12 +23,12 @@ from asyncpar.collectives.communicator import Communicator
 from asyncpar.core.records import dataclass
 from asyncpar.errors import PeerCancelled, UsageError
 from asyncpar.gradsync import GradientCompressionConfig, HostGroups
-from asyncpar.gradsync.bucket_run import BucketRun, RunTimes, ThreadTurns
 from asyncpar.gradsync.choice import Resolved, resolve
 from asyncpar.gradsync.groups import REPLICAS, Keys, SyncGroups
 from asyncpar.gradsync.layout import SchemeMaker, least_bytes
 from asyncpar.gradsync.schemes import Scheme
 from asyncpar.gradsync.statistics import SyncTraffic
+from asyncpar.gradsync.step import BucketRun, RunTimes, ThreadTurns
 from asyncpar.torch.hook.bucket import BucketTransfer, HookBucket, UncompressedSum
 from asyncpar.torch.hook.state import BucketState, HookMemory, HookTally, StepTally
 

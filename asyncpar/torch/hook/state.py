@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 from asyncpar.codecs import Values
 from asyncpar.core.records import dataclass
 from asyncpar.errors import UsageError
-from asyncpar.gradsync.bucket_run import RunTimes
 from asyncpar.gradsync.plan import Bucket, GradientSpec, Slot
 from asyncpar.gradsync.schemes import Scheme
 from asyncpar.gradsync.statistics import SyncTraffic, merge_intervals
+from asyncpar.gradsync.step import RunTimes
 from asyncpar.torch.hook.bucket import HookBucket
 
 _WRAPPED = "module."

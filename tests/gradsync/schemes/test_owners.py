@@ -11,7 +11,7 @@ import pytest
 from asyncpar.codecs import Int8
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.errors import ProtocolError
-from asyncpar.gradsync import GradientSpec, bucket_run, plan_buckets
+from asyncpar.gradsync import GradientSpec, layout_cache, plan_buckets
 from asyncpar.gradsync.plan import Bucket
 from asyncpar.gradsync.schemes import SchemeMemory, ShardedReduce
 from asyncpar.nn import Parameter
@@ -66,7 +66,7 @@ def gather(ranks: list[ShardedReduce]) -> None:
 
 def reduce_by_owners(ranks: list[ShardedReduce], parameters: list[dict[str, Parameter]]) -> None:
     for scheme, own in zip(ranks, parameters, strict=True):
-        bucket_run.pack(scheme, bucket_run.Packing(parameters=own))
+        layout_cache.pack(scheme, layout_cache.Packing(parameters=own))
         scheme.encode()
     exchange(ranks)
     for scheme in ranks:
@@ -134,7 +134,7 @@ def test_residuals_change_only_when_they_are_kept() -> None:
 
 def test_without_feedback_there_are_no_residuals() -> None:
     scheme = make_scheme(feedback=False)
-    bucket_run.pack(scheme, bucket_run.Packing(parameters=make_parameters(0)))
+    layout_cache.pack(scheme, layout_cache.Packing(parameters=make_parameters(0)))
     scheme.encode()
     scheme.commit()
     assert list(scheme.residuals()) == []
@@ -158,7 +158,7 @@ def test_a_sum_that_overflows_is_found_by_every_rank() -> None:
 def test_double_precision_beyond_float32_counts_as_not_finite() -> None:
     scheme, parameters = make_scheme(dtype="float64"), make_parameters(0, "float64")
     parameters["a"].grad[0, 0] = 1e300
-    bucket_run.pack(scheme, bucket_run.Packing(parameters=parameters))
+    layout_cache.pack(scheme, layout_cache.Packing(parameters=parameters))
     scheme.encode()
     scheme.incoming[:] = scheme.outgoing
     scheme.sum_owned()
@@ -168,7 +168,7 @@ def test_double_precision_beyond_float32_counts_as_not_finite() -> None:
 def test_what_cannot_be_decoded_is_blamed_on_its_sender() -> None:
     ranks, parameters = make_world()
     for scheme, own in zip(ranks, parameters, strict=True):
-        bucket_run.pack(scheme, bucket_run.Packing(parameters=own))
+        layout_cache.pack(scheme, layout_cache.Packing(parameters=own))
         scheme.encode()
     exchange(ranks)
     ranks[0].incoming[2, 4:8] = 0xFF  # a scale that is no number

@@ -10,7 +10,7 @@ import pytest
 
 from asyncpar.codecs import Codec, parse_codec
 from asyncpar.collectives.communicator import Communicator
-from asyncpar.gradsync import bucket_run
+from asyncpar.gradsync import layout_cache
 from asyncpar.gradsync.groups import Keys, Name
 from asyncpar.gradsync.schemes import PAIR, Pair, SchemeMemory
 from asyncpar.nn import Parameter
@@ -30,7 +30,7 @@ def make_pair(name: str = "int8", *, keeps_input: bool = False) -> list[Pair]:
 def pack_and_encode(pair: list[Pair], parameters: list[dict[str, Parameter]]) -> None:
     for scheme, own in zip(pair, parameters, strict=True):
         scheme.reduction_steps(Name(Keys("test"), "key"), (1, 2))
-        bucket_run.pack(scheme, bucket_run.Packing(parameters=own))
+        layout_cache.pack(scheme, layout_cache.Packing(parameters=own))
         scheme.encode()
 
 

@@ -12,8 +12,7 @@ import pytest
 from asyncpar.errors import PeerLost
 from asyncpar.net.transport.grpc_lane import CHUNK_BYTES, WINDOW, GrpcLane, encode_prefix
 from asyncpar.net.transport.grpc_stream import ByteStream, StreamEnded
-from asyncpar.net.wire.frame import FrameKind, encode_header
-from asyncpar.net.wire.integrity import SEALED_BYTES
+from asyncpar.net.wire.frame import SEALED_BYTES, FrameKind, encode_header
 from asyncpar.testing import run_virtual
 from asyncpar.testing.lanes import RecordingEvents, frame
 from tests.net.transport.pairs import protections

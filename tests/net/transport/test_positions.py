@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from asyncpar.net.transport.positions import Positions
-from asyncpar.net.wire.integrity import SEALED_BYTES, FrameDamaged
+from asyncpar.net.wire.frame import SEALED_BYTES, FrameDamaged
 
 
 def tick(

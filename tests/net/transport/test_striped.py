@@ -12,8 +12,7 @@ from asyncpar.net.transport.lane import Lane
 from asyncpar.net.transport.link import Link
 from asyncpar.net.transport.stream import StreamLane
 from asyncpar.net.transport.striped import StripedLane
-from asyncpar.net.wire.frame import STRIPE_BYTES, FrameHeader, FrameKind, encode_header
-from asyncpar.net.wire.integrity import SEALED_BYTES, TAIL_BYTES
+from asyncpar.net.wire.frame import SEALED_BYTES, STRIPE_BYTES, TAIL_BYTES, FrameHeader, FrameKind, encode_header
 from asyncpar.testing.lanes import RecordingEvents, finished, frame, pattern
 from tests.net.transport.conversation import Judge
 from tests.net.transport.pairs import open_striped_pair, open_tcp_pair

@@ -19,9 +19,8 @@ from asyncpar.net.transport.handshaking import Porter
 from asyncpar.net.transport.queue import OWNED_LIMIT
 from asyncpar.net.transport.sockets import Pulse
 from asyncpar.net.transport.stream import StreamLane
-from asyncpar.net.wire.frame import FrameKind
+from asyncpar.net.wire.frame import SEALED_BYTES, TAIL_BYTES, FrameKind
 from asyncpar.net.wire.handshake import Handshake
-from asyncpar.net.wire.integrity import SEALED_BYTES, TAIL_BYTES
 from asyncpar.testing.lanes import RecordingEvents, finished, frame, pattern
 from tests.net.transport.pairs import SECRET, TERMS, open_tcp_pair
 

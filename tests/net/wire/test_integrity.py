@@ -7,8 +7,17 @@ from collections.abc import Callable
 
 import pytest
 
-from asyncpar.net.wire.frame import VOID, FrameHeader, FrameKind, Segments, encode_header
-from asyncpar.net.wire.integrity import SEALED_BYTES, FrameDamaged, FrameSealer, FrameVerifier
+from asyncpar.net.wire.frame import (
+    SEALED_BYTES,
+    VOID,
+    FrameDamaged,
+    FrameHeader,
+    FrameKind,
+    FrameSealer,
+    FrameVerifier,
+    Segments,
+    encode_header,
+)
 from asyncpar.net.wire.reader import FrameReader
 from asyncpar.net.wire.writer import FrameWriter
 from tests.net.wire.test_reader import Sink, feed, pour
