@@ -6,6 +6,7 @@ import os
 import platform
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
+from dataclasses import dataclass
 
 from asyncpar.actors.runtime.gateway import ActorGateway
 from asyncpar.collectives.policy import parse_pin
@@ -14,7 +15,6 @@ from asyncpar.core.config.transport import LaneCosts, parse_checksums, parse_con
 from asyncpar.core.config.world import Member, World, world_of_one
 from asyncpar.core.observe.agent_line import AgentLine
 from asyncpar.core.observe.reporting import Reporter
-from asyncpar.core.records import dataclass
 from asyncpar.errors import UsageError
 from asyncpar.net.arena.limits import core_quota, usable_cores
 from asyncpar.net.arena.settings import ArenaSettings

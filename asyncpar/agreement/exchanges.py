@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, Final, Generic, TypeAlias, TypeVar
 
 import numpy as np
@@ -13,7 +14,6 @@ from numpy.typing import NDArray
 
 from asyncpar.agreement.errors import SettingsDiffer
 from asyncpar.collectives.communicator import Communicator
-from asyncpar.core.records import dataclass
 from asyncpar.errors import AsyncparError
 
 DIGEST_BYTES: Final = 8

@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
 from typing import Any, Final, Generic, TypeAlias, TypeVar
 
 import numpy as np
@@ -19,7 +20,6 @@ import numpy as np
 from asyncpar.collectives.arrays import Array
 from asyncpar.collectives.call import WatchedCall
 from asyncpar.collectives.communicator import Communicator
-from asyncpar.core.records import dataclass
 from asyncpar.errors import AsyncparError, OperationMismatch, PeerCancelled, UsageError
 
 R = TypeVar("R")

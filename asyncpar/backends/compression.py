@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import enum
+from dataclasses import dataclass
 from typing import ClassVar
 
 from asyncpar.codecs import Codec, codec_of_bits, parse_codec, value_bits
-from asyncpar.core.records import dataclass
 from asyncpar.errors import UsageError
 
 _AS_IT_IS = 32

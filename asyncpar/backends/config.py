@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from asyncpar.backends.compression import CompressionAlgorithm
-from asyncpar.core.records import dataclass
 from asyncpar.errors import UsageError
 from asyncpar.net.transport.lane_kinds import parse_transport
 
@@ -38,7 +39,7 @@ class BackendConfig:
     """
 
     timeout: float | None = 30.0
-    compression: CompressionAlgorithm = CompressionAlgorithm()  # immutable
+    compression: CompressionAlgorithm = CompressionAlgorithm()  # noqa: RUF009  # immutable
     rank: int | None = None
     world_size: int | None = None
     transport: str | None = None

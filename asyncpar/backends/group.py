@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import zlib
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import ml_dtypes
@@ -25,7 +26,6 @@ from asyncpar.collectives.arrays import Array, check_array, check_key, check_out
 from asyncpar.collectives.call import WatchedCall
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.collectives.ledger import UseCounts
-from asyncpar.core.records import dataclass
 from asyncpar.errors import UsageError
 
 

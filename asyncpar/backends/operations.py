@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterable, Mapping
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 
 from asyncpar.collectives.arrays import Array
 from asyncpar.collectives.ledger import Traffic
-from asyncpar.core.records import dataclass
 
 
 class ReductionOp(enum.StrEnum):

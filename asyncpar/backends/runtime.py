@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine, Iterable
 from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
@@ -18,7 +19,6 @@ from asyncpar.backends.operations import CollectiveOp, CollectiveResult, Communi
 from asyncpar.backends.thread import PROCESS_THREADS
 from asyncpar.collectives.arrays import Array
 from asyncpar.collectives.communicator import Communicator
-from asyncpar.core.records import dataclass
 from asyncpar.errors import AsyncparError, UsageError
 
 

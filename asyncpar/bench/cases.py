@@ -9,6 +9,7 @@ compared through a few thousand elements of it, without a second array.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import ml_dtypes
@@ -16,7 +17,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asyncpar.bench.settings import DTYPES, MANY_BYTES, REDUCING, ROOT, WHOLE
-from asyncpar.core.records import dataclass
 
 Array = NDArray[Any]
 Allocate = Callable[[int, np.dtype[Any]], Array]

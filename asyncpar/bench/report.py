@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import msgspec
 
 from asyncpar.bench.settings import ROOTED, bus_factor
-from asyncpar.core.records import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

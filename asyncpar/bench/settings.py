@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import ml_dtypes
 import numpy as np
 from numpy.typing import DTypeLike
 
 from asyncpar.collectives.algorithms.catalog import check_algorithm
-from asyncpar.core.records import dataclass
 from asyncpar.errors import UsageError
 
 OPERATIONS = (

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from asyncpar.bench.report import BenchEnvironment, BenchReport, Measurement
-from asyncpar.core.records import dataclass
 
 Row = TypeVar("Row")
 

@@ -8,6 +8,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -21,7 +22,6 @@ from asyncpar.bench.settings import BenchSettings
 from asyncpar.bench.sizes import short_size
 from asyncpar.bench.table import COLUMNS, choose_columns, format_end, format_header, format_row, format_title
 from asyncpar.core.observe.reporting import Reporter
-from asyncpar.core.records import dataclass
 from asyncpar.node import Node
 
 Show = Callable[[str], None]

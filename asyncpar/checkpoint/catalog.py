@@ -5,11 +5,11 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from asyncpar.checkpoint.manifest import Manifest, PieceRecord
 from asyncpar.checkpoint.piece import Wanted, label_of
 from asyncpar.checkpoint.spans import CopyPlan, Spans, first_gap, intersect, reach_of, spans_of, subtract
-from asyncpar.core.records import dataclass
 from asyncpar.errors import CheckpointError
 
 

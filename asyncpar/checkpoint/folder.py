@@ -6,12 +6,12 @@ import logging
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from asyncpar.checkpoint.files import FileSystem, LocalFiles
 from asyncpar.checkpoint.manifest import MARKER, Marker, decode_marker
-from asyncpar.core.records import dataclass
 from asyncpar.errors import CheckpointError
 
 _LOG = logging.getLogger(__name__)

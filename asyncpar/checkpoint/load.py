@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Coroutine, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,6 @@ from asyncpar.checkpoint.reader import Read, read_wanted
 from asyncpar.checkpoint.threads import WorkProgress
 from asyncpar.collectives.call import WatchedCall
 from asyncpar.collectives.communicator import Communicator
-from asyncpar.core.records import dataclass
 from asyncpar.errors import CheckpointError, UsageError
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import ml_dtypes
@@ -13,7 +13,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asyncpar.core.config.slicing import TensorSlice
-from asyncpar.core.records import dataclass
 from asyncpar.errors import UsageError
 
 _CODES: Final = {

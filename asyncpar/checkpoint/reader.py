@@ -6,6 +6,7 @@ import hashlib
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,6 @@ from asyncpar.checkpoint.manifest import BLOCK_BYTES, Manifest, shard_name
 from asyncpar.checkpoint.piece import Wanted
 from asyncpar.checkpoint.plain import digest_of
 from asyncpar.checkpoint.threads import WorkProgress, for_each
-from asyncpar.core.records import dataclass
 from asyncpar.errors import CheckpointError
 
 

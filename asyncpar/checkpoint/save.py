@@ -11,7 +11,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -38,7 +38,6 @@ from asyncpar.checkpoint.threads import Stopped, WorkProgress
 from asyncpar.checkpoint.writer import HashedPiece, check_unchanged, hash_pieces, identity_of, write_file, write_rank
 from asyncpar.collectives.call import WatchedCall
 from asyncpar.collectives.communicator import Communicator
-from asyncpar.core.records import dataclass
 from asyncpar.errors import CheckpointError, UsageError
 
 

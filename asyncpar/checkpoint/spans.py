@@ -8,13 +8,13 @@ tensor, however each was cut, are two sorted lists of ranges, and what one has o
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from asyncpar.core.config.slicing import TensorSlice
-from asyncpar.core.records import dataclass
 
 Positions: TypeAlias = NDArray[np.int64]
 

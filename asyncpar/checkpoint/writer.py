@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,6 @@ from asyncpar.checkpoint.plain import digest_of, encode_plain
 from asyncpar.checkpoint.spans import Runs
 from asyncpar.checkpoint.threads import WorkProgress, for_each
 from asyncpar.core.config.slicing import TensorSlice
-from asyncpar.core.records import dataclass
 from asyncpar.errors import CheckpointError
 
 _WRITE_BYTES = 8 << 20

@@ -11,6 +11,7 @@ error feedback sends it in the next steps; every rank would refuse to decode inf
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
@@ -30,7 +31,6 @@ from asyncpar.codecs.codec import (
     scratch,
 )
 from asyncpar.codecs.half import from_half, to_half
-from asyncpar.core.records import dataclass
 from asyncpar.errors import NonFiniteValue, ProtocolError, UsageError
 
 _Words = NDArray[np.uint16]

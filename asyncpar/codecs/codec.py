@@ -14,12 +14,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Self, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncpar.core.records import dataclass
 from asyncpar.errors import NonFiniteValue, ProtocolError, UsageError
 
 Values: TypeAlias = NDArray[np.float32]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TypeAlias
 
 from asyncpar.codecs.cast import Cast
@@ -20,7 +21,6 @@ from asyncpar.codecs.random_k import RandomK
 from asyncpar.codecs.sign import Sign
 from asyncpar.codecs.top_k import TopK
 from asyncpar.core.config.registry import Registry
-from asyncpar.core.records import dataclass
 from asyncpar.errors import UsageError
 
 AnyCodec: TypeAlias = Codec | RoundCodec

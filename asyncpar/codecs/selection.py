@@ -10,6 +10,7 @@ last and are always among those collected, so that no pass is needed to look for
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from math import ceil, sqrt
 
 import numpy as np
@@ -18,7 +19,6 @@ from numpy.typing import NDArray
 from asyncpar.codecs.codec import Values
 from asyncpar.codecs.corrected import BLOCK, Corrected
 from asyncpar.codecs.draw import draw_positions
-from asyncpar.core.records import dataclass
 from asyncpar.errors import NonFiniteValue
 
 _FEW = 1 << 14

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextvars
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import ml_dtypes
@@ -15,7 +15,6 @@ import numpy as np
 import numpy.typing as npt
 
 from asyncpar.collectives.ledger import LARGEST_TAG
-from asyncpar.core.records import dataclass
 from asyncpar.errors import UsageError
 
 Array = npt.NDArray[Any]

@@ -8,13 +8,13 @@ from abc import abstractmethod
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from asyncpar.collectives.causes import reason_of
 from asyncpar.collectives.operation import Operation
 from asyncpar.collectives.protocol import Reason
 from asyncpar.core.observe.reporting import text_of
-from asyncpar.core.records import dataclass
 from asyncpar.errors import OperationMismatch, PeerError, PeerLost, UsageError
 
 T_co = TypeVar("T_co", covariant=True)

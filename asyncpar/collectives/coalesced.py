@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Coroutine, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
 
@@ -22,7 +22,6 @@ from asyncpar.collectives.shared_memory.bundles import AtOnce, InChunks, arrange
 from asyncpar.collectives.shared_memory.call import HostedOperation
 from asyncpar.collectives.shared_memory.group import StepScratch
 from asyncpar.collectives.shared_memory.hierarchical import Route, all_reduce_layout, run_all_reduce
-from asyncpar.core.records import dataclass
 from asyncpar.net.arena.channel import Channel, Turn
 from asyncpar.net.arena.run_queue import Program
 

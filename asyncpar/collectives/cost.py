@@ -8,6 +8,8 @@ choice is equal on all ranks, so the choice is too.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from asyncpar.collectives.algorithms.catalog import (
     ALGORITHMS,
     ARENA,
@@ -19,7 +21,6 @@ from asyncpar.collectives.algorithms.catalog import (
 from asyncpar.collectives.algorithms.hierarchical import Hosts
 from asyncpar.collectives.algorithms.work import PIECE_BYTES, AlgorithmWork
 from asyncpar.core.config.transport import LaneCosts
-from asyncpar.core.records import dataclass
 from asyncpar.errors import UsageError
 
 

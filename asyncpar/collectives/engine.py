@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable, Coroutine, Hashable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -42,7 +42,6 @@ from asyncpar.collectives.shared_memory.hierarchical import Route
 from asyncpar.collectives.table import OperationTable
 from asyncpar.core.concurrency.tasks import is_home_loop
 from asyncpar.core.observe.reporting import text_of
-from asyncpar.core.records import dataclass
 from asyncpar.errors import UsageError
 from asyncpar.net.arena.channel import Channel
 

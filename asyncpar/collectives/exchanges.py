@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Coroutine
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -26,7 +27,6 @@ from asyncpar.collectives.operation import Operation
 from asyncpar.collectives.plan import AlongChunks, Plan, Slice
 from asyncpar.collectives.shared_memory import programs
 from asyncpar.collectives.shared_memory.call import MakeProgram
-from asyncpar.core.records import dataclass
 from asyncpar.net.arena.channel import Turn
 from asyncpar.net.arena.run_queue import Program
 

@@ -9,9 +9,8 @@ that answers and waits for no other rank is responsible itself, unless another o
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Final, NamedTuple
-
-from asyncpar.core.records import dataclass
 
 SILENT_AFTER: Final = 0.25
 """Seconds without an answer after which a rank counts as silent."""

@@ -13,11 +13,11 @@ import hashlib
 import weakref
 from collections import OrderedDict
 from collections.abc import Container, Hashable
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 
-from asyncpar.core.records import dataclass
 from asyncpar.errors import UsageError
 
 KEYED = 1 << 63

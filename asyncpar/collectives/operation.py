@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import Callable, Generator
+from dataclasses import dataclass
 from typing import Any
 
 from asyncpar.collectives.arrays import StagingPool
@@ -13,7 +14,6 @@ from asyncpar.collectives.inquiry import Answer, Culprit, Inquiry
 from asyncpar.collectives.ledger import Ledger
 from asyncpar.collectives.protocol import Abort, Description, Reason, encode_control, shortened
 from asyncpar.core.concurrency.tasks import check_home_loop
-from asyncpar.core.records import dataclass
 from asyncpar.errors import PeerCancelled, PeerLost, UsageError
 from asyncpar.net.transport.lane import Sending
 from asyncpar.net.transport.links import LEFT, Links

@@ -16,11 +16,11 @@ number times the number of pieces, plus the piece.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from asyncpar.collectives.algorithms.steps import Copy, RankSchedule, Recv, Round, Send, Span, Spans
 from asyncpar.core.config.slicing import ceil_chunks, ceil_div
-from asyncpar.core.records import dataclass
 
 SEGMENT_BYTES = 1 << 20
 """Most bytes of one message of one chunk."""

@@ -14,11 +14,11 @@ from __future__ import annotations
 
 import math
 import re
+from dataclasses import dataclass
 from itertools import pairwise
 
 from asyncpar.collectives.algorithms.catalog import ALGORITHMS, ARENA, check_algorithm
 from asyncpar.collectives.cost import CostModel
-from asyncpar.core.records import dataclass
 from asyncpar.errors import UsageError
 
 PRESETS = {"auto": "", "seed": "all_reduce:0-1m@tree,1m-inf@ring"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -34,7 +35,6 @@ from asyncpar.collectives.shared_memory.call import HostedOperation, MakeProgram
 from asyncpar.collectives.shared_memory.fast_path import QuickAllReduce
 from asyncpar.collectives.shared_memory.hierarchical import Route, all_reduce_layout, run_all_reduce
 from asyncpar.core.config.slicing import ceil_chunks
-from asyncpar.core.records import dataclass
 from asyncpar.net.arena.channel import Turn
 from asyncpar.net.arena.run_queue import Program
 

@@ -14,7 +14,7 @@ their own, run before or after that of the data.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
 import numpy as np
@@ -51,7 +51,6 @@ from asyncpar.collectives.quick_call import QuickCall
 from asyncpar.collectives.shared_memory import programs
 from asyncpar.collectives.shared_memory.call import MakeProgram
 from asyncpar.collectives.shared_memory.fast_path import QUICK_BROADCAST_BYTES, QuickBroadcast, is_quick_broadcast
-from asyncpar.core.records import dataclass
 from asyncpar.errors import UsageError
 from asyncpar.net.arena.channel import Turn
 from asyncpar.net.arena.run_queue import Program

@@ -7,11 +7,11 @@ section 4.  They count dropout, whose masks take one byte each, and half-precisi
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Self
 
 from asyncpar.core.config.checks import check_count
 from asyncpar.core.config.parallel import MemoryOptimizationStrategy, ThreeDParallelismConfig
-from asyncpar.core.records import dataclass
 from asyncpar.estimate.job import ModelShape
 
 _LOGIT_BYTES = 4

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 
 from asyncpar.core.config.checks import check_choice, check_count, check_positive
 from asyncpar.core.config.parallel import DEFAULT_ORDER, MemoryOptimizationStrategy, ThreeDParallelismConfig
 from asyncpar.core.config.rank_order import RankOrder
-from asyncpar.core.records import dataclass
 from asyncpar.errors import UsageError
 
 ADAM_STATES = 2

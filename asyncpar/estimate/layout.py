@@ -8,13 +8,13 @@ order, not to promise seconds.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
 
 from asyncpar.core.config.checks import check_count
 from asyncpar.core.config.parallel import ThreeDParallelismConfig
 from asyncpar.core.config.rank_order import RankOrder
-from asyncpar.core.records import dataclass
 from asyncpar.estimate.activations import ActivationModel
 from asyncpar.estimate.job import Job, Machine, VirtualStage, rank_parameters, virtual_stages
 from asyncpar.estimate.memory import ActivationPolicy, RankMemory, rank_activations, rank_memories, zero_stage_number

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from asyncpar.core.config.checks import check_choice, check_count
 from asyncpar.core.config.parallel import MemoryOptimizationStrategy, MemoryRequirements, ThreeDParallelismConfig
-from asyncpar.core.records import dataclass
 from asyncpar.errors import UsageError
 from asyncpar.estimate.activations import ActivationModel, kept_layers
 from asyncpar.estimate.job import ADAM_STATES, ModelShape, Precision, VirtualStage, rank_parameters, virtual_stages

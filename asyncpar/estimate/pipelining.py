@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from asyncpar.core.config.parallel import PipelineScheduleType
-from asyncpar.core.records import dataclass
 from asyncpar.errors import UsageError
 from asyncpar.pipeline.operation import OperationKind, PipelineOp
 from asyncpar.pipeline.schedule import PipelineSchedule, Schedule

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 
 from asyncpar.core.config.checks import check_count, check_positive
 from asyncpar.core.config.parallel import PipelineScheduleType, ThreeDParallelismConfig
 from asyncpar.core.config.schedule_type import check_schedule_name, schedule_record
 from asyncpar.core.config.slicing import spread_layers
-from asyncpar.core.records import dataclass
 from asyncpar.errors import UsageError
 from asyncpar.estimate.job import Job
 from asyncpar.estimate.layout import Layout, estimate_layouts

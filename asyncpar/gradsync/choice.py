@@ -6,7 +6,7 @@ import asyncio
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,6 @@ import numpy as np
 from asyncpar.agreement.exchanges import OwedCollective
 from asyncpar.codecs import AnyCodec, Identity, RoundCodec, automatic_codecs, parse_codec
 from asyncpar.collectives.communicator import Communicator
-from asyncpar.core.records import dataclass
 from asyncpar.errors import UsageError
 from asyncpar.gradsync.config import GradientCompressionConfig
 from asyncpar.gradsync.groups import HostGroups, SyncGroups, shares_some_hosts, split_by_host

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from enum import StrEnum
 
 from asyncpar.codecs import AnyCodec, Codec, RoundCodec, codec_of_bits, parse_codec, value_bits
-from asyncpar.core.records import dataclass
 from asyncpar.errors import UsageError
 
 AUTO = "auto"

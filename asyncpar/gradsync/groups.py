@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 
 from asyncpar.agreement.exchanges import Partitions
 from asyncpar.collectives.algorithms.hierarchical import Hosts
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.collectives.subgroups import hosts_of
 from asyncpar.core.config.parallel import RankMapping, ThreeDParallelismConfig
-from asyncpar.core.records import dataclass
 from asyncpar.errors import ProtocolError, UsageError
 from asyncpar.gradsync.plan import Bucket, GradientSpec
 from asyncpar.tensors.process_groups import ProcessGroups

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
@@ -13,7 +14,6 @@ from asyncpar.codecs import AnyCodec, Identity, RoundCodec, Values
 from asyncpar.collectives.algorithms.hierarchical import Hosts
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.core.config.parallel import CommunicationStrategy
-from asyncpar.core.records import dataclass
 from asyncpar.gradsync.groups import HostGroups, SyncGroups
 from asyncpar.gradsync.plan import Bucket, BucketPlan
 from asyncpar.gradsync.schemes import (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar, cast
 
 import msgspec
@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from asyncpar.codecs import Values
 from asyncpar.core.config.parallel import CommunicationStrategy
 from asyncpar.core.config.rank_order import RankOrder
-from asyncpar.core.records import dataclass
 from asyncpar.errors import UsageError
 from asyncpar.gradsync.choice import Resolved, resolve
 from asyncpar.gradsync.config import GradientBucketingConfig, GradientCompressionConfig, NonFinitePolicy

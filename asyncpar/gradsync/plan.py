@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from asyncpar.core.config.placement import UNPLACED, Placement
-from asyncpar.core.records import dataclass
 from asyncpar.errors import UsageError
 
 FIRST_BUCKET_BYTES = 1 << 20

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 
 import msgspec
 
 from asyncpar.collectives.communicator import Communicator
-from asyncpar.core.records import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

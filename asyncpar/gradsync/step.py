@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import field
+from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
@@ -27,7 +27,6 @@ from asyncpar.agreement.exchanges import Comparison, Lines, OwedCollective, dige
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.core.concurrency.tasks import INLINE_BYTES, off_loop
 from asyncpar.core.config.placement import Replication
-from asyncpar.core.records import dataclass
 from asyncpar.errors import PeerCancelled, UsageError
 from asyncpar.gradsync import layout_cache
 from asyncpar.gradsync.config import NonFinitePolicy

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 from itertools import pairwise
 
-from asyncpar.core.records import dataclass
 from asyncpar.errors import UsageError
 
 _SECONDS = (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar, TypeVarTuple
 
 import numpy as np
@@ -13,7 +13,6 @@ from asyncpar.core.concurrency.bridge import LoopBridge
 from asyncpar.core.concurrency.worker import WorkerThread
 from asyncpar.core.config.checks import is_default
 from asyncpar.core.config.parallel import MemoryOptimizationStrategy, RankMapping, ThreeDParallelismConfig
-from asyncpar.core.records import dataclass
 from asyncpar.errors import UsageError
 from asyncpar.gradsync import GradientSynchronizer, NonFinitePolicy
 from asyncpar.hybrid.config import HybridConfig

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from itertools import accumulate
 from typing import Any, TypeAlias
 
@@ -12,7 +12,6 @@ import numpy as np
 
 from asyncpar.core.config.parallel import ThreeDParallelismConfig
 from asyncpar.core.config.slicing import split_layers
-from asyncpar.core.records import dataclass
 from asyncpar.errors import UsageError
 from asyncpar.nn.half import HalfInitializer
 from asyncpar.nn.parameter import Array, Parameter

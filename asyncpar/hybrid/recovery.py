@@ -16,14 +16,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import astuple, fields
+from dataclasses import astuple, dataclass, fields
 from enum import StrEnum
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncpar.core.records import dataclass
 from asyncpar.errors import AsyncparError, UsageError
 from asyncpar.zero.errors import StepTorn
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Collection, Sequence, Sized
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncpar.core.records import dataclass
 from asyncpar.errors import UsageError
 from asyncpar.hybrid.analysis import StepMeasure
 from asyncpar.hybrid.assembly import Assembly, GradientScale

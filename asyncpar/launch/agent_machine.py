@@ -7,9 +7,9 @@ processes get a signal, and SIGKILL after the grace period; the agent waits for 
 from __future__ import annotations
 
 import signal
+from dataclasses import dataclass
 
 from asyncpar.core.observe.agent_line import Loss
-from asyncpar.core.records import dataclass
 from asyncpar.launch.failure import exit_code_of
 from asyncpar.launch.protocol import AgentAssignment, GiveUpRank, JobOutcome, Order, StopRanks
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,6 @@ from asyncpar.bench.settings import DTYPES, EVERY, OPERATIONS, REDUCTIONS, Bench
 from asyncpar.bench.sizes import parse_size, short_size, sizes_between
 from asyncpar.bench.worker import BenchAssignment
 from asyncpar.collectives.algorithms.catalog import ARENA
-from asyncpar.core.records import dataclass
 from asyncpar.errors import UsageError
 from asyncpar.launch.command_line import OneLineCommand, exit_with, option, print_result
 from asyncpar.launch.options import LaunchOptions, ProgramKind, check_transport, parse_count, parse_seconds

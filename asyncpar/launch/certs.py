@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import secrets
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
 import click
 
-from asyncpar.core.records import dataclass
 from asyncpar.errors import UsageError
 from asyncpar.launch.command_line import OneLineCommand, exit_with, option
 from asyncpar.launch.options import parse_count

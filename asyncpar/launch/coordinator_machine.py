@@ -10,11 +10,10 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from asyncpar.core.observe.agent_line import Loss
-from asyncpar.core.records import dataclass
 from asyncpar.launch.failure import RankEnd, choose_first, describe, exit_code_of
 from asyncpar.launch.protocol import (
     AgentArrived,

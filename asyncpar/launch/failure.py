@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import msgspec
 
 from asyncpar.core.observe.reporting import Phase
-from asyncpar.core.records import dataclass
 
 _MOST_OTHERS = 8
 

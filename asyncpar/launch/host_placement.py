@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import socket
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 
-from asyncpar.core.records import dataclass
 from asyncpar.errors import UsageError
 from asyncpar.launch.options import LaunchOptions
 from asyncpar.net.membership.host import host_id, host_name, resolve, route_to

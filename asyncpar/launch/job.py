@@ -8,12 +8,11 @@ import stat
 import tempfile
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from pathlib import Path
 
 from asyncpar.core.config.secret import Secret
-from asyncpar.core.records import dataclass
 from asyncpar.errors import LaunchError, UsageError
 from asyncpar.launch.host_placement import HostPlacement
 from asyncpar.launch.options import LaunchOptions

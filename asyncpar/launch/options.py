@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from dataclasses import field
+from dataclasses import dataclass, field
 from enum import IntFlag, StrEnum
 
 from asyncpar.core.config.transport import TRANSPORTS, split_lane_reference
-from asyncpar.core.records import dataclass
 from asyncpar.errors import UsageError
 
 BACKENDS = ("asyncpar", "c10d", "static")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from asyncpar.core.observe.agent_line import Loss
-from asyncpar.core.records import dataclass
 from asyncpar.launch.failure import RankEnd
 from asyncpar.launch.vitals import RankState
 

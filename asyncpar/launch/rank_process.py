@@ -15,6 +15,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
@@ -22,7 +23,6 @@ import psutil
 from asyncpar.core.concurrency.worker import call_in_daemon_thread
 from asyncpar.core.config.environment import LaunchEnvironment
 from asyncpar.core.config.transport import parse_checksums, parse_connections, parse_link_timeout
-from asyncpar.core.records import dataclass
 from asyncpar.errors import UsageError
 from asyncpar.launch.options import ProgramKind
 from asyncpar.launch.reaper_client import ReaperClient

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
 from asyncpar.core.observe.reporting import Phase
-from asyncpar.core.records import dataclass
 
 LOOK_SECONDS: Final = 0.5
 """Seconds between two looks of an agent at its ranks."""

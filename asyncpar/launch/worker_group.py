@@ -9,12 +9,12 @@ import subprocess
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from io import FileIO
 from typing import Any
 
 from asyncpar.core.config.environment import LaunchEnvironment
 from asyncpar.core.observe.agent_line import Loss, encode_loss
-from asyncpar.core.records import dataclass
 from asyncpar.errors import LaunchError
 from asyncpar.launch.display import Display
 from asyncpar.launch.failure import FailureReport, RankEnd

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any, Self
 
 from asyncpar.backends.backend import CommunicationBackend
-from asyncpar.core.records import dataclass
 from asyncpar.errors import UsageError
 from asyncpar.zero.config import ZeROConfig
 
@@ -28,7 +28,7 @@ class MultiNodeConfig:
     node_rank: int = 0
     local_rank: int = 0
     global_rank: int = 0
-    zero_config: ZeROConfig = ZeROConfig()  # immutable
+    zero_config: ZeROConfig = ZeROConfig()  # noqa: RUF009  # immutable
     gradient_compression: bool = False
     comm_backend: CommunicationBackend | str = CommunicationBackend.NATIVE
     overlap_comm_compute: bool = True

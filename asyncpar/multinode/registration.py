@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
 from asyncpar.agreement.exchanges import compare
 from asyncpar.backends import BackendConfig, CommunicationBackend, CommunicationRuntime
 from asyncpar.collectives.communicator import Communicator
-from asyncpar.core.records import dataclass
 from asyncpar.errors import UsageError
 from asyncpar.gradsync import HostGroups
 from asyncpar.multinode.config import MultiNodeConfig

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import TextIO
 
 from asyncpar.backends.backend import CommunicationBackend
-from asyncpar.core.records import dataclass
 from asyncpar.gradsync import HostGroups, least_bytes
 from asyncpar.gradsync.statistics import StepRecord, SyncStatistics, SyncTraffic
 from asyncpar.zero.config import ZeROStage

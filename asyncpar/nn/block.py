@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from asyncpar.core.records import dataclass
 from asyncpar.nn.attention import CausalSelfAttention
 from asyncpar.nn.mlp import Mlp
 from asyncpar.nn.normalization import LayerNorm

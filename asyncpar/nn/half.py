@@ -7,6 +7,7 @@ that are too small for half precision add up.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import ml_dtypes
@@ -14,7 +15,6 @@ import numpy as np
 
 from asyncpar.core.config.placement import UNPLACED, Placement
 from asyncpar.core.config.slicing import TensorSlice
-from asyncpar.core.records import dataclass
 from asyncpar.errors import UsageError
 from asyncpar.nn.parameter import Array, Initializer, Parameter
 

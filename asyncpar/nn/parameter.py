@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -11,7 +12,6 @@ from numpy.typing import NDArray
 
 from asyncpar.core.config.placement import UNPLACED, Placement
 from asyncpar.core.config.slicing import TensorSlice
-from asyncpar.core.records import dataclass
 from asyncpar.errors import UsageError
 
 Array: TypeAlias = NDArray[np.floating[Any]]

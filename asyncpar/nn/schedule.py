@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
-from asyncpar.core.records import dataclass
 from asyncpar.errors import UsageError
 
 

@@ -11,9 +11,9 @@ updates have arrived, the settlement is complete, and the next step of each rank
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TypeAlias
 
-from asyncpar.core.records import dataclass
 from asyncpar.errors import UsageError
 
 

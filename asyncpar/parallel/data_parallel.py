@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 from collections.abc import Awaitable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -14,7 +15,6 @@ from numpy.typing import NDArray
 from asyncpar.backends import CommunicationRuntime
 from asyncpar.core.concurrency.worker import WorkerThread
 from asyncpar.core.config.slicing import ceil_chunks
-from asyncpar.core.records import dataclass
 from asyncpar.errors import UsageError
 from asyncpar.parallel.config import SynchronizationMode
 from asyncpar.parallel.module import Array, Module, Trainable, check_device, check_is_training, set_training

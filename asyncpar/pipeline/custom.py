@@ -6,9 +6,9 @@ import csv
 import re
 from collections import Counter, defaultdict
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from asyncpar.core.records import dataclass
 from asyncpar.errors import UsageError
 from asyncpar.pipeline.check import check_schedule
 from asyncpar.pipeline.layout import StageLayout, check_index

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from asyncpar.core.records import dataclass
 from asyncpar.pipeline.errors import InvalidSchedule
 from asyncpar.pipeline.layout import StageLayout
 from asyncpar.pipeline.operation import Content, Message, OperationKind, PipelineOp

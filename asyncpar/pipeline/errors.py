@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from asyncpar.core.records import dataclass
 from asyncpar.errors import AsyncparError, PeerCancelled, PeerError, PeerLost, UsageError
 from asyncpar.pipeline.operation import OperationKind, PipelineOp
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias, TypeVar, TypeVarTuple
 
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.core.concurrency.tasks import CleanTaskGroup
-from asyncpar.core.records import dataclass
 from asyncpar.errors import PeerError, UsageError
 from asyncpar.nn.parameter import OnGradient
 from asyncpar.nn.stage import Stage

@@ -16,14 +16,13 @@ import asyncio
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 
 from asyncpar.agreement.errors import SettingsDiffer
 from asyncpar.collectives.communicator import Communicator
-from asyncpar.core.records import dataclass
 from asyncpar.errors import UsageError
 from asyncpar.nn.parameter import OnGradient
 from asyncpar.nn.stage import Stage

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
-
-from asyncpar.core.records import dataclass
 
 
 class OperationKind(StrEnum):

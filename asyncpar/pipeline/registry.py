@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import product
 
 from asyncpar.core.config.parallel import ThreeDParallelismConfig
 from asyncpar.core.config.schedule_type import SCHEDULES, PipelineScheduleType, ScheduleRecord, schedule_record
-from asyncpar.core.records import dataclass
 from asyncpar.errors import UsageError
 from asyncpar.pipeline.check import check_schedule
 from asyncpar.pipeline.errors import InvalidSchedule

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from asyncpar.core.records import dataclass
 from asyncpar.errors import UsageError
 from asyncpar.pipeline.operation import PipelineOp
 

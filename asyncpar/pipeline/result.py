@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import dataclass
 
-from asyncpar.core.records import dataclass
 from asyncpar.pipeline.operation import Content, Message
 
 

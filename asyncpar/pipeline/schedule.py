@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from functools import lru_cache
 
 from asyncpar.core.config.schedule_type import PipelineScheduleType, schedule_record
-from asyncpar.core.records import dataclass
 from asyncpar.errors import UsageError
 from asyncpar.pipeline.dependencies import with_messages
 from asyncpar.pipeline.layout import StageLayout, check_index

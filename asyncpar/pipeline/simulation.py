@@ -10,8 +10,8 @@ from __future__ import annotations
 import math
 import textwrap
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
-from asyncpar.core.records import dataclass
 from asyncpar.errors import UsageError
 from asyncpar.pipeline.check import check_schedule
 from asyncpar.pipeline.dependencies import computing, in_order_of_need

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import field
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, TypeAlias
 
@@ -11,7 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asyncpar.core.config.placement import Placement, Replication
-from asyncpar.core.records import dataclass
 from asyncpar.errors import UsageError
 
 Array: TypeAlias = NDArray[np.floating[Any]]

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from enum import StrEnum
 from itertools import accumulate
 from types import MappingProxyType
 
-from asyncpar.core.records import dataclass
 from asyncpar.errors import UsageError
 from asyncpar.shards.layer import Array, LayerShard, LayerType, ShardStrategy
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import field
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
 from asyncpar.backends.backend import CommunicationBackend
 from asyncpar.core.config.parallel import ThreeDParallelismConfig
-from asyncpar.core.records import dataclass
 from asyncpar.errors import UsageError
 from asyncpar.tensors.mesh import DeviceMesh
 from asyncpar.tensors.partition import check_number

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,6 @@ from asyncpar.agreement.joint_call import Extent, Joint, join, then
 from asyncpar.collectives.arrays import Array, check_array
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.core.config.slicing import TensorSlice, ceil_chunks
-from asyncpar.core.records import dataclass
 from asyncpar.errors import UsageError
 from asyncpar.tensors.communicator import AnyCommunicator, plain_communicator
 from asyncpar.tensors.partition import (

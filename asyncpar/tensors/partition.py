@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import SupportsIndex
 
@@ -18,7 +19,6 @@ import numpy as np
 
 from asyncpar.collectives.arrays import Array
 from asyncpar.core.config.slicing import TensorSlice, ceil_chunks
-from asyncpar.core.records import dataclass
 from asyncpar.errors import UsageError
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Self
 
 from asyncpar.actors.meshes.shape import Coordinates, MeshShape
 from asyncpar.agreement.settings import compare_settings
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.core.config.parallel import ProcessGroupIds, RankMapping, ThreeDParallelismConfig
-from asyncpar.core.records import dataclass
 from asyncpar.errors import UsageError
 from asyncpar.tensors.partition import check_number
 

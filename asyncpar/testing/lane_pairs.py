@@ -7,12 +7,11 @@ import functools
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
-from asyncpar.core.records import dataclass
 from asyncpar.errors import PeerLost
 from asyncpar.net.transport.lane import Lane, Sending
 from asyncpar.net.wire.frame import FrameHeader, FrameKind

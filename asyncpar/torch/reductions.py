@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -13,7 +14,6 @@ from torch._C import _distributed_c10d as c10d
 
 from asyncpar.blocking.coroutines import After
 from asyncpar.collectives.arrays import Array
-from asyncpar.core.records import dataclass
 from asyncpar.errors import UsageError
 from asyncpar.torch.arrays import array_of, as_list, check_same_dtype, flat, only, pairs, unwrapped
 from asyncpar.torch.group_base import GroupBase, Make, check_root_tensor

@@ -22,7 +22,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack, contextmanager
 from contextvars import copy_context
-from dataclasses import field
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -34,7 +34,6 @@ from asyncpar.blocking.thread import background
 from asyncpar.bootstrap import Attach, WorldBootstrap
 from asyncpar.core.config.world import Member, World
 from asyncpar.core.observe.loop_watch import format_frames
-from asyncpar.core.records import dataclass
 from asyncpar.errors import PeerTimeout, UsageError
 from asyncpar.net.transport.inproc import InprocConnector, InprocFabric
 from asyncpar.torch.instrumentation import NAME

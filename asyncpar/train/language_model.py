@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncpar.core.records import dataclass
 from asyncpar.errors import UsageError
 from asyncpar.nn import OnGradient, Transformer, TransformerConfig, WarmupCosine, softmax_cross_entropy
 from asyncpar.nn.optimizers import AdamW, Optimizer

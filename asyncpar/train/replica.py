@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.core.concurrency.worker import WorkerThread
-from asyncpar.core.records import dataclass
 from asyncpar.errors import AsyncparError, UsageError
 from asyncpar.nn import OnGradient, Parameter
 from asyncpar.train.language_model import Batches, LanguageModel, split_rows

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol, TypeVar
 
-from asyncpar.core.records import dataclass
 from asyncpar.errors import UsageError
 from asyncpar.gradsync import (
     GradientBucketingConfig,

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from asyncpar.codecs import CODECS, RoundCodec, parse_codec
-from asyncpar.core.records import dataclass
 from asyncpar.errors import UsageError
 from asyncpar.gradsync.config import AUTO
 from asyncpar.train.setup import ModeKind, TrainingMode

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import sysconfig
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from asyncpar.core.records import dataclass
 from asyncpar.errors import UsageError
 from asyncpar.train.language_model import Batches, Corpus, LanguageModel
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -11,7 +12,6 @@ import numpy as np
 from asyncpar.agreement.exchanges import OwedCollective
 from asyncpar.collectives.communicator import Communicator
 from asyncpar.core.concurrency.tasks import off_loop
-from asyncpar.core.records import dataclass
 from asyncpar.errors import UsageError
 from asyncpar.nn.half import stored_dtype
 from asyncpar.nn.optimizers import Rule, all_finite, combined, squared_norm

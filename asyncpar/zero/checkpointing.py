@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from asyncpar.checkpoint import Piece, Wanted, load_checkpoint, save_checkpoint
 from asyncpar.checkpoint.rank_state import describe_state, load_rank_state, pieces_of_rank
 from asyncpar.collectives.communicator import Communicator
-from asyncpar.core.records import dataclass
 from asyncpar.errors import UsageError
 from asyncpar.nn.parameter import Array
 from asyncpar.zero.flow import GradientFlow, ReductionState

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from enum import StrEnum
 
-from asyncpar.core.records import dataclass
 from asyncpar.errors import UsageError
 
 MIB = 1 << 20

@@ -6,10 +6,10 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
 from functools import partial
 
 from asyncpar.core.concurrency.tasks import off_loop
-from asyncpar.core.records import dataclass
 from asyncpar.gradsync import GradientSynchronizer, StepOutcome, SyncStatistics
 from asyncpar.gradsync.plan import HasGradient
 from asyncpar.nn.half import stored_value

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable
+from dataclasses import dataclass
 
-from asyncpar.core.records import dataclass
 from asyncpar.errors import UsageError
 from asyncpar.zero.config import ZeROStage
 from asyncpar.zero.share import ParameterShare

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from asyncpar.core.config.placement import Placement
-from asyncpar.core.records import dataclass
 from asyncpar.gradsync import GradientSynchronizer, StepOutcome, SyncStatistics
 from asyncpar.nn.parameter import Array, OnGradient
 from asyncpar.zero.engine import ZeroEngine

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from asyncpar.core.config.slicing import TensorSlice
-from asyncpar.core.records import dataclass
 from asyncpar.errors import UsageError
 from asyncpar.nn.half import stored_dtype, stored_value
 from asyncpar.nn.optimizers import FlatRange, Rule

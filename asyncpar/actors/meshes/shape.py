@@ -6,10 +6,10 @@ import itertools
 import math
 import operator
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Final, SupportsIndex, TypeAlias
 
 from asyncpar.core.config.rank_order import RankOrder
-from asyncpar.core.records import dataclass
 from asyncpar.errors import UsageError
 
 RANK_AXIS: Final = "rank"

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Generator, Sequence
 from contextvars import ContextVar
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any, Final, Self, TypeVar
 
 import msgspec
@@ -20,7 +20,6 @@ from asyncpar.actors.runtime.endpoint import EndpointSpec
 from asyncpar.actors.runtime.ref import ActorRef, Told
 from asyncpar.actors.runtime.stream_ends import Inlet
 from asyncpar.actors.runtime.window import OutboundMessage, ReceiveWindow
-from asyncpar.core.records import dataclass
 from asyncpar.errors import AsyncparError, PeerLost
 from asyncpar.net.wire.payload import PayloadDecoder, PayloadEncoder
 

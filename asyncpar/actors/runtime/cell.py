@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from asyncpar.actors.runtime.actor import Actor, ActorContext
@@ -26,7 +27,6 @@ from asyncpar.actors.runtime.message import ABSENT, FULL, USAGE, MeshPlace
 from asyncpar.actors.runtime.ref import ActorRef
 from asyncpar.actors.runtime.watches import Watch, Watches
 from asyncpar.collectives.communicator import Communicator
-from asyncpar.core.records import dataclass
 from asyncpar.errors import UsageError
 
 

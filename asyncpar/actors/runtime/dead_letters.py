@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Final
 
-from asyncpar.core.records import dataclass
 from asyncpar.errors import UsageError
 
 _LOG = logging.getLogger(__name__)

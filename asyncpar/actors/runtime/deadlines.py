@@ -10,6 +10,7 @@ import asyncio
 import heapq
 import math
 from collections.abc import Callable, Hashable, Iterable, Mapping
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Final, Generic, TypeVar
 
@@ -18,7 +19,6 @@ from asyncpar.actors.runtime.calls import PendingCall
 from asyncpar.actors.runtime.deadline_discovery import Iteration, check_interpreter, find_deadline
 from asyncpar.actors.runtime.outbound import Outbound
 from asyncpar.actors.runtime.window import OutboundMessage
-from asyncpar.core.records import dataclass
 
 K = TypeVar("K", bound=Hashable)
 

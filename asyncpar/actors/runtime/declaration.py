@@ -8,9 +8,9 @@ from __future__ import annotations
 import enum
 import inspect
 from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from typing import Any, Final
 
-from asyncpar.core.records import dataclass
 from asyncpar.errors import UsageError
 
 HOOKS: Final = ("on_start", "on_stop", "on_down", "on_child_down")

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import enum
+from dataclasses import dataclass
 from typing import Any, Final
 
 from asyncpar.actors.runtime.failure import brief
 from asyncpar.actors.runtime.message import CLOSED, STOPPED
 from asyncpar.actors.runtime.ref import ActorRef
-from asyncpar.core.records import dataclass
 from asyncpar.errors import ActorDown, AsyncparError, PeerLost
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import field, is_dataclass
+from dataclasses import dataclass, field, is_dataclass
 from functools import reduce
 from operator import or_
 from types import UnionType
@@ -17,7 +17,6 @@ from asyncpar.actors.runtime.call_streams import ServedStreams
 from asyncpar.actors.runtime.declaration import endpoint_mark
 from asyncpar.actors.runtime.ref import ActorRef
 from asyncpar.actors.runtime.stream_types import StreamType, incoming, outgoing, stream_number
-from asyncpar.core.records import dataclass
 from asyncpar.errors import UsageError
 from asyncpar.net.wire.array import Buffer
 from asyncpar.net.wire.payload import Extension, PayloadDecoder

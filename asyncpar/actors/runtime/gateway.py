@@ -11,6 +11,7 @@ import math
 import struct
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Any, Final, NoReturn
 
 import grpc
@@ -23,7 +24,6 @@ from asyncpar._proto.asyncpar.v1 import actors_pb2, actors_pb2_grpc
 from asyncpar.actors.runtime.ref import ActorRef, NoSuchEndpoint
 from asyncpar.actors.runtime.stream_ends import close_iterator
 from asyncpar.actors.runtime.system import ActorSystem
-from asyncpar.core.records import dataclass
 from asyncpar.errors import AsyncparError, MailboxFull, NotFound, PeerError, PeerTimeout, RemoteError, UsageError
 from asyncpar.net.transport.rpc import RpcServer
 from asyncpar.net.wire.array import AnyArray, find_dtype, type_name

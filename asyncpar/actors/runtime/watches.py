@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Generator
+from dataclasses import dataclass
 from typing import Any
 
 from asyncpar.actors.runtime import message
 from asyncpar.actors.runtime.ending import Down, DownReason
 from asyncpar.actors.runtime.outbound import Outbound
 from asyncpar.actors.runtime.ref import ActorRef
-from asyncpar.core.records import dataclass
 from asyncpar.errors import AsyncparError, PeerLost, ProtocolError, RemoteError
 from asyncpar.net.transport.links import Links
 

@@ -20,9 +20,9 @@ The module does no I/O.
 from __future__ import annotations
 
 from collections import OrderedDict
+from dataclasses import dataclass
 from typing import Final
 
-from asyncpar.core.records import dataclass
 from asyncpar.errors import ProtocolError, UsageError
 from asyncpar.net.transport.lane import Sending
 from asyncpar.net.wire.frame import Payload

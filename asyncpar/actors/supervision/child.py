@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 from types import MappingProxyType
 from typing import Any, Final
@@ -15,7 +16,6 @@ from asyncpar.actors.runtime.ref import ActorRef
 from asyncpar.actors.runtime.registry import check_name
 from asyncpar.actors.supervision.machine import ChildPhase, SupervisorMachine
 from asyncpar.actors.supervision.policy import Restart, parse_restart
-from asyncpar.core.records import dataclass
 from asyncpar.errors import RemoteError, UsageError
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from asyncpar.core.records import dataclass
+from dataclasses import dataclass
 
 # -- events ----------------------------------------------------------------------------------------------------------
 

@@ -18,11 +18,11 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from enum import Enum, auto
 
 from asyncpar.actors.supervision import events
 from asyncpar.actors.supervision.policy import Backoff, Intensity, Restart, Strategy
-from asyncpar.core.records import dataclass
 from asyncpar.errors import UsageError
 
 

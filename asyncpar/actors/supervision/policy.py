@@ -7,10 +7,10 @@ not: OTP restarts at once, and so does the default here.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import TypeVar
 
-from asyncpar.core.records import dataclass
 from asyncpar.errors import UsageError
 
 W = TypeVar("W", bound=StrEnum)

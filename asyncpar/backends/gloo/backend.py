@@ -10,6 +10,7 @@ import os
 import socket
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -22,7 +23,6 @@ from asyncpar.collectives.communicator import Communicator
 from asyncpar.core.concurrency.worker import call_in_daemon_thread
 from asyncpar.core.config.transport import LaneCosts
 from asyncpar.core.config.world import Member, World
-from asyncpar.core.records import dataclass
 from asyncpar.errors import PeerTimeout, UsageError
 from asyncpar.node import start_node
 

@@ -7,6 +7,7 @@ a place in the cost model, pins, ``algorithm="name"``, ``Communicator.algorithm_
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import lru_cache
 from types import MappingProxyType
 
@@ -16,7 +17,6 @@ from asyncpar.collectives.algorithms.hierarchical import Hosts
 from asyncpar.collectives.algorithms.steps import RankSchedule, Round, schedule
 from asyncpar.collectives.algorithms.work import AlgorithmWork, WorkOf
 from asyncpar.core.config.registry import Registry
-from asyncpar.core.records import dataclass
 from asyncpar.errors import UsageError
 
 _HIERARCHICAL: dict[str, tuple[Callable[[int, Hosts], Iterator[Round]], Callable[[Hosts], int]]] = {

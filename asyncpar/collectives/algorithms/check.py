@@ -10,10 +10,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 
 from asyncpar.collectives.algorithms.steps import Copy, RankSchedule, Recv, Send, Span, Spans
-from asyncpar.core.records import dataclass
 from asyncpar.errors import AsyncparError
 
 Contribution = tuple[int, int]

@@ -10,9 +10,8 @@ are sent may be reduced into, and the sends then carry what was there before the
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
-
-from asyncpar.core.records import dataclass
 
 
 class Span(NamedTuple):

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-
-from asyncpar.core.records import dataclass
+from dataclasses import dataclass
 
 PIECE_BYTES = 1 << 20
 """Chains work on pieces of this size."""

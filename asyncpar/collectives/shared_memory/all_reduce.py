@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -16,7 +17,6 @@ from asyncpar.collectives.arrays import Array, Combine, Reduction, contiguous
 from asyncpar.collectives.shared_memory import programs
 from asyncpar.collectives.shared_memory.call import MakeProgram
 from asyncpar.collectives.shared_memory.programs import FinishInPlace
-from asyncpar.core.records import dataclass
 from asyncpar.net.arena.channel import Channel, Turn
 from asyncpar.net.arena.run_queue import Program
 

@@ -24,6 +24,7 @@ all but that, and only to the others' parts while others read its own.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -36,7 +37,6 @@ from asyncpar.collectives.plan import SEGMENT_BYTES, AlongBuffer, Plan
 from asyncpar.collectives.shared_memory import programs
 from asyncpar.collectives.shared_memory.call import HostedOperation, HostTask, MakeProgram
 from asyncpar.collectives.shared_memory.group import ArenaGroup
-from asyncpar.core.records import dataclass
 from asyncpar.net.arena.channel import Turn
 from asyncpar.net.arena.run_queue import Program
 

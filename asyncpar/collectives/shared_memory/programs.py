@@ -24,12 +24,12 @@ every rank, and the bits that the message algorithms with that order produce.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from asyncpar.collectives.arrays import Array, Combine, Reduction, contiguous
-from asyncpar.core.records import dataclass
 from asyncpar.net.arena.channel import Turn
 from asyncpar.net.arena.run_queue import Program
 

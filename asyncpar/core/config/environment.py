@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import dataclass, fields
 
-from asyncpar.core.records import dataclass
 from asyncpar.errors import UsageError
 
 _MARK = "ASYNCPAR_RENDEZVOUS"

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import field
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 from asyncpar.core.config.rank_order import RankOrder
 from asyncpar.core.config.three_d import ThreeDParallelismConfig
-from asyncpar.core.records import dataclass
 from asyncpar.errors import UsageError
 
 

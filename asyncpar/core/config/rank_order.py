@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 
-from asyncpar.core.records import dataclass
 from asyncpar.errors import UsageError
 
 AXES = ("tp", "cp", "ep", "dp", "pp")

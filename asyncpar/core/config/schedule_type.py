@@ -7,10 +7,10 @@ records from outside the package, and makes schedules by name.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from enum import StrEnum
 
 from asyncpar.core.config.registry import Registry
-from asyncpar.core.records import dataclass
 from asyncpar.errors import UsageError
 
 V_CHUNKS = 2

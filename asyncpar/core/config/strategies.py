@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from enum import StrEnum
 from types import MappingProxyType
-
-from asyncpar.core.records import dataclass
 
 _MEGABYTES_PER_LAYER = 1024.0
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from enum import StrEnum
 from types import MappingProxyType
 
@@ -16,7 +17,6 @@ from asyncpar.core.config.strategies import (
     MemoryRequirements,
     rough_requirements,
 )
-from asyncpar.core.records import dataclass
 from asyncpar.errors import UsageError
 
 DEFAULT_ORDER = "pp-tp-dp"

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cached_property
 
-from asyncpar.core.records import dataclass
 from asyncpar.errors import UsageError
 
 

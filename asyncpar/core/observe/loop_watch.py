@@ -21,12 +21,12 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any, Final
 
 from asyncpar.core.observe.reporting import text_of
-from asyncpar.core.records import dataclass
 from asyncpar.errors import UsageError
 
 BLOCKED_AFTER: Final = 0.1

@@ -10,13 +10,13 @@ one of the ranks that hold copies reduces over the replicas, and the others take
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from asyncpar.codecs import Values
 from asyncpar.collectives.communicator import Communicator
-from asyncpar.core.records import dataclass
 from asyncpar.gradsync.groups import Name, SyncGroups
 from asyncpar.gradsync.plan import Bucket
 from asyncpar.gradsync.schemes.scheme import Place, ReductionStep, Scheme, SchemeMemory, all_finite, scale

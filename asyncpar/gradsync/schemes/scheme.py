@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -28,7 +29,6 @@ from asyncpar.agreement.exchanges import OwedCollective
 from asyncpar.codecs import Bytes, Codec, Values
 from asyncpar.codecs.rows import RowFormat, ShardedSum, are_finite
 from asyncpar.collectives.communicator import Communicator
-from asyncpar.core.records import dataclass
 from asyncpar.errors import ArenaFull, UsageError
 from asyncpar.gradsync.groups import Name
 from asyncpar.gradsync.plan import Bucket

@@ -30,12 +30,12 @@ import os
 import struct
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, SupportsIndex
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from asyncpar.core.records import dataclass
 from asyncpar.errors import ArenaFull, UsageError
 from asyncpar.net.arena.buffers import Buffers
 from asyncpar.net.arena.segment import Segment

@@ -15,11 +15,11 @@ belongs to it (see ``channel`` about the order of stores).  Where memory is not 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
-from asyncpar.core.records import dataclass
 from asyncpar.net.arena.arena import Arena
 from asyncpar.net.arena.channel import BLOCK_WORDS, Offer
 from asyncpar.net.arena.segment import HEADER_BYTES

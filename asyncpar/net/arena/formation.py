@@ -25,9 +25,9 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 
 from asyncpar.core.config.world import World
-from asyncpar.core.records import dataclass
 from asyncpar.errors import AsyncparError, PeerLost, UsageError
 from asyncpar.net.arena.arena import Arena, ArenaPeer, Doorbell
 from asyncpar.net.arena.formation_machine import (

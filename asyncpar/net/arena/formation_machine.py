@@ -13,13 +13,12 @@ from __future__ import annotations
 import hashlib
 import hmac
 from collections.abc import Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Annotated, Final, TypeAlias
 
 import msgspec
 
 from asyncpar.core.config.world import World
-from asyncpar.core.records import dataclass
 from asyncpar.errors import ProtocolError
 from asyncpar.net.arena.segment import NONCE_BYTES
 from asyncpar.net.wire.handshake import TOKEN_BYTES, LinkTerms

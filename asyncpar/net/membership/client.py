@@ -6,6 +6,7 @@ import asyncio
 import secrets
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
+from dataclasses import dataclass
 
 import grpc
 import grpc.aio
@@ -14,7 +15,6 @@ from asyncpar._proto.asyncpar.v1 import membership_pb2 as pb
 from asyncpar._proto.asyncpar.v1 import membership_pb2_grpc
 from asyncpar.core.config.secret import SECRET_BYTES
 from asyncpar.core.config.world import Member, World
-from asyncpar.core.records import dataclass
 from asyncpar.errors import (
     AsyncparError,
     AuthenticationError,

@@ -5,9 +5,8 @@ from __future__ import annotations
 import hashlib
 import os
 import socket
+from dataclasses import dataclass
 from pathlib import Path
-
-from asyncpar.core.records import dataclass
 
 
 def host_name() -> str:

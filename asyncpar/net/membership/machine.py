@@ -6,10 +6,10 @@ Sans-I/O: feed events, obey commands.  A *seat* is one waiting call; the machine
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import StrEnum
 
 from asyncpar.core.config.world import Member, World
-from asyncpar.core.records import dataclass
 
 
 class RefusalKind(StrEnum):

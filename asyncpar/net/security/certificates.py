@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
-from dataclasses import field
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 
-from asyncpar.core.records import dataclass
 from asyncpar.errors import UsageError
 from asyncpar.net.security.identity import PeerIdentity, Role, parse_label
 

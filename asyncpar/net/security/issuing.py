@@ -15,7 +15,7 @@ import os
 import secrets
 import shutil
 from collections.abc import Iterator
-from dataclasses import field
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from pathlib import Path
 
@@ -25,7 +25,6 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from asyncpar.core.config.secret import SECRET_BYTES, Secret
-from asyncpar.core.records import dataclass
 from asyncpar.errors import UsageError
 from asyncpar.net.security.certificates import AUTHORITY_FILE, SECRET_FILE, certificate_file, host_directory, key_file
 from asyncpar.net.security.identity import (

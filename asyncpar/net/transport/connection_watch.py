@@ -22,8 +22,8 @@ import stat
 import struct
 import threading
 import time
+from dataclasses import dataclass
 
-from asyncpar.core.records import dataclass
 from asyncpar.net.transport.stranger_limits import Stranger, choose_evictions
 
 CALM_SECONDS = 0.5

@@ -12,9 +12,9 @@ Both classes only decide; frames to send go through ``emit``.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
-from asyncpar.core.records import dataclass
 from asyncpar.errors import OperationMismatch, ProtocolError
 from asyncpar.net.wire.frame import HEADER_BYTES, MESSAGE_GROUP, FrameHeader, FrameKind, Key
 

@@ -12,9 +12,9 @@ import os
 import random
 import socket
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Generic, TypeVar, cast
 
-from asyncpar.core.records import dataclass
 from asyncpar.errors import AuthenticationError, PeerLost
 from asyncpar.net.transport.busy_poll import BusyPoll
 from asyncpar.net.transport.protection import Protection

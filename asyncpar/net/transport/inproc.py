@@ -12,8 +12,8 @@ import asyncio
 import threading
 from abc import abstractmethod
 from collections import deque
+from dataclasses import dataclass
 
-from asyncpar.core.records import dataclass
 from asyncpar.errors import PeerLost, ProtocolError
 from asyncpar.net.transport.lane import Lane, LaneEvents, Sending
 from asyncpar.net.transport.links import LEFT, Connector, Links

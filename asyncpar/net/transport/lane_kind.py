@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 
 import grpc.aio
 
 from asyncpar.core.config.transport import LaneCosts
-from asyncpar.core.records import dataclass
 from asyncpar.errors import UsageError
 from asyncpar.net.transport.busy_poll import BusyPoll
 from asyncpar.net.transport.grpc_lane import GrpcLane

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Protocol, Self
 
 from asyncpar.core.config.world import World
 from asyncpar.core.observe.reporting import find_peer_error
-from asyncpar.core.records import dataclass
 from asyncpar.errors import AsyncparError, LinkDamaged, PeerCancelled, PeerLost, PeerTimeout, UsageError
 from asyncpar.net.transport.lane import Lane, Sending
 from asyncpar.net.transport.link import Link

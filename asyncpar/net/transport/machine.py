@@ -8,8 +8,8 @@ lane is made, whatever the order in which the calls cross.
 from __future__ import annotations
 
 import enum
+from dataclasses import dataclass
 
-from asyncpar.core.records import dataclass
 from asyncpar.net.wire.handshake import LinkTerms
 
 

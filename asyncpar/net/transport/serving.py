@@ -6,13 +6,13 @@ Every call needs the job's token, whatever service it is for, unless the program
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any, Final, NoReturn
 
 import grpc
 import grpc.aio
 
 from asyncpar.core.config.transport import LINK_SECONDS
-from asyncpar.core.records import dataclass
 from asyncpar.errors import UsageError
 from asyncpar.net.transport.rpc import Credentials, RpcServer, split_address
 

@@ -6,9 +6,8 @@ import random
 import sys
 from collections import defaultdict
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Final
-
-from asyncpar.core.records import dataclass
 
 HANDSHAKE_SECONDS: Final = 5.0
 """How long a connection may take to become one of HTTP/2, TLS included; gRPC alone would wait for two minutes."""

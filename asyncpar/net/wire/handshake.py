@@ -20,10 +20,9 @@ import hashlib
 import hmac
 import struct
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from zlib import crc32
 
-from asyncpar.core.records import dataclass
 from asyncpar.errors import AuthenticationError
 
 MAGIC = b"apLK"

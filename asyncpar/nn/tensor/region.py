@@ -15,9 +15,9 @@ group must come to it in one order, as to everything else.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from asyncpar.core.config.placement import UNPLACED, Placement, Replication
-from asyncpar.core.records import dataclass
 from asyncpar.errors import UsageError
 from asyncpar.nn.parameter import Array
 from asyncpar.nn.tensor.group import TensorGroup

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,6 @@ from numpy.typing import NDArray
 from asyncpar.agreement.exchanges import OwedCollective, digest_of
 from asyncpar.collectives.call import cancel_reason
 from asyncpar.collectives.communicator import Communicator
-from asyncpar.core.records import dataclass
 from asyncpar.errors import UsageError
 from asyncpar.gradsync.plan import HasGradient, HasParameters
 from asyncpar.gradsync.statistics import StepOutcome

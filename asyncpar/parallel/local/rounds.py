@@ -7,13 +7,13 @@ is added in the next round, if the synchronizer has error feedback.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from asyncpar.core.concurrency.tasks import off_loop
-from asyncpar.core.records import dataclass
 from asyncpar.errors import UsageError
 from asyncpar.gradsync.plan import HasGradient, HasParameters
 from asyncpar.gradsync.statistics import StepOutcome

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from asyncpar.core.records import dataclass
 from asyncpar.pipeline.offload.packing import Array, Skeleton, owners_in
 
 Key: TypeAlias = tuple[int, int]

@@ -9,15 +9,13 @@ from __future__ import annotations
 import copy
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from functools import partial
 from types import FunctionType
 from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
-
-from asyncpar.core.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,14 +13,13 @@ import secrets
 import time
 import zlib
 from collections.abc import Coroutine, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from asyncpar.agreement.errors import SettingsDiffer
 from asyncpar.agreement.exchanges import Lines, find_difference
 from asyncpar.codecs import Identity
 from asyncpar.collectives.communicator import Communicator
-from asyncpar.core.records import dataclass
 from asyncpar.errors import PeerCancelled, UsageError
 from asyncpar.gradsync import GradientCompressionConfig, HostGroups
 from asyncpar.gradsync.choice import Resolved, resolve

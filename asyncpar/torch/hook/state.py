@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,6 @@ import torch
 from numpy.typing import NDArray
 
 from asyncpar.codecs import Values
-from asyncpar.core.records import dataclass
 from asyncpar.errors import UsageError
 from asyncpar.gradsync.plan import Bucket, GradientSpec, Slot
 from asyncpar.gradsync.schemes import Scheme

@@ -10,6 +10,7 @@ import threading
 import weakref
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack, suppress
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
@@ -31,7 +32,6 @@ from asyncpar.core.concurrency.worker import call_in_daemon_thread
 from asyncpar.core.config.environment import LaunchEnvironment
 from asyncpar.core.observe.agent_line import AgentLine
 from asyncpar.core.observe.loop_watch import BLOCKED_AFTER
-from asyncpar.core.records import dataclass
 from asyncpar.errors import LaunchError, PeerLost, PeerTimeout, UsageError
 from asyncpar.net.membership.host import host_id, host_name, resolve, route_to
 from asyncpar.net.transport.lane_kinds import parse_transport

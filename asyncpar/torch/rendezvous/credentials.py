@@ -6,10 +6,10 @@ import hashlib
 import hmac
 import secrets
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from asyncpar.core.config.environment import LaunchEnvironment
 from asyncpar.core.config.secret import SECRET_BYTES
-from asyncpar.core.records import dataclass
 from asyncpar.errors import UsageError
 from asyncpar.net.membership.credentials import load_certificates, read_credentials, read_secret
 from asyncpar.net.security.identity import rank_role

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TypeVar
 
 import msgspec
 
 from asyncpar.core.config.world import Member, World
-from asyncpar.core.records import dataclass
 from asyncpar.errors import AsyncparError, PeerLost, PeerTimeout, ProtocolError, UsageError
 
 T = TypeVar("T")

@@ -10,13 +10,13 @@ import os
 import socket
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import torch.distributed as dist
 
-from asyncpar.core.records import dataclass
 from asyncpar.errors import LaunchError, PeerTimeout, UsageError
 from asyncpar.net.transport.rpc import join_address
 from asyncpar.torch.errors import as_torch

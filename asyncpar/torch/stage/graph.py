@@ -12,13 +12,13 @@ trunk, too.  Its whole gradient is computed in the first half and added in the s
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from asyncpar.core.records import dataclass
 from asyncpar.errors import UsageError
 from asyncpar.nn.parameter import Array
 from asyncpar.torch.arrays import array_of, tensor_of

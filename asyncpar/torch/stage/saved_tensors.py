@@ -15,11 +15,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
 
-from asyncpar.core.records import dataclass
 from asyncpar.errors import UsageError
 from asyncpar.nn.parameter import Array
 
