@@ -39,6 +39,7 @@ WINDOW = 16
 """Most chunks of one direction that are under way."""
 
 FLUSH_SECONDS = 1.0
+"""How long a lane that is closed waits for a peer that takes nothing, or does not end the stream."""
 
 _CHUNK_SECONDS = 4.0
 """How much longer than an empty chunk a full one may be on its way: only its end is seen.  See ``positions``."""
@@ -165,7 +166,9 @@ class GrpcLane(Connection):
             return
         self._finish()
         try:
-            await asyncio.wait({self._ended}, timeout=FLUSH_SECONDS)
+            await self._queue.flush(self._ended, FLUSH_SECONDS)
+        except TimeoutError:
+            pass  # the peer takes nothing, or does not end the stream: enough was done for it
         finally:
             self.abort(PeerLost("the lane was closed before this was sent", cause="closed"))
 

@@ -85,6 +85,17 @@ class SendQueue:
         """Has the peer stopped reading, so that copied frames pile up?"""
         return self._owned > OWNED_LIMIT
 
+    async def flush(self, done: asyncio.Future[None], seconds: float) -> None:
+        """Wait for ``done`` as long as the channel takes bytes.
+
+        Raises ``TimeoutError`` after ``seconds`` in which it took none.
+        """
+        while not done.done():
+            waiting = self.writer.waiting_bytes
+            await asyncio.wait({done}, timeout=seconds)
+            if not done.done() and self.writer.waiting_bytes >= waiting:
+                raise TimeoutError
+
     def push(
         self,
         header: FrameHeader,

@@ -48,6 +48,7 @@ MAX_SEGMENTS = 256
 """Most pieces per system call, which takes 1024."""
 
 FLUSH_SECONDS = 1.0
+"""How long a lane that is closed waits for a peer that takes nothing, or does not close."""
 
 _PATIENCE_SECONDS = 2.0
 """How long bytes may be on their way between the two hosts' kernels; see ``positions``."""
@@ -202,11 +203,11 @@ class StreamLane(Connection, asyncio.BufferedProtocol):
         self._gatherer.flush()
         self._flushed = self._loop.create_future()
         try:
+            if self._writer.waiting_bytes and self._broken is None:
+                await self._queue.flush(self._flushed, FLUSH_SECONDS)
+            if self._is_open:
+                self._finish_writing()
             async with asyncio.timeout(FLUSH_SECONDS):
-                if self._writer.waiting_bytes and self._broken is None:
-                    await self._flushed
-                if self._is_open:
-                    self._finish_writing()
                 await self._gone
         except TimeoutError:
             pass  # the peer does not read, or does not close: enough was done for it

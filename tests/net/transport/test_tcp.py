@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import pytest
 
 from asyncpar.errors import AuthenticationError, PeerLost, UsageError
-from asyncpar.net.transport import handshaking
+from asyncpar.net.transport import handshaking, stream
 from asyncpar.net.transport.busy_poll import BusyPoll
 from asyncpar.net.transport.connect import TCP, TcpListener, dial_tcp
 from asyncpar.net.transport.handshaking import Porter
@@ -281,6 +281,29 @@ async def test_a_lane_lost_while_it_is_flushed_is_closed_at_once() -> None:
             await closing
         with pytest.raises(PeerLost):
             await sending.done
+
+
+async def test_a_peer_that_reads_slowly_gets_all_of_a_lane_that_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream, "FLUSH_SECONDS", 0.2)
+    async with open_tcp_pair() as (one, other):
+        events = RecordingEvents()
+        one.start(RecordingEvents())
+        other.start(events)
+        payload = pattern(60_000_000)
+        one.send(*frame(0, payload))
+        closing = asyncio.ensure_future(one.close())
+        pauses = 0
+        async with asyncio.timeout(30):
+            while not events.losses:
+                other.hold()
+                await asyncio.sleep(0.05)
+                pauses += 1
+                other.resume()
+                await asyncio.sleep(0)  # here the loop asks the system what can be read,
+                await asyncio.sleep(0)  # and here it reads
+        assert pauses > 8  # it took longer than a peer that reads nothing is waited for
+        assert [bytes(content) == payload for _, content in events.frames] == [True]
+        await closing
 
 
 async def test_inside_a_host_the_kernel_does_not_pace() -> None:
