@@ -21,6 +21,7 @@ NOT_CONFIGURED: dict[str, str] = {
             "gradsync.SyncMemory",
             "gradsync.SyncStatistics",
             "hybrid.StepMeasure",
+            "hybrid.StepResult",
             "multinode.CompressionInfo",
             "multinode.MemoryUsage",
             "multinode.MultiNodeStats",
